@@ -11,8 +11,12 @@ from quire.errors import EngineError, RequestError
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.control import MeasureRecovery
+from quire.protocol.step import StepPlan
+from quire.runner.rows import RowTable
 from quire.scheduler import Scheduler
 from quire.simulator import Served, SystemShape, build_core, serve
+from quire.simulator.executor import TOKEN
+from quire.simulator.row_counts import ComputedRows, RowCounts
 from quire.simulator.workloads import Piece, TraceRequest, draw_chat, engine_requests
 from tests.profiles import seeds
 from tests.simulator.systems import COST, sharegpt, system
@@ -156,9 +160,37 @@ def test_requests_out_of_order_are_refused() -> None:
         run(trace)
 
 
+class BothRows(RowCounts):
+    """The counts, beside the rows of the real runner, which must agree after every plan."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        super().__init__(max_num_seqs)
+        self.real = RowTable(max_num_seqs, 256, [16])
+        self.num_compared = 0
+
+    def compute(self, plan: StepPlan) -> ComputedRows:
+        self.real.apply(plan)
+        expected = self.real.scheduled()
+        found = super().compute(plan)
+        for name in ("slots", "num_computed", "num_tokens", "samples"):
+            assert (getattr(found, name) == getattr(expected, name)).all(), name
+        self.real.commit_computed(expected)
+        self.num_compared += 1
+        return found
+
+    def fork(self, src: int, dst: int) -> None:
+        super().fork(src, dst)
+        self.real.fork(src, dst)
+
+    def append(self, slots: np.ndarray) -> None:
+        super().append(slots)
+        self.real.append(slots, np.full(len(slots), TOKEN, np.int32))
+
+
 @pytest.mark.parametrize("seed", seeds(1))
 def test_invariants_hold_after_every_step(seed: int) -> None:
-    """2,500 steps (50,000 when soaking) with a small pool, preemption, swaps, beams and forks."""
+    """2,500 steps (50,000 when soaking) with a small pool, preemption, swaps, beams and forks. The
+    counts of rows are those of the real runner's."""
     rng = np.random.default_rng(seed)
     trace: list[TraceRequest] = []
     for index in range(310):
@@ -186,7 +218,9 @@ def test_invariants_hold_after_every_step(seed: int) -> None:
         ),
         seed,
     )
+    rows = built.executor._rows = BothRows(16)
     served = serve(built, engine_requests(trace, VOCAB), built.core.check_invariants)
+    assert rows.num_compared == served.num_steps
     stats = built.scheduler.stats()
     assert served.num_steps >= 2500, "too few steps for what the name says"
     assert stats.preempted_total > 20

@@ -1,8 +1,7 @@
 """A device that computes nothing: each step takes the time of a cost model on a virtual clock.
 
-Rows are those of the real runner, so that a plan which computes what is not there is refused. All
-tokens are the same; requests end at `max_tokens`. Candidates of beams have the probabilities of a
-stick that is broken at uniform places again and again, about one nat of entropy per token.
+All tokens are the same; requests end at `max_tokens`. Candidates of beams have the probabilities
+of a stick that is broken at uniform places again and again, about one nat of entropy per token.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.config.kv_layout import KVLayout
-from quire.errors import EngineError, RequestError
+from quire.errors import RequestError
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, MeasureRecovery, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import LateInput, StepPlan, StepResult, TokenCandidates
-from quire.runner.drafts import counts_of, draw_in_turns
-from quire.runner.rows import RowTable, ScheduledRows, Slots
+from quire.simulator.row_counts import ComputedRows, RowCounts, Slots
 from quire.simulator.step_cost import StepCost
 
 __all__ = ["TOKEN", "SimulatedExecutor", "StepTotals", "VirtualClock"]
@@ -91,18 +88,13 @@ class SimulatedExecutor:
         self,
         cost: StepCost,
         clock: VirtualClock,
-        layout: KVLayout,
         *,
         max_num_seqs: int,
-        max_model_len: int,
         seed: int = 0,
     ) -> None:
         """seed: of the candidates of beams."""
         self._cost, self._clock = cost, clock
-        tokens_per_block = [group.tokens_per_block for group in layout.groups]
-        self._rows = RowTable(max_num_seqs, max_model_len, tokens_per_block)
-        self._num_candidates = np.zeros(max_num_seqs, np.int64)
-        self._has_beams = False  # ever: a plain step is not to pay for beams
+        self._rows = RowCounts(max_num_seqs)
         self._tokens = np.full(max_num_seqs, TOKEN, np.int32)
         self._tokens.flags.writeable = False
         self._rng = np.random.default_rng(seed)
@@ -122,8 +114,7 @@ class SimulatedExecutor:
 
     def execute(self, plan: StepPlan) -> _Step:
         start = max(self._free_at, self._clock.now)
-        self._rows.apply(plan)
-        rows = self._rows.scheduled()
+        rows = self._rows.compute(plan)
         seconds = self._cost.copy_s(len(plan.swap_out_src))
         seconds += self._cost.duplicate_s(len(plan.copy_src))
         num_sampled = int(np.count_nonzero(rows.samples)) + len(plan.forks)
@@ -164,48 +155,34 @@ class SimulatedExecutor:
             self._tickets[ticket] = self._copies_end
 
     def _end_step(
-        self, plan: StepPlan, rows: ScheduledRows, seconds: float, end: float
+        self, plan: StepPlan, rows: ComputedRows, seconds: float, end: float
     ) -> StepResult:
-        for row in plan.enter:
-            if row.pooling is not None:
-                raise EngineError(f"slot {row.slot} pools, and a simulated device has no vectors")
-            self._num_candidates[row.slot] = row.num_candidates
-            self._has_beams |= row.num_candidates > 0
-        if len(plan.start_fork_dst):
-            self._num_candidates[plan.start_fork_dst] = self._num_candidates[plan.start_fork_src]
-        self._rows.commit_computed(rows)
         drawing = rows.slots[rows.samples]
         if plan.forks:
-            drawing = np.concatenate([drawing, [self._fork(f.src, f.dst) for f in plan.forks]])
+            for fork in plan.forks:
+                self._rows.fork(fork.src, fork.dst)
+            drawing = np.concatenate([drawing, [fork.dst for fork in plan.forks]])
         candidates: dict[int, tuple[TokenCandidates, ...]] = {}
-        if self._has_beams:
-            choosing = self._num_candidates[drawing] > 0
+        if self._rows.has_beams:
+            choosing = self._rows.num_candidates[drawing] > 0
             candidates = self._candidates_of(drawing[choosing])
             drawing = drawing[~choosing]
         done = tuple(ticket for ticket, moment in self._tickets.items() if moment <= end)
         for ticket in done:
             del self._tickets[ticket]
-        if len(plan.draft_slot):
-            drawn = draw_in_turns(
-                self._rows, drawing, lambda index, _: np.full(len(index), TOKEN, np.int32)
-            )
-            slots, counts = drawn.slots.astype(np.int32), counts_of(drawn)
-            token_ids = drawn.token_ids
-        else:
-            slots, counts = drawing.astype(np.int32), None
-            token_ids = self._tokens[: len(drawing)]
-            self._rows.append(drawing, token_ids)
+        self._rows.append(drawing)
         return StepResult(
-            plan.step_id, slots, token_ids, candidates, seconds=seconds, counts=counts, done=done
+            plan.step_id,
+            drawing.astype(np.int32),
+            self._tokens[: len(drawing)],
+            candidates,
+            seconds=seconds,
+            done=done,
         )
 
-    def _fork(self, src: int, dst: int) -> int:
-        self._rows.fork(src, dst)
-        self._num_candidates[dst] = self._num_candidates[src]
-        return dst
-
     def _candidates_of(self, slots: Slots) -> dict[int, tuple[TokenCandidates, ...]]:
-        width = int(self._num_candidates[slots].max(initial=1))
+        counts = self._rows.num_candidates[slots]
+        width = int(counts.max(initial=1))
         breaks = self._rng.random((len(slots), width))
         left = np.cumprod(1.0 - breaks, axis=1)
         parts = breaks * np.concatenate([np.ones((len(slots), 1)), left[:, :-1]], axis=1)
@@ -213,13 +190,11 @@ class SimulatedExecutor:
         tokens = np.arange(TOKEN + 1, TOKEN + 1 + width, dtype=np.int32)
         return {
             slot: (TokenCandidates(tokens[:count], scores[i, :count].copy()),)
-            for i, (slot, count) in enumerate(
-                zip(slots.tolist(), self._num_candidates[slots].tolist(), strict=True)
-            )
+            for i, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True))
         }
 
     def _count(
-        self, plan: StepPlan, rows: ScheduledRows, result: StepResult, seconds: float, end: float
+        self, plan: StepPlan, rows: ComputedRows, result: StepResult, seconds: float, end: float
     ) -> None:
         totals = self.totals
         totals.steps += 1

@@ -60,14 +60,7 @@ def build_core(cost: StepCost, shape: SystemShape, seed: int = 0) -> BuiltSystem
         raise ConfigError(
             f"{shape.num_kv_blocks} KV blocks hold no sequence at all: take more or larger devices"
         )
-    executor = SimulatedExecutor(
-        cost,
-        clock,
-        layout,
-        max_num_seqs=shape.max_num_seqs,
-        max_model_len=shape.max_model_len,
-        seed=seed,
-    )
+    executor = SimulatedExecutor(cost, clock, max_num_seqs=shape.max_num_seqs, seed=seed)
     settings = ResolvedScheduler(
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
