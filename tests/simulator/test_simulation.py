@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from quire.cli.main import main
-from quire.simulator.paper import FIGURES, Finding
-from quire.simulator.paper.runs import Run, find_rate, perform
+from quire.simulator.paper import FIGURES, Finding, write_figures
+from quire.simulator.paper.pool import RunPool
+from quire.simulator.paper.runs import Curve, Outcome, Run, find_rate, perform
 from quire.simulator.simulation import SYSTEM_NAMES
 
 SHORT = ("--rate", "1", "--seconds", "30")
@@ -97,7 +99,33 @@ def test_a_changed_constant_changes_a_run() -> None:
     assert fast.requests_per_s > 1.05 * base.requests_per_s
 
 
-@pytest.mark.parametrize("key", ["2", "13", "19", "budgets"])
+class MadeUpPool(RunPool):
+    """Outcomes that nobody simulated, to try how figures are put together."""
+
+    def outcomes(self, runs: Sequence[Run]) -> list[Outcome]:
+        memory = {"held": 0.5, "reserved": 0.2, "internal": 0.2, "free": 0.1}
+        return [
+            Outcome(0.1, 2.0 + index, 3.0, 0, 0.1, 0.2, 0.3, 0.1, 0.02, 0.03, 0.25, memory)
+            for index in range(len(runs))
+        ]
+
+    def curves(self, runs: Sequence[Run]) -> list[Curve]:
+        return [Curve(2.0, 1.0 + i, ((0.5, 0.1), (1.0, 0.6))) for i in range(len(runs))]
+
+
+@pytest.mark.parametrize("key", FIGURES)
+def test_every_figure_can_be_put_together_and_drawn(key: str, tmp_path: Path) -> None:
+    """Turns red when a figure loses a run, or cannot be drawn."""
+    figure = FIGURES[key](MadeUpPool(1, 0.01))
+    write_figures([figure], tmp_path, 0.01)
+    assert json.loads((tmp_path / f"figure_{key}.json").read_text())["scale"] == 0.01
+    ElementTree.parse(tmp_path / f"figure_{key}.svg")
+    assert figure.panels
+    assert all(series.x for panel in figure.panels for series in panel.series)
+    assert (tmp_path / "table.md").read_text().count(f"\n| {key} |") == len(figure.findings)
+
+
+@pytest.mark.parametrize("key", ["2", "19", "budgets"])
 def test_figures_are_written_with_their_table(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, key: str
 ) -> None:
