@@ -160,3 +160,17 @@ def test_findings_are_near_within_15_percent(
 ) -> None:
     finding = Finding("x", ours, low, high, "×")
     assert (finding.is_near, finding.paper) == (is_near, words)
+
+
+def test_the_page_shows_what_the_committed_figures_say() -> None:
+    """Turns red when figures are made again and docs/simulator.md is not."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "simulator.md").read_text(encoding="utf-8")
+    table = (root / "benchmarks" / "results" / "paper" / "table.md").read_text(encoding="utf-8")
+    made = {row[2]: row for row in ([c.strip() for c in r.split("|")] for r in table.splitlines())}
+    names = ("tokens in KV memory", "over Orca")
+    shown = [line for line in page.splitlines() if any(name in line for name in names)]
+    assert len(shown) == 5
+    for line in shown:
+        _, name, paper, ours, _ = (cell.strip() for cell in line.split("|"))
+        assert made[name][3:5] == [paper, ours]
