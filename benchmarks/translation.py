@@ -1,10 +1,5 @@
-"""The workload of the PagedAttention paper's section 6.4: English to German, all prompts with one
-prefix of an instruction and examples; 80 tokens with one example, 341 with five.
-
-The paper names the data set (WMT16) and no lengths. newstest2016 has about 21 words per English
-sentence and 20 per German one; LLaMA's tokenizer makes about 1.35 and 2.1 tokens of such a word.
-Tokens are random.
-"""
+"""Prompts of the workload of translations (`quire.simulator.workloads.translation`) as token ids,
+which are random."""
 
 from __future__ import annotations
 
@@ -13,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PREFIX_TOKENS", "Translations", "draw_translations", "make_prefix"]
+from quire.simulator.workloads.translation import PREFIX_TOKENS, draw_sentences
 
-PREFIX_TOKENS = (80, 341)
-SENTENCE_TOKENS, SIGMA = 29, 0.5  # log-normal; the spread is our choice
-GERMAN_PER_ENGLISH, RATIO_SIGMA = 1.45, 0.15  # log-normal too
+__all__ = ["PREFIX_TOKENS", "Translations", "draw_translations", "make_prefix"]
 
 Tokens = npt.NDArray[np.int32]
 
@@ -54,14 +47,6 @@ def make_prefix(num_tokens: int, vocab_size: int) -> Tokens:
 
 def draw_translations(count: int, vocab_size: int, seed: int) -> Translations:
     rng = np.random.default_rng(seed)
-    english = _log_normal(rng, SENTENCE_TOKENS, SIGMA, count)
-    german = english * _log_normal(rng, GERMAN_PER_ENGLISH, RATIO_SIGMA, count)
-    lengths = np.maximum(np.rint(english), 2).astype(int)
+    lengths, german = draw_sentences(rng, count)
     sentences = [rng.integers(3, vocab_size, n).astype(np.int32) for n in lengths]
-    return Translations(sentences, np.maximum(np.rint(german), 1).astype(int).tolist())
-
-
-def _log_normal(
-    rng: np.random.Generator, mean: float, sigma: float, count: int
-) -> npt.NDArray[np.float64]:
-    return rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
+    return Translations(sentences, german.tolist())

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +16,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine.model_front import ModelFront
+from quire.errors import ConfigError
 from quire.server.readings.histogram import SHORT_BOUNDS, Histogram
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.stats_line import StatsLine
+from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.settings import ServerSettings
+from quire.simulator.workloads import read_trace
 from quire.telemetry import EngineStats
 from quire.telemetry.engine_stats import engine_metrics
 from tests import waiting
@@ -71,6 +75,30 @@ def samples(text: str) -> dict[str, float]:
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found
+
+
+def test_a_trace_has_lengths_and_times_and_no_text(front: ModelFront, tmp_path: Path) -> None:
+    """Turns red when a text, a token or a key gets into the file, or the simulator cannot read
+    it."""
+    path = tmp_path / "trace.jsonl"
+    settings = ServerSettings(record_trace=str(path), disable_access_log=True)
+    with (
+        running_server(front, settings) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        for n in (1, 3):
+            assert http.post(CHAT, json={**BODY, "n": n}).status_code == 200
+        http.post(CHAT, json={**BODY, "n": 0})
+        server.wait_until_idle()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [set(line) for line in lines] == [
+        {"arrival_s", "prompt_tokens", "output_tokens"},
+        {"arrival_s", "prompt_tokens", "output_tokens", "n"},
+    ]
+    assert [(r.output_tokens, r.n, r.pieces) for r in read_trace(path)] == [(6, 1, ()), (6, 3, ())]
+    assert lines[0]["prompt_tokens"] == lines[1]["prompt_tokens"] > 1
+    with pytest.raises(ConfigError, match=r"record_trace is .* cannot be written"):
+        TraceRecorder(str(tmp_path))
 
 
 def test_metrics_count_what_was_served(front: ModelFront) -> None:

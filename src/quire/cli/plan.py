@@ -1,4 +1,5 @@
-"""`quire plan`: what a model would use here, from its config and file headers alone."""
+"""`quire plan`: what a model would use here, from its config and file headers alone; and how many
+devices of other kinds serve a workload."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import argparse
 import json
 from dataclasses import asdict, replace
 
+from quire.cli import capacity_plan
 from quire.cli.flags.engine import add_engine_flags, read_settings
 from quire.cli.parser import CommandParser
 from quire.config.render_plan import render_plan
@@ -20,10 +22,13 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_config_flag(_parser_of_serve)
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
+    capacity_plan.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan. ConfigError, and so status 2, if the model cannot run here as asked."""
+    if capacity_plan.is_asked(options):
+        return capacity_plan.run(options)
     platform = detect_platform()
     kernels = choose_kernels(read_settings(options), platform)
     plan = plan_startup(kernels.settings, platform)

@@ -90,6 +90,9 @@ class ServerSettings:
     api_server_count: int = _setting(1, "front processes that share the port and one engine")
     render_threads: int = _setting(2, "threads for chat templates and tokenizing")
     num_kept_timelines: int = _setting(256, "requests whose timelines are kept")
+    record_trace: str = _setting(
+        "", "file to which lengths and times of requests are added, no texts"
+    )
     limits: Limits = field(default_factory=Limits, metadata={"help": "bounds on requests"})
 
     def __post_init__(self) -> None:

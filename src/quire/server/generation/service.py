@@ -29,6 +29,7 @@ from quire.server.generation.prompts import check_context
 from quire.server.generation.waiting import Party, Place, WaitingRoom
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
+from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
@@ -81,6 +82,7 @@ class Generation:
         place: Place,
         timeline: Timeline,
         metrics: ServerMetrics,
+        recorder: TraceRecorder,
         beams: BeamRules | None = None,
         form: AnswerForm | None = None,
         has_grammar: bool = False,
@@ -101,6 +103,7 @@ class Generation:
         self._place = place
         self._timeline = timeline
         self._metrics = metrics
+        self._recorder = recorder
         self._beams = beams
         self._is_parsed = form is not None
         self._has_grammar = has_grammar
@@ -188,6 +191,8 @@ class Generation:
             timeline.finish_reason = sample.ending or self._early_end()
             self._metrics.count_finish(timeline.finish_reason)
         self._metrics.count_generation(self._timeline, self.params, self.num_tokens)
+        num_prompt = len(self.prompt.token_ids)
+        self._recorder.record(timeline, num_prompt, self.num_tokens, self.params.n)
 
     def _early_end(self) -> str:
         """Return the reason of a sample that did not finish by itself."""
@@ -326,10 +331,17 @@ def _reader(
 class GenerationService:
     """The way of a prompt into the engine: waiting room, rendering, request, generation."""
 
-    def __init__(self, limits: Limits, metrics: ServerMetrics, waiting: WaitingRoom) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        metrics: ServerMetrics,
+        waiting: WaitingRoom,
+        recorder: TraceRecorder,
+    ) -> None:
         self._limits = limits
         self._metrics = metrics
         self._waiting = waiting
+        self._recorder = recorder
         self._requests: tuple[ServedModel, RequestRenderer] | None = None
 
     @asynccontextmanager
@@ -439,6 +451,7 @@ class GenerationService:
                 place=place,
                 timeline=timeline,
                 metrics=self._metrics,
+                recorder=self._recorder,
                 beams=beams,
                 form=form,
                 has_grammar=request.grammar is not None,

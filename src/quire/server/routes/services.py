@@ -25,6 +25,7 @@ from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline, TimelineLog
+from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.bodies import ChatRequest, GenerationRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import Pooled
@@ -74,7 +75,8 @@ class Services:
             limits.max_background_responses,
             most and ceil(most / settings.api_server_count),
         )
-        self._generations = GenerationService(limits, self.metrics, self.waiting)
+        self._recorder = TraceRecorder(settings.record_trace)
+        self._generations = GenerationService(limits, self.metrics, self.waiting, self._recorder)
 
     def ready(self) -> Ready:
         """The engine. RefusedError 503 while it takes no requests, or too many wait for it."""
@@ -189,6 +191,7 @@ class Services:
 
     def close(self) -> None:
         self.prompts.close()
+        self._recorder.close()
         self.background.close()
         self.responses.close()
 

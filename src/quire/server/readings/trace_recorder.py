@@ -1,0 +1,49 @@
+"""Lengths and times of requests, in a file that `quire simulate` and `quire plan` read."""
+
+from __future__ import annotations
+
+import json
+from typing import TextIO
+
+from quire.errors import ConfigError
+from quire.server.readings.timeline import Timeline
+
+__all__ = ["TraceRecorder"]
+
+
+class TraceRecorder:
+    """Adds one line of JSON per prompt that was answered: when it came, in seconds since 1970, how
+    long it was, and how many tokens each of its n answers got in the mean. No text, no token and no
+    name of anybody is written. Several processes may write to one file.
+
+    path: "" records nothing. Raises ConfigError if the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file: TextIO | None = None
+        if not path:
+            return
+        try:
+            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  kept open
+        except OSError as error:
+            raise ConfigError(
+                f"record_trace is {path!r}, which cannot be written ({error.strerror}). Give "
+                "another file."
+            ) from error
+
+    def record(self, timeline: Timeline, prompt_tokens: int, output_tokens: int, n: int) -> None:
+        """Note a prompt whose samples have ended; one without any output is left out."""
+        if self._file is None or not output_tokens:
+            return
+        line = {
+            "arrival_s": round(timeline.arrived_at, 6),
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": -(-output_tokens // n),
+        }
+        self._file.write(json.dumps({**line, "n": n} if n > 1 else line) + "\n")
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

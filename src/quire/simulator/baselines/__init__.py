@@ -1,0 +1,14 @@
+"""The systems that the PagedAttention paper compares with, as its section 6.1 defines them."""
+
+from quire.simulator.baselines.buddy import BuddyAllocator
+from quire.simulator.baselines.faster_transformer import serve_faster_transformer
+from quire.simulator.baselines.orca import RESERVATIONS, OrcaMemory, Reservation, serve_orca
+
+__all__ = [
+    "RESERVATIONS",
+    "BuddyAllocator",
+    "OrcaMemory",
+    "Reservation",
+    "serve_faster_transformer",
+    "serve_orca",
+]

@@ -1,0 +1,14 @@
+"""The evaluations of the PagedAttention paper and of its author's thesis, by simulation."""
+
+from quire.simulator.paper.figure import Figure, Finding, Panel, Series
+from quire.simulator.paper.paper import FIGURES, make_figures, write_figures
+
+__all__ = [
+    "FIGURES",
+    "Figure",
+    "Finding",
+    "Panel",
+    "Series",
+    "make_figures",
+    "write_figures",
+]

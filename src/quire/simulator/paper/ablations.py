@@ -1,0 +1,244 @@
+"""Figures of choices within one system: 18b, 19, policies, step budgets; and of the constants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from quire.config.settings import SCHEDULING_POLICIES
+from quire.simulator.devices import CONSTANTS, device_named
+from quire.simulator.models import model_spec
+from quire.simulator.paper.figure import Figure, Finding, Panel, Series
+from quire.simulator.paper.pool import RunPool
+from quire.simulator.paper.runs import SETUPS, Run
+from quire.simulator.step_cost import StepCost
+
+__all__ = ["figure_18b", "figure_19", "figure_budgets", "figure_constants", "figure_policies"]
+
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SECONDS = 600.0
+FIXED_RATES = {"sharegpt": 1.5, "alpaca": 20.0}
+"""Requests per second of the ablations; the paper does not say its own."""
+
+RECOVERED_TOKENS = 256
+BUDGETS = (256, 512, 1024, 2048, 4096)
+CHANGE = 0.2
+
+
+def figure_18b(pool: RunPool) -> Figure:
+    """Normalized latency by block size: OPT-13B."""
+    runs = [
+        Run("opt-13b", "quire", data, rate=rate, seconds=pool.seconds(SECONDS),
+            changes=(("block_size", size),))
+        for (data, rate), size in product(FIXED_RATES.items(), BLOCK_SIZES)
+    ]  # fmt: skip
+    latency = {
+        (run.workload, run.changes[0][1]): outcome.normalized_latency_s
+        for run, outcome in zip(runs, pool.outcomes(runs), strict=True)
+    }
+    panels = tuple(
+        Panel(
+            f"{data}, {rate:g} requests/s",
+            "block size",
+            "normalized latency, s/token",
+            (
+                Series(
+                    "quire",
+                    tuple(map(float, BLOCK_SIZES)),
+                    tuple(latency[data, size] for size in BLOCK_SIZES),
+                ),
+            ),
+            log_x=True,
+        )
+        for data, rate in FIXED_RATES.items()
+    )
+
+    def over_best(data: str, size: int) -> float:
+        return latency[data, size] / min(latency[data, other] for other in BLOCK_SIZES)
+
+    findings = [
+        Finding("alpaca: latency at 16 over the best", over_best("alpaca", 16), None, 1.0, "×"),
+        Finding("alpaca: latency at 256 over the best", over_best("alpaca", 256), 1.2, None, "×"),
+        *(
+            Finding(f"sharegpt: latency at {size} over the best", over_best("sharegpt", size),
+                    None, 1.0, "×")
+            for size in (16, 32, 64, 128)
+        ),
+    ]  # fmt: skip
+    return Figure("18b", "Figure 18b: block size", panels, tuple(findings))
+
+
+def figure_19(pool: RunPool) -> Figure:
+    """Recomputation and swapping by block size: OPT-13B, ShareGPT."""
+    setup = SETUPS["opt-13b"]
+    costs = {
+        size: StepCost(device_named(setup.device), model_spec(setup.model), block_size=size)
+        for size in BLOCK_SIZES
+    }
+    copies = {size: cost.copy_s(-(-RECOVERED_TOKENS // size)) for size, cost in costs.items()}
+    again = max(RECOVERED_TOKENS * costs[16].token_s, costs[16].weights_s) + costs[16].launch_s
+    modes = {"recompute": "recompute", "swap": "swap"}
+    runs = [
+        Run("opt-13b", "quire", "sharegpt", rate=1.8, seconds=pool.seconds(SECONDS),
+            changes=(("block_size", size), ("preemption_mode", mode),
+                     ("num_host_blocks", setup.slots // size)))
+        for mode, size in product(modes, BLOCK_SIZES)
+    ]  # fmt: skip
+    latency = {
+        (run.changes[1][1], run.changes[0][1]): outcome.normalized_latency_s
+        for run, outcome in zip(runs, pool.outcomes(runs), strict=True)
+    }
+    sizes = tuple(map(float, BLOCK_SIZES))
+    overhead = Panel(
+        f"overhead of {RECOVERED_TOKENS} tokens",
+        "block size",
+        "ms",
+        (
+            Series("recompute", sizes, tuple(1e3 * again for _ in BLOCK_SIZES)),
+            Series("swap in", sizes, tuple(1e3 * copies[size] for size in BLOCK_SIZES)),
+            Series("swap in and out", sizes, tuple(2e3 * copies[size] for size in BLOCK_SIZES)),
+        ),
+        log_x=True,
+    )
+    served = Panel(
+        "ShareGPT at 1.8 requests/s",
+        "block size",
+        "normalized latency, s/token",
+        tuple(
+            Series(label, sizes, tuple(latency[mode, size] for size in BLOCK_SIZES))
+            for mode, label in modes.items()
+        ),
+        log_x=True,
+    )
+    why = "the paper's largest overhead of recomputation, over that of swapping in and out"
+    findings = [
+        Finding(
+            "recompute over swap, the worst block size",
+            max(again / (2 * copies[size]) for size in BLOCK_SIZES),
+            None,
+            1.2,
+            "×",
+            why,
+        ),
+        *(
+            Finding(
+                f"latency of recompute over swap, blocks of {size}",
+                latency["recompute", size] / latency["swap", size],
+                1.0,
+                1.0,
+                "×",
+                "the paper says that they are comparable",
+            )
+            for size in (16, 64)
+        ),
+    ]
+    return Figure("19", "Figure 19: recompute or swap", (overhead, served), tuple(findings))
+
+
+def figure_policies(pool: RunPool) -> Figure:
+    """Order of service on heavy-tailed prompts: Llama-3.1-8B (the thesis, section 4.5)."""
+    runs = [
+        Run("llama-3.1-8b", "quire", "heavy-tailed", rate=11.0, seconds=pool.seconds(SECONDS),
+            changes=(("scheduling_policy", policy), ("max_num_seqs", 64),
+                     ("max_num_batched_tokens", 512), ("enable_prefix_caching", True)))
+        for policy in SCHEDULING_POLICIES
+    ]  # fmt: skip
+    found = dict(zip(SCHEDULING_POLICIES, pool.outcomes(runs), strict=True))
+    parts = (
+        ("mean", "ttft_mean_s"),
+        ("short half", "ttft_short_s"),
+        ("p99", "ttft_p99_s"),
+        ("longest", "ttft_max_s"),
+    )
+    panels = tuple(
+        Panel(
+            f"time to the first token, {label}",
+            "",
+            "s",
+            (
+                Series(
+                    "quire",
+                    SCHEDULING_POLICIES,
+                    tuple(getattr(found[policy], name) for policy in SCHEDULING_POLICIES),
+                ),
+            ),
+            has_bars=True,
+        )
+        for label, name in parts
+    )
+    first, *others = SCHEDULING_POLICIES
+    findings = [
+        Finding(
+            f"mean TTFT of {policy} over {first}",
+            found[policy].ttft_mean_s / found[first].ttft_mean_s,
+            unit="×",
+        )
+        for policy in others
+    ]
+    worst = max(outcome.ttft_max_s for outcome in found.values())
+    findings.append(
+        Finding(
+            "longest TTFT of two_level over that of all policies",
+            found["two_level"].ttft_max_s / worst,
+            unit="×",
+        )
+    )
+    return Figure("policies", "The thesis: order of service", panels, tuple(findings))
+
+
+def figure_budgets(pool: RunPool) -> Figure:
+    """Tokens of a step (chunked prefill): Llama-3.1-8B on heavy-tailed prompts."""
+    runs = [
+        Run("llama-3.1-8b", "quire", "heavy-tailed", rate=8.0, seconds=pool.seconds(SECONDS),
+            changes=(("max_num_batched_tokens", budget), ("max_num_seqs", 64)))
+        for budget in BUDGETS
+    ]  # fmt: skip
+    found = pool.outcomes(runs)
+    panels = tuple(
+        Panel(
+            title,
+            "tokens in a step",
+            "s",
+            (Series("quire", tuple(map(float, BUDGETS)), tuple(getattr(o, name) for o in found)),),
+            log_x=True,
+        )
+        for title, name in (
+            ("time to the first token, mean", "ttft_mean_s"),
+            ("time per token after it, p99", "tpot_p99_s"),
+        )
+    )
+    return Figure("budgets", "Tokens of a step", panels)
+
+
+def figure_constants(pool: RunPool) -> Figure:
+    """Headlines with each constant of the device 20 % up and down, while all requests wait."""
+    bases = {
+        "OPT-13B, ShareGPT": Run("opt-13b", "quire", "sharegpt"),
+        "OPT-66B, ShareGPT": Run("opt-66b", "quire", "sharegpt"),
+        "LLaMA-13B, prefix of 341": Run(
+            "llama-13b", "quire", "translation-341", changes=(("enable_prefix_caching", True),)
+        ),
+    }
+    factors = [("", 1.0), *product(CONSTANTS, (1 - CHANGE, 1 + CHANGE))]
+    runs = [
+        replace(base, system=system, scale=scale, changes=base.changes if system == "quire" else ())
+        for base, scale, system in product(bases.values(), factors, ("quire", "orca-oracle"))
+    ]
+    rates = [outcome.requests_per_s for outcome in pool.outcomes(runs)]
+    ratios = [ours / orca for ours, orca in zip(rates[::2], rates[1::2], strict=True)]
+    labels = tuple(f"{name} {factor:g}" if name else "as stated" for name, factor in factors)
+    rows = {
+        name: ratios[place * len(factors) : (place + 1) * len(factors)]
+        for place, name in enumerate(bases)
+    }
+    panels = tuple(
+        Panel(f"{name}: rate over Orca (Oracle)", "", "×", (Series("quire", labels, tuple(row)),),
+              has_bars=True)
+        for name, row in rows.items()
+    )  # fmt: skip
+    findings = [
+        Finding(f"{name}: largest change by one constant",
+                100 * max(abs(each / row[0] - 1) for each in row), None, None, " %")
+        for name, row in rows.items()
+    ]  # fmt: skip
+    return Figure("constants", "Each constant 20 % down and up", panels, tuple(findings))

@@ -1,0 +1,82 @@
+"""A figure: curves or bars, and its headlines beside those of the paper."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Figure", "Finding", "Panel", "Series"]
+
+TOLERANCE = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """y over x, or over the names in x if the panel has bars."""
+
+    label: str
+    x: tuple[float | str, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """y_limit: where the axis ends, None at the largest value."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    has_bars: bool = False
+    log_x: bool = False
+    y_limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One headline. low, high: the range that the paper gives, None where it gives no bound.
+    why: what explains the difference, "" if there is none to explain."""
+
+    name: str
+    ours: float
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    why: str = ""
+
+    @property
+    def is_near(self) -> bool:
+        """Return whether it lies in the paper's range or within 15 % of it."""
+        above = self.low is None or self.ours >= self.low * (1 - TOLERANCE)
+        return above and (self.high is None or self.ours <= self.high * (1 + TOLERANCE))
+
+    @property
+    def paper(self) -> str:
+        """The paper's range in words."""
+        if self.low is None and self.high is None:
+            return "–"
+        if self.low == self.high:
+            return f"{self.low:g}{self.unit}"
+        if self.low is None:
+            return f"at most {self.high:g}{self.unit}"
+        if self.high is None:
+            return f"at least {self.low:g}{self.unit}"
+        return f"{self.low:g}–{self.high:g}{self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """key: the name on the command line and of its files."""
+
+    key: str
+    title: str
+    panels: tuple[Panel, ...]
+    findings: tuple[Finding, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """All that it shows."""
+        findings = [
+            {**asdict(each), "paper": each.paper, "is_near": each.is_near} for each in self.findings
+        ]
+        panels = [asdict(panel) for panel in self.panels]
+        return {"key": self.key, "title": self.title, "findings": findings, "panels": panels}

@@ -1,0 +1,177 @@
+"""The memory explorer: its numbers, and its page, which loads nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from quire.cli.main import main
+from quire.errors import ConfigError
+from quire.simulator.explorer import MemoryQuestion, explore, render_memory, render_page
+from quire.simulator.models import model_spec
+
+LLAMA = model_spec("llama-13b")
+QUESTION = MemoryQuestion(context=2048, tokens=200, batch=32, device_bytes=40 * 2**30)
+
+
+def test_numbers_are_those_of_the_article() -> None:
+    """LLaMA-13B: 1.7 GB of K/V for 2,048 tokens, 26 GB of weights; a request of 200 of 2,048
+    tokens wastes 90 % of what is reserved, and less than 4 % with pages."""
+    table = explore(LLAMA, QUESTION)
+    assert table.kv_reserved / 1e9 == pytest.approx(1.7, abs=0.03)
+    assert table.kv_per_token == 2 * 40 * 40 * 128 * 2
+    assert table.weights / 1e9 == pytest.approx(26, rel=0.01)
+    assert table.waste_reserved == pytest.approx(0.902, abs=0.001)
+    assert table.waste_paged == pytest.approx(8 / 208)
+    assert table.fits_paged == table.room // (13 * 16 * table.kv_per_token)
+    assert table.fits_paged > 9 * table.fits_reserved
+
+
+def test_fewer_bits_take_less_and_a_small_device_holds_nothing() -> None:
+    half = explore(LLAMA, replace(QUESTION, weight_bits=8, kv_bits=8))
+    whole = explore(LLAMA, QUESTION)
+    assert half.kv_per_token * 2 == whole.kv_per_token
+    assert 0.5 < half.weights / whole.weights < 0.52
+    none = explore(LLAMA, replace(QUESTION, device_bytes=2**30))
+    assert (none.room, none.fits_paged, none.fits_reserved) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tokens": 0}, {"tokens": 4096}, {"batch": -1}, {"weight_bits": 5}, {"kv_bits": 4}],
+)
+def test_impossible_questions_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        explore(LLAMA, replace(QUESTION, **changes))
+
+
+class _Page(HTMLParser):
+    """Ids, attributes that load something, and texts by id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.loads: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.add(value or "")
+            if name in ("src", "href", "srcset", "data", "action", "poster"):
+                self.loads.append((tag, value or ""))
+        if tag in ("link", "iframe", "img", "object", "embed", "base"):
+            self.loads.append((tag, ""))
+        if tag not in ("meta", "br", "input", "i"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+
+def embedded(page: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page_loads_nothing_from_outside() -> None:
+    page = render_page("llama-13b", LLAMA, QUESTION)
+    assert _Page(page).loads == []
+    for word in ("http:", "https:", "//cdn", "@import", "url(", "fetch(", "XMLHttp", "import("):
+        assert word not in page
+
+
+def test_the_page_has_its_numbers_without_a_script() -> None:
+    page = render_page("llama-13b", LLAMA, QUESTION)
+    table = explore(LLAMA, QUESTION)
+    assert render_memory(QUESTION, table) in page
+    data = embedded(page)
+    assert data["table"] == table.as_json()
+    assert {"controls", "table", "bar-paged", "bar-reserved", "tables", "pool", "add", "fork",
+            "end-b", "reset"} <= _Page(page).ids  # fmt: skip
+    assert _Page(page).open.count("i") == 0
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    page = render_page("</script><b>", LLAMA, QUESTION)
+    assert "</script><b>" not in page
+    assert "<b>" not in page
+
+
+NODE = shutil.which("node")
+STUB = """
+const nodes = {};
+function node() {
+  return { children: [], style: {}, dataset: {}, textContent: "", listeners: {}, className: "",
+    append(...c) { this.children.push(...c); }, replaceChildren(...c) { this.children = c; },
+    addEventListener(n, f) { this.listeners[n] = f; },
+    insertRow() { const r = node(); this.children.push(r); return r; },
+    insertCell() { const c = node(); this.children.push(c); return c; } };
+}
+globalThis.document = {
+  getElementById(id) { return nodes[id] = nodes[id] || node(); }, createElement: node };
+"""
+CHECK = """
+const press = id => { nodes[id].listeners.click(); return nodes.said.textContent; };
+const row = name => walk.rows[name].slice();
+const out = { models: data.models.map(m => explore(m, state)), start: row("A") };
+out.shown = nodes.table.textContent;
+out.eighth = press("add"); out.ninth = press("add"); out.grown = row("A");
+press("fork"); out.refs = Object.assign({}, walk.refs); out.forked = row("B");
+out.copied = press("add-b"); out.diverged = row("B"); out.original = row("A");
+press("end-b"); out.left = Object.keys(walk.refs).length; out.free = walk.free.length;
+console.log(JSON.stringify(out));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="no node to run the page's script")
+def test_the_script_computes_the_same_numbers_and_walks_the_block_table(tmp_path: Path) -> None:
+    """Turns red when the page's formulas part from `explore`, or a shared block is written."""
+    page = render_page("llama-13b", LLAMA, QUESTION)
+    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[0]
+    data = json.dumps(json.dumps(embedded(page)))
+    path = tmp_path / "page.js"
+    path.write_text(
+        f"{STUB}\ndocument.getElementById('data').textContent = {data};\n"
+        f"{script.replace(chr(34) + 'use strict' + chr(34) + ';', '')}\n{CHECK}"
+    )
+    assert NODE is not None
+    result = subprocess.run([NODE, str(path)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    out = json.loads(result.stdout)
+    names = [model["name"] for model in embedded(page)["models"]]  # type: ignore[index]
+    for name, table in zip(names, out["models"], strict=True):
+        assert table == pytest.approx(explore(model_spec(name), QUESTION).as_json()), name
+    assert "1.56 GiB" in out["shown"]
+    assert len(out["start"]) == 2
+    assert "free slot 3" in out["eighth"]
+    assert len(out["grown"]) == 3
+    assert out["forked"] == out["grown"]
+    assert set(out["refs"].values()) == {2}
+    assert "copies it" in out["copied"]
+    assert out["diverged"][:2] == out["original"][:2]
+    assert out["diverged"][2] != out["original"][2]
+    assert (out["left"], out["free"]) == (3, 9)
+
+
+def test_the_command_writes_the_page_and_prints_the_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "memory.html"
+    assert main(["plan", "opt-66b", "--html", str(path), "--context", "1024"]) == 0
+    shown = capsys.readouterr().out
+    assert "fit, paged" in shown
+    assert shown.strip() in path.read_text(encoding="utf-8")
+    assert main(["plan", "--memory", "--json", "--tokens", "9"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_per_token"] > 0
+    assert main(["plan", "opt-66b", "--html", str(tmp_path / "no" / "x.html")]) == 2

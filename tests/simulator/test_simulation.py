@@ -1,0 +1,176 @@
+"""`quire simulate`: reports, refusals, and the figures of the paper at a hundredth."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from quire.cli.main import main
+from quire.simulator.paper import FIGURES, Finding, write_figures
+from quire.simulator.paper.pool import RunPool
+from quire.simulator.paper.runs import Curve, Outcome, Run, find_rate, perform
+from quire.simulator.simulation import SYSTEM_NAMES
+
+SHORT = ("--rate", "1", "--seconds", "30")
+QWEN = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")
+
+
+def simulate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main(["simulate", *SHORT, *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("system", SYSTEM_NAMES)
+def test_every_system_reports_the_same_trace(
+    capsys: pytest.CaptureFixture[str], system: str
+) -> None:
+    report = simulate(capsys, "--system", system)
+    assert report["system"] == system
+    assert report["requests"] == 30
+    assert 0.01 < float(str(report["normalized_latency_s"])) < 5
+
+
+def test_equal_seeds_have_equal_hashes(capsys: pytest.CaptureFixture[str]) -> None:
+    hashes = [simulate(capsys, "--trace-seed", seed)["trace_hash"] for seed in ("1", "1", "2")]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_any_model_and_device_and_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", QWEN, "--accelerator", "xeon-amx-2", *SHORT, "--workload",
+                 "alpaca"]) == 0  # fmt: skip
+    shown = capsys.readouterr().out
+    for word in ("two cores of an Intel Xeon", "TTFT", "TPOT", "KV slots", "preempted"):
+        assert word in shown
+
+
+def test_a_file_is_served_at_its_own_times_or_at_a_rate(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        json.dumps({"arrival_s": 10.0 * i, "prompt_tokens": 50, "output_tokens": 4})
+        for i in range(5)
+    ]
+    path.write_text("\n".join(lines))
+    assert main(["simulate", "--workload", str(path), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)
+    assert main(["simulate", "--workload", str(path), "--rate", "10", "--json"]) == 0
+    fast = json.loads(capsys.readouterr().out)
+    assert own["simulated_s"] == pytest.approx(40, abs=1)
+    assert fast["simulated_s"] < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--accelerator", "a100"), "did you mean"),
+        (("opt-12b",), "is no folder and not known"),
+        (("--workload", "missing.jsonl"), "is no file"),
+        (("--system", "orca"), "Give one of: quire"),
+        (("opt-175b",), "leaves no KV block"),
+        (("--num-accelerators", "7"), "cannot be shared by 7"),
+        (("--workload", "translation-341", "--max-model-len", "64"), "context holds 64"),
+        (("--figures", "12"), "belong to --paper"),
+        (("--paper", "x", "--figures", "11"), "Figure '11' is not known"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], complaint: str
+) -> None:
+    assert main(["simulate", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_found_rate_lies_below_the_capacity_and_keeps_the_limit() -> None:
+    """Turns red when the search goes the wrong way."""
+    curve = find_rate(Run("opt-13b", "orca-oracle", "sharegpt", seconds=20))
+    assert 0.05 * curve.capacity < curve.sustained < 1.5 * curve.capacity
+    within = [rate for rate, latency in curve.points if latency <= 0.5]
+    assert curve.sustained == pytest.approx(max(within))
+
+
+def test_a_changed_constant_changes_a_run() -> None:
+    base = perform(Run("opt-13b", "orca-oracle", "sharegpt"))
+    fast = perform(Run("opt-13b", "orca-oracle", "sharegpt", scale=("bytes_per_s", 1.2)))
+    assert fast.requests_per_s > 1.05 * base.requests_per_s
+
+
+class MadeUpPool(RunPool):
+    """Outcomes that nobody simulated, to try how figures are put together."""
+
+    def outcomes(self, runs: Sequence[Run]) -> list[Outcome]:
+        memory = {"held": 0.5, "reserved": 0.2, "internal": 0.2, "free": 0.1}
+        return [
+            Outcome(0.1, 2.0 + index, 3.0, 0, 0.1, 0.2, 0.3, 0.1, 0.02, 0.03, 0.25, memory)
+            for index in range(len(runs))
+        ]
+
+    def curves(self, runs: Sequence[Run]) -> list[Curve]:
+        return [Curve(2.0, 1.0 + i, ((0.5, 0.1), (1.0, 0.6))) for i in range(len(runs))]
+
+
+@pytest.mark.parametrize("key", FIGURES)
+def test_every_figure_can_be_put_together_and_drawn(key: str, tmp_path: Path) -> None:
+    """Turns red when a figure loses a run, or cannot be drawn."""
+    figure = FIGURES[key](MadeUpPool(1, 0.01))
+    write_figures([figure], tmp_path, 0.01)
+    assert json.loads((tmp_path / f"figure_{key}.json").read_text())["scale"] == 0.01
+    ElementTree.parse(tmp_path / f"figure_{key}.svg")
+    assert figure.panels
+    assert all(series.x for panel in figure.panels for series in panel.series)
+    assert (tmp_path / "table.md").read_text().count(f"\n| {key} |") == len(figure.findings)
+
+
+@pytest.mark.parametrize("key", ["2", "19", "budgets"])
+def test_figures_are_written_with_their_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, key: str
+) -> None:
+    """A hundredth of the traces. Turns red when a figure cannot be made or drawn."""
+    assert main(["simulate", "--paper", str(tmp_path), "--figures", key, "--scale", "0.01",
+                 "--jobs", "1"]) == 0  # fmt: skip
+    table = capsys.readouterr().out
+    assert (tmp_path / "table.md").read_text() == table
+    data = json.loads((tmp_path / f"figure_{key}.json").read_text())
+    root = ElementTree.parse(tmp_path / f"figure_{key}.svg").getroot()
+    texts = " ".join(element.text or "" for element in root.iter())
+    for panel in data["panels"]:
+        assert panel["title"] in texts
+        assert all(series["label"] in texts for series in panel["series"])
+    assert all(finding["name"] in table for finding in data["findings"])
+    assert key in FIGURES
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ours", "is_near", "words"),
+    [
+        (2.0, 2.0, 2.29, True, "2×"),
+        (2.0, 2.0, 1.6, False, "2×"),
+        (1.7, 2.7, 3.2, False, "1.7–2.7×"),
+        (None, 22.0, 3.0, True, "at most 22×"),
+        (96.0, None, 70.0, False, "at least 96×"),
+        (None, None, 1.0, True, "–"),
+    ],
+)
+def test_findings_are_near_within_15_percent(
+    low: float | None, high: float | None, ours: float, is_near: bool, words: str
+) -> None:
+    finding = Finding("x", ours, low, high, "×")
+    assert (finding.is_near, finding.paper) == (is_near, words)
+
+
+def test_the_page_shows_what_the_committed_figures_say() -> None:
+    """Turns red when figures are made again and docs/simulator.md is not."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "simulator.md").read_text(encoding="utf-8")
+    table = (root / "benchmarks" / "results" / "paper" / "table.md").read_text(encoding="utf-8")
+    made = {row[2]: row for row in ([c.strip() for c in r.split("|")] for r in table.splitlines())}
+    names = ("tokens in KV memory", "over Orca")
+    shown = [line for line in page.splitlines() if any(name in line for name in names)]
+    assert len(shown) == 5
+    for line in shown:
+        _, name, paper, ours, _ = (cell.strip() for cell in line.split("|"))
+        assert made[name][3:5] == [paper, ours]
