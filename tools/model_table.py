@@ -16,6 +16,7 @@ from tests.models.families import BASES, CASES
 
 from quire.config import ModelSpec, read_model_spec
 from quire.config.gguf.checkpoint import ARCHITECTURES as GGUF_ARCHITECTURES
+from quire.config.gguf.checkpoint import MIXTRAL
 from quire.models.registry import ARCHITECTURES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -60,6 +61,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Names of families, with the architectures of each."""
 
+_BESIDE = {MIXTRAL.name, "Olmo3ForCausalLM"}
+"""Families whose GGUF files call themselves "llama" and "olmo2"."""
+
 _SCORES = {"soft_cap": "caps", "alibi_slopes": "ALiBi", "sinks": "sinks"}
 
 
@@ -76,7 +80,7 @@ def missing_families() -> set[str]:
 
 
 def _rows() -> Iterator[str]:
-    specs, gguf = _specs(), {each.name for each in GGUF_ARCHITECTURES.values()}
+    specs, gguf = _specs(), {each.name for each in GGUF_ARCHITECTURES.values()} | _BESIDE
     yield "| family | architectures | kind | GGUF | compared with `transformers` |"
     yield "|---|---|---|---|---|"
     for family, names in FAMILIES.items():

@@ -10,7 +10,14 @@ from types import MappingProxyType
 from quire.config.gguf.header import GGUFEntry, GGUFHeader
 from quire.errors import ConfigError
 
-__all__ = ["ARCHITECTURES", "GGUFArchitecture", "GGUFLayout", "find_architecture", "layout_of"]
+__all__ = [
+    "ARCHITECTURES",
+    "MIXTRAL",
+    "GGUFArchitecture",
+    "GGUFLayout",
+    "find_architecture",
+    "layout_of",
+]
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
