@@ -245,14 +245,25 @@ _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
 }
-_PAIRED = ("llama", "granite", "smollm3")
+_EXPERT_NAMES = {
+    "gate_proj": "ffn_gate_exps", "w1": "ffn_gate_exps", "up_proj": "ffn_up_exps",
+    "w3": "ffn_up_exps", "down_proj": "ffn_down_exps", "w2": "ffn_down_exps",
+}  # fmt: skip
+_MOE_NAMES = {
+    **_NAMES, "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}  # fmt: skip
+_MOE = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral")
+_PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 """Architectures whose files have rows of q and k in the order of the rotated pairs."""
 
 
 def gguf_name(name: str, architecture: str) -> str:
-    names = {"gemma3": _GEMMA_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES}.get(
-        architecture, _NAMES
-    )
+    own = {"gemma3": _GEMMA_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES}
+    names = _MOE_NAMES if architecture in _MOE else own.get(architecture, _NAMES)
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
@@ -264,7 +275,11 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
     """The weights of a Hugging Face folder as GGUF stores them, in float32."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     found: dict[str, Tensor] = {}
-    for name, values in load_file(folder / "model.safetensors").items():
+    plain = load_file(folder / "model.safetensors")
+    if architecture in _MOE:
+        plain, stacked = _without_experts(plain)
+        found = {name: float_tensor(values) for name, values in stacked.items()}
+    for name, values in plain.items():
         part, rows = name.split(".")[-2], values
         if architecture in _PAIRED and part in heads:
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
@@ -275,9 +290,34 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
     return found
 
 
+def _without_experts(
+    plain: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Other tensors, and those of experts, all of a block in one [experts, rows, columns]."""
+    others: dict[str, torch.Tensor] = {}
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    for name, values in plain.items():
+        layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+        if ".experts." in name:
+            number, part, _ = name.partition(".experts.")[2].split(".")
+            stack = experts.setdefault(f"blk.{layer}.{_EXPERT_NAMES[part]}.weight", {})
+            stack[int(number)] = values
+        elif name.endswith(".input_linear.weight"):  # gate and up of all experts
+            for part, rows in zip(("gate", "up"), values.chunk(2, dim=1), strict=True):
+                experts[f"blk.{layer}.ffn_{part}_exps.weight"] = dict(enumerate(rows))
+        elif name.endswith(".output_linear.weight"):
+            experts[f"blk.{layer}.ffn_down_exps.weight"] = dict(enumerate(values))
+        else:
+            others[name] = values.flatten() if "shared_expert_gate" in name else values
+    stacked = {
+        name: torch.stack([own[number] for number in sorted(own)]) for name, own in experts.items()
+    }
+    return others, stacked
+
+
 def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     """Settings of a `transformers` config as GGUF spells them."""
-    a = architecture
+    a = "llama" if architecture == "mixtral" else architecture
     values = {
         "general.architecture": a,
         f"{a}.block_count": config.num_hidden_layers,
@@ -292,9 +332,18 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
+    if architecture in _MOE:
+        values |= {
+            f"{a}.expert_count": getattr(config, "num_experts", None) or config.num_local_experts,
+            f"{a}.expert_used_count": config.num_experts_per_tok,
+        }
+    if architecture in ("qwen2moe", "qwen3moe"):
+        values[f"{a}.expert_feed_forward_length"] = config.moe_intermediate_size
+    if architecture == "qwen2moe":
+        values[f"{a}.expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if a == "gemma3":
         values["gemma3.attention.sliding_window"] = config.sliding_window
-    if a == "granite":
+    if a in ("granite", "granitemoe"):
         values |= {
             f"{a}.attention.scale": float(config.attention_multiplier),
             f"{a}.embedding_scale": float(config.embedding_multiplier),

@@ -11,14 +11,17 @@ from quire.bundled import bundled_model_path
 from quire.config import Checkpoint, TensorInfo, read_checkpoint, read_model_spec
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.memory.plan import (
+    EXPERT_ROWS,
     activation_bytes,
     capture_bytes,
+    expert_bytes,
     format_bytes,
     largest_context,
     logits_bytes,
     table_bytes,
     weight_bytes,
 )
+from quire.config.model_spec import ExpertsSpec, Routing
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from tests.config.specs import make_platform, make_spec
@@ -97,6 +100,27 @@ def test_captured_steps_and_others_are_not_in_memory_at_once(num_tokens: int) ->
         chosen = replace(settings, **changes)
         fixed = resolve(chosen, spec, None, make_platform()).memory.fixed
         assert fixed.activations == expected
+
+
+def test_threads_keep_rows_of_experts() -> None:
+    """Turns red when more threads, or longer steps, are planned with the memory of one."""
+    experts = ExpertsSpec(Routing(16, 4), (True,) * 4, inner_size=96, names="qwen")
+    spec = replace(make_spec(hidden_size=64), experts=experts)
+    row = (64 + 96) * 2
+    picks = 8 * (16 + 2 + 2 * 100 * 4)
+    assert expert_bytes(spec, 100, 1) == 100 * row + picks
+    assert expert_bytes(spec, 100, 3) == 3 * 100 * row + picks
+    assert expert_bytes(spec, 2048, 2) - expert_bytes(spec, 1024, 2) == 8 * 2 * 1024 * 4
+    source = Path(__file__).parents[2] / "src" / "quire" / "ops" / "csrc" / "moe" / "tasks.h"
+    assert f"kRowsPerTask = {EXPERT_ROWS};" in source.read_text(encoding="utf-8")
+    settings = EngineSettings(max_num_seqs=4, max_num_batched_tokens=512)
+    planned = [
+        resolve(replace(settings, num_threads=threads), spec, None, make_platform())
+        for threads in (1, 2)
+    ]
+    one, two = (each.memory.fixed.activations for each in planned)
+    assert two - one == EXPERT_ROWS * row
+    assert expert_bytes(make_spec(), 100, 8) == 0
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2, 63, 99, 100])

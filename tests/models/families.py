@@ -56,10 +56,34 @@ _MPT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_FALCON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_BLOOM = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "seq_length": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 BASES = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "sliding_window": None},
+    "ministral3": {**_LLAMA, "head_dim": 16},
+    "stablelm": _LLAMA,
+    "starcoder2": {**_LLAMA, "sliding_window": 7},
+    "nemotron": _LLAMA,
+    "falcon": _FALCON,
+    "bloom": _BLOOM,
     "qwen2": _LLAMA,
     "qwen3": {**_LLAMA, "head_dim": 16},
     "phi3": {**_LLAMA, "sliding_window": None},
@@ -79,6 +103,7 @@ BASES = {
     "qwen3_moe": {**_LLAMA, **_MOE, "head_dim": 16},
     "olmoe": {**_LLAMA, "num_experts": 6, "num_experts_per_tok": 3},
     "granitemoe": {**_LLAMA, "num_local_experts": 5},
+    "phimoe": {**_LLAMA, "num_local_experts": 5},
     "glm4_moe": {
         **_LLAMA,
         "head_dim": 16,
@@ -99,7 +124,8 @@ BASES = {
 @dataclass(frozen=True)
 class Case:
     """One variant. extra: config values beyond the family's base. max_positions: the context
-    that the engine is started with. lengths: of the sequences to compare."""
+    that the engine is started with. lengths: of the sequences to compare. attention: by which
+    `transformers` computes."""
 
     name: str
     model_type: str
@@ -107,6 +133,7 @@ class Case:
     shard_size: str = "1GB"
     max_positions: int = 64
     lengths: tuple[int, ...] = LENGTHS
+    attention: str = "eager"
 
 
 def _rope(name: str, rope: dict[str, Any], **more: Any) -> Case:
@@ -402,6 +429,80 @@ CASES = (
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    Case(
+        "ministral3",
+        "ministral3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 12,
+                "beta_fast": 2.0,
+                "beta_slow": 0.5,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+    Case("ministral3-window", "ministral3", {"sliding_window": 6}),
+    Case("stablelm", "stablelm", {"use_qkv_bias": True}),
+    Case(
+        "stablelm-side-by-side",
+        "stablelm",
+        {"use_parallel_residual": True, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    ),
+    Case("starcoder2", "starcoder2"),
+    Case(
+        "starcoder2-plain",
+        "starcoder2",
+        {"sliding_window": None, "use_bias": False, "tie_word_embeddings": False},
+    ),
+    Case("nemotron", "nemotron"),
+    Case(
+        "nemotron-bias",
+        "nemotron",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "hidden_act": "silu"},
+    ),
+    Case("falcon-7b", "falcon"),
+    Case("falcon-40b", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    Case(
+        "falcon-11b",
+        "falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 48,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Case(
+        "falcon-rw",
+        "falcon",
+        {"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True},
+        attention="sdpa",  # the other one adds ALiBi twice, in transformers 5.24
+    ),
+    Case("bloom", "bloom"),
+    Case("bloom-6-heads", "bloom", {"hidden_size": 48, "n_head": 6, "tie_word_embeddings": False}),
+    Case("phimoe", "phimoe", {"router_jitter_noise": 0.3}),
+    Case(
+        "phimoe-bias",
+        "phimoe",
+        {
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "rope_parameters": {
+                **_LONGROPE,
+                "rope_theta": 500.0,
+                "short_mscale": 1.2,
+                "long_mscale": 1.4,
+            },
+        },
+        max_positions=40,
+    ),
     Case("gpt2-unscaled", "gpt2", {"scale_attn_weights": False, "tie_word_embeddings": False}),
 )
 
@@ -415,7 +516,7 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
 
     base = BASES.get(case.model_type, {})
     config = CONFIG_MAPPING[case.model_type](**{**base, **case.extra})
-    config._attn_implementation = "eager"
+    config._attn_implementation = case.attention
     model = AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

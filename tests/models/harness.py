@@ -90,6 +90,11 @@ class PagedModel:
         pieces = logits.split([len(tokens) for tokens in chunks.values()])
         return dict(zip(chunks, pieces, strict=True))
 
+    def share(self, seq: int, other: int, num_blocks: int) -> None:
+        """Begin the sequence `other` with the first blocks of `seq`, which are full."""
+        self._tables[other] = [table[:num_blocks] for table in self._tables[seq]]
+        self._lengths[other] = num_blocks * BLOCK_SIZE
+
     def inputs(
         self, chunks: Mapping[int, Sequence[int]]
     ) -> tuple[torch.Tensor, torch.Tensor, StepInputs]:

@@ -21,25 +21,8 @@ LAYOUT = {"empty", "empty_like", "view", "_unsafe_view", "slice", "as_strided", 
 """Functions of torch that make or describe a tensor and compute nothing."""
 
 
-_ROW_NORMS = {"_to_copy", "pow", "sum", "div", "add", "rsqrt", "mul_", "mul", "copy_"}
-BY_TORCH = {
-    **dict.fromkeys(
-        (
-            "olmo2",
-            "olmo2-bias",
-            "olmo3",
-            "olmo3-yarn",
-            "olmoe",
-            "olmoe-normed",
-        ),
-        _ROW_NORMS,
-    ),
-    **{key: {"mul_"} for key in ("granite", "granite-moe", "cohere", "cohere2")},
-    "gemma2-uncapped": {"mul_"},
-    "gemma3": {"mul_"},
-    "gemma3-linear": {"mul_", "div_", "tanh_"},
-}
-"""Factors, and norms over the row of all heads; such steps are not recorded on CPUs."""
+BY_TORCH = {"ministral3": {"index", "mul_"}}
+"""Queries that grow; such steps are not recorded on CPUs."""
 
 
 class Computing(TorchDispatchMode):

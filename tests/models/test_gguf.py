@@ -68,17 +68,33 @@ CASES = (
         },
     ),
     Case("smollm3", "smollm3"),
+    Case("mixtral", "mixtral"),
+    Case("qwen2-moe", "qwen2_moe"),
+    Case("qwen3-moe", "qwen3_moe", {"norm_topk_prob": True}),
+    Case("olmoe", "olmoe"),
+    Case(
+        "granite-moe",
+        "granitemoe",
+        {
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.75,
+            "attention_multiplier": 0.25,
+            "logits_scaling": 4.0,
+        },
+    ),
 )
 
 
 def _architecture(case: Case) -> str:
     """OLMo 3 files are of OLMo 2, with a window."""
-    return {"olmo3": "olmo2"}.get(case.model_type, case.model_type.removesuffix("_text"))
+    own = {"olmo3": "olmo2", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+    return own.get(case.model_type, case.model_type.removesuffix("_text"))
 
 
 def _settings(case: Case, config: Any) -> dict[str, Any]:
     architecture = _architecture(case)
     settings = gguf_metadata(architecture, config)
+    architecture = settings["general.architecture"]
     ropes = config.rope_parameters
     full = ropes.get("full_attention", ropes)
     if "attention_factor" in full:
@@ -134,6 +150,33 @@ def test_quantized_matrices_and_parts(parts: int, tmp_path: Path) -> None:
     logits = found.step(sequences)
     # Some matrices, beside plain ones, take activations in 8 bits.
     for seq in sequences:
+        assert (logits[seq] - wanted[seq]).std() < 0.05 * wanted[seq].std()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_quantized_experts(kind: str, tmp_path: Path) -> None:
+    """All experts of a block in one tensor keep their bits, each under its name. Turns red when an
+    expert gets the rows of another one."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    case = Case("qwen3-moe", "qwen3_moe", sizes)
+    config = write_checkpoint(case, tmp_path).config
+    tensors = gguf_tensors(tmp_path, "qwen3moe", config)
+    plain = load_file(tmp_path / "model.safetensors")
+    for seed, name in enumerate(name for name in tensors if "_exps" in name):
+        experts, rows, columns = tensors[name].shape
+        packed, numbers = random_tensor(kind, (experts * rows, columns), seed, 2.0**-7)
+        tensors[name] = Tensor(kind, (experts, rows, columns), packed.data)
+        _, layer, part, _ = name.split(".")
+        stem = f"model.layers.{layer}.mlp.experts"
+        part = part.removeprefix("ffn_").removesuffix("_exps")
+        for expert, matrix in enumerate(numbers.view(experts, rows, columns)):
+            plain[f"{stem}.{expert}.{part}_proj.weight"] = matrix.contiguous()
+    save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
+    file = write_gguf(tmp_path / "model.gguf", _settings(case, config), tensors)
+    sequences = random_sequences((9, 4))
+    wanted = PagedModel(tmp_path, "reference", 64).step(sequences)
+    logits = PagedModel(file, "best", 64).step(sequences)
+    for seq in sequences:  # such matrices take activations in 8 bits
         assert (logits[seq] - wanted[seq]).std() < 0.05 * wanted[seq].std()
 
 

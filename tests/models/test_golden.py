@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint
-from tests.models.harness import PagedModel
+from tests.models.harness import BLOCK_SIZE, PagedModel
 from transformers import DynamicCache
 
 TOLERANCE = 1e-4
@@ -70,6 +70,17 @@ def test_chunked_prefill(golden: Golden, paged: PagedModel) -> None:
     """Chunks of uneven sizes, sequences at different stages in one batch."""
     steps = chunks(golden.sequences, [5, 1, 8, 3, 1, 11])
     assert_equal(run(paged, steps), golden.logits)
+
+
+def test_prefix_hit(golden: Golden, paged: PagedModel) -> None:
+    """A sequence that begins with two blocks of another one, beside which it goes on."""
+    seq = max(golden.sequences, key=lambda seq: len(golden.sequences[seq]))
+    tokens, wanted, known = golden.sequences[seq], golden.logits[seq], 2 * BLOCK_SIZE
+    first = paged.step({0: tokens[:known]})[0]
+    paged.share(0, 1, 2)
+    later = paged.step({0: tokens[known:], 1: tokens[known:]})
+    assert_equal({0: torch.cat([first, later[0]])}, {0: wanted})
+    assert_equal({1: later[1]}, {1: wanted[known:]})
 
 
 def chunks(sequences: dict[int, list[int]], sizes: list[int]) -> Iterator[dict[int, list[int]]]:

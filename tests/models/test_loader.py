@@ -450,5 +450,5 @@ def test_third_party_architecture(
     folder.mkdir()
     rewrite(source, folder, architectures=["MyForCausalLM"])
     assert torch.equal(logits_of(folder), logits_of(source))
-    with pytest.raises(ConfigError, match="MyForCausalLM, OPTForCausalLM"):
+    with pytest.raises(ConfigError, match="MyForCausalLM, NemotronForCausalLM"):
         find_model("Nope")

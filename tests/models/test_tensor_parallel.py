@@ -20,7 +20,7 @@ from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
 from quire.models import load_model, loader
 
-UNEVEN = ("mpt-6-heads", 4)
+UNEVEN = {("mpt-6-heads", 4), ("bloom-6-heads", 4)}
 """Six heads are not for four ranks."""
 
 ODD_VOCABULARY = {"vocab_size": 129}
@@ -64,7 +64,7 @@ def test_ranks_equal_the_whole_model(case: Case, tmp_path: Path) -> None:
     write_checkpoint(case, tmp_path)
     whole = logits_of(PagedModel(tmp_path, "reference", case.max_positions), case)
     for size, implementation in ((2, "best"), (4, "reference")):
-        if (case.name, size) == UNEVEN:
+        if (case.name, size) in UNEVEN:
             continue
         ranks = logits_of_ranks(tmp_path, case, size, implementation=implementation)
         assert_equal(ranks[0], whole)

@@ -59,13 +59,16 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
     window=st.none() | st.integers(1, 700),
     seed=st.integers(0, 2**31),
     threads=st.sampled_from([1, 2]),
+    has_sinks=st.booleans(),
 )
 def test_any_shape_equals_the_reference(
-    shape: dict[str, object], window: int | None, seed: int, threads: int
+    shape: dict[str, object], window: int | None, seed: int, threads: int, has_sinks: bool
 ) -> None:
     """The pool is NaN where no token is. Turns red on a wrong mask, tail, group, page or span."""
     batch = paged_batch(torch.Generator().manual_seed(seed), **shape)  # type: ignore[arg-type]
     options = {"window": window, **scales(batch)}
+    if has_sinks:
+        options["sinks"] = random_sinks(batch.q.shape[1])
     case = Case("random", (*arguments(batch), batch.q.shape[-1] ** -0.5), options)
     for provider in OP.providers:
         if provider.unavailable(PLATFORM) is None:
@@ -74,11 +77,18 @@ def test_any_shape_equals_the_reference(
             assert difference is None, f"{provider.name}: {difference}"
 
 
+def random_sinks(num_heads: int) -> torch.Tensor:
+    """Some of them are above all scores."""
+    return 4 * torch.randn(num_heads, generator=torch.Generator().manual_seed(7))
+
+
 # Positions around the edges of key blocks (64), spans (512) and tiles.
 CUTS = ((0, 1), (1, 64), (63, 66), (100, 107), (511, 513), (0, 513), (512, 1200), (1199, 1200))
 
 
-@pytest.mark.parametrize("window", [None, 1, 70, 600])
+@pytest.mark.parametrize(
+    ("window", "has_sinks"), [(None, False), (1, False), (70, True), (600, False), (None, True)]
+)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size", "dtype", "cache_dtype"),
     [
@@ -102,6 +112,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     window: int | None,
+    has_sinks: bool,
 ) -> None:
     """Batched = alone, chunked = whole, decode = prefill. Turns red when the order of a query's
     sums depends on its tile, its batch or the number of threads."""
@@ -116,7 +127,8 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
         dtype=dtype,
         cache_dtype=cache_dtype,
     )
-    whole = kernel(*arguments(batch), 0.1, window, **scales(batch))
+    options = scales(batch) | ({"sinks": random_sinks(num_heads)} if has_sinks else {})
+    whole = kernel(*arguments(batch), 0.1, window, **options)
     for low, high in CUTS:
         chunk = slice(5 + low, 5 + high)
         alone = kernel(
@@ -128,7 +140,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
             torch.tensor([high], dtype=torch.int32),
             0.1,
             window,
-            **scales(batch),
+            **options,
         )
         assert torch.equal(alone, whole[chunk]), f"queries {low} to {high}"
     last = kernel(
@@ -140,7 +152,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
         batch.seq_lens[2:],
         0.1,
         window,
-        **scales(batch),
+        **options,
     )
     assert torch.equal(last, whole[-1:])
 

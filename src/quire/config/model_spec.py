@@ -11,6 +11,7 @@ from typing import Literal
 
 __all__ = [
     "DTYPE_BYTES",
+    "CenteredTraits",
     "CohereTraits",
     "DynamicNTKScaling",
     "ExpertNames",
@@ -84,13 +85,14 @@ class YarnScaling:
 class LongRopeScaling:
     """One divisor per frequency, a short and a long set (Ding et al. 2024, "LongRoPE").
 
-    attention_factor: multiplies cos and sin.
+    attention_factor: multiplies cos and sin; long_attention_factor: with the long set, if another.
     """
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_max_positions: int
     attention_factor: float
+    long_attention_factor: float | None = None
 
 
 RopeScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | LongRopeScaling
@@ -121,6 +123,7 @@ class LlamaTraits:
     rope rotates. sinks: heads have a score of a key without a value. draft_layers: behind the last
     layer on disk there are so many that guess further tokens. norms: where those of a sublayer
     stand, before it, after it or both.
+    query_growth: beta and length by which queries grow with their positions, None if they do not.
     attention_scale: the factor on q·k, None for head_dim^-1/2. embedding_factor, residual_factor,
     logit_factor: on embeddings, on what a sublayer adds, and on logits.
     """
@@ -135,6 +138,7 @@ class LlamaTraits:
     sinks: bool = False
     draft_layers: int = 0
     norms: Literal["before", "after", "both"] = "before"
+    query_growth: tuple[float, int] | None = None
     attention_scale: float | None = None
     embedding_factor: float = 1.0
     residual_factor: float = 1.0
@@ -176,6 +180,35 @@ class GPTNeoXTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class CenteredTraits:
+    """StarCoder 2, StableLM, Nemotron, Falcon, Bloom and Phi-3.5-MoE, whose norms are layer norms.
+
+    names: the family whose names tensors have. qkv: how q, k and v lie on disk: as "parts", as one
+    tensor "fused", or as one where each kv "head" has its query heads, k and v side by side.
+    qkv_bias, o_bias, mlp_bias, head_bias: which projections have a bias. gated: the MLP has a gate.
+    mlp_input: the norm "after" attention was added, or in parallel to attention its norm, "shared",
+    or a norm "beside" it. norm_offset: by how much weights of norms are larger than on disk.
+    embedding_norm: embeddings are normed. alibi: attention has ALiBi; alibi_scaled: times
+    head_dim^-1/2, with slopes in bfloat16 (Falcon).
+    """
+
+    names: Literal[
+        "starcoder2", "stablelm", "nemotron", "falcon", "falcon_two_norms", "bloom", "phimoe"
+    ]
+    qkv: Literal["parts", "fused", "head"] = "parts"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    gated: bool = False
+    mlp_input: Literal["after", "shared", "beside"] = "after"
+    norm_offset: float = 0.0
+    embedding_norm: bool = False
+    head_bias: bool = False
+    alibi: bool = False
+    alibi_scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Gemma2Traits:
     """Gemma 2: biases around attention, the factor on q·k, and the caps of scores and logits."""
 
@@ -211,16 +244,20 @@ class Routing:
     checkpoint are added to the scores for the choice, and not to the weights. num_groups,
     top_groups: experts are in so many groups, of which only the best so many are open to a token; a
     group counts the two best of its experts (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
+    score "mixer": two experts, each weighted by the softmax of its logit among those that are at
+    most 2 · jitter below it, relative to the larger magnitude, the first one left out for the
+    second (Liu et al. 2024, arXiv:2409.12136, section 2.2).
     """
 
     num_experts: int
     top_k: int
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "mixer"] = "softmax"
     renormalise: bool = True
     scale: float = 1.0
     biased: bool = False
     num_groups: int = 1
     top_groups: int = 1
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

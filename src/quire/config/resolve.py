@@ -128,6 +128,7 @@ def resolve(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         num_host_blocks=host_blocks,
+        num_threads=threads,
     )
     sizing = PoolSizing(
         settings,
@@ -230,6 +231,7 @@ def _memory_of_device(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     num_host_blocks: int,
+    num_threads: int,
 ) -> tuple[MemoryBudget, FixedOf]:
     """Return the engine's budget of the memory in which tensors live, and its needs there beside
     the KV cache."""
@@ -243,6 +245,7 @@ def _memory_of_device(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             num_host_blocks=num_host_blocks,
+            num_threads=num_threads,
             captures=captures,
         )
     check_host_memory(num_host_blocks * layout.page_bytes, platform)

@@ -186,11 +186,15 @@ def _read_longrope(
         factors[key] = values
     factor = _read_factor(section, default=max_positions / original)
     attention_factor = section.read_optional(float, "attention_factor")
+    by_set = [section.read_optional(float, f"{kind}_mscale") for kind in ("short", "long")]
+    if None not in by_set:  # Phi-3.5-MoE
+        attention_factor = by_set[0]
     if attention_factor is None:
         # LongRoPE, section 3.3; as in the Phi-3 release
         stretch = math.log(factor) / math.log(original) if factor > 1.0 else 0.0
         attention_factor = math.sqrt(1.0 + stretch)
     return LongRopeScaling(
+        long_attention_factor=None if None in by_set else by_set[1],
         short_factor=factors["short_factor"],
         long_factor=factors["long_factor"],
         original_max_positions=original,

@@ -11,6 +11,7 @@ from quire.config.shard import Share
 from quire.layers.cache_bias import CacheBiases
 from quire.layers.norm import RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
+from quire.layers.scaling import QueryGrowth
 from quire.ops import OpSet
 
 __all__ = ["Attention", "Heads"]
@@ -35,6 +36,17 @@ class Heads:
         query, kv = self.query.times(self.dim), self.kv.times(self.dim)
         return {"q": query, "k": kv, "v": kv}
 
+    @property
+    def by_kv_head(self) -> Share:
+        """Outputs of one projection that gives, kv head after kv head, its query heads, k and v."""
+        group, (queries,) = self.query.total // self.kv.total, self.query.ranges
+        ranges: list[range] = []
+        for head in (head for each in self.kv.ranges for head in each):
+            first, after = max(queries.start, head * group), min(queries.stop, (head + 1) * group)
+            ranges.append(range(first + 2 * head, after + 2 * head))
+            ranges.append(range((head + 1) * group + 2 * head, (head + 1) * (group + 2)))
+        return Share(self.query.total + 2 * self.kv.total, tuple(ranges)).times(self.dim)
+
 
 class Attention:
     """Norms and rotates the heads where the model does, writes K/V, attends to the cache.
@@ -42,7 +54,8 @@ class Attention:
     layer: model layer index, which picks the plane and the group of the KV pool. scale: on q·k.
     biases: what else is done to q·k, and what the cache lacks.
     q_norm, k_norm: norms over a head (Qwen3) or the row of all heads (OLMo 2), or None. rotary:
-    None if positions are learned, or the layer sees none.
+    None if positions are learned, or the layer sees none. growth: of queries by their positions,
+    None for none.
     """
 
     def __init__(
@@ -56,6 +69,8 @@ class Attention:
         biases: CacheBiases,
         q_norm: RMSNorm | SharedRMSNorm | None = None,
         k_norm: RMSNorm | SharedRMSNorm | None = None,
+        *,
+        growth: QueryGrowth | None = None,
     ) -> None:
         self._rope_and_write_kv = ops.rope_and_write_kv
         self._backend = backend
@@ -65,6 +80,7 @@ class Attention:
         self._scale, self.biases = scale, biases
         self._rotary = rotary
         self.q_norm, self.k_norm = q_norm, k_norm
+        self._growth = growth
 
     def orders_of_pairs(self) -> dict[str, torch.Tensor]:
         """Return for each row of q and k here the row on disk, among this rank's. On disk the two
@@ -79,10 +95,13 @@ class Attention:
         }
 
     def order_of_heads(self) -> torch.Tensor:
-        """Return which row on disk, where q, k and v of each head lie side by side, is each row
-        here: int64 [3·H·D] of this rank."""
-        rows = torch.arange(3 * self._num_heads * self._head_dim)
-        return rows.view(self._num_heads, 3, self._head_dim).swapaxes(0, 1).flatten()
+        """Return which row on disk, where each kv head has its query heads, k and v side by side,
+        is each row here: int64 [(H + 2K)·D] of this rank."""
+        heads = self._num_heads + 2 * self._num_kv_heads
+        rows = torch.arange(heads * self._head_dim)
+        by_group = rows.view(self._num_kv_heads, -1, self._head_dim)
+        parts = (by_group[:, :-2], by_group[:, -2], by_group[:, -1])
+        return torch.cat([part.flatten() for part in parts])
 
     def __call__(
         self, qkv: torch.Tensor, positions: torch.Tensor, step: StepInputs
@@ -110,6 +129,8 @@ class Attention:
             0.0 if q_norm is None else q_norm.eps,
         )
         q = qkv.view(qkv.shape[0], -1, self._head_dim)[:, : self._num_heads]
+        if self._growth is not None:
+            q = self._growth(q, positions)
         return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)
 
     def _norms_of_heads(self, qkv: torch.Tensor) -> tuple[RMSNorm | None, RMSNorm | None]:

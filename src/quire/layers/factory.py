@@ -32,7 +32,7 @@ from quire.layers.mlp import MLP, AdaptedGate, GatedMLP
 from quire.layers.moe import ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
-from quire.layers.scaling import Scale, SoftCap
+from quire.layers.scaling import QueryGrowth, Scale, SoftCap
 from quire.layers.sinks import Sinks
 from quire.layers.token_columns import TokenColumns
 from quire.layers.wanted import WantedTokens
@@ -194,12 +194,12 @@ class LayerFactory:
     def headwise_qkv_linear(
         self, in_features: int, attention: Attention, norm: LayerNorm, *, bias: bool
     ) -> MergedLinear:
-        """The same as one tensor on disk that has q, k and v of one head after the other; as many
-        kv heads as query heads. Adapters cannot change it."""
+        """The same as one tensor on disk that has, kv head after kv head, its query heads, k and v.
+        Adapters cannot change it."""
         return MergedLinear(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            {"": attention.heads.query.times(3 * attention.heads.dim)},
+            {"": attention.heads.by_kv_head},
             self._dtype,
             self._device,
             bias=bias,
@@ -270,10 +270,10 @@ class LayerFactory:
         return Embedding(self._ops, num_rows, size, self._dtype, self._device, offset=offset)
 
     def embedding_and_head(
-        self, vocab_size: int, size: int, *, tied: bool
+        self, vocab_size: int, size: int, *, tied: bool, head_bias: bool = False
     ) -> tuple[TokenEmbedding | TiedEmbedding, LMHead]:
         """The table of tokens and the projection to logits; one matrix for both if tied. Each rank
-        has some tokens in both."""
+        has some tokens in both. head_bias: of a projection of its own."""
         self.given.width = size
         vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given)
         head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
@@ -286,7 +286,7 @@ class LayerFactory:
             vocabulary.share,
             self._dtype,
             self._device,
-            bias=False,
+            bias=head_bias,
             num_outputs=vocabulary.most,
         )
         table = TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
@@ -301,9 +301,24 @@ class LayerFactory:
         return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset)
 
     def layer_norm(
-        self, size: int, eps: float, *, affine: bool = True, bias: bool = True
+        self,
+        size: int,
+        eps: float,
+        *,
+        affine: bool = True,
+        bias: bool = True,
+        offset: float = 0.0,
     ) -> LayerNorm:
-        return LayerNorm(self._ops, size, eps, self._dtype, self._device, affine=affine, bias=bias)
+        return LayerNorm(
+            self._ops,
+            size,
+            eps,
+            self._dtype,
+            self._device,
+            affine=affine,
+            bias=bias,
+            offset=offset,
+        )
 
     def residual_add(self) -> ResidualAdd:
         return ResidualAdd(self._ops)
@@ -336,11 +351,12 @@ class LayerFactory:
         qk_norm_offset: float = 0.0,
         qk_norm_over_row: bool = False,
         scores: ScoreOptions = PLAIN_SCORES,
+        query_growth: tuple[float, int] | None = None,
     ) -> Attention:
         """heads: number of query heads of the model, of kv heads, and head_dim. scale: default
         head_dim^-1/2. qk_norm_eps: set if q and k heads have norms; qk_norm_offset: by how much
         their weights are larger than on disk; qk_norm_over_row: they are over the row of all
-        heads."""
+        heads. query_growth: beta and length of `QueryGrowth`."""
         num_heads, num_kv_heads, head_dim = heads
         shared = Heads(self._query_heads(num_heads), self._shard.kv_heads(num_kv_heads), head_dim)
         backend = self._backends[layer]
@@ -370,6 +386,7 @@ class LayerFactory:
             rotary,
             biases,
             *norms,
+            growth=self._growth(query_growth),
         )
 
     def wanted_tokens(self, *, is_last: bool) -> WantedTokens:
@@ -438,10 +455,16 @@ class LayerFactory:
         return MLP(self._ops, up, down, activation)
 
     def _shared_rms_norm(self, share: Share, eps: float) -> SharedRMSNorm:
-        return SharedRMSNorm(share, eps, self._dtype, self._device, self._collectives)
+        return SharedRMSNorm(self._ops, share, eps, self._dtype, self._device, self._collectives)
 
     def _query_heads(self, total: int) -> Share:
         return self._shard.equal(total, "query heads")
+
+    def _growth(self, wanted: tuple[float, int] | None) -> QueryGrowth | None:
+        """None also if no position is far enough to grow."""
+        if wanted is None or self._max_positions <= wanted[1]:
+            return None
+        return QueryGrowth(*wanted, self._max_positions, self._dtype, self._device)
 
     def _rotary(self, rope: RopeSpec) -> RotaryEmbedding:
         """Layers of one kind share one pair of tables."""

@@ -52,6 +52,7 @@ class SharedRMSNorm:
 
     def __init__(
         self,
+        ops: OpSet,
         share: Share,
         eps: float,
         dtype: torch.dtype,
@@ -59,6 +60,7 @@ class SharedRMSNorm:
         collectives: Collectives,
     ) -> None:
         self._eps = eps
+        self._norm_rows = ops.norm_rows if collectives.size == 1 else None
         self._all_reduce = collectives.all_reduce
         self._num_summed = share.count * collectives.size  # ranks may have equal parts
         self.weight = torch.empty((share.count,), dtype=dtype, device=device)
@@ -66,6 +68,10 @@ class SharedRMSNorm:
         self.weights = DenseWeights({"weight": self.weight}, cuts=cuts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, N]."""
+        if self._norm_rows is not None:
+            self._norm_rows(x, self.weight, self._eps)
+            return x
         wide = x.float()
         squares = self._all_reduce(wide.square().sum(-1, keepdim=True))
         wide *= torch.rsqrt(squares / self._num_summed + self._eps)
@@ -75,7 +81,8 @@ class SharedRMSNorm:
 class LayerNorm:
     """Layer norm over the last dimension, [..., N] → [..., N].
 
-    affine: has a weight, and with `bias` a bias too.
+    affine: has a weight, and with `bias` a bias too. offset: by how much the weight is larger than
+    on disk (1 in Nemotron).
     """
 
     def __init__(
@@ -88,6 +95,7 @@ class LayerNorm:
         *,
         affine: bool = True,
         bias: bool = True,
+        offset: float = 0.0,
     ) -> None:
         self._norm = ops.layer_norm
         self._add_norm = ops.add_layer_norm
@@ -99,7 +107,7 @@ class LayerNorm:
             if bias:
                 parts["bias"] = torch.empty((size,), dtype=dtype, device=device)
             self.weight, self.bias = parts["weight"], parts.get("bias")
-            self.weights = DenseWeights(parts)
+            self.weights = DenseWeights(parts, offset)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._norm(x, self.weight, self.bias, self._eps)

@@ -81,6 +81,8 @@ def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch
             divisors = torch.tensor(scaling.long_factor if is_long else scaling.short_factor)
             frequencies = 1.0 / (divisors * rope.theta ** _exponents(rope))
             attention_factor = scaling.attention_factor
+            if is_long and scaling.long_attention_factor is not None:
+                attention_factor = scaling.long_attention_factor
     angles = positions[:, None] * frequencies
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 

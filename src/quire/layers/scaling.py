@@ -1,4 +1,4 @@
-"""Factors on embeddings, sublayers and logits, and Gemma's cap of logits."""
+"""Factors on embeddings, queries, sublayers and logits, and Gemma's cap of logits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from quire.ops import OpSet
 
-__all__ = ["Scale", "SoftCap"]
+__all__ = ["QueryGrowth", "Scale", "SoftCap"]
 
 
 class Scale:
@@ -29,3 +29,24 @@ class SoftCap:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._rescale(x, 1.0, self._cap)
+
+
+class QueryGrowth:
+    """q · (1 + beta · ln(1 + ⌊position / length⌋)), in place, so that far keys are told apart
+    (Meta 2025, "The Llama 4 herd", attention temperature; Ministral 3)."""
+
+    def __init__(
+        self,
+        beta: float,
+        length: int,
+        max_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        times = torch.arange(max_positions, device=device) // length
+        factors = 1.0 + beta * torch.log1p(times.float())
+        self._factors = factors.to(dtype).view(-1, 1, 1)
+
+    def __call__(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """q [T, H, D], positions [T]."""
+        return q.mul_(self._factors[positions])

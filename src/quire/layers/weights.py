@@ -91,8 +91,8 @@ class DenseWeights:
     """Weights kept as they come, in the dtype of their storage.
 
     storage: by part, the tensor to copy into; a view if the part is a slice of a merged weight or
-    is stored transposed. offset: what is added to each element. cuts: by part, if the storage has
-    not all of the tensor. is_loaded: whether all parts are.
+    is stored transposed. offset: what is added to each element but those of a bias. cuts: by part,
+    if the storage has not all of the tensor. is_loaded: whether all parts are.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DenseWeights:
         cuts: Mapping[str, Cut] = _UNCUT,
     ) -> None:
         self._storage = storage
-        self.offset = offset
+        self._offset = offset
         self._cuts = cuts
         self.is_loaded = False
 
@@ -115,15 +115,20 @@ class DenseWeights:
     def stored_shape(self, part: str) -> tuple[int, ...]:
         return self.shapes()[part]
 
+    def offset(self, part: str) -> float:
+        """Return what is added to each element of a part."""
+        return 0.0 if part == "bias" else self._offset
+
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        self._storage[part].copy_(tensor.float() + self.offset if self.offset else tensor)
+        offset = self.offset(part)
+        self._storage[part].copy_(tensor.float() + offset if offset else tensor)
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
         if (cut := self._cuts.get(part)) is not None:
-            self._storage[part].copy_(cut.of(_widened(stored)) + self.offset)
+            self._storage[part].copy_(cut.of(_widened(stored)) + self.offset(part))
             return
         for first, numbers in stored.slices():
-            self._storage[part][first : first + len(numbers)] = numbers + self.offset
+            self._storage[part][first : first + len(numbers)] = numbers + self.offset(part)
 
     def finish(self) -> None:
         self.is_loaded = True

@@ -168,7 +168,8 @@ def _plain(
     """Convert a weight to the tensor that `target` has on disk, in `dtype`. A norm that is stored
     less 1 keeps its own dtype, since the sum has other bits where the rest was rounded before."""
     if isinstance(weight, torch.Tensor):
-        has_offset = isinstance(target.weights, DenseWeights) and target.weights.offset
+        dense = target.weights if isinstance(target.weights, DenseWeights) else None
+        has_offset = dense is not None and dense.offset(target.part)
         return weight if has_offset else weight.to(dtype)
     rows = torch.empty(weight.shape, dtype=dtype)
     for first, numbers in weight.slices():

@@ -1,12 +1,12 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971) and the families that share its shape.
 
 Blocks with RMSNorm, rotary positions, grouped-query attention and a gated MLP. By `ModelSpec`:
-Mistral (arXiv:2310.06825) has sliding windows; Qwen2 (arXiv:2407.10671) a bias on q, k, v; Qwen3
-(arXiv:2505.09388) norms on the heads of q and k; Phi-3 (arXiv:2404.14219) fused projections; OLMo 2
-(arXiv:2501.00656) norms behind sublayers and on whole rows of q and k; Granite factors; SmolLM3
-layers without positions; GLM-4 pairs of neighbours in partly rotated heads. Mixtral
-(arXiv:2401.04088), Qwen's and OLMo's mixtures and others have experts in place of some MLPs;
-gpt-oss (arXiv:2508.10925) sinks too.
+Mistral (arXiv:2310.06825) has sliding windows, Ministral 3 queries that grow with positions; Qwen2
+(arXiv:2407.10671) a bias on q, k, v; Qwen3 (arXiv:2505.09388) norms on the heads of q and k; Phi-3
+(arXiv:2404.14219) fused projections; OLMo 2 (arXiv:2501.00656) norms behind sublayers and on whole
+rows of q and k; Granite factors; SmolLM3 layers without positions; GLM-4 pairs of neighbours in
+partly rotated heads. Mixtral (arXiv:2401.04088), Qwen's and OLMo's mixtures and others have experts
+in place of some MLPs; gpt-oss (arXiv:2508.10925) sinks too.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class LlamaBlock:
             qk_norm_eps=None if traits.qk_norm is None else eps,
             qk_norm_over_row=traits.qk_norm == "row",
             scores=PLAIN_SCORES if self.sinks is None else self.sinks.scores,
+            query_growth=traits.query_growth,
         )
         self.qkv = make.qkv_linear(
             size,

@@ -18,11 +18,13 @@ __all__ = ["ARCHITECTURES", "find_model"]
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "BloomForCausalLM": "quire.models.centered:CenteredModel",
         "Cohere2ForCausalLM": "quire.models.parallel:CohereModel",
         "CohereForCausalLM": "quire.models.parallel:CohereModel",
         "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "Gemma3ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "Exaone4ForCausalLM": "quire.models.llama:LlamaModel",
+        "FalconForCausalLM": "quire.models.centered:CenteredModel",
         "GPT2LMHeadModel": "quire.models.gpt2:GPT2Model",
         "Glm4MoeForCausalLM": "quire.models.llama:LlamaModel",
         "Glm4ForCausalLM": "quire.models.llama:LlamaModel",
@@ -33,20 +35,26 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "GraniteMoeForCausalLM": "quire.models.llama:LlamaModel",
         "LlamaForCausalLM": "quire.models.llama:LlamaModel",
         "LLaMAForCausalLM": "quire.models.llama:LlamaModel",
+        "Ministral3ForCausalLM": "quire.models.llama:LlamaModel",
         "MistralForCausalLM": "quire.models.llama:LlamaModel",
         "MixtralForCausalLM": "quire.models.llama:LlamaModel",
         "MptForCausalLM": "quire.models.mpt:MPTModel",
         "MPTForCausalLM": "quire.models.mpt:MPTModel",
+        "NemotronForCausalLM": "quire.models.centered:CenteredModel",
         "OPTForCausalLM": "quire.models.opt:OPTModel",
         "Olmo2ForCausalLM": "quire.models.llama:LlamaModel",
         "Olmo3ForCausalLM": "quire.models.llama:LlamaModel",
         "OlmoeForCausalLM": "quire.models.llama:LlamaModel",
         "Phi3ForCausalLM": "quire.models.llama:LlamaModel",
+        "PhiMoEForCausalLM": "quire.models.centered:CenteredModel",
+        "PhimoeForCausalLM": "quire.models.centered:CenteredModel",
         "Qwen2ForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen2MoeForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen3ForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen3MoeForCausalLM": "quire.models.llama:LlamaModel",
         "SmolLM3ForCausalLM": "quire.models.llama:LlamaModel",
+        "StableLmForCausalLM": "quire.models.centered:CenteredModel",
+        "Starcoder2ForCausalLM": "quire.models.centered:CenteredModel",
     }
 )
 

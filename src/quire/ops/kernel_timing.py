@@ -55,6 +55,7 @@ _ONE, _SMALL = 0x3F80, 0x3C00  # 1 and 2**-7 in bfloat16
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK = 16, 8, 128, 16
 _NO_BIASES = (*(None,) * 4, *(0,) * 3, None)  # of K and of V (csrc/attention/paged_attention.cpp)
 _OWN_POSITION = None  # as the last key of each query
+_NO_SINKS = None
 _FEW_ROWS_SEE, _MANY_ROWS_SEE = 1024, 256
 
 Call = Callable[[], object]
@@ -186,6 +187,7 @@ def _attention_calls(
             _INT8 if is_int8 else _BFLOAT16,
             *_NO_BIASES,
             _OWN_POSITION,
+            _NO_SINKS,
         )
 
     return _with_both_rows(libraries, call)

@@ -32,6 +32,7 @@ from quire.ops.native.cpu_provider import is_cpu_kernel
 from quire.ops.native.team import ALONE, Team
 from quire.ops.norm.layer_norm import ADD_OP as ADD_LAYER_NORM
 from quire.ops.norm.layer_norm import OP as LAYER_NORM
+from quire.ops.norm.norm_rows import OP as NORM_ROWS
 from quire.ops.norm.rms_norm import ADD_OP as ADD_RMS_NORM
 from quire.ops.norm.rms_norm import OP as RMS_NORM
 from quire.ops.operation import Op
@@ -74,6 +75,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             ADD_RMS_NORM,
             LAYER_NORM,
             ADD_LAYER_NORM,
+            NORM_ROWS,
             ADD,
             RESCALE,
             TAKE_COLUMNS,
@@ -115,6 +117,7 @@ class OpSet:
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     layer_norm: Callable[..., torch.Tensor]
     add_layer_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    norm_rows: Callable[..., None]
     add: Callable[..., torch.Tensor]
     rescale: Callable[..., torch.Tensor]
     take_columns: Callable[..., torch.Tensor]

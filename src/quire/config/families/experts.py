@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.config.families.centered import read_centered
 from quire.config.families.llama import (
     read_granite,
     read_llama_like,
@@ -14,6 +15,7 @@ from quire.config.families.llama import (
 from quire.config.families.shared import FULL, SLIDING, read_layer_types, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
+    CenteredTraits,
     ExpertNames,
     ExpertsSpec,
     LlamaTraits,
@@ -29,12 +31,19 @@ __all__ = [
     "read_granite_moe",
     "read_mixtral",
     "read_olmoe",
+    "read_phimoe",
     "read_qwen2_moe",
     "read_qwen3_moe",
 ]
 
 _MIXTRAL = {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 _OLMOE = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+_PHIMOE = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}
 _GLM4_MOE = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
@@ -104,6 +113,30 @@ def read_olmoe(raw: RawConfig, dtype: str) -> ModelSpec:
     spec = read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
     routing = _routing(raw, "num_experts", 64, top_k=8, renormalise=False)
     return _with_experts(spec, routing, spec.intermediate_size, "qwen")
+
+
+def read_phimoe(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Phi-3.5-MoE: layer norms, and a router that mixes two experts."""
+    raw = raw.with_defaults(_PHIMOE)
+    bias = raw.read(bool, "attention_bias", default=False)
+    traits = CenteredTraits(
+        "phimoe",
+        qkv_bias=bias,
+        o_bias=bias,
+        gated=True,
+        head_bias=raw.read(bool, "lm_head_bias", default=False),
+    )
+    spec = read_centered(raw, dtype, traits, "rms_norm_eps", slides=raw.has("sliding_window"))
+    if traits.head_bias and spec.tie_word_embeddings:
+        raise ConfigError(
+            f"{raw.source}: lm_head_bias=True with tie_word_embeddings=True is not supported"
+        )
+    jitter = raw.read(float, "router_jitter_noise", default=0.01)
+    routing = _routing(raw, "num_local_experts", 16, top_k=2)
+    if routing.top_k != 2:
+        raise raw.unsupported("num_experts_per_tok", str(routing.top_k), ("2",))
+    routing = replace(routing, score="mixer", renormalise=False, jitter=jitter)
+    return _with_experts(spec, routing, spec.intermediate_size, "mixtral")
 
 
 def read_granite_moe(raw: RawConfig, dtype: str) -> ModelSpec:

@@ -26,6 +26,7 @@ __all__ = [
     "read_granite",
     "read_llama",
     "read_llama_like",
+    "read_ministral3",
     "read_mistral",
     "read_olmo2",
     "read_olmo3",
@@ -50,6 +51,23 @@ _GLM = {
     "eos_token_id": [151329, 151336, 151338],
 }
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+_MINISTRAL3 = {
+    "max_position_embeddings": 262144,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+}
+_MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": None}
 """Values that these families mean where the file is silent."""
 
@@ -64,6 +82,21 @@ def read_llama(raw: RawConfig, dtype: str) -> ModelSpec:
 def read_mistral(raw: RawConfig, dtype: str) -> ModelSpec:
     layer_types = _mistral_layer_types(raw, read_num_layers(raw))
     return read_llama_like(raw, dtype, LlamaTraits(), layer_types)
+
+
+def read_ministral3(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Queries grow beyond the length that YaRN starts from; all layers slide if there is a
+    window."""
+    raw = raw.with_defaults(_MINISTRAL3)
+    if not raw.has("rope_parameters"):
+        raw = RawConfig({**raw.as_dict(), "rope_parameters": _MINISTRAL3_ROPE}, raw.source)
+    rope, growth = raw.section("rope_parameters"), None
+    if rope is not None and rope.has("llama_4_scaling_beta"):
+        length = rope.read_size("original_max_position_embeddings")
+        growth = (rope.read(float, "llama_4_scaling_beta"), length)
+    kind = SLIDING if raw.has("sliding_window") else FULL
+    layer_types = (kind,) * read_num_layers(raw)
+    return read_llama_like(raw, dtype, LlamaTraits(query_growth=growth), layer_types)
 
 
 def read_qwen2(raw: RawConfig, dtype: str) -> ModelSpec:

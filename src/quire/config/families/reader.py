@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.checkpoint import read_checkpoint
+from quire.config.families.centered import (
+    read_bloom,
+    read_falcon,
+    read_nemotron,
+    read_stablelm,
+    read_starcoder2,
+)
 from quire.config.families.cohere import read_cohere, read_cohere2
 from quire.config.families.experts import (
     read_glm4_moe,
@@ -20,6 +27,7 @@ from quire.config.families.experts import (
     read_granite_moe,
     read_mixtral,
     read_olmoe,
+    read_phimoe,
     read_qwen2_moe,
     read_qwen3_moe,
 )
@@ -32,6 +40,7 @@ from quire.config.families.llama import (
     read_glm4,
     read_granite,
     read_llama,
+    read_ministral3,
     read_mistral,
     read_olmo2,
     read_olmo3,
@@ -213,11 +222,13 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
 
 
 _READERS: dict[str, SpecReader] = {
+    "BloomForCausalLM": read_bloom,
     "Cohere2ForCausalLM": read_cohere2,
     "CohereForCausalLM": read_cohere,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "Exaone4ForCausalLM": read_exaone4,
+    "FalconForCausalLM": read_falcon,
     "GPT2LMHeadModel": read_gpt2,
     "GptOssForCausalLM": read_gpt_oss,
     "GPTNeoXForCausalLM": read_gpt_neox,
@@ -228,27 +239,35 @@ _READERS: dict[str, SpecReader] = {
     "GraniteMoeForCausalLM": read_granite_moe,
     "LlamaForCausalLM": read_llama,
     "LLaMAForCausalLM": read_llama,
+    "Ministral3ForCausalLM": read_ministral3,
     "MistralForCausalLM": read_mistral,
     "MixtralForCausalLM": read_mixtral,
     "MptForCausalLM": read_mpt,
     "MPTForCausalLM": read_mpt,
+    "NemotronForCausalLM": read_nemotron,
     "OPTForCausalLM": read_opt,
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,
     "OlmoeForCausalLM": read_olmoe,
     "Phi3ForCausalLM": read_phi3,
+    "PhimoeForCausalLM": read_phimoe,
+    "PhiMoEForCausalLM": read_phimoe,
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3ForCausalLM": read_qwen3,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "SmolLM3ForCausalLM": read_smollm3,
+    "StableLmForCausalLM": read_stablelm,
+    "Starcoder2ForCausalLM": read_starcoder2,
 }
 _ARCHITECTURES = {
+    "bloom": "BloomForCausalLM",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
+    "falcon": "FalconForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt_oss": "GptOssForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
@@ -258,19 +277,24 @@ _ARCHITECTURES = {
     "granite": "GraniteForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "mpt": "MptForCausalLM",
+    "nemotron": "NemotronForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "opt": "OPTForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
 }
 """Text-generating architecture of each model_type."""
 SUPPORTED_ARCHITECTURES = tuple(sorted(_READERS))

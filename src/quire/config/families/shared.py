@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "silu")
 
 
 def read_heads(raw: RawConfig, hidden_size: int) -> tuple[int, int, int]:

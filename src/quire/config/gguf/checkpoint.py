@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from quire.config.gguf.header import GGUFEntry, GGUFHeader
 from quire.errors import ConfigError
 
-__all__ = ["ARCHITECTURES", "GGUFArchitecture", "GGUFLayout", "find_architecture", "layout_of"]
+__all__ = [
+    "ARCHITECTURES",
+    "MIXTRAL",
+    "GGUFArchitecture",
+    "GGUFLayout",
+    "find_architecture",
+    "layout_of",
+]
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -48,6 +55,38 @@ _GEMMA_BLOCK = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_ROUTER, _SHARED = "ffn_gate_inp", "ffn_gate_inp_shexp"
+
+
+def _with_experts(
+    router: str, experts: str, parts: tuple[str, str, str], shared: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Names of a block with experts: the router, and gate, up and down of each expert by its
+    number. shared: names of a network for all tokens."""
+    gate, up, down = (f"{experts}.{{}}.{part}" for part in parts)
+    own = {_ROUTER: router, "ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
+    return {**_BLOCK, **own, **(shared or {})}
+
+
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_QWEN_BLOCK = _with_experts("mlp.gate", "mlp.experts", _PROJECTIONS)
+_QWEN2_BLOCK = _with_experts(
+    "mlp.gate",
+    "mlp.experts",
+    _PROJECTIONS,
+    {
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        _SHARED: "mlp.shared_expert_gate",
+    },
+)
+_MIXTRAL_BLOCK = _with_experts(
+    "block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2")
+)
+_GRANITE_BLOCK = _with_experts(
+    "block_sparse_moe.router.layer", "block_sparse_moe.experts", _PROJECTIONS
+)
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
@@ -79,10 +118,20 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
         "glm4": GGUFArchitecture("Glm4ForCausalLM", "glm4", _GLM4_BLOCK),
         "granite": GGUFArchitecture("GraniteForCausalLM", "granite", _BLOCK, pairs_heads=True),
         "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", "smollm3", _BLOCK, pairs_heads=True),
+        "qwen2moe": GGUFArchitecture("Qwen2MoeForCausalLM", "qwen2_moe", _QWEN2_BLOCK),
+        "qwen3moe": GGUFArchitecture("Qwen3MoeForCausalLM", "qwen3_moe", _QWEN_BLOCK),
+        "olmoe": GGUFArchitecture("OlmoeForCausalLM", "olmoe", _QWEN_BLOCK),
+        "granitemoe": GGUFArchitecture(
+            "GraniteMoeForCausalLM", "granitemoe", _GRANITE_BLOCK, pairs_heads=True
+        ),
         "gemma3": GGUFArchitecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA_BLOCK, adds_one=True),
     }
 )
 """Architectures that can be read, keyed by `general.architecture`."""
+
+
+MIXTRAL = GGUFArchitecture("MixtralForCausalLM", "mixtral", _MIXTRAL_BLOCK, pairs_heads=True)
+"""Its files call themselves "llama", and state a number of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +157,14 @@ def find_architecture(header: GGUFHeader) -> tuple[str, GGUFArchitecture]:
         raise ConfigError(
             f"{header.file}: general.architecture {stated}; quire reads GGUF files of {known}"
         )
+    if name == "llama" and header.integer("llama.expert_count"):
+        return name, MIXTRAL
     return name, ARCHITECTURES[name]
 
 
 def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
-    """Every weight of the model by its Hugging Face name; a tensor that has none keeps its own.
+    """Every weight of the model by its Hugging Face name, those of experts one by one; a tensor
+    that has none keeps its own.
 
     Raises ConfigError for an unknown architecture, or heads that do not divide the rows."""
     name, architecture = find_architecture(header)
@@ -135,13 +187,28 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
             )
         adds_one = architecture.adds_one and part.endswith("norm")
         place = _hugging_face_name(match, architecture) or entry.name
-        if place in found:
-            raise ConfigError(
-                f"{header.file}: tensors {found[place].entry.name!r} and {entry.name!r} are the "
-                "same weight; fetch the file again"
-            )
-        found[place] = GGUFLayout(entry, paired, adds_one)
+        for full, own in _one_by_one(place, entry):
+            if full in found:
+                raise ConfigError(
+                    f"{header.file}: tensors {found[full].entry.name!r} and {entry.name!r} are "
+                    "the same weight; fetch the file again"
+                )
+            found[full] = GGUFLayout(own, paired, adds_one)
     return found
+
+
+def _one_by_one(place: str, entry: GGUFEntry) -> Iterator[tuple[str, GGUFEntry]]:
+    """Yield a tensor by its name, or the matrices of all experts that it holds by theirs."""
+    if entry.name.endswith(f"{_SHARED}.weight") and len(entry.shape) == 1:
+        entry = replace(entry, shape=(1, *entry.shape))  # a projection to one number
+    if "{}" not in place or len(entry.shape) != 3:
+        yield place, entry
+        return
+    size = (entry.end - entry.start) // entry.shape[0]
+    for expert in range(entry.shape[0]):
+        start = entry.start + expert * size
+        shape = entry.shape[1:]
+        yield place.format(expert), replace(entry, shape=shape, start=start, end=start + size)
 
 
 def _hugging_face_name(match: re.Match[str] | None, architecture: GGUFArchitecture) -> str | None:

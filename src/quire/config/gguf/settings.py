@@ -157,11 +157,14 @@ def _of_family(
 ) -> dict[str, Any]:
     """Settings that files of one architecture alone have. OLMo 3 is an OLMo 2 with a window."""
     match name:
-        case "granite":
-            return {
-                key: _float32(_value(header, f"granite.{stored}"))
+        case "granite" | "granitemoe":
+            factors = {
+                key: _float32(_value(header, f"{name}.{stored}"))
                 for key, stored in _GRANITE.items()
             }
+            return factors | _experts(header, name)
+        case "llama" | "qwen2moe" | "qwen3moe" | "olmoe":
+            return _experts(header, name)
         case _ if name in _PARTLY_ROTATED:
             size, head_dim = header.integer(f"{name}.rope.dimension_count"), values["head_dim"]
             original = _value(header, f"{name}.rope.scaling.original_context_length")
@@ -174,6 +177,26 @@ def _of_family(
             return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window}
         case _:
             return {}
+
+
+def _experts(header: GGUFHeader, name: str) -> dict[str, Any]:
+    """Number and size of experts, if there are some. Whether weights are normed is not stored: each
+    architecture does as its published models do."""
+    count = header.integer(f"{name}.expert_count")
+    if not count:
+        return {}
+    found = {
+        "num_experts": count,
+        "num_local_experts": count,
+        "num_experts_per_tok": header.integer(f"{name}.expert_used_count"),
+        "clip_qkv": _float32(_value(header, f"{name}.attention.clamp_kqv")) or None,
+        "norm_topk_prob": name == "qwen3moe",
+        "moe_intermediate_size": _value(header, f"{name}.expert_feed_forward_length"),
+        "shared_expert_intermediate_size": _value(
+            header, f"{name}.expert_shared_feed_forward_length"
+        ),
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _scaling(header: GGUFHeader, name: str, raw: RawConfig) -> dict[str, Any] | None:

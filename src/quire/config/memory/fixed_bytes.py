@@ -12,6 +12,7 @@ from quire.config.memory.plan import (
     activation_bytes,
     capture_bytes,
     capture_table_bytes,
+    expert_bytes,
     logits_bytes,
     table_bytes,
 )
@@ -45,6 +46,7 @@ def host_fixed(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     num_host_blocks: int,
+    num_threads: int,
     captures: bool,
 ) -> FixedOf:
     """Return the bytes of an engine on a CPU, where all is in one memory. captures: whether steps
@@ -55,6 +57,7 @@ def host_fixed(
     activations = max(
         activation_bytes(spec, max_num_batched_tokens), capture_bytes(spec, captured, tokens)
     )
+    activations += expert_bytes(spec, max_num_batched_tokens, num_threads)
     logits = logits_bytes(spec, max_num_seqs)
 
     def fixed(context: int) -> FixedBytes:

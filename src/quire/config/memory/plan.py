@@ -14,6 +14,7 @@ from quire.config.quantization import quantized_bytes
 from quire.config.settings import EngineSettings
 
 __all__ = [
+    "EXPERT_ROWS",
     "MAX_CAPTURED_ROWS",
     "PROMPT_LOGPROB_ROWS",
     "RUNTIME_BYTES",
@@ -23,6 +24,7 @@ __all__ = [
     "adapter_bytes",
     "capture_bytes",
     "capture_table_bytes",
+    "expert_bytes",
     "format_bytes",
     "largest_context",
     "logits_bytes",
@@ -42,11 +44,15 @@ MAX_CAPTURED_ROWS = 256
 so that it is a smaller part of larger steps, but at 256 it is a tenth yet
 (benchmarks/results/captured_rows_qwen3.json, _llama.json); larger steps were not measured."""
 
+EXPERT_ROWS = 256
+"""Rows of one expert that a thread computes at a time: kRowsPerTask of csrc/moe/tasks.h."""
+
 _BUFFER_ROUNDING = 16 * 64
 """Each of a captured step's buffers begins at a cache line."""
 
 _FLOAT32_BYTES = 4
 _INT32_BYTES = 4
+_INT64_BYTES = 8
 _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
 """Tensors that some checkpoints carry although they are no weights."""
 
@@ -56,9 +62,9 @@ _TABLES = re.compile(r"(^|\.)(embed_tokens|embed_positions|wte|wpe)\.weight$")
 @dataclass(frozen=True, slots=True)
 class FixedBytes:
     """Bytes needed before the first KV block. activations: of the largest step, which on a CPU may
-    be a captured one. tables: token ids, block tables and rope tables, which grow with the context.
-    swap: blocks in host memory, 0 where that is not the device's. graphs: held back on a GPU for
-    steps that are captured later."""
+    be a captured one, with what threads keep for experts. tables: token ids, block tables and rope
+    tables, which grow with the context. swap: blocks in host memory, 0 where that is not the
+    device's. graphs: held back on a GPU for steps that are captured later."""
 
     weights: int
     runtime: int
@@ -189,6 +195,18 @@ def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
         shared = 3 * (spec.experts.shared_size or 0)
         inner = max(inner, (spec.experts.routing.top_k + 2) * width + shared)
     return num_tokens * (4 * width + inner) * _FLOAT32_BYTES
+
+
+def expert_bytes(spec: ModelSpec, num_tokens: int, num_threads: int) -> int:
+    """Return what threads keep from step to step where experts compute (csrc/moe): each the rows of
+    a task, gathered and between the two layers; one the picks of `num_tokens`, sorted."""
+    if spec.experts is None:
+        return 0
+    routing = spec.experts.routing
+    rows = min(num_tokens, EXPERT_ROWS)
+    of_thread = rows * (spec.hidden_size + spec.experts.inner_size) * spec.dtype_bytes
+    picks = _INT64_BYTES * (routing.num_experts + 2 + 2 * num_tokens * routing.top_k)
+    return num_threads * of_thread + picks
 
 
 def capture_bytes(spec: ModelSpec, num_rows: int, num_tokens: int = 0) -> int:

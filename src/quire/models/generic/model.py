@@ -75,6 +75,11 @@ class GenericModel:
         self.tensors = [*model.parameters(), *model.buffers()]  # what sleep takes
 
     @property
+    def library_model(self) -> nn.Module:
+        """The model of `transformers`, with quire's attention and projections in it."""
+        return self._model
+
+    @property
     def weight_map(self) -> Any:
         """Raises ConfigError: names are the library's."""
         raise ConfigError(

@@ -27,8 +27,9 @@ bidirectional; with the end of the span for those within, spans such as images a
 The score of head h for the query at p and the key at k is s = scale · q·k; then, where given,
 soft_cap · tanh(s / soft_cap) (Gemma 2, arXiv:2408.00118, section 2), plus alibi_slopes[h] · (k - p)
 (Press et al. 2022, arXiv:2108.12409, section 3). sinks[h] is one more score in the softmax of head
-h, of a key without a value (Xiao et al. 2024, arXiv:2309.17453, section 3.3). alibi_slopes, sinks:
-float32 [H]. A row of no tokens with one query is padding: Triton and the reference give zeros.
+h, of a key without a value (Xiao et al. 2024, arXiv:2309.17453, section 3.3); with some, no
+value_bias is given. alibi_slopes, sinks: float32 [H]. A row of no tokens with one query is padding:
+Triton and the reference give zeros.
 
 A token's result depends on its own keys alone: not on the batch, nor on how its prompt was cut.
 Softmax and sums are in float32 (Vaswani et al. 2017, arXiv:1706.03762, equation 1; paging after
@@ -61,7 +62,7 @@ _ORDER = rounding("online softmax sums in another order than the reference", flo
 _BF16_WEIGHTS = {**_ORDER, torch.bfloat16: _WEIGHTS_ROUNDED[torch.bfloat16]}
 _NOT_IN_TRITON = frozenset({"key_bias", "value_bias", "last_key"})
 _WITH_BF16_WEIGHTS = frozenset({"cpu_amx", "cpu_avx512_bf16"})
-_NOT_IN_CPP = frozenset({"soft_cap", "alibi_slopes", "sinks"})
+_NOT_IN_CPP = frozenset({"soft_cap", "alibi_slopes"})
 
 OP = Op(
     name="paged_attention",

@@ -51,6 +51,15 @@ _SCORED = (
         )
     ),
     *(
+        (dtype, cache_dtype, shape, ("sinks",))
+        for dtype, cache_dtype in (*((dtype, dtype) for dtype in DTYPES), *_INT8)
+        for shape in (
+            (_DECODE, 8, 2, 64, 16, 128),
+            (_PREFILL, 8, 1, 128, 16, None),
+            (_MIXED, 6, 2, 40, 16, None),
+        )
+    ),
+    *(
         (dtype, torch.int8, shape, ("key_bias", "value_bias"))
         for dtype in (torch.float32, torch.bfloat16)
         for shape in (
@@ -72,7 +81,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
         every = {
             "soft_cap": 2.0,  # near the scores, so that it bends them
             "alibi_slopes": 2.0 ** -(8 / heads * torch.arange(1, heads + 1)),
-            "sinks": torch.randn(heads, generator=generator),
+            "sinks": 2 * torch.randn(heads, generator=generator) + 1,  # some above all scores
             "key_bias": random_key_bias(generator, kv_heads, head_dim, _LONGEST),
             "value_bias": normal(generator, kv_heads, head_dim),
             "last_key": random_last_key(generator, rows),

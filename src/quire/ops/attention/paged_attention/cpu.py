@@ -35,6 +35,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
         max_query_len: int | None = None,  # noqa: ARG001  the contract's
+        sinks: torch.Tensor | None = None,
         key_bias: KeyBias | None = None,
         value_bias: torch.Tensor | None = None,
         last_key: torch.Tensor | None = None,
@@ -69,6 +70,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             *_key_bias(key_bias),
             pointer(value_bias),
             pointer(last_key),
+            pointer(sinks),
         )
         return out
 

@@ -137,7 +137,7 @@ class LanePiece {
       const int state = lanes.state(row / tile.rows, row % tile.rows);
       const float* acc = total.acc + int64_t{state} * b.head_dim;
       bf16* to = static_cast<bf16*>(b.out) + token * b.out_stride + begin;
-      const vf inverse = set1(1.0f / total.sum[state]);
+      const vf inverse = set1(b.inverse_sum(begin, total, state));
       for (int d = 0; d < b.head_dim; d += kTileDims) {
         const vf x = mul(load(acc + d), inverse), y = mul(load(acc + d + kLanes), inverse);
         broken = fma(x, zero(), fma(y, zero(), broken));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "attention/int8.h"
 
@@ -29,6 +30,7 @@ struct Batch {
   int64_t window;
   KeyBias key_bias;         // that an int8 cache lacks; a count of 0 if none
   const float* value_bias;  // [K, D], or null
+  const float* sinks;       // [H], or null
   int most_rows = kMaxTileRows;  // of a tile with more than one token
   int num_states = 0;            // of the largest piece of work
 
@@ -36,6 +38,14 @@ struct Batch {
   int64_t kv_head(int64_t begin) const { return begin / head_dim / group; }
   const float* value_bias_of(int64_t head) const {
     return value_bias == nullptr ? nullptr : value_bias + head * head_dim;
+  }
+  // What the result of the query row at `begin` of its token is multiplied by. A sink is one more
+  // score of its softmax, of a key without a value: it adds to the sum alone, at the end, so that
+  // nothing before depends on it. state: of the row, in `total`.
+  float inverse_sum(int64_t begin, const State& total, int64_t state) const {
+    const float sum = total.sum[state];
+    if (sinks == nullptr) return 1.0f / sum;
+    return 1.0f / (sum + std::exp2(sinks[begin / head_dim] * kLog2E - total.max[state]));
   }
   int tile_tokens() const { return std::max(1, most_rows / group); }
   int tile_rows() const { return tile_tokens() * group; }

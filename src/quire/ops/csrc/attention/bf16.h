@@ -382,7 +382,7 @@ class PairPiece {
     each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
       const float* acc = total.acc + int64_t{row} * b.width;
       bf16* to = static_cast<bf16*>(b.out) + token * b.out_stride + begin;
-      const vf inverse = set1(1.0f / total.sum[row]);
+      const vf inverse = set1(b.inverse_sum(begin, total, row));
       __m512i top = _mm512_setzero_si512();
       for (int d = 0; d < b.head_dim; d += kPairDims) {
         const vf low = mul(load(acc + d), inverse), high = mul(load(acc + d + kLanes), inverse);

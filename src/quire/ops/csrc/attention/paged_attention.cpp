@@ -69,7 +69,7 @@ void store_output(const Batch& b, const Work& work, const State& total) {
     each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
       Q* to = static_cast<Q*>(b.out) + token * b.out_stride + begin;
       const float* acc = total.acc + row * b.width;
-      const vf inverse = set1(1.0f / total.sum[row]);
+      const vf inverse = set1(b.inverse_sum(begin, total, row));
       const float* bias = b.value_bias_of(b.kv_head(begin));
       for (int d = 0; d < b.head_dim; d += kLanes)
         store_result(load(acc + d), inverse, bias, d, b.head_dim - d, to);
@@ -110,7 +110,7 @@ class VectorPiece {
   }
   // Whether attend() of its only span writes the outputs, so that there is nothing to store.
   bool finishes() {
-    if (!takes_wide_integers(tile_)) return false;
+    if (!takes_wide_integers(tile_) || b_.sinks != nullptr) return false;
     const int64_t token = b_.query_start_loc[work_.row] + work_.token;
     scratch_.out = {static_cast<bf16*>(b_.out) + token * b_.out_stride +
                         int64_t{work_.kv_head} * b_.group * b_.head_dim,
@@ -318,7 +318,7 @@ bool run(const Batch& b, Team* team) {
 // [B, S, K] with strides in floats, else null. window: 0 for none. Returns 0, or 1 for an unknown
 // dtype, 2 when scratch memory is exhausted. What an int8 cache lacks: of K num_bias_pairs pairs of
 // dims (KeyBias), of V value_bias, [K, D] or null. last_key: [T], the last key of each query; null:
-// that at its own position.
+// that at its own position. sinks: [H], scores of a key without a value, or null.
 QUIRE_API int quire_paged_attention(
     const void* q, const void* k_cache, const void* v_cache, const float* k_scale,
     const float* v_scale, void* out, const int32_t* block_table, const int32_t* query_start_loc,
@@ -328,7 +328,7 @@ QUIRE_API int quire_paged_attention(
     int32_t head_dim, float scale, int32_t window, int32_t q_dtype, int32_t cache_dtype,
     const int32_t* bias_pairs, const float* key_bias, const float* bias_cos, const float* bias_sin,
     int64_t num_bias_pairs, int64_t bias_half, int64_t bias_stride, const float* value_bias,
-    const int32_t* last_key, quire::Team* team) {
+    const int32_t* last_key, const float* sinks, quire::Team* team) {
   using namespace quire;
   using namespace quire::attention;
   const int width = (head_dim + kLanes - 1) / kLanes * kLanes;
@@ -361,7 +361,8 @@ QUIRE_API int quire_paged_attention(
                     window,
                     KeyBias{bias_pairs, key_bias, bias_cos, bias_sin, num_bias_pairs, bias_half,
                             bias_stride},
-                    value_bias};
+                    value_bias,
+                    sinks};
   bool ok = true;
   const int unknown = dispatch_cache(cache_dtype, [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;

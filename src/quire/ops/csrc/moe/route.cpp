@@ -19,6 +19,8 @@ struct Routing {
   int64_t experts, top_k, groups, top_groups;
   bool softmax, renormalise;
   float scale;
+  bool mixes;
+  float jitter;
 };
 
 // Scores of a row of logits; NaN if one of these is.
@@ -76,9 +78,32 @@ void close_groups(const Routing& routing, float* choice, float* group) {
   }
 }
 
+// Two experts, each weighted among the logits near its own, of which the second has not the first.
+void mix_row(const Routing& routing, const float* logits, float* left, int32_t* ids,
+             float* weights) {
+  bool broken = false;
+  for (int64_t i = 0; i < routing.experts; ++i) {
+    left[i] = logits[i];
+    broken = broken || std::isnan(logits[i]);
+  }
+  for (int n = 0; n < 2; ++n) {
+    const int64_t best = largest_of(left, routing.experts);
+    const float most = left[best];
+    float total = 0.0f;
+    for (int64_t i = 0; i < routing.experts; ++i) {
+      const float gap = (most - logits[i]) / std::max(std::fabs(logits[i]), most);
+      if (left[i] != kNone && !(gap > 2 * routing.jitter)) total += std::exp(left[i] - most);
+    }
+    ids[n] = static_cast<int32_t>(best);
+    weights[n] = broken ? std::numeric_limits<float>::quiet_NaN() : routing.scale / total;
+    left[best] = kNone;
+  }
+}
+
 // scratch: 3 · experts.
 void route_row(const Routing& routing, const float* logits, const float* bias, float* scratch,
                int32_t* ids, float* weights) {
+  if (routing.mixes) return mix_row(routing, logits, scratch, ids, weights);
   float* const scores = scratch;
   float* const choice = scratch + routing.experts;
   if (routing.softmax) {
@@ -111,15 +136,16 @@ void route_row(const Routing& routing, const float* logits, const float* bias, f
 }  // namespace quire
 
 // logits: contiguous [rows, experts]. bias: [experts] or null. ids, weights: [rows, top_k]. softmax:
-// 0; sigmoid: 1.
+// 0; sigmoid: 1; mixer: 2, with its jitter.
 QUIRE_API int quire_route(const float* logits, const float* bias, int32_t* ids, float* weights,
                           int64_t rows, int64_t experts, int64_t top_k, int64_t groups,
                           int64_t top_groups, int32_t score, int32_t renormalise, float scale,
-                          quire::Team* team) {
+                          float jitter, quire::Team* team) {
   using namespace quire;
   struct Scores;
   const Routing routing{experts, top_k,           groups, top_groups,
-                        score == 0, renormalise != 0, scale};
+                        score == 0, renormalise != 0, scale,  score == 2,
+                        jitter};
   std::atomic<bool> failed{false};
   parallel_for(rows, kRowsPerTask, team, [&](int64_t row) {
     auto* const scratch = static_cast<float*>(thread_scratch<Scores>(3 * experts * 4));

@@ -98,3 +98,21 @@ QUIRE_API int quire_layer_norm(const void* x, int64_t x_outer, int64_t x_inner,
   });
 }
 QUIRE_REPLAYABLE(quire_layer_norm)
+
+// x: rows of `width` elements, stride in elements; changed in place. weight: [width].
+QUIRE_API int quire_norm_rows(void* x, int64_t stride, const void* weight, int64_t rows,
+                              int64_t width, float eps, int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    const E* factors = static_cast<const E*>(weight);
+    parallel_ranges(rows, kElementsPerTask / (width + 1) + 1, team, [&](int64_t row) {
+      E* y = static_cast<E*>(x) + row * stride;
+      const vf scale = set1(rms_scale(squares_of(y, width), width, eps));
+      each_two(0, width, [&](int64_t i, auto size) {
+        put(y + i, mul(mul(get(y + i, size), scale), get(factors + i, size)), size);
+      });
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_norm_rows)

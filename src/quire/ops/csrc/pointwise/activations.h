@@ -5,7 +5,9 @@
 
 namespace quire {
 
-enum class Activation : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3, kClampedSwiglu = 4 };
+enum class Activation : int32_t {
+  kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3, kClampedSwiglu = 4, kReluSquared = 5
+};
 
 // e^-x for x >= 0; below 2^-126 it is 0.
 QUIRE_INLINE vf exp_of_minus(vf x) { return exp2_negative(mul(x, set1(-kLog2E))); }
@@ -40,6 +42,13 @@ struct GeluTanh {
 
 struct Relu {
   QUIRE_INLINE vf operator()(vf x) const { return max(zero(), x); }
+};
+
+struct ReluSquared {
+  QUIRE_INLINE vf operator()(vf x) const {
+    const vf positive = max(zero(), x);
+    return mul(positive, positive);
+  }
 };
 
 // 1 / (1 + e^-x).
@@ -93,6 +102,9 @@ QUIRE_INLINE int dispatch_activation(int32_t kind, F&& f) {
       return 0;
     case Activation::kClampedSwiglu:
       f(ClampedSwiglu());
+      return 0;
+    case Activation::kReluSquared:
+      f(ReluSquared());
       return 0;
   }
   return 1;

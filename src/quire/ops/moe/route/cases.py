@@ -20,6 +20,8 @@ ROUTINGS = (
     Routing(16, 3, "sigmoid", scale=2.5, biased=True),
     Routing(64, 6, "sigmoid", biased=True, num_groups=8, top_groups=3),
     Routing(33, 2, "sigmoid", renormalise=False),
+    Routing(16, 2, "mixer", jitter=0.01),
+    Routing(7, 2, "mixer", jitter=0.4, scale=1.5),
 )
 
 

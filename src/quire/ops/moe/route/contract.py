@@ -15,7 +15,8 @@ LEAST_SUM = 1e-20
 
 def check_arguments(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> None:
     """Raises EngineError unless logits are float32 [T, E], bias is float32 [E] exactly where
-    `routing` has one, and groups have equal sizes, of at least two experts."""
+    `routing` has one, and groups have equal sizes, of at least two experts. A mixer takes two of at
+    least as many."""
     experts = routing.num_experts
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[1] != experts:
         raise EngineError(
@@ -26,6 +27,8 @@ def check_arguments(logits: torch.Tensor, routing: Routing, bias: torch.Tensor |
         bias is not None and (bias.dtype != torch.float32 or bias.shape != (experts,))
     ):
         raise EngineError(f"route takes a float32 bias of {experts} experts where it has any.")
+    if routing.score == "mixer" and (routing.top_k != 2 or routing.num_groups != 1):
+        raise EngineError(f"route mixes two experts of one group, not {routing.top_k}.")
     size = experts // routing.num_groups
     if not 0 < routing.top_k <= size * routing.top_groups or size * routing.num_groups != experts:
         raise EngineError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -13,7 +14,8 @@ from quire.ops.native.cpu_provider import pointer
 
 __all__ = ["bind"]
 
-_SOFTMAX, _SIGMOID = 0, 1  # as the kernel numbers scores
+_SCORES: Mapping[str, int] = MappingProxyType({"softmax": 0, "sigmoid": 1, "mixer": 2})
+"""Scores, as the kernel numbers them."""
 
 
 def bind(library: NativeLibrary) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
@@ -39,9 +41,10 @@ def bind(library: NativeLibrary) -> Callable[..., tuple[torch.Tensor, torch.Tens
             routing.top_k,
             routing.num_groups,
             routing.top_groups,
-            _SOFTMAX if routing.score == "softmax" else _SIGMOID,
+            _SCORES[routing.score],
             int(routing.renormalise),
             routing.scale,
+            routing.jitter,
         )
         return ids, weights
 

@@ -15,6 +15,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes as in the contract (`quire.ops.moe.route`)."""
     check_arguments(logits, routing, bias)
+    if routing.score == "mixer":
+        return _mixed(logits, routing)
     softmax = routing.score == "softmax"
     scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
     choice = scores if bias is None else scores + bias
@@ -30,6 +32,22 @@ def route(
         weights = weights / (weights.sum(dim=-1, keepdim=True) + (0.0 if softmax else LEAST_SUM))
     weights = torch.where(logits.isnan().any(dim=-1, keepdim=True), torch.nan, weights)
     return ids.to(torch.int32), weights * routing.scale
+
+
+def _mixed(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two experts, one after the other."""
+    left, ids, weights = logits, list[torch.Tensor](), list[torch.Tensor]()
+    for _ in range(2):
+        index = _largest(left, 1)
+        best = left.gather(1, index)
+        gap = (best - logits) / torch.maximum(logits.abs(), best)
+        near = left.masked_fill(gap > 2 * routing.jitter, -torch.inf)
+        weights.append(near.softmax(dim=-1).gather(1, index))
+        ids.append(index)
+        left = left.scatter(1, index, -torch.inf)
+    chosen = torch.cat(weights, dim=1) * routing.scale
+    chosen = torch.where(logits.isnan().any(dim=-1, keepdim=True), torch.nan, chosen)
+    return torch.cat(ids, dim=1).to(torch.int32), chosen
 
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Pointwise activation by name.
 
 `activation(x, kind)` → tensor like x, newly allocated. kind: gelu, gelu_tanh (also under its
-checkpoint names gelu_new and gelu_pytorch_tanh), relu, silu. Computed in float32, rounded once.
-Raises ConfigError for another name.
+checkpoint names gelu_new and gelu_pytorch_tanh), relu, relu2 (its square: So et al. 2021,
+arXiv:2109.08668, section 3), silu. Computed in float32, rounded once. Raises ConfigError for
+another name.
 
 The gate of a gated MLP: an activation of the first half times the second half.
 

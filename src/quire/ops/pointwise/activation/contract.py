@@ -16,6 +16,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "gelu_pytorch_tanh": "gelu_tanh",
         "gelu_tanh": "gelu_tanh",
         "relu": "relu",
+        "relu2": "relu2",
         "silu": "silu",
     }
 )
@@ -30,7 +31,7 @@ GATES: Mapping[str, str] = MappingProxyType({**NAMES, "swiglu_clamped": "swiglu_
 
 
 def resolve_name(kind: str) -> str:
-    """gelu, gelu_tanh, relu or silu. Raises ConfigError for a name that is not known."""
+    """gelu, gelu_tanh, relu, relu2 or silu. Raises ConfigError for a name that is not known."""
     return _resolve(kind, NAMES)
 
 

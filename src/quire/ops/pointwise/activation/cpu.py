@@ -15,7 +15,7 @@ __all__ = ["bind", "bind_with_mul", "APART", "gate_code"]
 
 # enum Activation of csrc/pointwise/activations.h
 _CODES: Mapping[str, int] = MappingProxyType(
-    {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3, "swiglu_clamped": 4}
+    {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3, "swiglu_clamped": 4, "relu2": 5}
 )
 _UNGATED = -1  # kUngated of csrc/pointwise/gate.h
 APART = -2

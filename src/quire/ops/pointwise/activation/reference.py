@@ -18,11 +18,17 @@ from quire.ops.pointwise.activation.contract import (
 
 __all__ = ["activation", "activation_and_mul"]
 
+
+def _relu_squared(x: torch.Tensor) -> torch.Tensor:
+    return functional.relu(x).float().square().to(x.dtype)
+
+
 _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {
         "gelu": functional.gelu,
         "gelu_tanh": partial(functional.gelu, approximate="tanh"),
         "relu": functional.relu,
+        "relu2": _relu_squared,
         "silu": functional.silu,
     }
 )

@@ -31,6 +31,8 @@ def _activated(x, KIND: tl.constexpr):
         return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     if KIND == "relu":
         return tl.where(x < 0.0, 0.0, x)
+    if KIND == "relu2":
+        return tl.where(x < 0.0, 0.0, x * x)
     return x / (1.0 + tl.exp(-x))
 
 
