@@ -35,9 +35,9 @@ SUB_ROOMS = {
         "responses", "routes", "app", "batches", "processes",
     ),
     "ops": (
-        "compile", "operation", "random_tensors", "native", "triton_provider", "pointwise", "norm",
-        "kv", "linear", "moe", "attention", "rows", "sampling", "check", "registry", "compiled",
-        "kernel_timing",
+        "compile", "operation", "random_tensors", "native", "exchange", "triton_provider",
+        "pointwise", "norm", "kv", "linear", "moe", "attention", "rows", "sampling", "check",
+        "registry", "compiled", "kernel_timing",
     ),
     "engine": (
         "core", "clients", "model_front", "kernel_choice", "build", "supervision", "convert",

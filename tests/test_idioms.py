@@ -73,7 +73,7 @@ attention_backend=None  long_prefill_token_threshold=0  kv_transfer_config=None
 max_num_partial_prefills=1  num_gpu_blocks_override=None  calculate_kv_scales=False
 """
 SETTINGS_EXPLAINED = """
-tensor_parallel_size=2  enable_prompt_adapter=True  cpu_offload_gb=4
+nnodes=2  enable_prompt_adapter=True  cpu_offload_gb=4
 speculative_config={"method":"medusa","model":"x"}
 enable_chunked_prefill=False  runner="pooling"  kv_transfer_config={"a":1}  rope_theta=1e6
 structured_outputs_config={"backend":"xgrammar"}  enable_mm_embeds=True  worker_cls="a.B"
@@ -189,7 +189,7 @@ tok.save_pretrained("x")
 tok.add_tokens(["x"])
 setattr(sp, "max_tokens", 4)
 EngineArgs(model="m").create_engine_config()
-EngineArgs(model="m", tensor_parallel_size=2)
+EngineArgs(model="m", pipeline_parallel_size=2)
 """
 
 

@@ -3,14 +3,22 @@
     QuireError
     ├── RequestError   the request's fault: it alone fails (HTTP 4xx)
     ├── EngineError    our fault or the machine's (HTTP 5xx)
-    │   └── EngineUnavailableError    requests cannot be taken, now or any more (HTTP 503)
+    │   ├── EngineUnavailableError    requests cannot be taken, now or any more (HTTP 503)
+    │   └── EngineLostError    processes that compute together are no longer all there
     └── ConfigError    the engine cannot start as asked: wrong path, unsupported value, broken file
 
 A message has three parts: what, the value, what to do. RequestError and ConfigError are also
 ValueErrors: scripts that were written for other engines catch those.
 """
 
-__all__ = ["ConfigError", "EngineError", "EngineUnavailableError", "QuireError", "RequestError"]
+__all__ = [
+    "ConfigError",
+    "EngineError",
+    "EngineLostError",
+    "EngineUnavailableError",
+    "QuireError",
+    "RequestError",
+]
 
 
 class QuireError(Exception):
@@ -27,6 +35,10 @@ class EngineError(QuireError):
 
 class EngineUnavailableError(EngineError):
     """The engine takes no requests now (HTTP 503); it may later, unless its state is DEAD."""
+
+
+class EngineLostError(EngineError):
+    """A process that computes a part of the model has ended or hangs: no step can be computed."""
 
 
 class ConfigError(QuireError, ValueError):

@@ -141,7 +141,7 @@ def test_a_model_by_position_wins_over_one_of_the_environment(
         ("QUIRE_PORT", "tcp://10.0.0.1:80", "Kubernetes sets it"),
         ("QUIRE_DTYPE", "int3", "Setting dtype cannot be 'int3'"),
         ("QUIRE_ENABLE_PREFIX_CACHING", "maybe", "give true or false"),
-        ("QUIRE_TENSOR_PARALLEL_SIZE", "2", "--tensor-parallel-size 2 cannot be served"),
+        ("QUIRE_PIPELINE_PARALLEL_SIZE", "2", "--pipeline-parallel-size 2 cannot be served"),
     ],
 )
 def test_a_bad_value_of_a_variable_is_told(
@@ -209,9 +209,10 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
     server = read_server_settings(options)
     assert server.disable_access_log
     assert (server.tool_call_parser, server.reasoning_parser) == ("hermes", "qwen3")
+    assert settings.tensor_parallel_size == 1
     notes = capsys.readouterr().err
     for flag in (
-        "tensor-parallel-size", "disable-log-requests", "runner", "max-log-len",
+        "disable-log-requests", "runner", "max-log-len",
         "no-trust-remote-code", "enable-chunked-prefill",
         "enable-auto-tool-choice",
     ):  # fmt: skip
@@ -221,7 +222,7 @@ def test_flags_that_vllm_users_know(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("-tp", "2"),
+        ("-pp", "2"),
         ("--pipeline-parallel-size", "2"),
         ("--speculative-model", "small"),
         ("--guided-decoding-backend", "xgrammar"),
@@ -259,7 +260,7 @@ def test_help_shows_each_flag_once_and_no_foreign_one(capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert text.count("--max-model-len ") == 1
     assert "QUIRE_FLAG_NAME" in text
-    assert "--tensor-parallel-size" not in text
+    assert "--pipeline-parallel-size" not in text
 
 
 def test_errors_of_the_file_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def test_names_of_vllm_are_understood_or_explained() -> None:
     assert settings.kv_cache_memory == 2**30
     assert settings.generation_config == "none"
     with pytest.raises(ConfigError, match="size=2 cannot be served: quire runs on one device"):
-        EngineSettings.from_options({"tensor_parallel_size": 2})
+        EngineSettings.from_options({"pipeline_parallel_size": 2})
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,15 @@ import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
 from quire.engine.kernel_choice import Measure
-from quire.engine.supervision.host import EngineHost, host_engine
+from quire.engine.supervision.host import host_engine
 from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy
 from quire.executor.fake import FakeModel
@@ -42,6 +43,19 @@ def run(work: Coroutine[Any, Any, None], limit_s: float = 240) -> None:
     asyncio.run(asyncio.wait_for(work, limit_s))
 
 
+class SoleHost(Protocol):
+    """An `EngineHost` of one engine."""
+
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def client(self) -> ProcessEngineClient: ...
+    @property
+    def supervisor(self) -> EngineSupervisor: ...
+    @property
+    def supervision(self) -> asyncio.Task[None]: ...
+
+
 @contextlib.asynccontextmanager
 async def hosted(
     options: FakeCoreOptions | None = None,
@@ -52,7 +66,7 @@ async def hosted(
     wait: bool = True,
     measure: Measure = by_flags,
     **client_options: Any,
-) -> AsyncGenerator[EngineHost]:
+) -> AsyncGenerator[SoleHost]:
     """A fake core, or with `settings` a real one; ready, if waited for. measure: by which kernels
     are chosen."""
     supervisor_options: dict[str, Any] = {}
@@ -69,9 +83,10 @@ async def hosted(
     async with host_engine(
         settings or {}, measure=measure, make_supervisor=make_supervisor, make_client=make_client
     ) as host:
+        sole = cast("SoleHost", host)
         if wait:
-            await until_state(host.client, EngineState.READY)
-        yield host
+            await until_state(sole.client, EngineState.READY)
+        yield sole
 
 
 async def until_state(client: ProcessEngineClient, state: EngineState) -> None:

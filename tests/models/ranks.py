@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import torch
 
 from quire.config.shard import Shard
-from quire.distributed import Collectives
+from quire.distributed import Collectives, look_up_in_parts
 
 T = TypeVar("T")
 
@@ -38,6 +38,28 @@ class ThreadCollectives:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._exchange(x), dim=-1)
 
+    def sum_rows(
+        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        total = self.all_reduce(x)
+        return (total if bias is None else total + bias).to(dtype)
+
+    def look_up(
+        self,
+        ids: torch.Tensor,
+        own: range,
+        most: int,
+        rows: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        del most
+        return look_up_in_parts(self, ids, own, rows)
+
+    def agree(self, *, is_fine: bool) -> bool:
+        return all(each.item() for each in self._exchange(torch.tensor(is_fine)))
+
+    def note(self, decided: bytes) -> None:
+        """No engine runs on these."""
+
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         self._given[self._rank] = x.clone()
         self._barrier.wait(TIMEOUT_S)
@@ -48,7 +70,8 @@ class ThreadCollectives:
 
 def on_ranks(size: int, work: Callable[[Shard, Collectives], T]) -> list[T]:
     """What `work` gives on each rank. Raises the error of the rank that failed first."""
-    barrier, given = Barrier(size), [None] * size
+    barrier = Barrier(size)
+    given: list[torch.Tensor | None] = [None] * size
 
     def run(rank: int) -> T:
         try:

@@ -19,7 +19,7 @@ def render_plan(plan: Resolved, extra: Sequence[Decision] = ()) -> str:
     title = f"{spec.architecture}, {spec.num_parameters / 1e6:,.1f} M parameters"
     rows = [
         *((item.name, item.value, item.reason) for item in (*plan.decisions, *extra)),
-        ("memory", "", ""),
+        ("memory" if plan.settings.tensor_parallel_size == 1 else "memory of a rank", "", ""),
         *_memory_rows(plan),
     ]
     names = max(len(name) for name, _, _ in rows)

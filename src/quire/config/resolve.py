@@ -28,6 +28,7 @@ from quire.config.memory.plan import (
     weight_bytes,
 )
 from quire.config.memory.pool_size import PoolSizing
+from quire.config.memory.ranks import check_ranks, describe_rank, rank_layout, rank_weight_bytes
 from quire.config.model_spec import GenericTraits, LongRopeScaling, ModelSpec
 from quire.config.packed import PackedLayout, describe_layouts
 from quire.config.quantization import choose_format
@@ -102,6 +103,9 @@ def resolve(
             f"enable_lora=True on {device}: LoRA runs on CPUs alone so far. Give device='cpu', or "
             "merge the adapter into the model."
         )
+    ranks = settings.tensor_parallel_size
+    if ranks > 1:
+        check_ranks(settings, spec, platform, has_draft_model=draft is not None)
     dtype, dtype_reason = choose_dtype(settings, spec, platform)
     spec = replace(spec, dtype=dtype)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
@@ -112,17 +116,20 @@ def resolve(
     threads, threads_reason = _choose_threads(settings, platform)
     kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, kv_dtype)
     layout = KVLayout.of_windows(spec.windows, block_size, kv_format)
-    host_blocks = _choose_host_blocks(settings, layout)
+    of_rank, rank_platform = _of_rank(settings, platform)
+    own_layout = rank_layout(layout, ranks)
+    host_blocks = _choose_host_blocks(of_rank, own_layout)
     recovery, recovery_reason = _choose_recovery(settings)
     if draft is not None:
         draft = replace(draft, spec=replace(draft.spec, dtype=dtype))
         _check_draft_model(device)
+    weights = weight_bytes(spec, checkpoint, settings.quantization, device)
     budget, fixed = _memory_of_device(
-        settings,
+        of_rank,
         spec,
-        layout,
-        platform,
-        weights=weight_bytes(spec, checkpoint, settings.quantization, device)
+        own_layout,
+        rank_platform,
+        weights=rank_weight_bytes(spec, weights, ranks)
         + adapter_bytes(spec, settings)
         + _draft_bytes(draft, settings, step_tokens, num_seqs),
         max_num_seqs=num_seqs,
@@ -131,9 +138,9 @@ def resolve(
         num_threads=threads,
     )
     sizing = PoolSizing(
-        settings,
+        of_rank,
         spec,
-        layout,
+        own_layout,
         fixed=fixed,
         budget=budget,
         max_num_seqs=num_seqs,
@@ -161,6 +168,8 @@ def resolve(
         Decision("num_kv_blocks", f"{num_blocks:,}", blocks_reason),
         Decision("preemption", recovery, recovery_reason),
         Decision("num_threads", str(threads), threads_reason),
+        *_describe_ranks(spec, ranks),
+        *_describe_replicas(settings.data_parallel_size),
         *isa_decisions,
         *_describe_draft(draft, settings),
     )
@@ -182,6 +191,32 @@ def resolve(
     )
     memory = sizing.plan(context, num_blocks)
     return Resolved(resolved, spec, layout, memory, decisions, platform, draft)
+
+
+def _of_rank(settings: EngineSettings, platform: Platform) -> tuple[EngineSettings, Platform]:
+    """The settings and the machine for one process, if several share its memory alike."""
+    ranks, replicas = settings.tensor_parallel_size, settings.data_parallel_size
+    if ranks * replicas == 1:
+        return settings, platform
+    cache, swap = settings.kv_cache_memory, settings.swap_space
+    own = replace(
+        settings,
+        kv_cache_memory=None if cache is None else max(cache // ranks, 1),
+        swap_space=None if swap is None else swap // ranks,
+    )
+    return own, replace(platform, free_bytes=platform.free_bytes // (ranks * replicas))
+
+
+def _describe_ranks(spec: ModelSpec, ranks: int) -> tuple[Decision, ...]:
+    if ranks == 1:
+        return ()
+    return (Decision("tensor_parallel_size", str(ranks), describe_rank(spec, ranks)),)
+
+
+def _describe_replicas(replicas: int) -> tuple[Decision, ...]:
+    if replicas == 1:
+        return ()
+    return (Decision("data_parallel_size", str(replicas), "engines; sizes are those of one"),)
 
 
 def _check_draft_model(device: str) -> None:
@@ -334,6 +369,7 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     """num_threads and why. Small models too take all cores: a second thread loses a fifth beside a
     program that is always busy (benchmarks/results/threads_cpu.json), but beside a server's front
     under load it gains a third (serving.json and serving_1_thread.json there)."""
+    processes = settings.tensor_parallel_size * settings.data_parallel_size
     if settings.num_threads is not None:
         asked, cores = "as asked, or by OMP_NUM_THREADS", platform.cpu.num_cores
         most = max(MOST_THREADS, MOST_THREADS_PER_CORE * cores)
@@ -348,6 +384,8 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
         return settings.num_threads, asked
     if platform.device != "cpu":
         return platform.cpu.num_cores, "one per usable core; they load weights only"
+    if processes > 1:
+        return max(platform.cpu.num_cores // processes, 1), "of each process; they share the cores"
     return platform.cpu.num_cores, "one per usable core"
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "parse_bytes",
     "parse_count",
     "setting_fields",
+    "setting_values",
 ]
 
 _log = logging.getLogger("quire")
@@ -254,7 +255,21 @@ class RuntimeSettings:
         "norms, activations and sums by torch's compiler in place of our own kernels; what it "
         "compiles is kept for the next start",
     )
-    num_threads: int | None = _setting(None, "CPU threads that compute; one per core", low=1)
+    tensor_parallel_size: int = _setting(
+        1,
+        "processes that hold the model together, each a part of every layer (CPUs alone so far)",
+        low=1,
+        high=64,
+    )
+    data_parallel_size: int = _setting(
+        1,
+        "engines behind one server, each with all of the model; requests go to the least busy one",
+        low=1,
+        high=64,
+    )
+    num_threads: int | None = _setting(
+        None, "CPU threads that compute, of each process; one per core", low=1
+    )
     attention_backend: str | None = _setting(None, "attention backend; the best that serves here")
     linear_isa: str | None = _setting(
         None,
@@ -391,6 +406,11 @@ class EngineSettings(
 def setting_fields() -> tuple[Field[Any], ...]:
     """The settings in order. `metadata`: help, and where they apply choices, kind, low, high."""
     return fields(EngineSettings)
+
+
+def setting_values(settings: EngineSettings) -> dict[str, str | int | float | bool | None]:
+    """The settings by name, as `EngineSettings.from_values` takes them in another process."""
+    return {item.name: getattr(settings, item.name) for item in fields(settings)}
 
 
 def parse_bytes(text: str) -> int:

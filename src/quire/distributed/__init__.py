@@ -1,5 +1,23 @@
 """Exchange between the ranks of one model."""
 
-from quire.distributed.collectives import ALONE, Alone, Collectives
+from quire.distributed.collectives import (
+    ALONE,
+    Alone,
+    Collectives,
+    Reduction,
+    look_up_in_parts,
+    together,
+)
+from quire.distributed.plain import PlainCollectives
+from quire.distributed.region import SharedRegion
 
-__all__ = ["ALONE", "Alone", "Collectives"]
+__all__ = [
+    "ALONE",
+    "Alone",
+    "Collectives",
+    "PlainCollectives",
+    "Reduction",
+    "SharedRegion",
+    "look_up_in_parts",
+    "together",
+]

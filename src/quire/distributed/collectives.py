@@ -2,29 +2,89 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
 
 import torch
 
-__all__ = ["ALONE", "Alone", "Collectives"]
+from quire.errors import EngineError
+
+__all__ = ["ALONE", "Alone", "Collectives", "Reduction", "look_up_in_parts", "together"]
+
+Reduction = Literal["sum", "max"]
+Result = TypeVar("Result")
 
 
 class Collectives(Protocol):
-    """Every rank calls the same operations in the same order, with tensors of one shape."""
+    """Every rank calls the same operations in the same order, with tensors of one shape. They raise
+    EngineError if another rank failed in its step, and EngineLostError if the group is over."""
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         ...
 
-    def all_reduce(self, x: torch.Tensor, op: Literal["sum", "max"] = "sum") -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         """x of all ranks, added or the largest of each element, with the same bits on each rank.
         A NaN stays NaN."""
+        ...
+
+    def sum_rows(
+        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """float32 x [T, N] of all ranks added, and then bias [N]; rounded once to `dtype`."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., N] of all ranks side by side, in the order of the ranks: [..., size · N]."""
         ...
+
+    def look_up(
+        self,
+        ids: torch.Tensor,
+        own: range,
+        most: int,
+        rows: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Rows [T, E] of ids [T] in a table of which each rank has `most` rows, the last one fewer.
+        own: indices of this rank's. rows: gives those by their index among them."""
+        ...
+
+    def agree(self, *, is_fine: bool) -> bool:
+        """Return whether all ranks are fine. If not, operations of which a rank was left out are
+        forgotten, and all go on alike. To be called at the end of what one rank may fail in.
+        EngineLostError if ranks have noted different things."""
+        ...
+
+    def note(self, decided: bytes) -> None:
+        """Note what this rank has decided, such as drawn tokens: all must decide the same."""
+        ...
+
+
+def look_up_in_parts(
+    collectives: Collectives,
+    ids: torch.Tensor,
+    own: range,
+    rows: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """`Collectives.look_up` by torch: rows of other ranks are zeros in a sum."""
+    local = ids - own.start
+    is_own = (local >= 0) & (local < len(own))
+    found = rows(torch.where(is_own, local, 0))
+    return collectives.all_reduce(torch.where(is_own.unsqueeze(-1), found, 0))
+
+
+def together(collectives: Collectives, work: Callable[[], Result]) -> Result:
+    """Return what `work` gives, if it raises nothing on any rank. Else all ranks raise, so that
+    they do the same next and none waits for another."""
+    try:
+        result = work()
+    except Exception:
+        collectives.agree(is_fine=False)
+        raise
+    if not collectives.agree(is_fine=True):
+        raise EngineError("another rank could not compute it")
+    return result
 
 
 class Alone:
@@ -35,12 +95,32 @@ class Alone:
     def all_reduce(
         self,
         x: torch.Tensor,
-        op: Literal["sum", "max"] = "sum",  # noqa: ARG002  the same for one rank
+        op: Reduction = "sum",  # noqa: ARG002  the same for one rank
     ) -> torch.Tensor:
         return x
 
+    def sum_rows(
+        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        return (x if bias is None else x + bias).to(dtype)
+
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def look_up(
+        self,
+        ids: torch.Tensor,
+        own: range,  # noqa: ARG002  all of them
+        most: int,  # noqa: ARG002  the same
+        rows: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        return rows(ids)
+
+    def agree(self, *, is_fine: bool) -> bool:
+        return is_fine
+
+    def note(self, decided: bytes) -> None:
+        """There is nobody to differ from."""
 
 
 ALONE = Alone()

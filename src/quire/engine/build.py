@@ -12,12 +12,9 @@ from functools import partial
 from quire.config import ModelSpec, env
 from quire.config.fingerprint import fingerprint
 from quire.config.measured import render_measured, replan
-from quire.config.memory.fixed_bytes import MAX_GRAPH_ROWS
-from quire.config.memory.plan import MAX_CAPTURED_ROWS
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
-from quire.config.resolved import ResolvedSettings
-from quire.config.settings import EngineSettings
+from quire.config.settings import EngineSettings, setting_values
 from quire.config.speculation import parse_speculation
 from quire.config.startup import StartupPlan, plan_startup
 from quire.engine.clients.in_process import EngineClient, InProcessClient
@@ -26,7 +23,7 @@ from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
 from quire.engine.kernel_choice import Measure, choose_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
-from quire.errors import RequestError
+from quire.errors import ConfigError, RequestError
 from quire.executor import Executor
 from quire.grammar import Grammars
 from quire.grammar.guidance import GuidanceGrammars
@@ -85,6 +82,11 @@ def build_engine(
     Raises ConfigError if the engine cannot
     start as asked; nothing is left behind then.
     """
+    if settings.data_parallel_size > 1:
+        raise ConfigError(
+            f"data_parallel_size={settings.data_parallel_size}: an engine of this process is one. "
+            "Leave it out, or use quire serve."
+        )
     platform = detect_platform()
     kernels = choose_kernels(settings, platform, measure)
     plan = plan_startup(kernels.settings, platform)
@@ -107,28 +109,33 @@ def build_engine(
 
 
 def build_core(
-    settings: EngineSettings, on_phase: Callable[[str], None], on_plan: PlanObserver
+    settings: EngineSettings,
+    on_phase: Callable[[str], None],
+    on_plan: PlanObserver,
+    on_lost: Callable[[str], None],
 ) -> BuiltCore:
     """The core alone, for a process whose requests are rendered elsewhere. Errors as above. Its
     kernels are those of the settings, or by processor flags: it measures none.
 
-    on_phase: told the name of each phase of the start when it begins.
+    on_phase: told the name of each phase of the start when it begins. on_lost: told why no more
+    steps can be computed, when a process that computes a part of them has ended.
     """
     on_phase("planning")
     plan = plan_startup(settings, detect_platform())
     on_phase("loading")
-    return _load_core(plan, on_plan)
+    return _load_core(plan, on_plan, on_lost=on_lost)
 
 
 def _load_core(
     plan: StartupPlan,
     on_plan: PlanObserver | None = None,
     hooks: Sequence[HookArgument] = (),
+    on_lost: Callable[[str], None] = lambda _: None,
 ) -> BuiltCore:
     runner = _hook_runner(plan, hooks)  # what is wrong with hooks is said before weights are read
     if not plan.resolved.settings.quiet:
         say(f"{render_plan(plan.resolved)}\n")
-    return _build_core(plan, on_plan, runner)
+    return _build_core(plan, on_plan, runner, on_lost)
 
 
 def _hook_runner(plan: StartupPlan, more: Sequence[HookArgument]) -> HookRunner | None:
@@ -143,41 +150,18 @@ def _hook_runner(plan: StartupPlan, more: Sequence[HookArgument]) -> HookRunner 
 
 
 def _build_core(
-    plan: StartupPlan, on_plan: PlanObserver | None, hooks: HookRunner | None
+    plan: StartupPlan,
+    on_plan: PlanObserver | None,
+    hooks: HookRunner | None,
+    on_lost: Callable[[str], None],
 ) -> BuiltCore:
     """Imports torch."""
     env.limit_spinning()
     env.order_gpus()
     if plan.resolved.settings.torch_compile:
         env.keep_compiled()
-    from quire.attention import backend_of_isa
-    from quire.executor.in_process import InProcessExecutor
-    from quire.ops import force_invariance
-    from quire.worker import Worker, WorkerSettings
-
     resolved, chosen = plan.resolved, plan.resolved.settings
-    forced_ops, forced_attention = _forced_kernels(chosen)
-    if chosen.batch_invariant:
-        forced_ops = force_invariance(resolved.platform, forced_ops)
-        if chosen.device != "cpu":
-            forced_attention = forced_attention or "triton"
-    rows = MAX_GRAPH_ROWS
-    if chosen.device == "cpu":  # where only calls of our own kernels can be captured
-        rows = 0 if chosen.torch_compile else MAX_CAPTURED_ROWS
-    worker_settings = WorkerSettings(
-        chosen=chosen,
-        spec=resolved.spec,
-        folder=plan.folder,
-        layout=resolved.layout,
-        platform=resolved.platform,
-        device_state=chosen.device != "cpu",
-        forced_ops=forced_ops,
-        attention_backend=chosen.attention_backend or forced_attention,
-        preferred_attention=backend_of_isa(chosen.attention_isa),
-        max_captured_rows=0 if chosen.enforce_eager else rows,
-        draft=resolved.draft,
-    )
-    executor: Executor = InProcessExecutor(lambda: Worker(worker_settings))
+    executor = _executor(plan, on_lost)
     try:
         report = executor.start()
         hasher = block_hasher(plan, report)
@@ -190,7 +174,15 @@ def _build_core(
     grammars = _grammars(plan)
     num_adapters = chosen.max_loras if chosen.enable_lora else 0
     core = EngineCore(
-        scheduler, executor, chosen.depth, on_plan, report, grammars, hooks, num_adapters
+        scheduler,
+        executor,
+        chosen.depth,
+        on_plan,
+        report,
+        grammars,
+        hooks,
+        num_adapters,
+        takes_functions=chosen.tensor_parallel_size == 1,
     )
     return BuiltCore(core, resolved, report, costs)
 
@@ -254,19 +246,27 @@ def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts |
     return executor.control(MeasureRecovery()).recovery_costs if preemption_mode == "auto" else None
 
 
-def _forced_kernels(chosen: ResolvedSettings) -> tuple[dict[str, str], str | None]:
-    """Providers by operation, and the attention backend, that a variable of the environment forces
-    on the device; else the product that was chosen for a CPU."""
-    from quire.attention import backend_of_isa
-    from quire.ops import REFERENCE, force_gpu_kernels, force_isa, force_linear
+def _executor(plan: StartupPlan, on_lost: Callable[[str], None]) -> Executor:
+    """Imports torch."""
+    from quire.executor.in_process import InProcessExecutor
+    from quire.worker import Worker
+    from quire.worker.planned import worker_settings
 
-    if chosen.device == "cpu":
-        isa = env.cpu_isa()
-        if isa is None:
-            return force_linear(chosen.linear_isa), None
-        return force_isa(isa), backend_of_isa(isa)
-    wish = env.gpu_kernels()
-    return force_gpu_kernels(wish), REFERENCE if wish == "none" else wish
+    settings = worker_settings(plan)
+    if settings.shard.size == 1:
+        return InProcessExecutor(lambda: Worker(settings))
+    from quire.executor.processes import ProcessExecutor
+    from quire.executor.processes.messages import RankLaunch
+
+    platform = plan.resolved.platform
+    launch = RankLaunch(
+        rank=0,
+        size=settings.shard.size,
+        settings=setting_values(plan.asked),
+        free_bytes=platform.free_bytes,
+        memory_bytes=platform.memory_bytes,
+    )
+    return ProcessExecutor(lambda region: Worker(replace(settings, region=region)), launch, on_lost)
 
 
 def _build_scheduler(

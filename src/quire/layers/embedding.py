@@ -47,10 +47,7 @@ class Vocabulary:
     ) -> torch.Tensor:
         if self.share.is_whole:
             return rows(ids)
-        local = ids - self._own.start
-        is_own = (local >= 0) & (local < len(self._own))
-        found = rows(torch.where(is_own, local, 0))
-        return self._collectives.all_reduce(torch.where(is_own.unsqueeze(-1), found, 0))
+        return self._collectives.look_up(ids, self._own, self.most, rows)
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] from those of this rank, [N, most]."""

@@ -130,14 +130,17 @@ class RowLinear:
             bias=bias,
             transposed=transposed,
         )
-        self._all_reduce = collectives.all_reduce
+        self._collectives = collectives
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        matrix = self.weights.matrix
+        matrix, collectives = self.weights.matrix, self._collectives
+        if isinstance(matrix, PlainPartial):
+            return collectives.sum_rows(matrix.partial(x), matrix.bias, x.dtype)
         largest = matrix.largest(x)
         if largest is not None:
-            largest = self._all_reduce(largest, "max")
-        return matrix.complete(self._all_reduce(matrix.partial(x, largest)), largest, x.dtype)
+            largest = collectives.all_reduce(largest, "max")
+        sums = collectives.all_reduce(matrix.partial(x, largest))
+        return matrix.complete(sums, largest, x.dtype)
 
 
 class _PlainInputs:

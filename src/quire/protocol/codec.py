@@ -1,21 +1,34 @@
 """Messages as MessagePack bytes and back, with types checked while they are read.
 
-An array crosses as [dtype, raw bytes]; the dtype must be the one that the field declares.
+An array crosses as [dtype, raw bytes]; the dtype must be the one that the field declares. On a
+pipe, the length of a message stands before it.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import QuireError
+from quire.errors import ConfigError, QuireError
 
-__all__ = ["Codec", "GarbledMessageError", "encode"]
+__all__ = [
+    "Codec",
+    "GarbledMessageError",
+    "encode",
+    "framed",
+    "launch_bytes",
+    "read_exactly",
+    "read_message",
+]
+
+LENGTH_BYTES = 4
 
 T = TypeVar("T")
+Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 class GarbledMessageError(QuireError):
@@ -70,3 +83,38 @@ def _read_array(kind: Any, value: Any) -> npt.NDArray[Any]:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_write_array)
+
+
+def launch_bytes(launch: msgspec.Struct) -> bytes:
+    """Encode a launch for the standard input of a process."""
+    return framed(encode(launch))
+
+
+def framed(data: bytes) -> bytes:
+    """The bytes with their length before them."""
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def read_message(descriptor: int, codec: Codec[Message]) -> Message:
+    """Reads no further than what `launch_bytes` gave. Raises ConfigError if it is not there."""
+    try:
+        length = int.from_bytes(read_exactly(descriptor, LENGTH_BYTES), "big")
+        return codec.decode(read_exactly(descriptor, length))
+    except EOFError:
+        raise ConfigError(
+            "standard input ended before the launch message: this module is started by a server; "
+            "use `quire serve`"
+        ) from None
+    except GarbledMessageError as error:
+        raise ConfigError(f"the launch message cannot be read: {error}") from error
+
+
+def read_exactly(descriptor: int, count: int) -> bytes:
+    """Raises EOFError if the pipe ends before."""
+    data = b""
+    while len(data) < count:
+        piece = os.read(descriptor, count - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data

@@ -1,7 +1,8 @@
 """Operations beside steps: what an engine is asked to do or to tell, and its one kind of answer.
 
 They run while no step is in flight. Those of clients cross to the engine's process as they are;
-those of a start, and new weights, never leave the process that gives them.
+those of a start go to the ranks of a model alone, and new weights never leave the process that
+gives them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ __all__ = [
     "Unpin",
     "UpdateWeights",
     "Wake",
+    "WorkerOp",
     "asleep",
 ]
 
@@ -141,18 +143,19 @@ class UpdateWeights:
     tensors: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Allocate:
+class Allocate(_Op, frozen=True):
     """Take memory for the KV pool and what computes over it. Before the first step."""
 
     num_blocks: int
     max_model_len: int
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureRecovery:
+class MeasureRecovery(_Op, frozen=True):
     """Measure what it costs to bring a preempted request back. Before the first step."""
 
+
+WorkerOp = Allocate | MeasureRecovery | Sleep | Wake | StartProfile | StopProfile
+"""Operations that every rank of a model carries out."""
 
 ControlOp = AdminOp | ExtendPrompt | UpdateWeights | Allocate | MeasureRecovery
 

@@ -11,6 +11,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
+from quire.distributed import ALONE, Collectives, together
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.halves import in_halves
@@ -83,7 +84,7 @@ class Computes(Protocol):
 
 class ForwardPass:
     """An exception while rows are computed does not end the step: the rows are computed again in
-    halves until the one at fault is alone."""
+    halves until the one at fault is alone. One on any rank is one on all of them."""
 
     def __init__(
         self,
@@ -93,15 +94,17 @@ class ForwardPass:
         upload: Upload,
         num_prompt_logprobs: Mapping[int, int],
         media: MediaStore,
+        collectives: Collectives = ALONE,
     ) -> None:
         """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`. media: what rows
-        name in theirs."""
+        name in theirs. collectives: of the ranks that compute the same rows."""
         self._model = model
         self._rows = rows
         self._build = build
         self._upload = upload
         self._num_prompt_logprobs = num_prompt_logprobs
         self._media = media
+        self._collectives = collectives
 
     def compute(self, rows: ScheduledRows) -> Forward:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
@@ -115,9 +118,11 @@ class ForwardPass:
             message = f"the model could not compute this request ({error}); {REPORT_IT}"
             return Forward(failed=[RowFailure(int(row.slots[0]), message)])
 
+        def compute(part: slice) -> Forward:
+            return together(self._collectives, lambda: self._compute(rows.select(part)))
+
         result = Forward()
-        everything = slice(0, len(rows.slots))
-        for part in in_halves(everything, lambda part: self._compute(rows.select(part)), alone):
+        for part in in_halves(slice(0, len(rows.slots)), compute, alone):
             result.extend(part)
         return result
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from quire.errors import EngineLostError
 from quire.protocol.step import StepPlan
 from quire.runner.rows import ScheduledRows
 
@@ -25,6 +26,8 @@ def in_halves(
     """
     try:
         return [compute(rows)]
+    except EngineLostError:  # which no row can be blamed for
+        raise
     except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
         if rows.stop - rows.start == 1:
             return [alone(rows.start, error)]

@@ -7,6 +7,8 @@ from collections import deque
 import numpy as np
 import torch
 
+from quire.distributed import ALONE, Collectives
+from quire.errors import EngineLostError
 from quire.protocol.step import IntArray, RowFailure, StepPlan
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import DeviceQueue
@@ -48,10 +50,11 @@ class Runner:
         queue: DeviceQueue,
         state: DeviceState | None = None,
         drafter: ModelDrafter | None = None,
+        collectives: Collectives = ALONE,
     ) -> None:
         """decode: for steps in which every row computes one token and draws; forward: others.
         state: of the device, None where kernels read the host's rows. drafter: makes the drafts
-        that plans leave to a model."""
+        that plans leave to a model. collectives: of the ranks that compute the same rows."""
         self.late_inputs = LateInputs()
         self._rows = rows
         self._changes = changes
@@ -61,6 +64,7 @@ class Runner:
         self._queue = queue
         self._state = state
         self._drafter = drafter
+        self._collectives = collectives
         self._tenancy = Tenancy(len(rows.num_tokens))
         self._in_flight: deque[RunningStep] = deque()
         self._pools = VectorPools()
@@ -74,6 +78,8 @@ class Runner:
             return self._launch(plan)
         try:
             token_ids = self._repeat(plan)
+        except EngineLostError:
+            raise
         except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
             return self._launch(plan, replays=False)
         return self._drawn(plan.step_id, slots, token_ids, [])
@@ -107,6 +113,7 @@ class Runner:
             if decoded is not None and decoded.logits is not None and not plan.forks:
                 masks, token_ids = self._draw_masked(plan.step_id, rows.slots, decoded.logits)
                 if token_ids is not None:
+                    self._note(token_ids)
                     return DrawnStep(plan.step_id, rows.slots, token_ids.tolist(), host.failed)
             if decoded is None or decoded.token_ids is None:
                 self._compute(plan, rows, decoded, step, host, masks)
@@ -120,7 +127,13 @@ class Runner:
         self._in_flight.append(step)
         if self._state is None:
             self._settle(wait=True)
+            self._note(step.result().token_ids)
         return step
+
+    def _note(self, token_ids: IntArray) -> None:
+        """Ranks that draw different tokens find it out in the next step."""
+        if self._collectives.size > 1:
+            self._collectives.note(token_ids.tobytes())
 
     def _draw_masked(
         self, step_id: int, slots: Slots, logits: torch.Tensor
@@ -168,6 +181,7 @@ class Runner:
         self, step_id: int, slots: Slots, token_ids: IntArray, failed: list[RowFailure]
     ) -> PendingStep:
         """A step that has drawn and committed all its tokens [R], NO_TOKEN in rows without one."""
+        self._note(token_ids)
         drawn = token_ids.tolist()
         if NO_TOKEN in drawn:
             failed += self._draws.failures(token_ids, slots, self._rows.num_tokens[slots] - 1)

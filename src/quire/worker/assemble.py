@@ -103,10 +103,18 @@ def _on_host(
         LazyGraphs(sizes, wanted=0, steps_between=0, name="decode steps"),
         NativeRecorder(loaded.team, arena),
         has_spare_row=False,
+        collectives=loaded.collectives,
     )
     shared = (loaded.model, inputs, loaded.team, arena, max_tokens, settings.chosen.max_num_seqs)
     graph = SizedGraph.captured(*shared) if max_tokens else None
-    forward = MixedSteps(loaded.model, inputs, graph, loaded.given, arena if max_tokens else None)
+    forward = MixedSteps(
+        loaded.model,
+        inputs,
+        graph,
+        loaded.given,
+        arena if max_tokens else None,
+        has_ranks=loaded.collectives.size > 1,
+    )
     drafter = None
     if loaded.draft is not None and settings.draft is not None:
         of_draft = settings.of_draft(settings.draft)
@@ -116,11 +124,18 @@ def _on_host(
         changes,
         decode,
         ForwardPass(
-            forward, rows, forward.build, torch.from_numpy, changes.num_prompt_logprobs, media
+            forward,
+            rows,
+            forward.build,
+            torch.from_numpy,
+            changes.num_prompt_logprobs,
+            media,
+            loaded.collectives,
         ),
         Draws(sampling, rows, ops.draw, graph_draws, torch.from_numpy),
         HostQueue(),
         drafter=drafter,
+        collectives=loaded.collectives,
     )
     return Assembly(runner, kv.pages, host, nullcontext)
 

@@ -13,12 +13,14 @@ from quire.attention import AttentionNeeds, GroupBackends, select_backends
 from quire.config import ModelSpec, read_checkpoint
 from quire.config.model_spec import GenericTraits
 from quire.config.packed import CacheScales, read_cache_scales
+from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, TokenColumns
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
+from quire.ops.exchange import join_region
 from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES
 from quire.platform import Platform
 from quire.quantization import QuantizedFormats
@@ -36,7 +38,7 @@ class LoadedModel:
     by_torch: whether torch computes some layers, or multiplies with some matrices, as no kernel
     serves the checkpoint's format. cache_scales: of a cache in float8, by layer. adapters: places
     for those of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
-    `draft_layout`."""
+    `draft_layout`. collectives: of the ranks that hold the model together."""
 
     spec: ModelSpec
     device: torch.device
@@ -51,6 +53,7 @@ class LoadedModel:
     cache_scales: CacheScales
     adapters: AdaptedLayers | None = None
     draft: LoadedModel | None = None
+    collectives: Collectives = ALONE
 
     @property
     def whole_prompts(self) -> bool:
@@ -118,6 +121,9 @@ def load(
     ops = build_op_set(settings.platform, forced, team)
     if settings.chosen.torch_compile:
         ops = with_compiled(ops, device)
+    collectives: Collectives = ALONE
+    if settings.region is not None:
+        collectives = join_region(settings.region, settings.shard.rank, ops.chosen["linear"], team)
     attention = _attention(settings, spec, kv_dtype, team)
     formats = QuantizedFormats(settings.chosen.quantization, ops)
     columns = TokenColumns(ops)
@@ -145,6 +151,8 @@ def load(
         settings.chosen.max_model_len,
         formats,
         quantized_cache=kv_dtype.itemsize == 1,
+        shard=settings.shard,
+        collectives=collectives,
         columns=columns,
         adapters=adapters,
     )
@@ -183,6 +191,7 @@ def load(
         scales,
         adapters,
         draft,
+        collectives,
     )
 
 
@@ -201,11 +210,13 @@ def _cache_scales(settings: WorkerSettings, kv_dtype: torch.dtype) -> CacheScale
 def _attention(
     settings: WorkerSettings, spec: ModelSpec, kv_dtype: torch.dtype, team: Team
 ) -> GroupBackends:
-    """Choose backends by the needs of each layer group."""
+    """Choose backends by the needs of each layer group, with the heads that this rank has."""
     groups = settings.layout.groups
+    num_heads = settings.shard.equal(spec.num_heads, "query heads").count
+    needs = [AttentionNeeds.of_group(spec, group.kv.format, kv_dtype) for group in groups]
     chosen = select_backends(
         settings.platform,
-        [AttentionNeeds.of_group(spec, group.kv.format, kv_dtype) for group in groups],
+        [replace(each, num_heads=num_heads) for each in needs],
         [group.layers for group in groups],
         settings.attention_backend,
         team,

@@ -9,7 +9,9 @@ from typing import cast
 from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.config.resolved import ResolvedSettings
+from quire.config.shard import ONE_RANK, Shard
 from quire.config.speculation.draft_model import DraftModel, draft_layout
+from quire.distributed import SharedRegion
 from quire.models import LoadFormat
 from quire.platform import Platform
 
@@ -24,7 +26,8 @@ class WorkerSettings:
     device_state: rows live on the device and steps are launched ahead; else on the host.
     forced_ops: op name → provider. attention_backend: the one to take. preferred_attention: the
     backend to take if it serves and none is forced. max_captured_rows: of decode steps that are
-    captured, 0 for none. draft: the model that guesses tokens.
+    captured, 0 for none. draft: the model that guesses tokens. shard: what of the model this
+    worker has; `layout` is that of its part. region: where the ranks meet; None for one alone.
     """
 
     chosen: ResolvedSettings
@@ -38,6 +41,8 @@ class WorkerSettings:
     preferred_attention: str | None
     max_captured_rows: int
     draft: DraftModel | None = None
+    shard: Shard = ONE_RANK
+    region: SharedRegion | None = None
 
     @property
     def load_format(self) -> LoadFormat:
@@ -53,4 +58,6 @@ class WorkerSettings:
             folder=draft.folder,
             layout=draft_layout(draft.spec, self.layout),
             draft=None,
+            shard=ONE_RANK,
+            region=None,
         )

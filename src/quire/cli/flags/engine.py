@@ -28,6 +28,7 @@ def add_engine_flags(parser: CommandParser, *, server: bool = False) -> None:
         name: tuple(as_flag(alias) for alias, meant in ALIASES.items() if meant == name)
         for name in ALIASES.values()
     }
+    spellings |= {"tensor_parallel_size": ("-tp",), "data_parallel_size": ("-dp",)}
     if server:  # elsewhere -q is --quick
         spellings["quantization"] = ("-q",)
     add_field_flags(group, others, _PREFIX, spellings)

@@ -57,9 +57,7 @@ _OF_SERVER: Mapping[str, ForeignName] = {
 _SHORT: Mapping[str, tuple[str, ...]] = {
     "compilation_config": ("-cc",),
     "optimization_level": ("-O0", "-O1", "-O2", "-O3"),
-    "tensor_parallel_size": ("-tp",),
     "pipeline_parallel_size": ("-pp",),
-    "data_parallel_size": ("-dp",),
     "enable_expert_parallel": ("-ep",),
 }
 

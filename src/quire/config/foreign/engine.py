@@ -46,8 +46,7 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
     ),
     **_names("model_impl", "a model has one implementation", None),
     **_names(
-        "distributed_executor_backend worker_use_ray ray_workers_use_nsight "
-        "disable_custom_all_reduce enable_expert_parallel all2all_backend "
+        "ray_workers_use_nsight disable_custom_all_reduce enable_expert_parallel all2all_backend "
         "max_parallel_loading_workers data_parallel_backend data_parallel_address "
         "data_parallel_rpc_port data_parallel_rank data_parallel_start_rank master_addr "
         "master_port disable_nccl_for_dp_synchronization expert_placement_strategy eplb_config "
@@ -101,7 +100,13 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
 
 _MISSING: Mapping[str, ForeignName] = {
     **_names(
-        "tensor_parallel_size pipeline_parallel_size data_parallel_size nnodes "
+        "distributed_executor_backend",
+        "ranks are processes of one machine so far",
+        ("mp", "uni"),
+    ),
+    **_names("worker_use_ray", "ranks are processes of one machine so far"),
+    **_names(
+        "pipeline_parallel_size nnodes "
         "prefill_context_parallel_size decode_context_parallel_size data_parallel_size_local "
         "num_scheduler_steps",
         "quire runs on one device so far",

@@ -10,10 +10,24 @@ import numpy as np
 from quire.engine.clients.replay import Replays, resume_requests
 from quire.engine.clients.request_stream import RequestStream
 from quire.errors import RequestError
+from quire.protocol.messages import HANDLES_PER_CLIENT
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason
 from quire.protocol.step import IntArray
 
-__all__ = ["OpenRequests"]
+__all__ = ["HandleCounter", "OpenRequests"]
+
+
+class HandleCounter:
+    """Handles of one client id, each given once."""
+
+    def __init__(self, client_id: int) -> None:
+        self._next = client_id * HANDLES_PER_CLIENT
+
+    def reserve(self, count: int) -> int:
+        """The first of `count` consecutive handles."""
+        first = self._next
+        self._next += count
+        return first
 
 
 class OpenRequests:
@@ -38,7 +52,12 @@ class OpenRequests:
     ) -> RequestStream:
         """Follow a request that is about to be sent as it is. send_abort: called whenever the
         reader ends sequences, with their handles in the core; none if no core has them."""
+        stream = RequestStream(request)
+        self._follow(stream, send_abort)
+        self._send_as(stream, request.first_handle)
+        return stream
 
+    def _follow(self, stream: RequestStream, send_abort: Callable[[list[int]], None]) -> None:
         def on_abort(indices: list[int]) -> None:
             if stream not in self._streams:
                 return
@@ -47,10 +66,40 @@ class OpenRequests:
             self._forget_ended(stream)
             send_abort(in_core)
 
-        stream = RequestStream(request, on_abort)
-        self._own.update(self._handles(stream, request.first_handle))
-        self._send_as(stream, request.first_handle)
-        return stream
+        stream.on_abort = on_abort
+        self._own.update(self._handles(stream, stream.request.first_handle))
+
+    def let_go(self) -> list[RequestStream]:
+        """After the death of a core, the streams that may go on in another one at once: all but
+        those that may have been the cause. They are followed no more."""
+        going = [each for each in self._streams if not self._replays.is_suspect(each)]
+        for stream in going:
+            del self._streams[stream]
+            for handle in self._handles(stream, stream.request.first_handle):
+                self._own.pop(handle, None)
+        return going
+
+    def take_over(
+        self, stream: RequestStream, send_abort: Callable[[list[int]], None]
+    ) -> list[EngineRequest]:
+        """Follow a stream of another client. The requests that continue it. send_abort: see
+        `open`."""
+        self._follow(stream, send_abort)
+        return self._resume([stream])
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Tokens that all streams may still compute: prompts, until they have given something, and
+        outputs to come."""
+        total = 0
+        for stream in self._streams:
+            request = stream.request
+            for index in stream.unfinished():
+                done = len(stream.samples[index].token_ids)
+                total += (request.params.max_tokens or 0) - done
+            if not stream.num_tokens:
+                total += len(request.prompt_token_ids)
+        return total
 
     def abort(self, handles: Iterable[int]) -> None:
         """End sequences by the handles of their requests; unknown ones are ignored."""

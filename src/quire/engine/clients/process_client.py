@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from quire.config.feasibility import check_servable
 from quire.engine.clients.core_connection import CoreConnection
 from quire.engine.clients.core_queries import CoreQueries
 from quire.engine.clients.engine_watch import EngineWatch
-from quire.engine.clients.open_requests import OpenRequests
+from quire.engine.clients.open_requests import HandleCounter, OpenRequests
 from quire.engine.clients.request_stream import RequestStream
 from quire.engine.core.heartbeat import heartbeats
 from quire.engine.core.in_flight import read_in_flight
@@ -24,7 +24,6 @@ from quire.protocol.codec import encode
 from quire.protocol.control import AdminOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.messages import (
-    HANDLES_PER_CLIENT,
     Abort,
     Add,
     Answer,
@@ -65,7 +64,8 @@ CLOSED = "the server is shutting down"
 class ProcessEngineClient:
     """Talks to whichever core serves in a directory, and to the next one when that dies.
 
-    client_id: different for every front of a core. max_replays: see `Replays`. max_message_bytes:
+    client_id: different for every front of a core. handles: of this id, if other clients have them
+    too; then streams may move between these. max_replays: see `Replays`. max_message_bytes:
     of a request as sent. restart_timeout_s: streams fail when no core has come back for so long.
     silence_s: without a heartbeat for so long, and stalled_step_s: in one step for so long, the
     core counts as stalled.
@@ -78,6 +78,7 @@ class ProcessEngineClient:
         directory: Path,
         *,
         client_id: int = 0,
+        handles: HandleCounter | None = None,
         max_replays: int = 2,
         max_message_bytes: int = 64 * 2**20,
         restart_timeout_s: float = 300.0,
@@ -89,8 +90,9 @@ class ProcessEngineClient:
         self._max_message_bytes = max_message_bytes
         self._restart_timeout_s = restart_timeout_s
         self._silence_s = silence_s
-        self._next_handle = client_id * HANDLES_PER_CLIENT
-        self._open = OpenRequests(self.reserve_handles, max_replays)
+        self._handles = handles or HandleCounter(client_id)
+        self._open = OpenRequests(self._handles.reserve, max_replays)
+        self.on_core_lost: Callable[[], None] | None = None
         self._queries = CoreQueries()
         self._media: dict[int, bytes] = {}  # by handle
         self._media_in_core: set[int] = set()
@@ -108,9 +110,7 @@ class ProcessEngineClient:
     # --- AsyncEngineClient ----------------------------------------------------------------------
 
     def reserve_handles(self, count: int) -> int:
-        first = self._next_handle
-        self._next_handle += count
-        return first
+        return self._handles.reserve(count)
 
     async def add(self, request: EngineRequest) -> RequestStream:
         connection, capacity = self._require_core(EngineState.READY)
@@ -184,6 +184,21 @@ class ProcessEngineClient:
     @property
     def num_unfinished(self) -> int:
         return len(self._open)
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """See `OpenRequests.tokens_in_flight`."""
+        return self._open.tokens_in_flight
+
+    def let_go(self) -> list[RequestStream]:
+        """In `on_core_lost`: the streams that another client may take over."""
+        return self._open.let_go()
+
+    def take_over(self, stream: RequestStream) -> None:
+        """Go on with a stream of another client. EngineUnavailableError unless READY."""
+        connection, _ = self._require_core(EngineState.READY)
+        for request in self._open.take_over(stream, self._send_abort):
+            self._send_again(connection, request)
 
     async def wait_for_change(self, status: EngineStatus) -> EngineStatus:
         return await self._watch.wait_for_change(status)
@@ -297,6 +312,8 @@ class ProcessEngineClient:
         self._media_in_core.clear()
         self._queries.fail_all("the engine died before it answered: try again later")
         self._open.core_died(read_in_flight(self._directory, instance))
+        if self.on_core_lost is not None:
+            self.on_core_lost()
         logger.warning(
             "the engine core is gone; %d requests wait for the next one", len(self._open)
         )

@@ -79,9 +79,12 @@ class Replays:
         """Return the requests to send to the new core at once; the others wait for their turn."""
         released: list[RequestStream] = []
         for stream in unfinished:
-            is_suspect = 0 < self._max_replays <= stream.crashes
-            (self._held if is_suspect else released).append(stream)
+            (self._held if self.is_suspect(stream) else released).append(stream)
         return [*released, *self.next_trial()]
+
+    def is_suspect(self, stream: RequestStream) -> bool:
+        """Return whether a request has seen so many deaths that it is sent alone."""
+        return 0 < self._max_replays <= stream.crashes
 
     def next_trial(self) -> list[RequestStream]:
         """The suspect to send now, if there is one and the one before it is through."""

@@ -36,12 +36,15 @@ class RequestStream:
     crashes: how many cores died while they computed this request.
     """
 
-    def __init__(self, request: EngineRequest, on_abort: Callable[[list[int]], None]) -> None:
-        """on_abort: told the indices of samples that the reader ends."""
+    def __init__(
+        self, request: EngineRequest, on_abort: Callable[[list[int]], None] = lambda _: None
+    ) -> None:
+        """on_abort: told the indices of samples that the reader ends; another one, when another
+        client follows the stream."""
         self.request = request
         self.samples = [SampleProgress() for _ in range(request.params.n)]
         self.crashes = 0
-        self._on_abort = on_abort
+        self.on_abort = on_abort
         self._num_unfinished = len(self.samples)
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self._num_cached_tokens: int | None = None
@@ -129,7 +132,7 @@ class RequestStream:
             handle = self.request.first_handle + index
             self.finish(index, SequenceFinish(handle, FinishReason.ABORT))
         if ending:
-            self._on_abort(ending)
+            self.on_abort(ending)
             self.announce()
 
     def listen(self, on_news: Callable[[], None] | None) -> None:

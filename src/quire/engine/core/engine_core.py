@@ -70,17 +70,21 @@ class EngineCore:
         grammars: Grammars | None = None,
         hooks: HookRunner | None = None,
         num_adapter_slots: int = 0,
+        *,
+        takes_functions: bool = True,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed. report:
         the executor's, of its start. grammars: None where requests may state none. hooks: whose
         `watches` the scheduler has; None where nothing is watched. num_adapter_slots: adapters that
-        may be in use at a time; 0 where requests may name none."""
+        may be in use at a time; 0 where requests may name none. takes_functions: whether the
+        executor can call those that requests bring."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
         self._on_plan = on_plan
         self._grammars = grammars
         self._hooks = hooks
+        self._takes_functions = takes_functions
         self._in_flight: deque[StepFuture] = deque()
         self._opening: list[_Opening] = []
         self._adapters: AdapterSlots | None = None
@@ -95,6 +99,11 @@ class EngineCore:
         """Queue a request. RequestError if this engine could never serve it,
         EngineUnavailableError while it sleeps."""
         self._check_awake()
+        if request.params.logits_processors and not self._takes_functions:
+            raise RequestError(
+                "logits_processors are functions of this process, and tensor_parallel_size above 1 "
+                "computes in several: leave them out, or use one rank"
+            )
         if self._hooks is not None:
             self._hooks.check(request)
         elif request.params.hooks:

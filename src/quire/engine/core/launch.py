@@ -4,44 +4,19 @@ standard input, and the end of the start in files."""
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from quire.errors import ConfigError
-from quire.protocol.codec import Codec, GarbledMessageError, encode
+from quire.protocol.codec import Codec, GarbledMessageError, encode, read_message
 from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
 
 __all__ = [
-    "launch_bytes",
     "mark_ready",
     "read_failure",
     "read_launch",
-    "read_message",
     "was_ready",
     "write_failure",
 ]
-
-LENGTH_BYTES = 4
-
-Message = TypeVar("Message", bound=msgspec.Struct)
-
-
-def launch_bytes(launch: msgspec.Struct) -> bytes:
-    """Encode a launch for the standard input of a process."""
-    data = encode(launch)
-    return len(data).to_bytes(LENGTH_BYTES, "big") + data
-
-
-def read_message(descriptor: int, codec: Codec[Message]) -> Message:
-    """Reads no further than what `launch_bytes` gave. Raises ConfigError if it is not there."""
-    length = int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big")
-    try:
-        return codec.decode(_read_exactly(descriptor, length))
-    except GarbledMessageError as error:
-        raise ConfigError(f"the launch message cannot be read: {error}") from error
 
 
 def read_launch(descriptor: int) -> Launch:
@@ -53,19 +28,6 @@ def read_launch(descriptor: int) -> Launch:
             f"version {PROTOCOL_VERSION}: start both from the same installation"
         )
     return launch
-
-
-def _read_exactly(descriptor: int, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = os.read(descriptor, count - len(data))
-        if not piece:
-            raise ConfigError(
-                "standard input ended before the launch message: this module is started by a "
-                "server; use `quire serve`"
-            )
-        data += piece
-    return data
 
 
 def write_failure(directory: Path, instance: int, failure: StartFailure) -> None:

@@ -158,7 +158,8 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
     """The real core. Imports torch, on first use."""
     from quire.engine.build import build_core
 
-    built = build_core(EngineSettings.from_values(launch.settings), progress.enter, on_plan)
+    settings = EngineSettings.from_values(launch.settings)
+    built = build_core(settings, progress.enter, on_plan, _end_without)
     chosen = built.resolved.settings
     return StartedCore(
         built.core,
@@ -176,6 +177,12 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
             description=built.report.kernels,
         ),
     )
+
+
+def _end_without(reason: str) -> None:
+    """A rank of the model is lost: end at once, so that the next core goes on with all requests."""
+    del reason  # whoever noticed has logged it
+    os._exit(1)
 
 
 if __name__ == "__main__":

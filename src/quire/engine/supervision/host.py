@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config.settings import EngineSettings
+from quire.engine.clients.open_requests import HandleCounter
 from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.clients.replicas import ReplicatedClient
 from quire.engine.kernel_choice import Measure, choose_kernels
 from quire.engine.supervision.private_directory import private_directory
 from quire.engine.supervision.supervisor import EngineSupervisor, SettingValue
@@ -25,13 +27,18 @@ _log = logging.getLogger("quire.engine")
 
 @dataclass(frozen=True, slots=True)
 class EngineHost:
-    """directory: in which further clients find the core. supervision: ends, with an error, when no
-    core will come any more."""
+    """directory: in which further clients find the core, of the first replica. supervisors: of the
+    replicas. supervision: ends, with an error, when no core will come any more."""
 
     directory: Path
-    client: ProcessEngineClient
-    supervisor: EngineSupervisor
+    client: ProcessEngineClient | ReplicatedClient
+    supervisors: tuple[EngineSupervisor, ...]
     supervision: asyncio.Task[None]
+
+    @property
+    def supervisor(self) -> EngineSupervisor:
+        """The one of the first replica."""
+        return self.supervisors[0]
 
 
 @contextlib.asynccontextmanager
@@ -42,7 +49,8 @@ async def host_engine(
     make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
     make_client: Callable[..., ProcessEngineClient] = ProcessEngineClient,
 ) -> AsyncGenerator[EngineHost]:
-    """Start an engine core with these settings, and leave nothing of it at the end.
+    """Start an engine core with these settings, or one for each replica (`data_parallel_size`), and
+    leave nothing of it at the end.
 
     The client is there at once; its status tells how the start goes on. Each core that is started
     gets the same kernels. measure: by which they are chosen; ConfigError if a setting asks for some
@@ -50,18 +58,36 @@ async def host_engine(
     make_supervisor, make_client: their classes, or partials of them with other limits.
     """
     chosen = await asyncio.to_thread(_with_kernels, settings, measure)
-    with private_directory() as directory:
-        client = make_client(directory)
-        supervisor = make_supervisor(directory, chosen, on_dead=client.engine_died)
-        supervision = asyncio.ensure_future(supervisor.run())
+    size = int(settings.get("data_parallel_size") or 1)
+    with contextlib.ExitStack() as stack:
+        directories = [stack.enter_context(private_directory()) for _ in range(size)]
+        handles = HandleCounter(0)
+        clients = [
+            make_client(each, handles=handles) if size > 1 else make_client(each)
+            for each in directories
+        ]
+        supervisors = tuple(
+            make_supervisor(directory, chosen, on_dead=client.engine_died)
+            for directory, client in zip(directories, clients, strict=True)
+        )
+        supervision = asyncio.ensure_future(_run_all(supervisors))
+        client = ReplicatedClient(clients) if size > 1 else clients[0]
         try:
-            yield EngineHost(directory, client, supervisor, supervision)
+            yield EngineHost(directories[0], client, supervisors, supervision)
         finally:
             await client.close()
-            await supervisor.stop()
+            await asyncio.gather(*(each.stop() for each in supervisors))
             supervision.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await supervision
+
+
+async def _run_all(supervisors: Sequence[EngineSupervisor]) -> None:
+    """Wait until the last one ends. Raises the first error among them."""
+    ends = await asyncio.gather(*(each.run() for each in supervisors), return_exceptions=True)
+    for end in ends:
+        if end is not None:
+            raise end
 
 
 def _with_kernels(

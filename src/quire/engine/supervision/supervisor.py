@@ -17,9 +17,10 @@ from pathlib import Path
 import zmq.asyncio
 
 from quire.engine.core.heartbeat import heartbeats
-from quire.engine.core.launch import launch_bytes, read_failure, was_ready
+from quire.engine.core.launch import read_failure, was_ready
 from quire.engine.supervision.stall import StallLimits, StallWatch
 from quire.errors import ConfigError, EngineError
+from quire.protocol.codec import launch_bytes
 from quire.protocol.messages import PROTOCOL_VERSION, Launch
 
 __all__ = ["CORE_COMMAND", "EngineSupervisor", "RestartPolicy", "SettingValue"]

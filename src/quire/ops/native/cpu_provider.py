@@ -23,6 +23,7 @@ __all__ = [
     "cpu_providers",
     "input_rows",
     "is_cpu_kernel",
+    "isa_of",
     "packed_columns",
     "page_strides",
     "paired_rows",
@@ -66,6 +67,11 @@ def cpu_providers(
 def is_cpu_kernel(provider: str) -> bool:
     """Return whether `cpu_providers` made the provider of this name."""
     return provider.startswith(_PREFIX)
+
+
+def isa_of(provider: str) -> str | None:
+    """The instruction set of a provider that `cpu_providers` made, None for another one."""
+    return provider.removeprefix(_PREFIX) if is_cpu_kernel(provider) else None
 
 
 def packed_columns(outputs: int, gate: str | None) -> int:

@@ -73,6 +73,6 @@ def kernel_error(isa: str, name: str, code: int) -> EngineError:
     return EngineError(
         f"The {isa} kernel {name} failed with code {code} "
         "(1: element type it does not know, 2: no memory for scratch, 3: an index "
-        "outside the table). "
+        "outside the table, 4: the ranks' group is over, 5: another rank failed, 6: ranks differ). "
         "Set QUIRE_CPU_ISA=none to run without these kernels."
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
+from quire.distributed import ALONE, Collectives, together
+from quire.errors import EngineLostError
 from quire.models import CausalLM
 from quire.protocol.step import IntArray
 from quire.runner.draws import GraphDraws
@@ -21,6 +24,7 @@ from quire.sampling import RowsOfMasks
 __all__ = ["DecodeGraph", "DecodeSteps", "Decoded"]
 
 _log = logging.getLogger("quire.runner")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,12 @@ class DecodeSteps:
         recorder: GraphRecorder | None,
         *,
         has_spare_row: bool,
+        collectives: Collectives = ALONE,
     ) -> None:
         """slots: where `inputs` reads which rows compute. recorder: None with empty ladders.
         has_spare_row: rows are padded to the size of a graph, also where they are computed without
-        one, since sums of another size may round differently."""
+        one, since sums of another size may round differently. collectives: of the ranks that
+        compute the same rows."""
         self.drawing = drawing
         self.logits = logits
         self.failures = ReplayFailures("decode steps")
@@ -72,6 +78,7 @@ class DecodeSteps:
         self._draws = draws
         self._recorder = recorder
         self._has_spare_row = has_spare_row
+        self._collectives = collectives
         self._last: tuple[DecodeGraph, IntArray] | None = None
 
     def compute(self, rows: ScheduledRows, positions: Slots, *, draws: bool) -> Decoded | None:
@@ -90,8 +97,11 @@ class DecodeSteps:
             return None
         self._inputs.send(rows)
         try:
-            drawn = self._draw(num_rows) if draws else None
-            return drawn or self._logits(num_rows)
+            return self._on_all_ranks(
+                lambda: (self._draw(num_rows) if draws else None) or self._logits(num_rows)
+            )
+        except EngineLostError:
+            raise
         except Exception:  # noqa: BLE001  as above
             _log.warning("a decode step failed and is computed anew", exc_info=True)
             return None
@@ -113,8 +123,26 @@ class DecodeSteps:
         changed."""
         assert self._last is not None
         known, token_ids = self._last
-        self._replay(known)
+        self._on_all_ranks(lambda: self._replay(known))
         return token_ids
+
+    def _on_all_ranks(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` gives on all ranks, as `together` does. A rank that has drawn while
+        another one failed cannot undo it, so that their rows would differ: EngineLostError."""
+        is_done = False
+
+        def attempt() -> Result:
+            nonlocal is_done
+            result = work()
+            is_done = True
+            return result
+
+        try:
+            return together(self._collectives, attempt)
+        except Exception as error:
+            if is_done:
+                raise EngineLostError("ranks have drawn different tokens: start anew") from error
+            raise
 
     def _draw(self, num_rows: int) -> Decoded | None:
         """Tokens of the rows that were sent; None if only a graph could draw them and there is

@@ -43,16 +43,20 @@ class MixedSteps:
         graphs: MixedGraphs | None,
         given: GivenEmbeddings,
         arena: CaptureArena | None = None,
+        *,
+        has_ranks: bool = False,
     ) -> None:
         """given: of the model; steps that have some are computed call by call. arena: of the
         graphs, if its memory can go to a step that is computed without them: the memory plan counts
-        the one or the other, whichever is more."""
+        the one or the other, whichever is more. has_ranks: others compute the same steps, and must
+        know of a replay that failed before anything is computed anew."""
         self.graphs = graphs
         self.failures = ReplayFailures("steps of prompts")
         self._model = model
         self._inputs = inputs
         self._given = given
         self._arena = arena
+        self._has_ranks = has_ranks
         self.logits = model.logits
 
     def build(self, rows: ScheduledRows) -> ModelInputs:
@@ -74,7 +78,10 @@ class MixedSteps:
             return self._call_by_call(token_ids, positions, step)
         try:
             hidden = self.graphs.replay(token_ids, positions, step)
-        except Exception:  # noqa: BLE001  whatever it is
+        except Exception:
+            if self._has_ranks:
+                self.graphs = None
+                raise
             hidden = self._call_by_call(token_ids, positions, step)  # fails if rows are bad
             if self.failures.note():
                 self.graphs = None

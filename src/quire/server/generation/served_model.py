@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from quire.bundled import bundled_model_path
 from quire.config.adapters import named
-from quire.config.settings import EngineSettings
+from quire.config.settings import EngineSettings, setting_values
 from quire.config.startup import find_model
 from quire.dialect import Dialect, find_dialect
 from quire.engine.model_front import ModelFront, load_model_front
@@ -110,7 +110,7 @@ def core_settings(settings: EngineSettings) -> dict[str, SettingValue]:
 def front_settings(settings: EngineSettings) -> dict[str, SettingValue]:
     """Return the settings by name, in the form that front processes take: with the operator's name
     of the model, since they serve it by that name."""
-    return {item.name: getattr(settings, item.name) for item in fields(settings)}
+    return setting_values(settings)
 
 
 def with_model(settings: EngineSettings) -> EngineSettings:

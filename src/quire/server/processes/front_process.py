@@ -22,10 +22,9 @@ from pathlib import Path
 
 from quire.config.settings import EngineSettings
 from quire.engine.clients.process_client import ProcessEngineClient
-from quire.engine.core.launch import read_message
 from quire.errors import ConfigError
 from quire.platform.streams import claim_streams
-from quire.protocol.codec import Codec
+from quire.protocol.codec import Codec, read_message
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
 from quire.server.generation.backend import Backend

@@ -14,6 +14,7 @@ from quire.config.settings import EngineSettings
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.engine.supervision.host import EngineHost, host_engine
 from quire.engine.supervision.supervisor import EngineSupervisor
+from quire.errors import ConfigError
 from quire.protocol.status import EngineState
 from quire.server.generation.served_model import (
     core_settings,
@@ -50,8 +51,14 @@ class Owner:
         signals: StopSignals,
         make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
     ) -> None:
-        """make_supervisor: as for `host_engine`. ConfigError if a file of `pin_prefix` is bad; the
-        owner pins them, since it outlives its fronts."""
+        """make_supervisor: as for `host_engine`. ConfigError if a file of `pin_prefix` is bad, or
+        for replicas, which one front alone serves. The owner pins prefixes, since it outlives its
+        fronts."""
+        if engine.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size={engine.data_parallel_size} and several fronts "
+                "(--api-server-count) do not go together so far. Leave one of them out."
+            )
         self._make_supervisor = make_supervisor
         self._prefixes = read_prefix_files(server.pin_prefix)
         self._engine = engine

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 
-from quire.engine.core.launch import launch_bytes
+from quire.protocol.codec import launch_bytes
 from quire.server.processes.front_launch import FrontLaunch
 
 __all__ = ["FRONT_COMMAND", "WatchedFront"]

@@ -10,11 +10,12 @@ __all__ = ["PlainPartial"]
 
 
 class PlainPartial:
-    """`PartialMatrix` over a matrix that was packed without its bias [O]."""
+    """`PartialMatrix` over a matrix that was packed without its bias: float32 [O], None for
+    none."""
 
     def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None) -> None:
         self._matrix = matrix
-        self._bias = None if bias is None else bias.float()
+        self.bias = None if bias is None else bias.float()
 
     def largest(self, x: torch.Tensor) -> None:
         """Rows are taken as they are."""
@@ -32,4 +33,4 @@ class PlainPartial:
         largest: torch.Tensor | None,  # noqa: ARG002  as above
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
-        return (sums if self._bias is None else sums + self._bias).to(out_dtype)
+        return (sums if self.bias is None else sums + self.bias).to(out_dtype)

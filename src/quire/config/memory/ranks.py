@@ -1,0 +1,93 @@
+"""Tensor parallelism before anything is loaded: whether ranks can share a model, what each of them
+holds, and what does not work beside it."""
+
+from __future__ import annotations
+
+from quire.config.kv_layout import KVLayout
+from quire.config.model_spec import GenericTraits, ModelSpec
+from quire.config.settings import EngineSettings
+from quire.config.shard import Shard
+from quire.errors import ConfigError
+from quire.platform import Platform
+
+__all__ = ["check_ranks", "describe_rank", "rank_layout", "rank_weight_bytes"]
+
+
+def check_ranks(
+    settings: EngineSettings, spec: ModelSpec, platform: Platform, *, has_draft_model: bool
+) -> None:
+    """Raise ConfigError, which names the reason, if `tensor_parallel_size` ranks cannot compute
+    this model with these settings."""
+    asked = f"tensor_parallel_size={settings.tensor_parallel_size}"
+    if platform.device != "cpu":
+        raise ConfigError(
+            f"{asked} on {platform.device}: ranks run on CPUs alone so far. Give device='cpu', or "
+            "leave it out."
+        )
+    if platform.system != "linux":
+        raise ConfigError(
+            f"{asked}: ranks share memory as Linux alone has it, and this is {platform.system}. "
+            "Leave it out."
+        )
+    if isinstance(spec.traits, GenericTraits):
+        raise ConfigError(
+            f"{asked}: transformers computes {spec.architecture}, as a whole. Leave it out, or use "
+            "an architecture of quire's own."
+        )
+    beside = {
+        "enable_lora": settings.enable_lora,
+        "enable_prompt_embeds": settings.enable_prompt_embeds,
+        "torch_compile": settings.torch_compile,
+        "a draft model": has_draft_model,
+    }
+    for name, is_there in beside.items():
+        if is_there:
+            raise ConfigError(
+                f"{asked} and {name} do not go together so far. Leave one of them out."
+            )
+    for rank in range(settings.tensor_parallel_size):
+        try:
+            _shares(spec, Shard(rank, settings.tensor_parallel_size))
+        except ConfigError as error:
+            raise ConfigError(f"{asked}: the model ({spec.architecture}) has {error}.") from None
+
+
+def _shares(spec: ModelSpec, shard: Shard) -> dict[str, tuple[int, int]]:
+    """Return for each thing that ranks share how many this one has, and how many there are."""
+    shares = {
+        "query heads": shard.equal(spec.num_heads, "query heads"),
+        "kv heads": shard.kv_heads(spec.num_kv_heads),
+        "tokens of the vocabulary": shard.vocabulary(spec.vocab_size),
+    }
+    if spec.experts is None:
+        shares["MLP neurons"] = shard.equal(spec.intermediate_size, "MLP neurons")
+    else:
+        shares["experts"] = shard.in_units(spec.experts.routing.num_experts, 1, "experts")
+    return {noun: (share.count, share.total) for noun, share in shares.items()}
+
+
+def describe_rank(spec: ModelSpec, size: int) -> str:
+    """Say what the first of `size` ranks holds; no other one holds more."""
+    shares = _shares(spec, Shard(0, size)).items()
+    parts = (f"{own:,} of {total:,} {noun.partition(' of ')[0]}" for noun, (own, total) in shares)
+    return f"a process has {', '.join(parts)}"
+
+
+def rank_layout(layout: KVLayout, size: int) -> KVLayout:
+    """The layout of one rank's pool. With fewer kv heads than ranks some have the same head."""
+    return layout.of_rank(Shard(0, size))
+
+
+def rank_weight_bytes(spec: ModelSpec, weights: int, size: int) -> int:
+    """Return what one rank has of `weights` bytes of a model: its part of each matrix and of the
+    table of tokens, and all of the norms. A kv head that several ranks have counts for each of
+    them, and as it is without quantization."""
+    if size == 1:
+        return weights
+    shared = sum(each.count * each.outputs * each.inputs for each in spec.matrices)
+    if not spec.tie_word_embeddings:
+        shared += spec.vocab_size * spec.hidden_size
+    whole = min(max(spec.num_parameters - shared, 0) * spec.dtype_bytes, weights)
+    head = 2 * spec.num_layers * spec.hidden_size * spec.head_dim * spec.dtype_bytes
+    copied = head * max(size - spec.num_kv_heads, 0) // size
+    return whole + copied - (whole - weights) // size

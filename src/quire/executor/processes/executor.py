@@ -1,0 +1,121 @@
+"""Runs steps on several ranks at once: rank 0 in this process, each other one in its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from quire.distributed import SharedRegion
+from quire.errors import EngineError, RequestError
+from quire.executor.in_process import InProcessExecutor
+from quire.executor.launched_step import LaunchedStep
+from quire.executor.processes.group import RankGroup
+from quire.executor.processes.messages import RankLaunch, RankMessage, RankOp
+from quire.protocol.adapters import AdapterRef
+from quire.protocol.codec import encode
+from quire.protocol.control import ControlOp, Report, UpdateWeights, WorkerOp
+from quire.protocol.media import MediaInfo
+from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.step import LateInput, StepPlan
+from quire.protocol.step_codec import encode_late, encode_plan
+from quire.worker import Worker
+
+__all__ = ["ProcessExecutor"]
+
+
+class ProcessExecutor:
+    """Every rank gets every plan, through a ring in shared memory, and keeps all rows. Ranks meet
+    in the collectives of a step's forward and in nothing else; they draw the same tokens from the
+    same logits, so that the results of rank 0 are those of all.
+
+    A rank that ends or hangs ends the group: steps fail, and no more are taken.
+    """
+
+    def __init__(
+        self,
+        make_worker: Callable[[SharedRegion], Worker],
+        launch: RankLaunch,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """make_worker: makes that of rank 0, in the thread that computes. launch: of rank 0,
+        without descriptors. on_lost: see `RankGroup`."""
+        self._group = RankGroup(launch, on_lost)
+        self._first = InProcessExecutor(lambda: make_worker(self._group.region))
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks after the first."""
+        return self._group.pids
+
+    def start(self) -> Report:
+        """Ranks load at the same time."""
+        try:
+            self._group.start()
+            report = self._first.start()
+            self._group.replies()
+            self._group.serve()
+        except BaseException:
+            self.shutdown()
+            raise
+        return report
+
+    def control(self, op: ControlOp) -> Report:
+        """On all ranks at once. RequestError for new weights, which no rank but this one has."""
+        if isinstance(op, UpdateWeights):
+            raise RequestError(
+                "update_weights is not supported beside tensor_parallel_size above 1: start an "
+                "engine from the new weights"
+            )
+        if not isinstance(op, WorkerOp):
+            raise EngineError(f"{type(op).__name__} is no operation of a worker")
+        self._group.send(RankMessage.CONTROL, encode(RankOp(op)))
+        try:
+            report = self._first.control(op)
+        finally:
+            replies = self._group.replies()
+        if report.recovery_costs is None:
+            return report
+        costs = [report.recovery_costs, *(reply.recovery_costs for reply in replies)]
+        return _with_costs(report, [each for each in costs if each is not None])
+
+    def execute(self, plan: StepPlan) -> LaunchedStep:
+        """EngineLostError if the ranks are not all there."""
+        self._group.send(RankMessage.PLAN, encode_plan(plan))
+        return self._first.execute(plan)
+
+    def put_media(self, handle: int, data: object) -> MediaInfo:
+        raise RequestError(
+            f"media {handle} of {type(data).__name__} cannot be taken: an engine with "
+            "tensor_parallel_size above 1 takes tokens alone"
+        )
+
+    def drop_media(self, handles: Sequence[int]) -> None:
+        """There are none."""
+
+    def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
+        done = Future[None]()
+        done.set_exception(
+            RequestError(
+                f"the adapter {ref.name!r} has no slot {slot}: an engine with "
+                "tensor_parallel_size above 1 takes none"
+            )
+        )
+        return done
+
+    def late(self, late: LateInput) -> None:
+        self._group.send(RankMessage.LATE, encode_late(late))
+        self._first.late(late)
+
+    def shutdown(self) -> None:
+        self._first.shutdown()
+        self._group.shutdown()
+
+
+def _with_costs(report: Report, costs: Sequence[RecoveryCosts]) -> Report:
+    """The largest costs of any rank, for which all wait."""
+    slowest = RecoveryCosts(
+        max(each.seconds_per_token for each in costs),
+        max(each.seconds_per_block for each in costs),
+    )
+    return replace(report, recovery_costs=slowest)

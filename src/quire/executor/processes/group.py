@@ -1,0 +1,262 @@
+"""Processes of the ranks beside that of the core: their start, their watch, their end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from quire.distributed import SharedRegion
+from quire.errors import ConfigError, EngineError, EngineLostError
+from quire.executor.processes.messages import RankLaunch, RankMessage, RankReply
+from quire.executor.processes.ring import RingWriter, create_ring
+from quire.protocol.codec import Codec, GarbledMessageError, launch_bytes, read_exactly
+
+__all__ = ["RANK_COMMAND", "RankGroup"]
+
+logger = logging.getLogger("quire")
+
+RANK_COMMAND = (sys.executable, "-m", "quire.executor.processes.rank_process")
+WATCH_S = 0.1
+SILENT_S = 0.6
+"""A rank that is stopped (SIGSTOP) and has not beaten for so long is ended. One that the system
+gives no time is not stopped, and has longer."""
+MUTE_S = 30.0
+FIRST_BEAT_S = 180.0
+"""A process beats when it has imported its libraries."""
+END_S = 5.0
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A rank's process. replies: the pipe on which it answers. pidfd: readable when it has
+    ended."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    replies: int
+    pidfd: int
+    beats: int = 0
+    last_beat: float = 0.0
+
+
+class RankGroup:
+    """The ranks 1 … size - 1 of a model; rank 0 is in this process. One thread starts them, since
+    the kernel ends them with the thread that did, and watches them.
+
+    on_lost: called once, in that thread, with the reason, when a rank has ended or hangs. Then the
+    others are ended, and whoever waits in an exchange is told.
+    """
+
+    def __init__(
+        self,
+        launch: RankLaunch,
+        on_lost: Callable[[str], None],
+        command: tuple[str, ...] = RANK_COMMAND,
+    ) -> None:
+        """launch: of rank 0, without descriptors."""
+        self.region = SharedRegion.create(launch.size)
+        self._launch = launch
+        self._on_lost = on_lost
+        self._command = command
+        self._ranks: list[_Rank] = []
+        self._is_started = threading.Event()
+        self._is_ending = threading.Event()
+        self._start_error: BaseException | None = None
+        self._lost = ""
+        self._is_serving = False
+        self._codec: Codec[RankReply] = Codec(RankReply)
+        self._wakeups = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(1, launch.size)]
+        self._ring_descriptor = create_ring()
+        region = self.region
+        self._ring = RingWriter(self._ring_descriptor, self._wakeups, lambda: region.is_aborted)
+        self._watcher = threading.Thread(target=self._run, name="quire-ranks", daemon=True)
+
+    def start(self) -> None:
+        """Start the processes; `replies` tells how that ended. EngineError if there can be none."""
+        self._watcher.start()
+        self._is_started.wait()
+        if self._start_error is not None:
+            raise EngineError(f"a rank's process cannot be started: {self._start_error}")
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks."""
+        return [each.process.pid for each in self._ranks]
+
+    def send(self, kind: RankMessage, message: bytes) -> None:
+        """Give a message to all ranks. EngineLostError if they are not all there."""
+        self.check()
+        try:
+            self._ring.write(kind, message)
+        except EngineError:
+            self.check()
+            raise
+
+    def check(self) -> None:
+        """Raise EngineLostError if a rank is lost."""
+        if self._lost:
+            raise EngineLostError(f"{self._lost}: start a new engine")
+
+    def replies(self) -> list[RankReply]:
+        """Wait for one answer of each rank. Raises the first error among them."""
+        found, missing = list[RankReply](), list[int]()
+        for each in self._ranks:
+            try:
+                length = int.from_bytes(read_exactly(each.replies, 4), "big")
+                found.append(self._codec.decode(read_exactly(each.replies, length)))
+            except (EOFError, OSError, GarbledMessageError):
+                missing.append(each.rank)
+        for reply in found:
+            if reply.error:
+                raise (ConfigError if reply.is_config else EngineError)(reply.error)
+        if missing:
+            self._lose(f"rank {missing[0]} ended without an answer")
+            self.check()
+        return found
+
+    def serve(self) -> None:
+        """The start has ended well: from now on `on_lost` is called. EngineLostError if a rank is
+        lost already."""
+        self._is_serving = True
+        self.check()
+
+    # --- in the watching thread -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            for rank in range(1, self._launch.size):
+                self._ranks.append(self._spawn(rank))
+        except OSError as error:
+            self._start_error = error
+            self._kill()
+            return
+        finally:
+            self._is_started.set()
+        while not self._is_ending.is_set():
+            reason = self._look()
+            if reason and not self._is_ending.is_set():
+                self._lose(reason)
+                return
+        self._await_end()
+
+    def _spawn(self, rank: int) -> _Rank:
+        read, write = os.pipe()
+        try:
+            launch = msgspec.structs.replace(
+                self._launch,
+                rank=rank,
+                parent_pid=os.getpid(),
+                region=self.region.descriptor,
+                ring=self._ring_descriptor,
+                wakeup=self._wakeups[rank - 1],
+                replies=write,
+            )
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(launch.region, launch.ring, launch.wakeup, launch.replies),
+            )
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        assert process.stdin is not None, "started with a pipe"
+        with contextlib.suppress(OSError):  # it has ended already, which is seen next
+            process.stdin.write(launch_bytes(launch))
+            process.stdin.flush()
+        return _Rank(rank, process, read, os.pidfd_open(process.pid), last_beat=time.monotonic())
+
+    def _look(self) -> str:
+        """Wait a little. Why the group is over, if it is."""
+        poll = select.poll()
+        for each in self._ranks:
+            poll.register(each.pidfd, select.POLLIN)
+        ended = [number for number, _ in poll.poll(WATCH_S * 1000)]
+        for each in self._ranks:
+            if each.pidfd in ended:
+                return f"rank {each.rank} (process {each.process.pid}) {_end_of(each.process)}"
+        beats, now = self.region.beats(), time.monotonic()
+        for each in self._ranks:
+            if beats[each.rank] != each.beats:
+                each.beats, each.last_beat = beats[each.rank], now
+            silence = now - each.last_beat
+            limit = MUTE_S if each.beats else FIRST_BEAT_S
+            if silence > limit or (silence > SILENT_S and _is_stopped(each)):
+                return (
+                    f"rank {each.rank} (process {each.process.pid}) has been stopped or hangs: no "
+                    f"sign of life for {silence:.1f} s"
+                )
+        return ""
+
+    def _lose(self, reason: str) -> None:
+        if self._is_ending.is_set() or self._lost:
+            return
+        self._lost = reason
+        if self._is_serving:
+            logger.error("%s; the other ranks are ended", reason)
+            self._on_lost(reason)
+        self._kill()
+
+    def _kill(self) -> None:
+        self.region.abort()
+        for each in self._ranks:
+            each.process.kill()
+        for each in self._ranks:
+            each.process.wait()
+
+    def _await_end(self) -> None:
+        """Ranks whose input has ended end; those that do not are killed."""
+        deadline = time.monotonic() + END_S
+        for each in self._ranks:
+            assert each.process.stdin is not None, "started with a pipe"
+            with contextlib.suppress(OSError):
+                each.process.stdin.close()
+        for each in self._ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                each.process.wait(max(deadline - time.monotonic(), 0.0))
+        self._kill()
+
+    def shutdown(self) -> None:
+        """End all ranks, and wait until they have. May be called twice."""
+        self._is_ending.set()
+        self.region.abort()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+        for each in self._ranks:
+            for descriptor in (each.replies, each.pidfd):
+                os.close(descriptor)
+            assert each.process.stdin is not None, "started with a pipe"
+            with contextlib.suppress(OSError):
+                each.process.stdin.close()
+        self._ranks.clear()
+        for descriptor in (self._ring_descriptor, *self._wakeups):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._ring_descriptor, self._wakeups = -1, []
+        self.region.close()
+
+
+def _is_stopped(rank: _Rank) -> bool:
+    """Return whether the system does not run the process (states T and t of proc(5))."""
+    with contextlib.suppress(OSError, IndexError):
+        text = Path(f"/proc/{rank.process.pid}/stat").read_text()
+        return text.rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    status = process.wait()
+    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

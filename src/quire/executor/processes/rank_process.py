@@ -1,0 +1,182 @@
+"""A rank of a model as a process, started by `RankGroup`:
+
+    python -m quire.executor.processes.rank_process
+
+What it shall do comes on its standard input as a `RankLaunch`. That pipe stays open while the core
+lives: when it closes, this process ends. So it does with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from quire.config.settings import EngineSettings
+from quire.config.startup import StartupPlan, plan_startup
+from quire.distributed import SharedRegion
+from quire.errors import ConfigError
+from quire.executor.processes.messages import RankLaunch, RankMessage, RankOp, RankReply
+from quire.executor.processes.ring import RingReader
+from quire.platform import detect_platform
+from quire.platform.streams import claim_streams
+from quire.protocol.codec import Codec, encode, framed, read_message
+from quire.protocol.control import WorkerOp
+from quire.protocol.step import StepPlan
+from quire.protocol.step_codec import decode_late, decode_plan
+from quire.worker import Worker
+from quire.worker.planned import worker_settings
+
+__all__ = ["run_rank"]
+
+logger = logging.getLogger("quire")
+
+BEAT_S = 0.1
+PR_SET_PDEATHSIG = 1
+_Work = StepPlan | WorkerOp
+
+
+def run_rank() -> int:
+    """Read the launch, load, and compute until told to stop. The exit status."""
+    claim_streams()
+    try:
+        launch = read_message(sys.stdin.fileno(), Codec[RankLaunch](RankLaunch))
+    except ConfigError as error:
+        logger.error("%s", error)
+        return 2
+    logging.basicConfig(format=f"%(levelname)s rank {launch.rank}[{os.getpid()}] %(message)s")
+    _die_with(launch.parent_pid)
+    faulthandler.enable()
+    # A shell sends these to whole groups of processes. They are for the front.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    region = SharedRegion(launch.region)
+    _start_thread(_await_end_of_input, region)
+    _start_thread(_beat, region, launch.rank)
+    try:
+        worker = _load(launch, region)
+        worker.measure()
+    except Exception as error:
+        if not isinstance(error, ConfigError):
+            logger.exception("the rank cannot start")
+        _reply(launch, _failure(error))
+        return 1
+    gc.freeze()
+    _reply(launch, RankReply())
+    try:
+        _Loop(launch, worker).run()
+    except Exception:
+        if region.is_aborted:
+            return 0
+        logger.exception("the rank cannot go on")
+        return 1
+    return 0
+
+
+class _Loop:
+    """Computes steps in the thread that loaded the model; another one takes messages, so that late
+    input reaches a step that waits for it."""
+
+    def __init__(self, launch: RankLaunch, worker: Worker) -> None:
+        self._launch = launch
+        self._worker = worker
+        self._work = queue.SimpleQueue[_Work]()
+        self._ops: Codec[RankOp] = Codec(RankOp)
+
+    def run(self) -> None:
+        _start_thread(self._receive)
+        while True:
+            work = self._work.get()
+            if isinstance(work, StepPlan):
+                self._worker.execute(work)  # what it raises as a whole ends this rank
+            else:
+                self._control(work)
+
+    def _control(self, op: WorkerOp) -> None:
+        try:
+            costs = self._worker.control(op).recovery_costs
+        except Exception as error:  # noqa: BLE001  whoever asked is told
+            _reply(self._launch, _failure(error))
+        else:
+            _reply(self._launch, RankReply(recovery_costs=costs))
+
+    def _receive(self) -> None:
+        ring = RingReader(self._launch.ring, self._launch.rank - 1, self._launch.wakeup)
+        try:
+            while True:
+                kind, data = ring.read()
+                if kind == RankMessage.PLAN:
+                    self._work.put(decode_plan(data))
+                elif kind == RankMessage.LATE:
+                    self._worker.late(decode_late(data))
+                else:
+                    self._work.put(self._ops.decode(data).op)
+        except BaseException:
+            logger.exception("the rank cannot read its plans")
+            os._exit(1)
+
+
+def _load(launch: RankLaunch, region: SharedRegion) -> Worker:
+    return Worker(replace(worker_settings(_plan(launch), launch.rank), region=region))
+
+
+def _plan(launch: RankLaunch) -> StartupPlan:
+    """The core's plan: of the same settings, on the same machine, with the memory that was free
+    when the core made it. Its progress is not shown: rank 0 shows its own."""
+    platform = replace(
+        detect_platform(), free_bytes=launch.free_bytes, memory_bytes=launch.memory_bytes
+    )
+    settings = replace(EngineSettings.from_values(launch.settings), quiet=True)
+    return plan_startup(settings, platform)
+
+
+def _failure(error: Exception) -> RankReply:
+    is_config = isinstance(error, ConfigError)
+    text = str(error) if is_config else f"{type(error).__name__}: {error}"
+    return RankReply(error=text, is_config=is_config)
+
+
+def _reply(launch: RankLaunch, reply: RankReply) -> None:
+    data = framed(encode(reply))
+    while data:
+        data = data[os.write(launch.replies, data) :]
+
+
+def _start_thread(work: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True).start()
+
+
+def _beat(region: SharedRegion, rank: int) -> None:
+    pause = threading.Event()
+    while True:
+        region.beat(rank)
+        pause.wait(BEAT_S)
+
+
+def _await_end_of_input(region: SharedRegion) -> None:
+    """The core has ended, or ends this rank: so does a step that is under way."""
+    with contextlib.suppress(OSError):
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+    region.abort()
+    os._exit(0)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Let the kernel kill this process with the thread that started it, even if it hangs."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it died before the line above
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank())

@@ -1,0 +1,209 @@
+// Operations that all ranks of a host do together, in shared memory.
+#include <algorithm>
+#include <cstring>
+
+#include "exchange/group.h"
+#include "native/replay.h"
+#include "native/simd.h"
+
+namespace quire {
+namespace {
+
+enum Reduction : int32_t { kSum = 0, kMax = 1 };
+
+// total and x hold `count` elements each. Which rank adds to which is the same everywhere, and so
+// are the bits. A NaN stays.
+template <class E>
+void reduce_floats(E* total, const E* x, int64_t count, int32_t op) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t n = std::min<int64_t>(count - i, kLanes);
+    E narrow[2][kLanes] = {};
+    float wide[2][kLanes];
+    std::memcpy(narrow[0], total + i, n * sizeof(E));
+    std::memcpy(narrow[1], x + i, n * sizeof(E));
+    for (int j = 0; j < 2; ++j) store(wide[j], load(narrow[j]));
+    for (int j = 0; j < kLanes; ++j) {
+      const float a = wide[0][j], b = wide[1][j];
+      wide[0][j] = op == kSum ? a + b : b > a || b != b ? b : a;
+    }
+    store(narrow[0], load(wide[0]));
+    std::memcpy(total + i, narrow[0], n * sizeof(E));
+  }
+}
+
+void reduce_floats(float* total, const float* x, int64_t count, int32_t op) {
+  if (op == kSum) {
+    for (int64_t i = 0; i < count; ++i) total[i] = total[i] + x[i];
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (x[i] > total[i] || x[i] != x[i]) total[i] = x[i];
+  }
+}
+
+void reduce_ints(int32_t* total, const int32_t* x, int64_t count, int32_t op) {
+  for (int64_t i = 0; i < count; ++i) {
+    total[i] = op == kSum ? static_cast<int32_t>(static_cast<uint32_t>(total[i]) +
+                                                 static_cast<uint32_t>(x[i]))
+                          : std::max(total[i], x[i]);
+  }
+}
+
+constexpr int32_t kInt32 = 3;
+constexpr int64_t kBlock = 1024;  // elements that are summed before they are written
+
+int64_t item_bytes(int32_t dtype) { return dtype == 0 || dtype == kInt32 ? 4 : 2; }
+
+int reduce(void* total, const void* x, int64_t count, int32_t dtype, int32_t op) {
+  if (dtype == kInt32) {
+    reduce_ints(static_cast<int32_t*>(total), static_cast<const int32_t*>(x), count, op);
+    return 0;
+  }
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    reduce_floats(static_cast<E*>(total), static_cast<const E*>(x), count, op);
+  });
+}
+
+// out[i] = total[i] + bias[(at + i) % width], rounded once.
+template <class E>
+void complete(float* total, const float* bias, int64_t width, int64_t at, E* out, int64_t count) {
+  for (int64_t i = 0; bias != nullptr && i < count; ++i) total[i] += bias[(at + i) % width];
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t n = std::min<int64_t>(count - i, kLanes);
+    float wide[kLanes] = {};
+    E narrow[kLanes];
+    std::memcpy(wide, total + i, n * sizeof(float));
+    store(narrow, load(wide));
+    std::memcpy(out + i, narrow, n * sizeof(E));
+  }
+}
+
+}  // namespace
+}  // namespace quire
+
+// memory: of the group. out: the elements of all ranks' x, added or the largest of each, in the
+// order of the ranks; it may be x. dtype: 0 to 2 as in simd.h, 3 for int32. bias: null, or float32
+// [width] that is added to each row of such sums; out_dtype: that of out, another one than that of
+// x only if that is float32. 4: the group is over, 5: another rank failed in its step.
+QUIRE_API int quire_all_reduce(void* memory, int32_t rank, const void* x, void* out, int64_t count,
+                               int32_t dtype, int32_t op, const float* bias, int64_t width,
+                               int32_t out_dtype, quire::Team*) {
+  using namespace quire;
+  const Group group(memory, rank);
+  const bool completes = bias != nullptr || out_dtype != dtype;
+  if (dtype < 0 || dtype > kInt32 || out_dtype < 0 || (completes && dtype != 0)) return 1;
+  const int64_t size = item_bytes(dtype), most = group.slot_bytes() / size;
+  for (int64_t first = 0; first < count; first += most) {
+    const int64_t n = std::min(count - first, most);
+    const uint32_t number = group.next();
+    std::memcpy(group.slot(rank, number), static_cast<const char*>(x) + first * size, n * size);
+    if (const int code = group.meet(number); code != 0) return code;
+    for (int64_t at = 0; at < n; at += kBlock) {
+      alignas(64) char total[kBlock * sizeof(float)];
+      const int64_t few = std::min(n - at, kBlock);
+      std::memcpy(total, group.slot(0, number) + at * size, few * size);
+      for (int other = 1; other < group.size(); ++other) {
+        const char* given = group.slot(other, number) + at * size;
+        if (const int code = reduce(total, given, few, dtype, op); code != 0) return code;
+      }
+      if (!completes) {
+        std::memcpy(static_cast<char*>(out) + (first + at) * size, total, few * size);
+        continue;
+      }
+      const int code = dispatch(static_cast<DType>(out_dtype), [&](auto* tag) {
+        using E = std::remove_pointer_t<decltype(tag)>;
+        complete(reinterpret_cast<float*>(total), bias, width, first + at,
+                 static_cast<E*>(out) + first + at, few);
+      });
+      if (code != 0) return code;
+    }
+  }
+  return 0;
+}
+QUIRE_REPLAYABLE(quire_all_reduce)
+
+// x: rows of row_bytes; out: rows of all ranks side by side. Codes as above.
+QUIRE_API int quire_all_gather(void* memory, int32_t rank, const void* x, void* out, int64_t rows,
+                               int64_t row_bytes, quire::Team*) {
+  using namespace quire;
+  const Group group(memory, rank);
+  const int64_t count = rows * row_bytes;
+  for (int64_t first = 0; first < count; first += group.slot_bytes()) {
+    const int64_t n = std::min(count - first, group.slot_bytes());
+    const uint32_t number = group.next();
+    std::memcpy(group.slot(rank, number), static_cast<const char*>(x) + first, n);
+    if (const int code = group.meet(number); code != 0) return code;
+    for (int other = 0; other < group.size(); ++other) {
+      const char* from = group.slot(other, number);
+      for (int64_t at = first; at < first + n;) {
+        const int64_t row = at / row_bytes, column = at % row_bytes;
+        const int64_t piece = std::min(row_bytes - column, first + n - at);
+        std::memcpy(static_cast<char*>(out) + (row * group.size() + other) * row_bytes + column,
+                    from + (at - first), piece);
+        at += piece;
+      }
+    }
+  }
+  return 0;
+}
+QUIRE_REPLAYABLE(quire_all_gather)
+
+// fine: whether this rank's step went well. mark: of what the rank has decided so far. all_fine:
+// whether the step of every rank went well; if not, all go on from the same exchange. 4: the group
+// is over, 6: ranks have other marks.
+QUIRE_API int quire_agree(void* memory, int32_t rank, int32_t fine, int32_t mark,
+                          int32_t* all_fine, quire::Team*) {
+  bool result = false;
+  const quire::Group group(memory, rank);
+  const int code = group.agree(fine != 0, static_cast<uint32_t>(mark), &result);
+  *all_fine = result;
+  return code;
+}
+
+// Of a table of which ranks have parts: where each of ids [count] is among the `own` ids from
+// `first` on, 0 if it is none of them. id_bytes: 4 or 8.
+QUIRE_API int quire_own_ids(const void* ids, int32_t id_bytes, int64_t first, int64_t own,
+                            int32_t* out, int64_t count, quire::Team*) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t id =
+        id_bytes == 4 ? static_cast<const int32_t*>(ids)[i] : static_cast<const int64_t*>(ids)[i];
+    const int64_t local = id - first;
+    out[i] = local >= 0 && local < own ? static_cast<int32_t>(local) : 0;
+  }
+  return 0;
+}
+QUIRE_REPLAYABLE(quire_own_ids)
+
+// x: rows of row_bytes, of which each rank has looked up those of its ids: ids from rank · most on.
+// out: row i is that of the rank to which ids[i] belongs. 3: an id of no rank. Codes as above.
+QUIRE_API int quire_owned_rows(void* memory, int32_t rank, const void* x, const void* ids,
+                               int32_t id_bytes, int64_t most, void* out, int64_t rows,
+                               int64_t row_bytes, quire::Team*) {
+  using namespace quire;
+  const Group group(memory, rank);
+  const auto owner = [&](int64_t row) {
+    const int64_t id = id_bytes == 4 ? static_cast<const int32_t*>(ids)[row]
+                                     : static_cast<const int64_t*>(ids)[row];
+    return id < 0 ? -1 : id / most;
+  };
+  for (int64_t row = 0; row < rows; ++row) {
+    if (owner(row) < 0 || owner(row) >= group.size()) return 3;
+  }
+  const int64_t count = rows * row_bytes;
+  for (int64_t first = 0; first < count; first += group.slot_bytes()) {
+    const int64_t n = std::min(count - first, group.slot_bytes());
+    const uint32_t number = group.next();
+    std::memcpy(group.slot(rank, number), static_cast<const char*>(x) + first, n);
+    if (const int code = group.meet(number); code != 0) return code;
+    for (int64_t at = first; at < first + n;) {
+      const int64_t row = at / row_bytes;
+      const int64_t piece = std::min((row + 1) * row_bytes, first + n) - at;
+      std::memcpy(static_cast<char*>(out) + at,
+                  group.slot(static_cast<int>(owner(row)), number) + (at - first), piece);
+      at += piece;
+    }
+  }
+  return 0;
+}
+QUIRE_REPLAYABLE(quire_owned_rows)

@@ -1,0 +1,105 @@
+"""Plans of models that several ranks hold together."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from quire.config.memory.ranks import check_ranks
+from quire.config.render_plan import render_plan
+from quire.config.resolve import resolve
+from quire.config.settings import EngineSettings
+from quire.config.startup import plan_startup
+from quire.errors import ConfigError
+from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
+from tests.models.families import Case, write_checkpoint
+
+
+def settings(size: int = 2, **more: Any) -> EngineSettings:
+    return EngineSettings(tensor_parallel_size=size, **more)
+
+
+def test_ranks_share_the_memory_and_the_cores() -> None:
+    """Turns red when two ranks take the memory, or start the threads, of two machines."""
+    spec, platform = make_spec(), make_platform(num_cores=8)
+    one = resolve(settings(1), spec, None, platform)
+    two = resolve(settings(2), spec, None, platform)
+    assert two.settings.num_threads == 4
+    assert two.memory.page * 2 == one.memory.page
+    assert two.memory.total * 2 < 0.9 * platform.free_bytes
+    assert two.layout == one.layout  # one bookkeeping for all ranks
+
+
+def test_a_cache_of_a_given_size_is_that_of_all_ranks() -> None:
+    spec = make_spec()
+    one = resolve(settings(1, kv_cache_memory=GIB), spec, None, make_platform())
+    two = resolve(settings(2, kv_cache_memory=GIB), spec, None, make_platform())
+    assert two.settings.num_kv_blocks == one.settings.num_kv_blocks
+
+
+def test_one_kv_head_lies_on_every_rank() -> None:
+    spec = make_spec(num_kv_heads=1)
+    one = resolve(settings(1), spec, None, make_platform())
+    two = resolve(settings(2), spec, None, make_platform())
+    assert two.memory.page == one.memory.page
+
+
+def test_the_plan_says_what_a_rank_holds() -> None:
+    """Turns red when `quire plan` shows the whole model for each rank, or nothing of ranks."""
+    text = render_plan(resolve(settings(2), make_spec(), None, make_platform()))
+    (line,) = [line for line in text.splitlines() if "tensor_parallel_size" in line]
+    words = "2 of 4 query heads, 1 of 2 kv heads, 500 of 1,000 tokens,"
+    assert words in line and "384 of 768 MLP neurons" in line
+    assert "memory of a rank" in text
+    alone = render_plan(resolve(settings(1), make_spec(), None, make_platform()))
+    assert "rank" not in alone and "tensor_parallel_size" not in alone
+
+
+def test_refusals_name_the_reason() -> None:
+    with pytest.raises(ConfigError, match="has 4 query heads cannot be shared by 3 ranks"):
+        resolve(settings(3), make_spec(), None, make_platform())
+    with pytest.raises(ConfigError, match="ranks run on CPUs alone so far"):
+        resolve(settings(2), make_spec(), None, make_gpu_platform())
+    with pytest.raises(ConfigError, match="and a draft model do not go together"):
+        check_ranks(settings(2), make_spec(), make_platform(), has_draft_model=True)
+    other = replace(make_platform(), system="darwin")
+    with pytest.raises(ConfigError, match="as Linux alone has it, and this is darwin"):
+        check_ranks(settings(2), make_spec(), other, has_draft_model=False)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("llama", "llama", {"num_hidden_layers": 4}),
+        Case("mqa-tied", "llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        Case("qwen2", "qwen2"),
+        Case("mixtral", "mixtral", {"num_local_experts": 4}),
+    ],
+    ids=lambda case: case.name,
+)
+def test_planned_weights_are_those_that_a_rank_reads(case: Case, tmp_path: Path) -> None:
+    """Turns red when the plan of a rank promises memory that its weights take."""
+    write_checkpoint(case, tmp_path)
+    platform = replace(make_platform(), device="cpu")
+    plan = plan_startup(settings(2, model=str(tmp_path), num_kv_blocks=64), platform)
+    index = tmp_path / "model.safetensors"
+    shapes: dict[str, list[int]] = {}
+    with safe_open(index, "pt") as file:
+        for name in file.keys():  # noqa: SIM118  it is no mapping
+            shapes[name] = file.get_slice(name).get_shape()
+    config = json.loads((tmp_path / "config.json").read_text())
+    if config.get("tie_word_embeddings"):
+        shapes.pop("lm_head.weight", None)
+    size = plan.resolved.spec.dtype_bytes
+    cut = sum(math.prod(s) for n, s in shapes.items() if len(s) > 1 and ".gate." not in n)
+    whole = sum(math.prod(s) for n, s in shapes.items()) - cut
+    got = plan.resolved.memory.fixed.weights
+    if plan.resolved.spec.num_kv_heads == 1:  # every rank has k and v
+        cut += sum(math.prod(s) for n, s in shapes.items() if "k_proj" in n or "v_proj" in n)
+    assert got == pytest.approx(size * (whole + cut / 2), rel=0.05)

@@ -1,0 +1,225 @@
+"""Exchange through shared memory, by kernels and in plain Python: ranks as threads of one process
+here, which release the interpreter while they wait."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from quire.distributed import Collectives, PlainCollectives, SharedRegion, together
+from quire.errors import EngineError, EngineLostError
+from quire.ops.exchange import join_region
+from quire.ops.native.binding import native_unavailable
+from quire.ops.native.team import Team
+from quire.platform import detect_platform
+
+T = TypeVar("T")
+SMALL = 4096
+"""Bytes of a place, so that exchanges take several turns."""
+KERNELS = [None] + ["avx2"] * (native_unavailable("avx2", detect_platform()) is None)
+
+
+@pytest.fixture(params=KERNELS, ids=lambda isa: isa or "plain")
+def isa(request: pytest.FixtureRequest) -> str | None:
+    return request.param
+
+
+class Ranks:
+    """Ranks that meet in one region."""
+
+    def __init__(self, size: int, isa: str | None, slot_bytes: int = SMALL) -> None:
+        self.region = SharedRegion.create(size, slot_bytes)
+        kernels = "reference" if isa is None else f"cpu_{isa}"
+        self.collectives: list[Collectives] = [
+            join_region(self.region, rank, kernels, Team(1)) for rank in range(size)
+        ]
+
+    def do(self, work: Callable[[int, Collectives], T]) -> list[T]:
+        """What each rank gives."""
+        with ThreadPoolExecutor(len(self.collectives)) as pool:
+            return list(pool.map(work, range(len(self.collectives)), self.collectives))
+
+
+@pytest.fixture
+def ranks(isa: str | None) -> Iterator[Callable[[int], Ranks]]:
+    made: list[Ranks] = []
+
+    def make(size: int) -> Ranks:
+        made.append(Ranks(size, isa))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.region.close()
+
+
+def given(size: int, *shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    torch.manual_seed(size)
+    if dtype == torch.int32:
+        return [torch.randint(-(2**20), 2**20, shape, dtype=dtype) for _ in range(size)]
+    return [torch.randn(shape).to(dtype) for _ in range(size)]
+
+
+def in_order(parts: list[torch.Tensor], op: str) -> torch.Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part if op == "sum" else torch.maximum(total, part)
+    return total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32])
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_all_reduce(ranks: Any, op: Any, dtype: torch.dtype) -> None:
+    """Turns red when ranks add in an order of their own, or a part of a long tensor is lost."""
+    for size, shape in ((2, (3, 37)), (2, (5, 1500)), (4, (1,)), (3, (2, 1025))):
+        parts = given(size, *shape, dtype=dtype)
+        got = ranks(size).do(lambda rank, group, x=parts: group.all_reduce(x[rank], op))
+        assert all(torch.equal(each, in_order(parts, op)) for each in got)
+
+
+def test_nan_stays(ranks: Any) -> None:
+    """Turns red when a maximum hides a NaN of one rank."""
+    parts = given(2, 4)
+    parts[0][1] = parts[1][2] = float("nan")
+    for op in ("sum", "max"):
+        for got in ranks(2).do(lambda rank, group, op=op: group.all_reduce(parts[rank], op)):
+            assert got.isnan().tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_sums_of_rows_are_rounded_once(ranks: Any, has_bias: bool, dtype: torch.dtype) -> None:
+    """Turns red when the bias meets another column in a later turn, or each rank adds it."""
+    parts, bias = given(2, 7, 700), torch.randn(700) if has_bias else None
+    got = ranks(2).do(lambda rank, group: group.sum_rows(parts[rank], bias, dtype))
+    total = parts[0] + parts[1]
+    wanted = (total if bias is None else total + bias).to(dtype)
+    assert all(torch.equal(each, wanted) for each in got)
+
+
+def test_all_gather(ranks: Any) -> None:
+    """Turns red when rows of several turns are put together wrongly."""
+    for size, shape in ((2, (3, 5)), (3, (4, 700)), (2, (1, 3000))):
+        parts = given(size, *shape)
+        got = ranks(size).do(lambda rank, group, x=parts: group.all_gather(x[rank]))
+        assert all(torch.equal(each, torch.cat(parts, -1)) for each in got)
+
+
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
+def test_rows_of_a_shared_table(ranks: Any, id_dtype: torch.dtype) -> None:
+    """Turns red when an id is looked up in another rank's part, the shorter last one included."""
+    size, most, total = 3, 5, 13
+    table = torch.randn(total, 600).to(torch.bfloat16)
+    ids = torch.tensor([12, 0, 4, 5, 9, 10, 7, 0], dtype=id_dtype)
+
+    def look_up(rank: int, group: Collectives) -> torch.Tensor:
+        own = range(rank * most, min((rank + 1) * most, total))
+        part = table[own.start : own.stop]
+        return group.look_up(ids, own, most, lambda local: part[local.long()])
+
+    assert all(torch.equal(each, table[ids.long()]) for each in ranks(size).do(look_up))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_no_rank_skips_what_the_others_do(ranks: Any, place: int) -> None:
+    """One rank fails before, between or after the exchanges of its step: all ranks raise, and agree
+    on what comes next. Turns red when one of them waits for another, or reads what was given for
+    another exchange."""
+    x = torch.ones(600)
+
+    def step(rank: int, group: Collectives, fails: bool) -> torch.Tensor:
+        y = x
+        for i in range(4):
+            if fails and rank == 1 and i == place:
+                raise ValueError("a fault of one rank")
+            if i < 3:
+                y = group.all_reduce(x * (rank + 1) * (i + 1))
+        return y
+
+    def work(rank: int, group: Collectives) -> list[str]:
+        outcomes: list[str] = []
+        for fails in (False, True, True, False):
+            try:
+                got = together(group, lambda fails=fails: step(rank, group, fails))
+            except (ValueError, EngineError) as error:
+                outcomes.append(type(error).__name__)
+            else:
+                assert torch.equal(got, x * 18)
+                outcomes.append("fine")
+        return outcomes
+
+    first, second, third = ranks(3).do(work)
+    assert first == third == ["fine", "EngineError", "EngineError", "fine"]
+    assert second == ["fine", "ValueError", "ValueError", "fine"]
+
+
+def test_whoever_waits_is_told_that_the_group_is_over(ranks: Any) -> None:
+    """Turns red when a rank waits for ever for one that has died."""
+    group = ranks(2)
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            group.collectives[0].all_reduce(torch.ones(3))
+        except EngineLostError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.05)  # until it sleeps, most likely; it must be told in any case
+    group.region.abort()
+    waiting.join(10)
+    assert len(errors) == 1
+    with pytest.raises(EngineLostError):
+        group.collectives[1].agree(is_fine=True)
+
+
+def test_ranks_that_decide_differently_are_lost(ranks: Any) -> None:
+    """Turns red when ranks go on whose rows hold different tokens."""
+
+    def work(rank: int, group: Collectives) -> None:
+        group.note(b"7")
+        assert group.agree(is_fine=True)
+        group.note(bytes([rank // 2]))
+        with pytest.raises(EngineLostError, match="have drawn different tokens"):
+            group.agree(is_fine=True)
+
+    ranks(3).do(work)
+
+
+def test_kernels_and_plain_python_have_one_layout() -> None:
+    """Turns red when one of the two descriptions of the memory changes alone."""
+    if "avx2" not in KERNELS:
+        pytest.skip("there are no kernels")
+    region = SharedRegion.create(2, SMALL)
+    mixed = [
+        join_region(region, 0, "cpu_avx2", Team(1)),
+        PlainCollectives(region, 1),
+    ]
+    parts = given(2, 5, 400)
+
+    def work(rank: int) -> torch.Tensor:
+        total = mixed[rank].all_reduce(parts[rank])
+        assert not mixed[rank].agree(is_fine=rank == 0)
+        assert mixed[rank].agree(is_fine=True)
+        return mixed[rank].all_gather(total)
+
+    with ThreadPoolExecutor(2) as pool:
+        for got in pool.map(work, range(2)):
+            assert torch.equal(got, torch.cat([parts[0] + parts[1]] * 2, -1))
+    region.close()
+
+
+def test_the_memory_has_no_name() -> None:
+    """Turns red when a killed engine leaves something in /dev/shm."""
+    before = set(os.listdir("/dev/shm"))
+    region = SharedRegion.create(2)
+    assert set(os.listdir("/dev/shm")) == before
+    region.close()

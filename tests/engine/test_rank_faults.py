@@ -1,0 +1,236 @@
+"""Ranks of a model that die, hang or cannot start: streams go on, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.bundled import bundled_model_path
+from quire.engine.clients.process_client import ProcessEngineClient
+from quire.errors import ConfigError, EngineError, RequestError
+from quire.executor.processes.group import RankGroup
+from quire.protocol.status import EngineState
+from tests.engine.failing_rank import COMMAND, FATAL
+from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
+from tests.models.families import Case, write_checkpoint
+from tests.profiles import SCALE
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(300 * SCALE)
+
+NUM_KILLS = 3 * SCALE
+LENGTH = 60
+SETTINGS: dict[str, Any] = {
+    "model": str(bundled_model_path()),
+    "max_model_len": 256,
+    "num_kv_blocks": 128,
+    "tensor_parallel_size": 2,
+    "quiet": True,
+}
+PROMPTS = [[5 + i, 17, 301, 42, 8] * (2 + i) for i in range(4)]
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the ranks that a core has started."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    found = {int(each) for task in threads for each in (task / "children").read_text().split()}
+    return sorted(found | {int(each) for each in text.split()})
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return True
+
+
+def uncut() -> list[list[int]]:
+    with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
+        params = [
+            SamplingParams(max_tokens=LENGTH, ignore_eos=True, temperature=0.8, seed=i)
+            for i in range(len(PROMPTS))
+        ]
+        prompts = [{"prompt_token_ids": each} for each in PROMPTS]
+        return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+
+
+async def start_all(client: ProcessEngineClient) -> tuple[list[Any], list[Collected]]:
+    founds = [Collected() for _ in PROMPTS]
+    options: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True, "temperature": 0.8}
+    tasks = [
+        asyncio.ensure_future(collect(await ask(client, prompt, seed=i, **options), founds[i]))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    return tasks, founds
+
+
+def test_streams_survive_the_death_of_a_rank() -> None:
+    """kill -9 and SIGSTOP at random points under load: each stream goes on to the byte, and the
+    next request is served. Turns red when a dead rank is not noticed, a stream gets no end, or a
+    process stays."""
+    wanted, seen = uncut(), set[int]()
+
+    async def work() -> None:
+        rng = random.Random(2)
+        async with hosted(settings=SETTINGS, max_replays=NUM_KILLS + 2) as host:
+            for i in range(NUM_KILLS):
+                tasks, founds = await start_all(host.client)
+                cut = rng.randrange(1, 40)
+                while min(len(found.tokens.get(0, ())) for found in founds) < cut:
+                    await asyncio.sleep(0)
+                core = host.supervisor.pid
+                assert core is not None
+                (rank,) = children_of(core)
+                seen.update((core, rank))
+                os.kill(rank, signal.SIGSTOP if i % 2 else signal.SIGKILL)
+                started = time.monotonic()
+                await until_state(host.client, EngineState.RESTARTING)
+                noticed = time.monotonic() - started
+                assert noticed < 5.0, "slow even for a busy machine; alone it takes less than 1 s"
+                assert [(await task).tokens[0] for task in tasks] == wanted
+            await until_state(host.client, EngineState.READY)
+            again = await collect(await ask(host.client, PROMPTS[0], max_tokens=3))
+            assert len(again.tokens[0]) == 3
+
+    run(work(), 240 * SCALE)
+    wait_for(lambda: all(map(is_gone, seen)), "end of all processes")
+
+
+def test_two_replicas_of_two_ranks() -> None:
+    """Four processes that compute: replicas give what one gives, and the death of a rank moves the
+    streams of its replica to the other one at once."""
+    wanted = uncut()
+
+    async def work() -> None:
+        settings = {**SETTINGS, "data_parallel_size": 2}
+        async with hosted(settings=settings, max_replays=4) as host:
+            client: Any = host.client
+            for each in client._replicas:
+                await until_state(each, EngineState.READY)
+            tasks, founds = await start_all(client)
+            assert [each.num_unfinished for each in client._replicas] == [2, 2]
+            while min(len(found.tokens.get(0, ())) for found in founds) < 3:
+                await asyncio.sleep(0)
+            (rank,) = children_of(host.supervisor.pid or 0)
+            os.kill(rank, signal.SIGKILL)
+            await until_state(client._replicas[0], EngineState.RESTARTING)
+            assert client.status.state is EngineState.READY
+            assert [(await task).tokens[0] for task in tasks] == wanted
+
+    run(work())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_idle_engine_notices_too(number: int) -> None:
+    """Turns red when only a step notices that a rank is gone."""
+
+    async def work() -> None:
+        async with hosted(settings=SETTINGS) as host:
+            core = host.supervisor.pid
+            assert core is not None
+            (rank,) = children_of(core)
+            os.kill(rank, number)
+            await until_state(host.client, EngineState.RESTARTING)
+            await until_state(host.client, EngineState.READY)
+            assert len((await collect(await ask(host.client, [5], max_tokens=3))).tokens[0]) == 3
+
+    run(work())
+
+
+def test_ranks_end_with_their_core() -> None:
+    """Turns red when a killed core leaves processes, even stopped ones."""
+
+    async def work() -> None:
+        async with hosted(settings=SETTINGS) as host:
+            core = host.supervisor.pid
+            assert core is not None
+            (rank,) = children_of(core)
+            os.kill(rank, signal.SIGSTOP)
+            os.kill(core, signal.SIGKILL)
+            await asyncio.to_thread(wait_for, lambda: is_gone(rank), "end of the rank")
+
+    run(work())
+
+
+def test_an_engine_in_this_process_says_what_it_has_lost() -> None:
+    """Turns red when a caller waits for ever, or processes stay after `shutdown`."""
+    with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
+        client: Any = llm.engine.client
+        (rank,) = client._core._executor.pids
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        ask_one: Callable[[], Any] = lambda: llm.generate(  # noqa: E731
+            {"prompt_token_ids": [5, 6]}, params, use_tqdm=False
+        )
+        assert len(ask_one()[0].outputs[0].token_ids) == 4
+        os.kill(rank, signal.SIGKILL)
+        wait_for(lambda: client._core._executor._group._lost, "notice")
+        with pytest.raises(EngineError, match=r"rank 1 .*killed by signal 9: start a new engine"):
+            ask_one()
+    assert is_gone(rank)
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank fails between two exchanges of a step with several rows; all ranks compute the rows
+    again in the same halves, and only the row at fault fails. Turns red when the other rank waits
+    in an exchange, or reads what was given for another one."""
+    failing = partial(RankGroup, command=COMMAND)
+    monkeypatch.setattr("quire.executor.processes.executor.RankGroup", failing)
+    settings = {**SETTINGS, "skip_tokenizer_init": True, "enforce_eager": True}
+    prompts = [[5, 17, 30], [6, FATAL, 31], [8, 19, 32, 4], [9]]
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.0)
+    with LLM(**{**settings, "tensor_parallel_size": 1}) as one:
+        wanted = [list(o.outputs[0].token_ids) for o in one.generate(asked, params, use_tqdm=False)]
+    with LLM(**settings) as two:
+        for _ in range(2):
+            found = two.generate(asked, params, use_tqdm=False)
+            assert "another rank" in (found[1].error or "")
+            good = [0, 2, 3]
+            assert [list(found[i].outputs[0].token_ids) for i in good] == [wanted[i] for i in good]
+
+
+def test_a_model_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
+    """SmolLM2 has 9 query heads. Turns red when that is found out after minutes of loading."""
+    sizes = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8}
+    write_checkpoint(Case("nine", "llama", sizes), tmp_path)
+    with pytest.raises(
+        ConfigError,
+        match=r"tensor_parallel_size=2: the model \(LlamaForCausalLM\) has 9 query heads cannot be",
+    ):
+        LLM(str(tmp_path), tensor_parallel_size=2, skip_tokenizer_init=True, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"enable_lora": True}, "and enable_lora do not go together"),
+        ({"enable_prompt_embeds": True}, "and enable_prompt_embeds do not go together"),
+        ({"torch_compile": True}, "and torch_compile do not go together"),
+        ({"distributed_executor_backend": "ray"}, "ranks are processes of one machine so far"),
+    ],
+)
+def test_what_does_not_work_beside_ranks_is_refused(settings: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(tensor_parallel_size=2, quiet=True, **settings)
+
+
+def test_what_a_request_asks_in_vain_ends_it_alone() -> None:
+    """Functions cannot go to another process. Turns red when such a request ends the engine."""
+    with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
+        params = SamplingParams(max_tokens=3, logits_processors=[lambda _, logits: logits])
+        with pytest.raises(RequestError, match="logits_processors"):
+            llm.generate({"prompt_token_ids": [5, 6]}, params, use_tqdm=False)
+        good = SamplingParams(max_tokens=3, ignore_eos=True)
+        (found,) = llm.generate({"prompt_token_ids": [5, 6]}, good, use_tqdm=False)
+        assert len(found.outputs[0].token_ids) == 3
