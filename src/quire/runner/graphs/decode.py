@@ -88,6 +88,8 @@ class DecodeSteps:
         if not (draws and self._has_spare_row) and self._size_of_logits(num_rows) is None:
             return None
         self._inputs.send(rows)
+        if self._inputs.are_apart:
+            return None
         try:
             drawn = self._draw(num_rows) if draws else None
             return drawn or self._logits(num_rows)
