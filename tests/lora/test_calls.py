@@ -184,7 +184,10 @@ def test_an_async_engine_takes_adapters(base: Path, tmp_path: Path) -> None:
         return found
 
     async def both() -> list[list[int]]:
-        return list(await asyncio.gather(last(None), last(lora)))
+        """And the adapter twice, whose files are looked up at the same time."""
+        plain, first, second = await asyncio.gather(last(None), last(lora), last(lora))
+        assert first == second
+        return [plain, first]
 
     async def bad() -> None:
         with pytest.raises(RequestError, match="no such folder"):
