@@ -20,8 +20,8 @@ __all__ = ["add_arguments", "run"]
 
 PROMPT = 'def parse_args(argv):\n    """'
 QUESTION = "What is your name?"
-TEMPERATURE, REPETITION_PENALTY = 0.7, 1.1
-"""Of completions: the likeliest tokens of a small model soon repeat themselves."""
+TEMPERATURE = 0.7
+"""For completions: the likeliest tokens of a small model soon repeat themselves."""
 BATCH = 16
 """Requests of the closing batch, which shows what batching is worth."""
 
@@ -61,7 +61,6 @@ def _completion(seed: int, max_tokens: int) -> SamplingParams:
     return SamplingParams(
         temperature=TEMPERATURE,
         top_p=0.95,
-        repetition_penalty=REPETITION_PENALTY,
         seed=seed,
         max_tokens=max_tokens,
     )

@@ -46,7 +46,7 @@ class LowRank:
 
 
 class SlotContents(Generic[Content]):
-    """What the adapters in slots change in one layer."""
+    """Changes of one layer by the adapters in slots."""
 
     def __init__(self, slots: TokenColumn) -> None:
         """slots: the column that says which row has which."""
@@ -75,8 +75,8 @@ class SlotContents(Generic[Content]):
 
 
 class Place(Protocol):
-    """Where the low-rank matrices of one module go. is_apart: torch computes with them, in steps
-    that are not captured."""
+    """Destination of the low-rank matrices of one module. is_apart: torch computes with them, in
+    steps that are not captured."""
 
     @property
     def shape(self) -> tuple[int, int]:

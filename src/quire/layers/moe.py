@@ -87,7 +87,7 @@ class Experts:
 
     @property
     def weights(self) -> Mapping[int, tuple[LayerWeights, LayerWeights]]:
-        """Those of gate and up, and of down, of this rank's experts by number."""
+        """Weights of gate and up, and of down, of this rank's experts by number."""
         found: dict[int, tuple[LayerWeights, LayerWeights]] = {}
         for expert in self._own:
             gate_up, down = self.gate_up[expert], self.down[expert]

@@ -90,7 +90,7 @@ class TokenColumns:
 
     @property
     def are_apart(self) -> bool:
-        """Whether the next forward must not be captured, or replayed."""
+        """True if the next forward must not be captured, or replayed."""
         return any(self._asked[name].is_apart for name in self._optional)
 
     def column(self, name: str, *, optional: bool = False) -> TokenColumn:

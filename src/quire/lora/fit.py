@@ -1,4 +1,4 @@
-"""Whether an adapter fits a model, and its tensors as the model's layers take them."""
+"""Checks of adapters against a model, and their tensors as the model's layers take them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ExpertMatrix(NamedTuple):
 
 
 class ModelPlaces:
-    """Where adapters of a model go, by module as its weights are named; None for a module that
+    """Places for adapters of a model, by module as its weights are named; None for a module that
     adapters cannot change.
 
     projections: of low-rank matrices. tables: of those of embeddings. whole: layers whose weight an
@@ -69,7 +69,7 @@ class ModelPlaces:
         return next((form for form in forms if form in known), module)
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a tensor is no weight of the model, though it may be saved."""
+        """Return whether a tensor is no weight of the model, though it may be saved."""
         return self._names.is_ignored(name)
 
     def experts_of(self, module: str) -> list[ExpertMatrix]:

@@ -107,7 +107,7 @@ class InputGatherer:
 
     @property
     def are_apart(self) -> bool:
-        """Whether rows that were sent are computed call by call, whatever is captured."""
+        """True if rows that were sent are computed call by call, whatever is captured."""
         return self._columns.are_apart
 
     def choose(self, variant: Variant) -> None:
