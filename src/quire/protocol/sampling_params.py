@@ -288,9 +288,13 @@ _REALS: tuple[tuple[str, float, float, bool, str], ...] = (
 """name, lowest, highest, whether the lowest itself is allowed, advice."""
 
 NUMBER_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {name: (low, high) for name, low, high, *_ in (*_INTEGERS, *_REALS)}
+    {
+        name: (low, math.inf if high == _MAX_INT else high)
+        for name, low, high, *_ in (*_INTEGERS, *_REALS)
+    }
 )
-"""Lowest and highest value of each parameter that is a number."""
+"""Lowest and highest value of each parameter that is a number; infinity where only memory bounds
+it."""
 
 _FLAGS = (
     "include_stop_str_in_output",
