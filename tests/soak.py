@@ -1,7 +1,8 @@
 """A plugin of pytest that keeps what a soak did: `pytest -p tests.soak --soak-record FILE`.
 
 The file, of JSON: commit, seed, scale, duration, and of each test its outcome, its
-seconds and, where hypothesis drives it, how many examples it tried.
+seconds, what it gave to `record_property`, and, where hypothesis drives it, how many examples it
+tried.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class SoakRecord:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = self._test(report.nodeid)
         test["seconds"] = round(test["seconds"] + report.duration, 3)
+        if report.user_properties:
+            test["figures"] = dict(report.user_properties)
         if report.outcome != "passed":
             test["outcome"] = report.outcome
 

@@ -42,6 +42,7 @@ from quire.rendering import (
     OutputReader,
     Prompt,
     PromptAdapters,
+    RenderedPrompt,
     RequestRenderer,
     TokenizerFace,
     truncated,
@@ -197,12 +198,13 @@ class AsyncLLM:
         self._enter_loop()
         params = sampling_params or SamplingParams.from_optional(self.engine.default_sampling)
         scheduling = scheduling_params or SchedulingParams(priority=priority)
+        rendered = await self._render(prompt, lora_request)
         if request_id is None:
             numbers = itertools.count(self._next_handle)
             request_id = next(i for n in numbers if (i := f"request-{n}") not in self._open)
         if request_id in self._open:
             raise RequestError(f"request_id {request_id!r} is open already: give another one")
-        opened = await self._add(prompt, params, request_id, scheduling, lora_request)
+        opened = await self._add(rendered, params, request_id, scheduling)
         try:
             while True:
                 await opened.news.wait()
@@ -225,21 +227,23 @@ class AsyncLLM:
             if each in self._open:
                 self._abort(self._open[each])
 
-    async def _add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str,
-        scheduling: SchedulingParams,
-        lora: LoRARequest | None,
-    ) -> _Open:
+    async def _render(self, prompt: Prompt, lora: LoRARequest | None) -> RenderedPrompt:
+        """A prompt with its adapter. Other requests may be added meanwhile."""
         rendered = self.engine.renderer.render_prompt(prompt)
         if rendered.embeds is not None:
             raise RequestError("AsyncLLM takes no prompt_embeds so far: use LLM, or quire serve.")
         if lora is not None:  # its files may be large
             rendered = await asyncio.to_thread(self._adapters.put, rendered, lora)
-            if request_id in self._open:
-                raise RequestError(f"request_id {request_id!r} is open already: give another one")
+        return rendered
+
+    async def _add(
+        self,
+        rendered: RenderedPrompt,
+        params: SamplingParams,
+        request_id: str,
+        scheduling: SchedulingParams,
+    ) -> _Open:
+        """Open a request; its id is taken before anything is awaited."""
         rendered = truncated(rendered, params, self.engine.resolved.settings.max_model_len)
         handle = self._next_handle
         handles = range(handle, handle + params.n)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -57,9 +58,15 @@ def shown(name: str, value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant; None if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
-    return near[0] if near else None
+    """The known name that was probably meant; None if none is near. Of those that are, one with as
+    many words comes first: a word is cut short or misspelt more often than left out."""
+    near = difflib.get_close_matches(name, list(known), cutoff=_NEAR)
+    alike = [each for each in near if _num_words(each) == _num_words(name)]
+    return next(iter((*alike, *near)), None)
+
+
+def _num_words(name: str) -> int:
+    return len(re.findall(r"[^-_.]+", name))
 
 
 def check_foreign(

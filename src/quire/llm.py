@@ -287,21 +287,24 @@ class LLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         scheduling_params: SchedulingParams | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt and yield its growing output after every step that changed it.
 
         The same object is yielded each time, unless the parameters have another output_kind: the
-        news alone, or the end alone. Leaving the loop early ends the request. Raises
-        RequestError if the prompt cannot be served.
+        news alone, or the end alone. Leaving the loop early ends the request. lora_request: the
+        adapter that computes the prompt. Raises RequestError if the prompt cannot be served.
         """
         rendered = self._engine.renderer.render_prompt(prompt)
+        rendered = self._llm_engine.adapters.put(rendered, lora_request)
         (params,) = self._params_for([rendered], sampling_params)
         (scheduling,) = scheduling_for(1, scheduling_params, None)
         first = self._llm_engine.next_handle
         handles = range(first, first)
         try:
             output = self._llm_engine.add(rendered, params, scheduling)
+            output.lora_request = lora_request
             handles = range(first, self._llm_engine.next_handle)
             if params.output_kind is RequestOutputKind.CUMULATIVE:
                 yield from self._grow(output)
@@ -472,17 +475,24 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         sampling_params: ParamsArgument = None,
         *,
+        lora_request: AdapterArgument = None,
         priority: int | Sequence[int] | None = None,
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[str]:
-        """Queue prompts without computing them; `wait_for_completion` does. Their ids, in order."""
+        """Queue prompts without computing them; `wait_for_completion` does. Their ids, in order.
+        lora_request: as in `generate`."""
         check_foreign(RequestError, "enqueue", CALL_ARGUMENTS, others)
         items, _ = as_list(prompts)
-        rendered = [self._render_prompt(prompt) for prompt in items]
+        adapters = adapters_for(len(items), lora_request)
+        rendered = self._llm_engine.adapters.put_each(
+            [self._render_prompt(prompt) for prompt in items], adapters
+        )
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
         asked = zip(rendered, self._params_for(rendered, sampling_params), scheduling, strict=True)
         outputs = [self._admit(*each, None) for each in asked]
+        for output, adapter in zip(outputs, adapters, strict=True):
+            output.lora_request = adapter
         self._enqueued += outputs
         return [output.request_id for output in outputs]
 

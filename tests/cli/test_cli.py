@@ -109,6 +109,7 @@ def test_errors_are_one_line_and_status_2() -> None:
     ("arguments", "sentence"),
     [
         (["plan", "--max-model-ln", "3"], "did you mean --max-model-len?"),
+        (["serve", "--max-num-sequences", "3"], "did you mean --max-num-seqs?"),
         (["bench", "latency", "--batch-sise", "3"], "did you mean --batch-size?"),
         (["bench", "latency", "--batch-size", "0"], "must be at least 1"),
         (["bench"], "required: {throughput,latency,serve} (see quire bench --help)"),

@@ -105,15 +105,17 @@ def test_tokens_in_tokens_out(
 
 @pytest.mark.parametrize("example", ["tool_loop"], indirect=True)
 def test_tool_loop(example: ModuleType, capsys: pytest.CaptureFixture[str]):
-    """Turns red when a call cannot be parsed, or the model does not take its own call back."""
+    """Turns red when a call cannot be parsed, the model does not take its own call back, or the
+    first thing that people try is wrong."""
     with (
         LLM(quiet=True, num_kv_blocks=512, max_model_len=512) as llm,
         running_server(bundled_front(), client=RealClient(llm)) as found,
     ):
-        example.main(["What is 6 times 7?", "--force", "--url", f"{found.url}/v1"])
-    lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"calculate\(\{.*\}\) = -?\d+", lines[0]), lines
-    assert len(lines) > 1
+        for force in ([], ["--force"]):
+            example.main(["What is 123 times 45?", *force, "--url", f"{found.url}/v1"])
+            call, answer = capsys.readouterr().out.splitlines()
+            assert call == 'multiply({"a": 123, "b": 45}) = 5535'
+            assert answer == "The result is 5535."
 
 
 def test_every_example_is_listed_and_tested():

@@ -161,7 +161,7 @@ def test_sleep_and_wake_keep_adapters(base: Path, adapters: list[LoRARequest]) -
     [
         ({"use_dora": True}, "use_dora=True"),
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
-        ({"bias": "all"}, "bias='all'"),
+        ({"lora_bias": True}, "lora_bias=True"),
         ({"init_lora_weights": "pissa"}, "base model was changed"),
         ({"r": 5}, "rank 4, but the configuration says 5"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,53 @@ def test_vectors_and_beams_have_adapters(base: Path, tmp_path: Path) -> None:
     assert found[0].sequences[0].tokens == best
 
 
+def test_queued_prompts_and_streams_have_adapters(base: Path, tmp_path: Path) -> None:
+    loras = [None, *many(tmp_path, base, LLAMA, 2)]
+    with engine(base, enable_lora=True, max_lora_rank=8) as llm:
+        prompts = [PROMPTS[0]] * 3
+        expected = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=loras)
+        ids = llm.enqueue(prompts, GREEDY, lora_request=loras)
+        found = llm.wait_for_completion(use_tqdm=False)
+        assert [each.request_id for each in found] == ids
+        for lora, queued, whole in zip(loras, found, expected, strict=True):
+            assert queued.lora_request == lora
+            assert queued.outputs[0].token_ids == whole.outputs[0].token_ids
+            last = list(llm.stream(PROMPTS[0], GREEDY, lora_request=lora))[-1]
+            assert last.lora_request == lora
+            assert last.outputs[0].token_ids == whole.outputs[0].token_ids
+        assert len({tuple(each.outputs[0].token_ids) for each in expected}) == 3
+        bad = LoRARequest("bad", 5, str(tmp_path / "nowhere"))
+        llm.enqueue(prompts[:2], GREEDY, lora_request=[bad, None])
+        first, second = llm.wait_for_completion(use_tqdm=False)
+        assert "no such folder" in (first.error or "") and second.error is None
+        with pytest.raises(RequestError, match="no such folder"):
+            next(llm.stream(PROMPTS[0], GREEDY, lora_request=bad))
+
+
+@pytest.mark.parametrize("kind", ["blocks", "head"])
+def test_drafts_change_no_token_of_an_adapter(kind: str, base: Path, tmp_path: Path) -> None:
+    """Guesses are the same with any adapter; what is kept of them is by the row's own."""
+    loras = [None, *many(tmp_path, base, LLAMA, 2)]
+    if kind == "head":
+        loras[1] = LoRARequest("head", 9, str(write_adapter(tmp_path / "h", base, ("lm_head",))))
+    params = replace(GREEDY, max_tokens=24)
+    prompts = [[5, 6, 7, 8] * 5] * 3
+    settings: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+    def tokens(llm: LLM, **more: Any) -> list[list[int]]:
+        outputs = llm.generate(prompts, params, use_tqdm=False, **more)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    with engine(base, **settings) as llm:
+        expected = tokens(llm, lora_request=loras)
+    with engine(base, **settings, speculative_config=drafts) as llm:
+        assert tokens(llm, lora_request=loras) == expected
+        stats = llm.engine.client._core.stats()  # type: ignore[attr-defined]
+    assert len({tuple(each) for each in expected}) == 3
+    assert stats.draft_tokens_total > 0
+
+
 def test_an_async_engine_takes_adapters(base: Path, tmp_path: Path) -> None:
     lora = LoRARequest("a", 1, str(write_adapter(tmp_path / "a", base, LLAMA)))
     with engine(base, enable_lora=True) as llm:
@@ -136,7 +184,10 @@ def test_an_async_engine_takes_adapters(base: Path, tmp_path: Path) -> None:
         return found
 
     async def both() -> list[list[int]]:
-        return list(await asyncio.gather(last(None), last(lora)))
+        """And the adapter twice, whose files are looked up at the same time."""
+        plain, first, second = await asyncio.gather(last(None), last(lora), last(lora))
+        assert first == second
+        return [plain, first]
 
     async def bad() -> None:
         with pytest.raises(RequestError, match="no such folder"):

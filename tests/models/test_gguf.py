@@ -19,12 +19,14 @@ from tests.gguf_writer import (
     write_gguf,
 )
 from tests.models.families import Case, random_sequences, write_checkpoint
-from tests.models.harness import PagedModel, new_ops
+from tests.models.harness import PagedModel, new_factory, new_ops
 
+from quire.config.families import read_model_spec
 from quire.config.hf import StoredTensor
 from quire.config.packed import GGUFBlocks, PackedLayout
 from quire.config.packed.block_kinds import BlockFormat
 from quire.errors import ConfigError
+from quire.models import load_model
 from quire.ops import REFERENCE
 from quire.ops.linear.blocks.contract import quantize_groups
 from quire.quantization import StoredMatrix
@@ -118,6 +120,19 @@ def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
     tolerance = 1e-4 if architecture == "gemma3" else 0.0
     for seq in sequences:
         torch.testing.assert_close(found[seq], wanted[seq], rtol=tolerance, atol=tolerance)
+
+
+def test_progress_names_the_kind_of_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    case = Case("qwen2", "qwen2")
+    config = write_checkpoint(case, tmp_path).config
+    tensors = gguf_tensors(tmp_path, "qwen2", config)
+    file = write_gguf(tmp_path / "model.gguf", _settings(case, config), tensors)
+    spec = read_model_spec(file)
+    capfd.readouterr()
+    load_model(spec, file, new_factory(spec), progress=True)
+    assert capfd.readouterr().err.startswith("Loading GGUF checkpoint shards: 100% | ")
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
+from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.server.generation.adapters import ServedAdapters
 from tests import waiting
@@ -157,6 +160,99 @@ def test_prefixes_are_pinned_for_the_base_model_alone(http: httpx.Client) -> Non
     response = http.post("/admin/prefixes", json={"model": "blue", "prompt": PROMPT})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "model"
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+APIS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi", "max_tokens": 8},
+    "/v1/chat/completions": {"messages": CHAT, "max_tokens": 8},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 16},
+    "/v1/messages": {"messages": CHAT, "max_tokens": 8},
+}
+
+
+def words(body: dict[str, Any]) -> str:
+    """The text of an answer of any of the APIs."""
+    if "choices" in body:
+        (choice,) = body["choices"]
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+    parts = body["content"] if "content" in body else body["output"][-1]["content"]
+    return parts[0]["text"]
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_every_api_takes_adapters(http: httpx.Client, path: str) -> None:
+    """Each is computed with the adapter that is named, and says so; the seed is the same."""
+    found: dict[str, str] = {}
+    for name in ("bundled", "red", "blue"):
+        body = {"model": name, "temperature": 0, **APIS[path]}
+        reply = http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["model"] == name
+        found[name] = words(reply.json())
+        assert words(http.post(path, json=body).json()) == found[name]
+    assert len(set(found.values())) == 3
+    refused = http.post(path, json={"model": "green", **APIS[path]})
+    assert refused.status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_streams_of_adapters(http: httpx.Client, path: str) -> None:
+    body = {"model": "red", "temperature": 0, **APIS[path]}
+    whole = words(http.post(path, json=body).json())
+    pieces: list[str] = []
+    with http.stream("POST", path, json={**body, "stream": True}) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                assert chunk["model"] == "red"
+                for choice in chunk["choices"]:
+                    found = choice["text"] if "text" in choice else choice["delta"].get("content")
+                    pieces.append(found or "")
+    assert "".join(pieces) == whole
+
+
+def test_beams_samples_and_grammars_of_adapters(http: httpx.Client, llm: LLM, folder: Path) -> None:
+    lora = LoRARequest("red", 1, str(folder / "red"))
+    beams = BeamSearchParams(beam_width=2, max_tokens=6, ignore_eos=True)
+    best = llm.beam_search([PROMPT], beams, use_tqdm=False, lora_request=lora)[0].sequences
+    response = post(
+        http, model="red", use_beam_search=True, n=2, max_tokens=6, return_token_ids=True
+    )
+    tokens = [choice["token_ids"] for choice in response.json()["choices"]]
+    assert tokens == [each.tokens[len(PROMPT) :] for each in best]
+    drawn = SamplingParams(n=3, seed=5, max_tokens=6, ignore_eos=True)
+    (samples,) = llm.generate(PROMPT, drawn, use_tqdm=False, lora_request=lora)
+    response = post(http, model="red", temperature=1, top_p=1, n=3, seed=5, max_tokens=6)
+    got = [choice["text"] for choice in response.json()["choices"]]
+    assert got == [each.text for each in samples.outputs]
+    choice = {"structured_outputs": {"choice": ["yes", "no"]}, "max_tokens": 9}
+    assert text(post(http, model="red", ignore_eos=False, **choice)) in ("yes", "no")
+
+
+def test_apis_that_take_no_adapters_say_so(http: httpx.Client) -> None:
+    reply = http.post("/v1/embeddings", json={"model": "red", "input": "hi"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "model"
+    assert "Adapters give no vectors" in reply.json()["error"]["message"]
+
+
+def test_a_folder_that_is_written_later_is_found_on_first_use(
+    http: httpx.Client, llm: LLM, folder: Path
+) -> None:
+    """Nobody loads it: the server looks where it was told. A folder that is gone is no name."""
+    late = folder / "written-late"
+    assert post(http, model=late.name).status_code == 404
+    write_adapter(late, bundled_model_path(), MODULES, seed=21, strength=0.2)
+    try:
+        assert text(post(http, model=late.name)) == expected(llm, late)
+        assert late.name in {each["id"] for each in http.get("/v1/models").json()["data"]}
+        before = text(post(http, model=late.name))
+        write_adapter(late, bundled_model_path(), MODULES, seed=22, strength=0.2)
+        assert text(post(http, model=late.name)) == expected(llm, late) != before
+    finally:
+        shutil.rmtree(late)
+    assert post(http, model=late.name).status_code == 404
 
 
 def test_who_leaves_the_queue_for_a_slot_holds_up_nobody(llm: LLM, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`quire demo`: a completion and a chat answer, printed as they are generated."""
+"""`quire demo`: a chat answer and a completion, printed as they are generated."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from quire.cli.parser import CommandParser
 
 if TYPE_CHECKING:
     from quire.llm import LLM
+    from quire.protocol.sampling_params import SamplingParams
     from quire.rendering import Prompt
 
 __all__ = ["add_arguments", "run"]
 
-PROMPT = "import os\n\ndef "
+PROMPT = 'def parse_args(argv):\n    """'
 QUESTION = "What is your name?"
-TEMPERATURE = 0.5
+TEMPERATURE = 0.7
+"""For completions: the likeliest tokens of a small model soon repeat themselves."""
 BATCH = 16
 """Requests of the closing batch, which shows what batching is worth."""
 
@@ -35,27 +37,37 @@ def run(options: argparse.Namespace) -> int:
     """Generate with the model that is named; without one SmolLM2 if a package has brought it, else
     the bundled model."""
     from quire.llm import LLM
+    from quire.protocol.sampling_params import SamplingParams
 
     settings = given_settings(options)
     if "model" not in settings and (smollm2 := smollm2_path()) is not None:
         print(f"model: {smollm2} of the package {SMOLLM2_PACKAGE}")
         settings["model"] = str(smollm2)
     with LLM(**settings) as llm:
-        print(f"\n--- completion of {options.prompt!r}")
-        _stream(llm, options.prompt, options.max_tokens, TEMPERATURE)
         print(f"\n--- answer to {options.question!r}")
         messages = [{"role": "user", "content": options.question}]
         rendered = llm.engine.renderer.render_chat(messages)
-        _stream(llm, {"prompt_token_ids": rendered.token_ids}, options.max_tokens, 0.0)
+        answer = SamplingParams(temperature=0, max_tokens=options.max_tokens)
+        _stream(llm, {"prompt_token_ids": rendered.token_ids}, answer)
+        print(f"\n--- completion of {options.prompt!r}")
+        _stream(llm, options.prompt, _completion(0, options.max_tokens))
         _batch(llm, options.prompt, options.max_tokens)
     return 0
 
 
-def _stream(llm: LLM, prompt: Prompt, max_tokens: int, temperature: float) -> None:
-    """Print text as it comes, then how fast it came."""
+def _completion(seed: int, max_tokens: int) -> SamplingParams:
     from quire.protocol.sampling_params import SamplingParams
 
-    params = SamplingParams(temperature=temperature, seed=0, max_tokens=max_tokens)
+    return SamplingParams(
+        temperature=TEMPERATURE,
+        top_p=0.95,
+        seed=seed,
+        max_tokens=max_tokens,
+    )
+
+
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
+    """Print text as it comes, then how fast it came."""
     start, shown, first, num_tokens = time.perf_counter(), "", 0.0, 0
     for output in llm.stream(prompt, params):
         sample = output.outputs[0]
@@ -74,12 +86,7 @@ def _stream(llm: LLM, prompt: Prompt, max_tokens: int, temperature: float) -> No
 
 def _batch(llm: LLM, prompt: str, max_tokens: int) -> None:
     """The same prompt with different seeds, all at once."""
-    from quire.protocol.sampling_params import SamplingParams
-
-    params = [
-        SamplingParams(temperature=TEMPERATURE, seed=seed, max_tokens=max_tokens)
-        for seed in range(BATCH)
-    ]
+    params = [_completion(seed, max_tokens) for seed in range(BATCH)]
     start = time.perf_counter()
     outputs = llm.generate([prompt] * BATCH, params, use_tqdm=False)
     seconds = time.perf_counter() - start

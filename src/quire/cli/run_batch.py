@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.flags.server import add_adapter_flags, read_server_settings
 from quire.cli.parser import CommandParser
 from quire.config.settings import EngineSettings
 from quire.config.startup import check_early
@@ -21,6 +22,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "-o", "--output-file", required=True, metavar="FILE", help="answers, in the same order"
     )
+    add_adapter_flags(parser)
     add_engine_flags(parser, server=True)
 
 
@@ -30,7 +32,8 @@ def run(options: argparse.Namespace) -> int:
     check_early(settings)
     from quire.server.batches.run import run_batch
 
-    counts = run_batch(settings, Path(options.input_file), Path(options.output_file))
+    named = read_server_settings(options)
+    counts = run_batch(settings, Path(options.input_file), Path(options.output_file), named)
     kept = f", {counts.num_kept} of them by an earlier run" if counts.num_kept else ""
     print(
         f"{counts.num_lines} requests answered{kept}; {counts.num_failed} without a good answer.",

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from quire.layers.adapter_contents import (
+    BiasPlace,
+    ExpertContent,
+    ExpertPlace,
+    HeadPlace,
+    LowRank,
+    Place,
+    SlotContents,
+    TablePlace,
+    add_bias,
+)
 from quire.layers.token_columns import TokenColumn
-from quire.layers.weights import LayerWeights
+from quire.layers.weights import DenseWeights, LayerWeights, PackedWeights
 from quire.ops.linear.low_rank import LowRankTables
 
 __all__ = ["ADAPTER_COLUMN", "AdaptedLayers", "AdaptedLinear", "Additions", "Projection"]
 
 ADAPTER_COLUMN = "adapter"
 """Column of the rows: 0 for no adapter, else 1 + its slot."""
+
+Content = TypeVar("Content")
 
 
 class Projection(Protocol):
@@ -27,15 +41,20 @@ class Projection(Protocol):
 
 
 class Additions:
-    """s B (A x) of the adapter of each row that has one."""
+    """s B (A x) of the adapter of each row that has one, and what its bias is more."""
 
     def __init__(
-        self, tables: LowRankTables, slots: TokenColumn, low_rank: Callable[..., None]
+        self,
+        tables: LowRankTables,
+        slots: TokenColumn,
+        low_rank: Callable[..., None],
+        biases: SlotContents[torch.Tensor],
     ) -> None:
         """low_rank: the operation."""
         self._tables = tables
         self._slots = slots
         self._low_rank = low_rank
+        self._biases = biases
 
     @property
     def are_none(self) -> bool:
@@ -45,6 +64,7 @@ class Additions:
     def add(self, y: torch.Tensor, x: torch.Tensor) -> None:
         """Add to y [T, O] what adapters make of x [T, I]. In steps in which a row has one."""
         self._low_rank(y, x, self._slots.values, self._tables)
+        add_bias(y, self._biases)
 
 
 class AdaptedLinear:
@@ -66,8 +86,39 @@ class AdaptedLinear:
         return y
 
 
+@dataclass(frozen=True, slots=True)
+class _TablesPlace:
+    """A part of the outputs of a projection. order: as of `PackedWeights`."""
+
+    tables: LowRankTables
+    part: int
+    order: torch.Tensor | None
+    is_apart: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tables.parts[self.part], self.tables.a.shape[-1]
+
+    def put(self, slot: int, matrices: LowRank) -> None:
+        b = matrices.b if self.order is None else matrices.b[self.order]
+        self.tables.put(slot, self.part, matrices.a, b, matrices.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """A projection that adapters may change. parts: outputs by name."""
+
+    weights: PackedWeights[Any]
+    tables: LowRankTables
+    parts: Mapping[str, int]
+    biases: SlotContents[torch.Tensor]
+
+
 class AdaptedLayers:
-    """Tables of all projections that adapters may change, by the weights of these."""
+    """Places for adapters in all layers that these may change, by the weights of the layers.
+
+    table, head: of the embedding and the projection to logits, if the model has been made.
+    """
 
     def __init__(
         self,
@@ -81,32 +132,103 @@ class AdaptedLayers:
         """num_slots: adapters that may be in use at a time. max_rank: of all of them. slots: the
         column that says which row has which. low_rank: the operation."""
         self.num_slots, self.max_rank = num_slots, max_rank
+        self.table: TablePlace | None = None
+        self.head: HeadPlace | None = None
         self._dtype, self._device = dtype, device
         self._slots = slots
         self._low_rank = low_rank
-        self._tables: dict[int, tuple[LowRankTables, Mapping[str, int]]] = {}
+        self._changed: dict[int, _Changed] = {}
+        self._norms: dict[int, tuple[DenseWeights, SlotContents[torch.Tensor]]] = {}
+        self._experts: dict[tuple[int, str], ExpertPlace] = {}
+        self._contents: list[SlotContents[Any]] = []
 
-    def additions(self, weights: LayerWeights, inputs: int, parts: Mapping[str, int]) -> Additions:
+    def additions(
+        self, weights: PackedWeights[Any], inputs: int, parts: Mapping[str, int]
+    ) -> Additions:
         """Places for adapters of a layer. weights: of the layer. parts: outputs by name; "" of an
         only one."""
         tables = LowRankTables(
             self.num_slots, self.max_rank, inputs, list(parts.values()), self._dtype, self._device
         )
-        order = {name: index for index, name in enumerate(parts)}
-        self._tables[id(weights)] = tables, order
-        return Additions(tables, self._slots, self._low_rank)
+        biases = self._kept(SlotContents[torch.Tensor](self._slots))
+        self._changed[id(weights)] = _Changed(weights, tables, parts, biases)
+        return Additions(tables, self._slots, self._low_rank, biases)
 
-    def find(self, weights: LayerWeights, part: str) -> tuple[LowRankTables, int] | None:
-        """Tables of a layer's part, and its index in them; None if adapters cannot change it. part:
-        of a weight, as `LayerWeights` names it."""
-        found = self._tables.get(id(weights))
+    def norm_biases(self, weights: DenseWeights) -> SlotContents[torch.Tensor]:
+        """Places for the biases of a norm. weights: of the norm."""
+        contents = self._kept(SlotContents[torch.Tensor](self._slots))
+        self._norms[id(weights)] = weights, contents
+        return contents
+
+    def experts(
+        self, layers: Mapping[int, tuple[LayerWeights, LayerWeights]], size: int, inner: int
+    ) -> SlotContents[ExpertContent]:
+        """Places for adapters of experts. layers: weights of gate and up, and of down, by number.
+        size, inner: of x and of an expert."""
+        contents = self._kept(SlotContents[ExpertContent](self._slots))
+        for expert, (gate_up, down) in layers.items():
+            for part in ("gate", "up"):
+                place = ExpertPlace((inner, size), contents, expert, part)
+                self._experts[id(gate_up), f"{part}.weight"] = place
+            place = ExpertPlace((size, inner), contents, expert, "down")
+            self._experts[id(down), "weight"] = place
+        return contents
+
+    def vocabulary(self, num_tokens: int, size: int) -> tuple[TablePlace, HeadPlace]:
+        """Places for adapters of the embedding and of the projection to logits."""
+        of_table, of_head = (
+            self._kept(SlotContents[LowRank | torch.Tensor](self._slots)) for _ in range(2)
+        )
+        self.table = TablePlace((size, num_tokens), of_table)
+        self.head = HeadPlace((num_tokens, size), of_head)
+        return self.table, self.head
+
+    def _kept(self, contents: SlotContents[Content]) -> SlotContents[Content]:
+        """Have `clear` know of them."""
+        self._contents.append(contents)
+        return contents
+
+    def find(self, weights: LayerWeights, part: str) -> Place | None:
+        """The place of a weight's low-rank matrices; None if adapters cannot change it. part: as
+        `LayerWeights` names it."""
+        if (expert := self._experts.get((id(weights), part))) is not None:
+            return expert
+        found = self._changed.get(id(weights))
         owner, _, kind = part.rpartition(".")
         if found is None or kind != "weight":
             return None
-        tables, order = found
-        return tables, order[owner]
+        order = found.weights.orders.get(owner)
+        return _TablesPlace(found.tables, list(found.parts).index(owner), order)
+
+    def find_bias(self, weights: LayerWeights, part: str) -> BiasPlace | None:
+        """The place of a bias; None if adapters cannot change it. part: as above. After the model
+        has been loaded."""
+        if (norm := self._norms.get(id(weights))) is not None:
+            base = norm[0].part(part).float()
+            return BiasPlace(norm[1], len(base), 0, base)
+        found = self._changed.get(id(weights))
+        owner = part.rpartition(".")[0]
+        if found is None or owner not in found.parts:
+            return None
+        first, size = 0, sum(found.parts.values())
+        for name, count in found.parts.items():
+            if name == owner:
+                break
+            first += count
+        base = found.weights.bias[first : first + found.parts[owner]].float()
+        return BiasPlace(found.biases, size, first, base, found.weights.orders.get(owner))
+
+    def set_apart(self, slot: int, *, is_apart: bool) -> None:
+        """Say whether steps with this slot, from 0 on, are computed call by call."""
+        if is_apart:
+            self._slots.apart.add(slot + 1)
+        else:
+            self._slots.apart.discard(slot + 1)
 
     def clear(self, slot: int) -> None:
-        """Have the adapter of this slot add nothing."""
-        for tables, _ in self._tables.values():
-            tables.clear(slot)
+        """Have the adapter of this slot change nothing."""
+        for each in self._changed.values():
+            each.tables.clear(slot)
+        for contents in self._contents:
+            contents.clear(slot)
+        self.set_apart(slot, is_apart=False)

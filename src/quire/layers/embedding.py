@@ -8,6 +8,7 @@ import torch
 
 from quire.config.shard import Shard, Share
 from quire.distributed import Collectives
+from quire.layers.adapter_contents import HeadPlace, TablePlace
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear
 from quire.layers.weights import Cut, DenseWeights, LayerWeights, PackedWeights
@@ -24,16 +25,22 @@ class Vocabulary:
     """
 
     def __init__(
-        self, size: int, shard: Shard, collectives: Collectives, given: GivenEmbeddings
+        self,
+        size: int,
+        shard: Shard,
+        collectives: Collectives,
+        given: GivenEmbeddings,
+        adapted: tuple[TablePlace, HeadPlace] | None = None,
     ) -> None:
-        """given: what a request may bring in place of rows. Raises ConfigError as
-        `Shard.vocabulary`."""
+        """given: what a request may bring in place of rows. adapted: what adapters change in the
+        table and in logits. Raises ConfigError as `Shard.vocabulary`."""
         self.share = shard.vocabulary(size)
         self.most = shard.most_rows(size)
         (self._own,) = self.share.ranges
         self._size = size
         self._collectives = collectives
         self._given = given
+        self._table, self._head = adapted or (None, None)
 
     def look_up(
         self, ids: torch.Tensor, rows: Callable[[torch.Tensor], torch.Tensor]
@@ -46,13 +53,16 @@ class Vocabulary:
         self, ids: torch.Tensor, rows: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         if self.share.is_whole:
-            return rows(ids)
-        return self._collectives.look_up(ids, self._own, self.most, rows)
+            found = rows(ids)
+        else:
+            found = self._collectives.look_up(ids, self._own, self.most, rows)
+        return found if self._table is None else self._table.change(found, ids)
 
-    def gather(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] from those of this rank, [N, most]."""
+    def gather(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] of hidden [N, E] from those of this rank, [N, most]."""
         everyone = self._collectives.all_gather(logits)
-        return everyone if everyone.shape[1] == self._size else everyone[:, : self._size]
+        everyone = everyone if everyone.shape[1] == self._size else everyone[:, : self._size]
+        return everyone if self._head is None else self._head.change(everyone, hidden)
 
 
 class Embedding:
@@ -140,7 +150,7 @@ class LMHead:
         self.weights: LayerWeights = DenseWeights({}) if tied else projection.weights
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._vocabulary.gather(self._table.matrix(hidden, torch.float32))
+        return self._vocabulary.gather(self._table.matrix(hidden, torch.float32), hidden)
 
 
 def _cuts(vocabulary: Vocabulary) -> dict[str, Cut]:

@@ -29,7 +29,7 @@ from quire.layers.embedding import (
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear
 from quire.layers.mlp import MLP, AdaptedGate, GatedMLP
-from quire.layers.moe import ChoiceBias, Experts, MixtureOfExperts, SharedExpert
+from quire.layers.moe import AdaptedExperts, ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import QueryGrowth, Scale, SoftCap
@@ -188,23 +188,24 @@ class LayerFactory:
             bias=bias,
             orders=attention.orders_of_pairs() if pairs_neighbours else {},
         )
-        # The rows of an adapter would have to be put in order too.
-        return merged if pairs_neighbours else self._adapted(merged, in_features, on_disk)
+        return self._adapted(merged, in_features, on_disk)
 
     def headwise_qkv_linear(
         self, in_features: int, attention: Attention, norm: LayerNorm, *, bias: bool
-    ) -> MergedLinear:
-        """The same as one tensor on disk that has, kv head after kv head, its query heads, k and v.
-        Adapters cannot change it."""
-        return MergedLinear(
+    ) -> Projection:
+        """The same as one tensor on disk that has, kv head after kv head, its query heads, k and
+        v."""
+        outputs = {"": attention.heads.by_kv_head}
+        merged = MergedLinear(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            {"": attention.heads.by_kv_head},
+            outputs,
             self._dtype,
             self._device,
             bias=bias,
             orders={"": attention.order_of_heads()},
         )
+        return self._adapted(merged, in_features, outputs)
 
     def fused_qkv_linear(
         self,
@@ -243,13 +244,13 @@ class LayerFactory:
         return self._adapted(linear, in_features, {"": outputs})
 
     def _adapted(
-        self, layer: Projection, in_features: int, shares: Mapping[str, Share]
+        self, layer: Linear | MergedLinear, in_features: int, shares: Mapping[str, Share]
     ) -> Projection:
         additions = self._additions(layer, in_features, shares)
         return layer if additions is None else AdaptedLinear(layer, additions)
 
     def _additions(
-        self, layer: Projection, in_features: int, shares: Mapping[str, Share]
+        self, layer: Linear | MergedLinear, in_features: int, shares: Mapping[str, Share]
     ) -> Additions | None:
         if self._adapters is None:
             return None
@@ -275,7 +276,8 @@ class LayerFactory:
         """The table of tokens and the projection to logits; one matrix for both if tied. Each rank
         has some tokens in both. head_bias: of a projection of its own."""
         self.given.width = size
-        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given)
+        adapted = None if self._adapters is None else self._adapters.vocabulary(vocab_size, size)
+        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given, adapted)
         head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
         if tied:
             shared = TiedEmbedding(head, vocabulary, size, self._dtype, self._device)
@@ -309,7 +311,7 @@ class LayerFactory:
         bias: bool = True,
         offset: float = 0.0,
     ) -> LayerNorm:
-        return LayerNorm(
+        norm = LayerNorm(
             self._ops,
             size,
             eps,
@@ -319,6 +321,9 @@ class LayerFactory:
             bias=bias,
             offset=offset,
         )
+        if self._adapters is not None and norm.bias is not None:
+            norm.adapt(self._adapters.norm_biases(norm.weights))
+        return norm
 
     def residual_add(self) -> ResidualAdd:
         return ResidualAdd(self._ops)
@@ -422,6 +427,10 @@ class LayerFactory:
             self._dtype,
             self._device,
         )
+        adapted = None
+        if self._adapters is not None:
+            contents = self._adapters.experts(experts.weights, size, inner)
+            adapted = AdaptedExperts(self._ops, experts, contents, activation)
         shared = None
         if spec.shared_size is not None:
             gate = self._unquantized(size, 1, bias=False) if spec.shared_gated else None
@@ -434,6 +443,7 @@ class LayerFactory:
             experts,
             shared,
             self._collectives,
+            adapted,
         )
 
     def _unquantized(self, in_features: int, out_features: int, *, bias: bool) -> Linear:

@@ -11,9 +11,10 @@ from quire.config.model_spec import MatrixShape, Routing
 from quire.config.shard import Share
 from quire.distributed import Collectives
 from quire.errors import EngineError
+from quire.layers.adapter_contents import ExpertContent, LowRank, SlotContents
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import GatedMLP
-from quire.layers.weights import DenseWeights
+from quire.layers.weights import DenseWeights, LayerWeights
 from quire.ops import OpSet, PackedMatrix
 from quire.ops.moe.experts import ExpertLayers
 from quire.quantization import MatrixFormats, StoredMatrix, WeightFormat
@@ -84,6 +85,16 @@ class Experts:
             for expert in range(num_experts)
         }
 
+    @property
+    def weights(self) -> Mapping[int, tuple[LayerWeights, LayerWeights]]:
+        """Weights of gate and up, and of down, of this rank's experts by number."""
+        found: dict[int, tuple[LayerWeights, LayerWeights]] = {}
+        for expert in self._own:
+            gate_up, down = self.gate_up[expert], self.down[expert]
+            assert gate_up is not None and down is not None, "it is of this rank"
+            found[expert] = gate_up.weights, down.weights
+        return found
+
     def _take(self, place: tuple[int, int], matrix: PackedMatrix) -> None:
         """Take a layer that is loaded; with the last one the experts can compute."""
         self._matrices[place] = matrix
@@ -140,6 +151,62 @@ class _Told:
         return matrix
 
 
+class AdaptedExperts:
+    """The experts of rows whose adapter changes some of them, call by call; one rank has all."""
+
+    def __init__(
+        self, ops: OpSet, experts: Experts, contents: SlotContents[ExpertContent], activation: str
+    ) -> None:
+        self._activation_and_mul = ops.activation_and_mul
+        self._kind = activation
+        self._experts = experts
+        self._contents = contents
+
+    def change(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None,
+        shared_logits: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """y [T, H]: what the experts of the base make of x [T, H]; returned with the rows of
+        adapters computed anew. The others as of `quire.ops.moe.experts`."""
+        for rows, content in self._contents.of_rows():
+            total = torch.zeros(len(rows), x.shape[1])
+            outputs = self._outputs(content, x[rows], ids[rows])
+            for slot in range(ids.shape[1]):
+                total += weights[rows, slot, None] * outputs[:, slot].float()
+            if shared is not None:
+                gate = 1.0 if shared_logits is None else shared_logits[rows].view(-1, 1).sigmoid()
+                total += gate * shared[rows].float()
+            y[rows] = total.to(y.dtype)
+        return y
+
+    def _outputs(self, content: ExpertContent, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """x [N, H], ids [N, k] → [N, k, H]."""
+        outputs = x.new_empty((*ids.shape, x.shape[1]))
+        for expert in ids.unique().tolist():
+            gate_up, down = self._experts.gate_up[expert], self._experts.down[expert]
+            assert gate_up is not None and down is not None, "one rank has all"
+            tokens, slots = (ids == expert).nonzero(as_tuple=True)
+            inner = gate_up.ungated(x[tokens])
+            gate, up = inner.chunk(2, dim=1)
+            for part, matrices in content.gate_up.get(expert, {}).items():
+                _add(gate if part == "gate" else up, matrices, x[tokens])
+            inner = self._activation_and_mul(inner, self._kind)
+            found = down(inner)
+            if (matrices := content.down.get(expert)) is not None:
+                _add(found, matrices, inner)
+            outputs[tokens, slots] = found
+        return outputs
+
+
+def _add(y: torch.Tensor, matrices: LowRank, x: torch.Tensor) -> None:
+    y.copy_(y.float() + matrices.of(x))
+
+
 class SharedExpert:
     """A network for every token, and the projection to the logit of its share, if it has one."""
 
@@ -166,7 +233,9 @@ class MixtureOfExperts:
         experts: Experts,
         shared: SharedExpert | None,
         collectives: Collectives,
+        adapted: AdaptedExperts | None,
     ) -> None:
+        self._adapted = adapted
         self.router, self.choice_bias = router, choice_bias
         self.experts, self.shared = experts, shared
         self._route = ops.route
@@ -180,7 +249,10 @@ class MixtureOfExperts:
         shared = None if self.shared is None else self.shared.mlp(x)
         shared_logits = None if self.shared is None else self.shared.logits(x)
         if self._collectives.size == 1:
-            return self.experts(x, ids, weights, shared=shared, shared_logits=shared_logits)
+            y = self.experts(x, ids, weights, shared=shared, shared_logits=shared_logits)
+            if self._adapted is None:
+                return y
+            return self._adapted.change(y, x, ids, weights, shared, shared_logits)
         total = self._collectives.all_reduce(self.experts(x, ids, weights, out_dtype=torch.float32))
         if shared is not None:
             gate = 1.0 if shared_logits is None else shared_logits.sigmoid()

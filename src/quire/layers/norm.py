@@ -6,6 +6,7 @@ import torch
 
 from quire.config.shard import Share
 from quire.distributed import Collectives
+from quire.layers.adapter_contents import SlotContents, add_bias
 from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
 
@@ -108,9 +109,14 @@ class LayerNorm:
                 parts["bias"] = torch.empty((size,), dtype=dtype, device=device)
             self.weight, self.bias = parts["weight"], parts.get("bias")
             self.weights = DenseWeights(parts, offset)
+        self._biases: SlotContents[torch.Tensor] | None = None
+
+    def adapt(self, biases: SlotContents[torch.Tensor]) -> None:
+        """Have adapters of rows change the bias."""
+        self._biases = biases
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._norm(x, self.weight, self.bias, self._eps)
+        return self._adapted(self._norm(x, self.weight, self.bias, self._eps))
 
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
@@ -118,7 +124,13 @@ class LayerNorm:
         """The norm of x + residual, and that sum; without a residual the sum is x."""
         if residual is None:
             return self(x), x
-        return self._add_norm(x, residual, self.weight, self.bias, self._eps)
+        found, total = self._add_norm(x, residual, self.weight, self.bias, self._eps)
+        return self._adapted(found), total
+
+    def _adapted(self, found: torch.Tensor) -> torch.Tensor:
+        if self._biases is not None:
+            add_bias(found, self._biases)
+        return found
 
 
 class ResidualAdd:

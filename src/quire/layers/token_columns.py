@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import combinations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.errors import EngineError
@@ -20,11 +23,14 @@ class TokenColumn:
     """One fact for each token that a forward computes; a layer that needs it is built with it.
 
     is_zero: it is 0 for all tokens of the forward that is running, and `values` are not set; only
-        of an optional one.
+        of an optional one. apart: numbers with which layers do more than call kernels, so that no
+        captured step may have them. is_apart: the forward that is running has one.
     """
 
     def __init__(self, name: str) -> None:
         self.is_zero = False
+        self.apart: set[int] = set()
+        self.is_apart = False
         self._name = name
         self._values: torch.Tensor | None = None
 
@@ -70,9 +76,22 @@ class TokenColumns:
         return [each for n in range(len(names) + 1) for each in combinations(names, n)]
 
     def choose(self, variant: Variant) -> None:
-        """Say which optional columns the next forward reads."""
+        """Say which optional columns the next forward reads, which may be captured."""
         for name in self._optional:
             self._asked[name].is_zero = name not in variant
+            self._asked[name].is_apart = False
+
+    def choose_for(self, values: Callable[[str], npt.NDArray[np.int64]]) -> None:
+        """Choose by the rows of the next forward. values: those of the rows, by name."""
+        for name in self._optional:
+            column, found = self._asked[name], values(name)
+            column.is_zero = not found.any()
+            column.is_apart = bool(column.apart) and not column.apart.isdisjoint(found.tolist())
+
+    @property
+    def are_apart(self) -> bool:
+        """True if the next forward must not be captured, or replayed."""
+        return any(self._asked[name].is_apart for name in self._optional)
 
     def column(self, name: str, *, optional: bool = False) -> TokenColumn:
         """Ask for a column, when a layer is built. optional: the layer does without it where it is
@@ -103,3 +122,15 @@ class TokenColumns:
     def select(self, wanted: torch.Tensor) -> None:
         """Continue the forward with tokens wanted [N] alone."""
         self.set(self.gather(lambda name: self._asked[name].values, wanted))
+
+    @contextmanager
+    def at(self, places: torch.Tensor | None) -> Iterator[None]:
+        """Have layers see some tokens of the forward that ended last, at these places in what it
+        returned, int64 [L]; None for all. A captured one has no layer that looks."""
+        if places is None or not self.are_apart:
+            yield
+            return
+        kept = {name: self._asked[name].values for name in self.read}
+        self.select(places)
+        yield
+        self.set(kept)

@@ -106,6 +106,10 @@ class DenseWeights:
         self._cuts = cuts
         self.is_loaded = False
 
+    def part(self, name: str) -> torch.Tensor:
+        """The weights that were loaded as this part."""
+        return self._storage[name]
+
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return _shapes_on_disk(self._storage, self._cuts)
 
@@ -189,7 +193,7 @@ class PackedWeights(Generic[Matrix]):
         num_outputs: int | None = None,
         orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> None:
-        self._orders = orders
+        self.orders = orders
         self.weight_format = weight_format
         self._inputs, self._parts = inputs, dict(parts)
         self._num_own = sum(share.count for share in parts.values())
@@ -198,6 +202,14 @@ class PackedWeights(Generic[Matrix]):
         self._has_bias, self.is_transposed, self._gate = bias, transposed, gate
         self._coming: _Coming | None = _Coming({}, None, None)
         self._matrix: Matrix | None = None
+        self._bias: torch.Tensor | None = None
+
+    @property
+    def bias(self) -> torch.Tensor:
+        """The bias of all outputs. Raises EngineError if there is none, or before `finish`."""
+        if self._bias is None:
+            raise EngineError("A layer was asked for a bias that it has not; this is a bug.")
+        return self._bias
 
     @property
     def matrix(self) -> Matrix:
@@ -241,7 +253,7 @@ class PackedWeights(Generic[Matrix]):
             raise EngineError(f"Weight part {part!r} came after the last one; this is a bug.")
         owner, _, kind = part.rpartition(".")
         tensor = tensor.t() if self.is_transposed and kind != "bias" else tensor
-        if (order := self._orders.get(owner)) is not None:
+        if (order := self.orders.get(owner)) is not None:
             tensor = tensor[order]
         (self._bias_of(owner) if kind == "bias" else self._rows_of(owner)).copy_(tensor)
 
@@ -250,7 +262,7 @@ class PackedWeights(Generic[Matrix]):
         outputs change places. Raises ConfigError for a share at which the checkpoint's format
         cannot be cut."""
         owner = part.rpartition(".")[0]
-        order = self._orders.get(owner)
+        order = self.orders.get(owner)
         in_place = order is None and self._height == self._num_own
         if self.weight_format.keeps_stored and in_place:
             self._open.stored[owner] = [
@@ -288,7 +300,7 @@ class PackedWeights(Generic[Matrix]):
             if coming.weight is None:
                 raise EngineError("A layer was finished without its weight; this is a bug.")
             self._matrix = self.weight_format.pack(coming.weight, coming.bias, gate=self._gate)
-        self._coming = None
+        self._bias, self._coming = coming.bias, None
 
     @property
     def _open(self) -> _Coming:

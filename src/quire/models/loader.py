@@ -55,7 +55,7 @@ OTHER_HEADS = re.compile(
 reinforcement learning, classifiers, heads that guess further tokens."""
 _log = logging.getLogger("quire.models")
 COMPARE_BYTES = 1 << 24
-PROGRESS_LABEL = "Loading safetensors checkpoint shards"
+PROGRESS_LABEL = "Loading {} checkpoint shards"
 
 
 def load_model(
@@ -241,7 +241,7 @@ def _listed(names: Sequence[str], noun: str) -> str:
 
 
 def read_weights(
-    plan: Iterable[tuple[TensorInfo, WeightTarget]],
+    plan: Sequence[tuple[TensorInfo, WeightTarget]],
     files: Sequence[Path],
     dtype: torch.dtype,
     *,
@@ -253,7 +253,8 @@ def read_weights(
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
     for tensor, target in plan:
         by_file[tensor.file].append((tensor, target))
-    for file in track(files, PROGRESS_LABEL, shown=progress):
+    kind = "GGUF" if any(tensor.gguf is not None for tensor, _ in plan) else "safetensors"
+    for file in track(files, PROGRESS_LABEL.format(kind), shown=progress):
         if by_file[file] and by_file[file][0][0].gguf is not None:
             yield from _read_gguf(file, by_file[file], dtype, replaced)
             continue

@@ -111,10 +111,9 @@ class WeightMap:
 
     def pieces(self, name: str, tensor: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
         """A tensor by its canonical name; of one of all experts the parts by theirs."""
-        start, _, end = self.blocks.partition("{}")
-        block = re.match(re.escape(self.prefix + start) + r"\d+" + re.escape(end), name)
-        held = self.stacked.get(name[block.end() :]) if block else None
-        if block is None or held is None or len(tensor.shape) < 2:
+        block, rest = self.in_block(name)
+        held = self.stacked.get(rest) if block else None
+        if held is None or len(tensor.shape) < 2:
             yield name, tensor
             return
         split = tensor.pieces(
@@ -122,7 +121,13 @@ class WeightMap:
         )
         for expert, pieces in enumerate(split):
             for part, piece in zip(held.parts, pieces, strict=True):
-                yield block.group() + part.format(expert), piece
+                yield block + part.format(expert), piece
+
+    def in_block(self, name: str) -> tuple[str, str]:
+        """The name of the block and the rest; "" and all of it for what is in no block."""
+        start, _, end = self.blocks.partition("{}")
+        block = re.match(re.escape(self.prefix + start) + r"\d+" + re.escape(end), name)
+        return ("", name) if block is None else (block.group(), name[block.end() :])
 
     def is_ignored(self, name: str) -> bool:
         """Return whether the tensor is a buffer that old versions saved, not a weight."""

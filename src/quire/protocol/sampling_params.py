@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from quire.errors import RequestError
@@ -17,6 +18,7 @@ __all__ = [
     "GREEDY_TEMPERATURE",
     "MAX_LOGPROBS",
     "MAX_SAMPLES",
+    "NUMBER_BOUNDS",
     "LogitsProcessor",
     "RequestOutputKind",
     "SamplingParams",
@@ -284,6 +286,15 @@ _REALS: tuple[tuple[str, float, float, bool, str], ...] = (
     ("repetition_penalty", 1e-6, 1e6, True, "1 switches it off"),  # keeps logits finite
 )
 """name, lowest, highest, whether the lowest itself is allowed, advice."""
+
+NUMBER_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        name: (low, math.inf if high == _MAX_INT else high)
+        for name, low, high, *_ in (*_INTEGERS, *_REALS)
+    }
+)
+"""Lowest and highest value of each parameter that is a number; infinity where only memory bounds
+it."""
 
 _FLAGS = (
     "include_stop_str_in_output",

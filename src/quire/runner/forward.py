@@ -12,6 +12,7 @@ import torch
 from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
 from quire.distributed import ALONE, Collectives, together
+from quire.layers import TokenColumns
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.halves import in_halves
@@ -94,10 +95,12 @@ class ForwardPass:
         upload: Upload,
         num_prompt_logprobs: Mapping[int, int],
         media: MediaStore,
+        columns: TokenColumns,
         collectives: Collectives = ALONE,
     ) -> None:
         """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`. media: what rows
-        name in theirs. collectives: of the ranks that compute the same rows."""
+        name in theirs. columns: that the model's layers read. collectives: of the ranks that
+        compute the same rows."""
         self._model = model
         self._rows = rows
         self._build = build
@@ -105,6 +108,7 @@ class ForwardPass:
         self._num_prompt_logprobs = num_prompt_logprobs
         self._media = media
         self._collectives = collectives
+        self._columns = columns
 
     def compute(self, rows: ScheduledRows) -> Forward:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
@@ -141,19 +145,25 @@ class ForwardPass:
         last = hidden[wanted] if asking else hidden
         sampled = counts[rows.samples]
         result = Forward(rows.slots[rows.samples].tolist(), (np.cumsum(sampled) - sampled).tolist())
+        of_last = wanted if asking else None
         if rows.samples.all():
-            result.logits.append(self._model.logits(last))
+            result.logits.append(self._logits(last, of_last))
         else:
-            samples = np.repeat(rows.samples, counts)
             if len(sampled):
-                result.logits.append(
-                    self._model.logits(last[self._upload(np.flatnonzero(samples))])
-                )
+                samples = self._upload(np.flatnonzero(np.repeat(rows.samples, counts)))
+                chosen = samples if of_last is None else of_last[samples]
+                result.logits.append(self._logits(last[samples], chosen))
             self._note_others(last, rows, counts, pools, result)
         for each in asking:
             found = self._prompt_logprobs_of(hidden, each)
             result.prompt_logprobs[each.slot] = PromptLogprobs(each.start + 1, found)
         return result
+
+    def _logits(self, hidden: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+        """Logits of hidden [N, E]. places: of these in the forward's result; None if they are all
+        of it."""
+        with self._columns.at(places):
+            return self._model.logits(hidden)
 
     def _note_others(
         self,
@@ -210,5 +220,7 @@ class ForwardPass:
         entries: list[TokenLogprobs] = []
         for offset in range(0, len(targets), PROMPT_LOGPROB_ROWS):
             part = slice(offset, offset + PROMPT_LOGPROB_ROWS)
-            entries += prompt_logprobs(self._model.logits(before[part]), targets[part], piece.k)
+            places = torch.arange(len(targets), device=hidden.device)[part] + piece.first
+            logits = self._logits(before[part], places)
+            entries += prompt_logprobs(logits, targets[part], piece.k)
         return tuple(entries)

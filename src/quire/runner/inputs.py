@@ -73,15 +73,15 @@ class InputGatherer:
         *,
         whole_prompts: bool = False,
         position_axes: int = 1,
-        has: Callable[[str, Slots], bool] | None = None,
+        values: Callable[[str, Slots], Slots] | None = None,
     ) -> None:
         """send: says which rows compute next, and brings what kernels read up to date. backends: of
         each layer group. decode_inputs, step_inputs: the operations. columns: that the model's
         layers read. whole_prompts: tokens of a prompt see all of it, and a step that computes one
         of them computes all. position_axes: as in `ModelSpec`; 1 if the position of a token is its
-        index. has: as `RowTable.has`; None to gather optional columns in every step."""
+        index. values: as `RowTable.values`; None to gather optional columns in every step."""
         self._rows = rows
-        self._has = has
+        self._values = values
         self._send = send
         self._kv = kv
         self._backends = tuple(backends)
@@ -105,6 +105,11 @@ class InputGatherer:
         """All that there may be."""
         return self._columns.variants
 
+    @property
+    def are_apart(self) -> bool:
+        """True if rows that were sent are computed call by call, whatever is captured."""
+        return self._columns.are_apart
+
     def choose(self, variant: Variant) -> None:
         """Have the next forwards be of a variant, until rows are sent."""
         self._columns.choose(variant)
@@ -116,9 +121,8 @@ class InputGatherer:
 
     def send(self, rows: ScheduledRows) -> None:
         """Say which rows compute next."""
-        if self._has is not None:
-            names = self._columns.variants[-1]
-            self._columns.choose(tuple(name for name in names if self._has(name, rows.slots)))
+        if (values := self._values) is not None:
+            self._columns.choose_for(lambda name: values(name, rows.slots))
         starts = self._host_starts[: len(rows.slots) + 1]
         if len(rows.slots) != rows.num_tokens.sum():
             starts = np.zeros(len(rows.slots) + 1, np.int32)

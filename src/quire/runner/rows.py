@@ -150,9 +150,9 @@ class RowTable:
         self.num_tokens[slots] = left
         self.num_computed[slots] = np.minimum(self.num_computed[slots], left)
 
-    def has(self, column: str, slots: Slots) -> bool:
-        """Return whether one of the rows has a number other than 0 in a column."""
-        return bool(getattr(self, column)[slots].any())
+    def values(self, column: str, slots: Slots) -> Slots:
+        """Return what rows have in a column."""
+        return getattr(self, column)[slots]
 
     def update_tables(self, plan: StepPlan) -> None:
         """Take over what a plan changes in the block tables of rows that stay."""

@@ -84,7 +84,7 @@ def _on_host(
         loaded.columns,
         whole_prompts=loaded.whole_prompts,
         position_axes=loaded.spec.position_axes,
-        has=rows.has,
+        values=rows.values,
     )
     max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)
     max_tokens = settings.chosen.max_num_batched_tokens if max_captured else 0
@@ -130,6 +130,7 @@ def _on_host(
             torch.from_numpy,
             changes.num_prompt_logprobs,
             media,
+            loaded.columns,
             loaded.collectives,
         ),
         Draws(sampling, rows, ops.draw, graph_draws, torch.from_numpy),

@@ -10,7 +10,7 @@ from quire.cli.flags.fields import add_field_flags, given_fields
 from quire.cli.parser import CommandParser
 from quire.server import Limits, ServerSettings
 
-__all__ = ["add_server_flags", "read_server_settings"]
+__all__ = ["add_adapter_flags", "add_server_flags", "read_server_settings"]
 
 _SETTING, _LIMIT = "server:", "limit:"
 
@@ -28,6 +28,12 @@ def add_server_flags(parser: CommandParser) -> None:
     add_field_flags(parser.add_argument_group("server"), settings, _SETTING, _SPELLINGS)
     limits = parser.add_argument_group("limits on requests")
     add_field_flags(limits, fields(Limits), _LIMIT, _SPELLINGS)
+
+
+def add_adapter_flags(parser: CommandParser) -> None:
+    """The settings of a server that say which adapters requests may name."""
+    settings = [item for item in fields(ServerSettings) if item.name.startswith("lora_")]
+    add_field_flags(parser.add_argument_group("adapters"), settings, _SETTING)
 
 
 def read_server_settings(options: argparse.Namespace) -> ServerSettings:

@@ -1,7 +1,8 @@
 """Low-rank adapters in PEFT's folders: `adapter_config.json` beside `adapter_model.safetensors`.
 
 Tensors decide which modules an adapter changes; of the configuration only ranks and scales count,
-and what would make the numbers mean something else is refused by its name.
+and what would make the numbers mean something else is refused by its name. Names and layouts are
+those of PEFT 0.21; matrices of all experts are as `target_parameters` of it lays them out.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -32,7 +33,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "alora_invocation_tokens": "train it as plain LoRA",
         "use_qalora": "merge it into the base model with PEFT",
         "use_bdlora": "train it as plain LoRA",
-        "target_parameters": "give an adapter of modules",
     }
 )
 """Keys that change what the tensors mean, and what to do where they are set."""
@@ -43,42 +43,100 @@ _HARMLESS = frozenset((
     "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
     "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_type",
     "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
-    "target_modules", "task_type", "use_rslora",
+    "target_modules", "target_parameters", "task_type", "use_rslora",
 ))  # fmt: skip
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
 """Kinds of `init_lora_weights` that subtract something from the base's weights."""
 
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?!weight$)[^.]+)?\.weight$")
+_OF_TABLE = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.[^.]+)?$")
+_WHOLE = re.compile(r"(?P<module>.+?)(\.modules_to_save(\.[^.]+)?)?\.weight$")
+_BIAS = re.compile(r"(?P<module>.+?)(\.base_layer|\.modules_to_save(\.[^.]+)?)?\.bias$")
+_UNSUPPORTED = re.compile(r"\.lora_|\.token_adapter\.")
 _PREFIXES = ("base_model.model.", "language_model.")
-_COPY = re.compile(r"(embed_tokens|lm_head|wte)\.base_layer\.weight$")
+_COPY = re.compile(r"(embed_tokens|lm_head|wte|embed_out)\.base_layer\.weight$")
 _FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
+_WRAPPED = ".base_layer"
+"""In the name of a module around which PEFT has put another one."""
+_FIRST_BY_OUTPUTS = (0, 19)
+"""Version of PEFT that takes matrices of experts [E, O, I] for what they are, not for [E, I, O]."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankPair:
-    """W + scale · B A of one module. a: [rank, inputs]; b: [outputs, rank]."""
+    """W + scale · B A of one module. a: [rank, inputs]; b: [outputs, rank].
+
+    Of all experts, num_experts of them: a: [experts · rank, inputs], expert by expert; b: [outputs,
+    rank · experts], in which neighbours are of different experts.
+    """
 
     a: StoredTensor
     b: StoredTensor
     scale: float
+    num_experts: int | None = None
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        return self.a.shape[0] // (self.num_experts or 1)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """modules: by the name that the base model gives them. base: its name, if the folder says."""
+    """Each by the name that the base model gives the module. modules: projections; the name of
+    experts ends as PEFT has it, with ".base_layer" for each matrix that was wrapped later. tables:
+    embeddings, a: [rank, rows], b: [width, rank]. whole: weights in place of the base's. biases: in
+    place of the base's. base: its name, if the folder says. swaps_experts: widths of experts'
+    matrices that could be both are those of the transposed ones.
+    """
 
     folder: Path
     modules: Mapping[str, LowRankPair]
+    tables: Mapping[str, LowRankPair]
+    whole: Mapping[str, StoredTensor]
+    biases: Mapping[str, StoredTensor]
     base: str | None
+    swaps_experts: bool
 
     @property
     def rank(self) -> int:
-        """The largest of its modules."""
-        return max(pair.rank for pair in self.modules.values())
+        """The largest of its modules; 0 if it has no low-rank matrix."""
+        pairs = (*self.modules.values(), *self.tables.values())
+        return max((pair.rank for pair in pairs), default=0)
+
+
+@dataclass(slots=True)
+class _Found:
+    """Tensors of a file, by what they are and by module; of pairs by side too."""
+
+    sides: dict[str, dict[str, StoredTensor]] = field(default_factory=dict[str, Any])
+    tables: dict[str, dict[str, StoredTensor]] = field(default_factory=dict[str, Any])
+    whole: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    biases: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+
+    def take(self, path: Path, tensor: StoredTensor) -> None:
+        """Sort a tensor in. ConfigError for one that has no meaning here."""
+        if _COPY.search(tensor.name):
+            return  # of the base, which PEFT saves beside adapters of embeddings
+        dims = 2
+        if match := _TENSOR.match(tensor.name):
+            self.sides.setdefault(_plain(match["module"]), {})[match["side"]] = tensor
+        elif match := _OF_TABLE.match(tensor.name):
+            self.tables.setdefault(_plain(match["module"]), {})[match["side"]] = tensor
+        elif _UNSUPPORTED.search(tensor.name):
+            raise _not_low_rank(path, tensor)
+        elif match := _BIAS.match(tensor.name):
+            self.biases[_plain(match["module"])] = tensor
+            dims = 1
+        elif match := _WHOLE.match(tensor.name):
+            self.whole[_plain(match["module"])] = tensor
+            dims = len(tensor.shape)  # a norm's is one row; it is refused by its name
+        else:
+            raise _not_low_rank(path, tensor)
+        if tensor.dtype not in _FLOATS or len(tensor.shape) != dims:
+            raise ConfigError(
+                f"{path}: tensor {tensor.name!r} is {tensor.dtype} of shape {list(tensor.shape)}; "
+                "save the adapter as matrices of floating-point numbers"
+            )
 
 
 def digest_of(folder: Path) -> str:
@@ -105,23 +163,21 @@ def read_adapter(folder: Path, max_rank: int | None = None) -> AdapterFolder:
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         raise _unreadable(folder, path, None)
-    sides: dict[str, dict[str, StoredTensor]] = {}
+    found = _Found()
     for tensor in read_header(path):
-        if _COPY.search(tensor.name):
-            continue  # of the base, which PEFT saves beside adapters of embeddings
-        found = _TENSOR.match(tensor.name)
-        if found is None:
-            raise _not_low_rank(path, tensor)
-        if tensor.dtype not in _FLOATS or len(tensor.shape) != 2:
-            raise ConfigError(
-                f"{path}: tensor {tensor.name!r} is {tensor.dtype} of shape {list(tensor.shape)}; "
-                "save the adapter as matrices of floating-point numbers"
-            )
-        sides.setdefault(_plain(found["module"]), {})[found["side"]] = tensor
-    if not sides:
+        found.take(path, tensor)
+    if not (found.sides or found.tables or found.whole or found.biases):
         raise ConfigError(f"{path}: it has no tensor of an adapter; save it with PEFT")
-    modules = dict(_pairs(path, sides, config))
-    adapter = AdapterFolder(folder, modules, config.read_optional(str, "base_model_name_or_path"))
+    scales = _Scales(config)
+    adapter = AdapterFolder(
+        folder,
+        dict(_pairs(path, found.sides, scales)),
+        dict(_pairs(path, found.tables, scales)),
+        found.whole,
+        found.biases,
+        config.read_optional(str, "base_model_name_or_path"),
+        _is_older(config.read_optional(str, "peft_version")),
+    )
     if max_rank is not None and adapter.rank > max_rank:
         raise ConfigError(
             f"{folder}: the adapter has rank {adapter.rank}, but the engine holds adapters of up "
@@ -147,8 +203,6 @@ def _read_config(folder: Path) -> RawConfig:
         if key in _REFUSED or key not in _HARMLESS:
             advice = _REFUSED.get(key, "merge the adapter into the base model with PEFT")
             raise ConfigError(f"{config.source}: {key}={_short(value)} is not supported; {advice}")
-    if config.has("bias") and config.read(str, "bias") != "none":
-        raise config.unsupported("bias", config.read(str, "bias"), ["none"])
     start = cast("object", config.as_dict().get("init_lora_weights"))
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASES):
         raise ConfigError(
@@ -159,9 +213,8 @@ def _read_config(folder: Path) -> RawConfig:
 
 
 def _pairs(
-    path: Path, sides: Mapping[str, Mapping[str, StoredTensor]], config: RawConfig
+    path: Path, sides: Mapping[str, Mapping[str, StoredTensor]], scales: _Scales
 ) -> Iterator[tuple[str, LowRankPair]]:
-    scales = _Scales(config)
     for module, found in sides.items():
         if len(found) < 2:
             (there,) = found
@@ -175,7 +228,8 @@ def _pairs(
                 f"{path}: module {module!r} has A of {list(a.shape)} and B of {list(b.shape)}, "
                 "which have no rank in common; save it again"
             )
-        yield module, LowRankPair(a, b, scales.of(module, a.shape[0]))
+        num_experts, scale = scales.of(module, a.shape[0])
+        yield module, LowRankPair(a, b, scale, num_experts)
 
 
 class _Scales:
@@ -188,18 +242,41 @@ class _Scales:
         self._ranks = self._pattern(config, "rank_pattern")
         self._alphas = self._pattern(config, "alpha_pattern")
         self._has_root = config.read(bool, "use_rslora", default=False)
+        listed = cast("object", config.as_dict().get("target_parameters"))
+        names = cast("Sequence[object]", listed) if isinstance(listed, list) else ()
+        self._parameters = [str(name).rpartition(".") for name in names]
 
-    def of(self, module: str, rank: int) -> float:
-        """The factor of a module whose tensors have this rank. ConfigError if the configuration
-        says another rank."""
-        stated = self._stated(self._ranks, module, float(self._rank))
-        if stated != rank:
+    def of(self, module: str, rows: int) -> tuple[int | None, float]:
+        """Number of experts of a module whose A has so many rows, None of others, and the factor.
+        ConfigError if the configuration says another rank."""
+        names = self._names_of(module)
+        stated = {self._stated(self._ranks, name, float(self._rank)) for name in names}
+        alphas = {self._stated(self._alphas, name, self._alpha) for name in names}
+        if len(stated) > 1 or len(alphas) > 1:
             raise ConfigError(
-                f"{self._source}: module {module!r} has tensors of rank {rank}, but the "
-                f"configuration says {stated:g}; use the files of one adapter"
+                f"{self._source}: rank_pattern or alpha_pattern tells the matrices of {module!r} "
+                "apart, which is not supported; give all parameters of experts one rank and alpha"
             )
-        alpha = self._stated(self._alphas, module, self._alpha)
-        return alpha / (math.sqrt(rank) if self._has_root else rank)
+        (rank,), (alpha,) = stated, alphas
+        is_stacked = names != [module] and rank not in (0, rows) and rows % rank == 0
+        if rank != rows and not is_stacked:
+            raise ConfigError(
+                f"{self._source}: module {module!r} has tensors of rank {rows}, but the "
+                f"configuration says {rank:g}; use the files of one adapter"
+            )
+        factor = alpha / (math.sqrt(rank) if self._has_root else rank)
+        return (round(rows / rank) if is_stacked else None), factor
+
+    def _names_of(self, module: str) -> list[str]:
+        """The parameters that the tensors of a module may change; its own name if these are its
+        weight."""
+        owner = module.replace(_WRAPPED, "")
+        found = [
+            f"{owner}.{name}"
+            for end, _, name in self._parameters
+            if f".{owner}".endswith(f".{end or 'experts'}")
+        ]
+        return found or [module]
 
     def _stated(
         self, patterns: Mapping[re.Pattern[str], float], module: str, default: float
@@ -221,6 +298,13 @@ class _Scales:
             ) from error
 
 
+def _is_older(version: str | None) -> bool:
+    """Return whether this version of PEFT is before `_FIRST_BY_OUTPUTS`, as are those that did not
+    write it down."""
+    numbers = [int(part) for part in re.findall(r"\d+", version or "")[:2]]
+    return tuple(numbers) < _FIRST_BY_OUTPUTS
+
+
 def _plain(module: str) -> str:
     for prefix in _PREFIXES:
         module = module.removeprefix(prefix)
@@ -230,12 +314,10 @@ def _plain(module: str) -> str:
 def _not_low_rank(path: Path, tensor: StoredTensor) -> ConfigError:
     advice = "merge the adapter into the base model with PEFT"
     what = "is no low-rank matrix of a projection"
-    if "lora_embedding_" in tensor.name:
-        what = "changes the embedding of tokens, which is not supported"
-    elif "lora_magnitude_vector" in tensor.name:
+    if "lora_magnitude_vector" in tensor.name:
         what = "belongs to DoRA, which is not supported"
     elif tensor.name.endswith(".bias"):
-        what = "is a bias, which is not supported"
+        what = "is a bias of the adapter itself (lora_bias), which is not supported"
     return ConfigError(f"{path}: tensor {tensor.name[:200]!r} {what}; {advice}")
 
 

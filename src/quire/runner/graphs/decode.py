@@ -96,6 +96,8 @@ class DecodeSteps:
         if not (draws and self._has_spare_row) and self._size_of_logits(num_rows) is None:
             return None
         self._inputs.send(rows)
+        if self._inputs.are_apart:
+            return None
         try:
             return self._on_all_ranks(
                 lambda: (self._draw(num_rows) if draws else None) or self._logits(num_rows)

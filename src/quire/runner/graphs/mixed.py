@@ -74,7 +74,7 @@ class MixedSteps:
         if step.given is not None:
             with self._given.within(step.given):
                 return self._call_by_call(token_ids, positions, step)
-        if self.graphs is None or positions.dim() > 1:
+        if self.graphs is None or positions.dim() > 1 or self._inputs.are_apart:
             return self._call_by_call(token_ids, positions, step)
         try:
             hidden = self.graphs.replay(token_ids, positions, step)

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,16 @@ def run_batch(
     engine: EngineSettings,
     source: Path,
     target: Path,
+    named: ServerSettings,
     *,
     make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
 ) -> BatchCounts:
-    """Answer the requests of a file. ConfigError if a file is wrong or the engine cannot start with
-    these settings, EngineError if it ends for good; KeyboardInterrupt leaves what has been answered
-    to the next run. make_supervisor: as for `host_engine`."""
-    return asyncio.run(_run(engine, source, target, make_supervisor))
+    """Answer the requests of a file. named: settings with the adapters that these may name.
+    ConfigError if a file is wrong or the engine cannot start with these settings, EngineError if it
+    ends for good; KeyboardInterrupt leaves what has been answered to the next run. make_supervisor:
+    as for `host_engine`."""
+    server = replace(named, limits=BATCH_LIMITS, disable_log_stats=True)
+    return asyncio.run(_run(engine, server, source, target, make_supervisor))
 
 
 def _advance(bar: tqdm[Any]) -> None:
@@ -58,11 +62,11 @@ def _advance(bar: tqdm[Any]) -> None:
 
 async def _run(
     engine: EngineSettings,
+    server: ServerSettings,
     source: Path,
     target: Path,
     make_supervisor: Callable[..., EngineSupervisor],
 ) -> BatchCounts:
-    server = ServerSettings(limits=BATCH_LIMITS, disable_log_stats=True)
     backend = Backend()
     app = create_app(server, backend)
     new_runner = functools.partial(BatchRunner, app, backend, source, target)

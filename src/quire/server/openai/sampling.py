@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from dataclasses import fields
 
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
@@ -14,12 +15,13 @@ from quire.server.requests.limits import Limits
 
 __all__ = ["chat_params", "check_label", "completion_params", "limit_field"]
 
-_SHARED_FIELDS = (
-    "n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop",
-    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens", "prompt_logprobs", "hooks",
-)  # fmt: skip
+_OWN_RULES = ("max_tokens", "structured_outputs", "truncate_prompt_tokens")
+"""Fields with the name of a parameter that do not pass as they are."""
+_SHARED_FIELDS = tuple(
+    name
+    for name in GenerationRequest.__struct_fields__
+    if name in {each.name for each in fields(SamplingParams)} and name not in _OWN_RULES
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that names none, as the OpenAI API has it."""

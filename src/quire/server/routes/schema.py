@@ -3,11 +3,12 @@ schema, and the bounds of fields."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 
-from quire.protocol.sampling_params import MAX_LOGPROBS
+from quire.protocol.sampling_params import MAX_LOGPROBS, NUMBER_BOUNDS
 from quire.protocol.status import EngineStatus
 from quire.server.anthropic.answer import Message, TokenCount
 from quire.server.openai.chat import ChatCompletion
@@ -246,21 +247,19 @@ def _up_to(highest: int) -> dict[str, Any]:
     return {"minimum": 0, "maximum": highest}
 
 
+def _between(lowest: float, highest: float) -> dict[str, Any]:
+    least = {"minimum": lowest}
+    return least if math.isinf(highest) else {**least, "maximum": highest}
+
+
 def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
     """Return the bounds of fields by name, in the form of JSON schema."""
     label = {"maxLength": limits.max_label_chars}
     return {
+        **{name: _between(*bounds) for name, bounds in NUMBER_BOUNDS.items()},
         "n": {"minimum": 1, "maximum": limits.max_n},
-        "temperature": {"minimum": 0},
-        "top_p": {"minimum": 0, "maximum": 1},
-        "top_k": {"minimum": -1},
-        "min_p": {"minimum": 0, "maximum": 1},
-        "presence_penalty": {"minimum": -2, "maximum": 2},
-        "frequency_penalty": {"minimum": -2, "maximum": 2},
-        "repetition_penalty": {"minimum": 1e-6, "maximum": 1e6},
         "max_tokens": {"minimum": 1},
         "max_completion_tokens": {"minimum": 1},
-        "min_tokens": {"minimum": 0},
         "prompt_logprobs": _up_to(min(limits.max_logprobs, MAX_LOGPROBS)),
         "top_logprobs": _up_to(limits.max_logprobs),
         "priority": {"minimum": -limits.max_priority, "maximum": limits.max_priority},

@@ -1,0 +1,191 @@
+"""Parts of adapters that few have: of embeddings, logits, biases and experts.
+
+Torch computes them, for the rows of one adapter at a time, in steps that are never captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from quire.layers.token_columns import TokenColumn
+
+__all__ = [
+    "BiasPlace",
+    "ExpertContent",
+    "ExpertPlace",
+    "HeadPlace",
+    "LowRank",
+    "Place",
+    "SlotContents",
+    "TablePlace",
+    "add_bias",
+]
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """scale · B A. a: [r, I]; b: [O, r], both of the model's dtype."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [N, O] of x [N, I]."""
+        return x.float() @ self.a.float().t() @ self.b.float().t() * self.scale
+
+    def of_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """float32 [N, O] of the inputs `ids` alone, int64 [N]."""
+        return self.a[:, ids].float().t() @ self.b.float().t() * self.scale
+
+
+class SlotContents(Generic[Content]):
+    """Changes of one layer by the adapters in slots."""
+
+    def __init__(self, slots: TokenColumn) -> None:
+        """slots: the column that says which row has which."""
+        self._slots = slots
+        self._by_slot: dict[int, Content] = {}
+
+    def put(self, slot: int, content: Content) -> None:
+        """Fill a slot, from 0 on."""
+        self._by_slot[slot + 1] = content
+
+    def get(self, slot: int) -> Content | None:
+        return self._by_slot.get(slot + 1)
+
+    def clear(self, slot: int) -> None:
+        self._by_slot.pop(slot + 1, None)
+
+    def of_rows(self) -> Iterator[tuple[torch.Tensor, Content]]:
+        """Each content with the rows of the running forward that have it, int64 [N]."""
+        if self._slots.is_zero or not self._slots.is_apart:
+            return
+        values = self._slots.values
+        for slot, content in self._by_slot.items():
+            rows = (values == slot).nonzero()[:, 0]
+            if len(rows):
+                yield rows, content
+
+
+class Place(Protocol):
+    """Destination of the low-rank matrices of one module. is_apart: torch computes with them, in
+    steps that are not captured."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        ...
+
+    @property
+    def is_apart(self) -> bool: ...
+
+    def put(self, slot: int, matrices: LowRank) -> None:
+        """Fill a slot, from 0 on, with matrices of this shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """An embedding. shape: width and rows. contents: what to add, or the table instead."""
+
+    shape: tuple[int, int]
+    contents: SlotContents[LowRank | torch.Tensor]
+    is_apart: bool = True
+
+    def put(self, slot: int, matrices: LowRank) -> None:
+        self.contents.put(slot, matrices)
+
+    def change(self, found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Rows found [T, E] of ids [T], as the adapters of these have them."""
+        for rows, content in self.contents.of_rows():
+            asked = ids[rows].long()
+            if isinstance(content, torch.Tensor):
+                found[rows] = content[asked]
+            else:
+                found[rows] = (found[rows].float() + content.of_rows(asked)).to(found.dtype)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlace:
+    """The projection to logits. shape: tokens and width. contents: as of a table."""
+
+    shape: tuple[int, int]
+    contents: SlotContents[LowRank | torch.Tensor]
+    is_apart: bool = True
+
+    def put(self, slot: int, matrices: LowRank) -> None:
+        self.contents.put(slot, matrices)
+
+    def change(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [N, V] of hidden [N, E], as the adapters of these have them."""
+        for rows, content in self.contents.of_rows():
+            if isinstance(content, torch.Tensor):
+                logits[rows] = hidden[rows].float() @ content.float().t()
+            else:
+                logits[rows] += content.of(hidden[rows])
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class BiasPlace:
+    """Outputs first to last of a layer, `size` in all. order: as of `PackedWeights`. base: their
+    bias; float32."""
+
+    contents: SlotContents[torch.Tensor]
+    size: int
+    first: int
+    base: torch.Tensor
+    order: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.base.shape)
+
+    def put(self, slot: int, bias: torch.Tensor) -> None:
+        """Have a slot compute with this bias in place of the base's."""
+        bias = bias if self.order is None else bias[self.order]
+        whole = self.contents.get(slot)
+        whole = torch.zeros(self.size) if whole is None else whole
+        whole[self.first : self.first + len(bias)] = bias.float() - self.base
+        self.contents.put(slot, whole)
+
+
+@dataclass(slots=True)
+class ExpertContent:
+    """Matrices by the number of the expert: of gate and up by part, of down."""
+
+    gate_up: dict[int, dict[str, LowRank]] = field(default_factory=dict[int, "dict[str, LowRank]"])
+    down: dict[int, LowRank] = field(default_factory=dict[int, LowRank])
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlace:
+    """One projection of an expert. part: "gate", "up" or "down"."""
+
+    shape: tuple[int, int]
+    contents: SlotContents[ExpertContent]
+    expert: int
+    part: str
+    is_apart: bool = True
+
+    def put(self, slot: int, matrices: LowRank) -> None:
+        content = self.contents.get(slot) or ExpertContent()
+        if self.part == "down":
+            content.down[self.expert] = matrices
+        else:
+            content.gate_up.setdefault(self.expert, {})[self.part] = matrices
+        self.contents.put(slot, content)
+
+
+def add_bias(y: torch.Tensor, biases: SlotContents[torch.Tensor]) -> None:
+    """Add to y [T, O] in place what biases of adapters are more than the base's."""
+    for rows, bias in biases.of_rows():
+        y[rows] = (y[rows].float() + bias).to(y.dtype)

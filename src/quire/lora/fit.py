@@ -1,0 +1,240 @@
+"""Checks of adapters against a model, and their tensors as the model's layers take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from quire.config.adapters import AdapterFolder, LowRankPair
+from quire.config.hf import StoredTensor
+from quire.errors import ConfigError
+from quire.layers.adapted import AdaptedLayers
+from quire.layers.adapter_contents import BiasPlace, HeadPlace, LowRank, Place, TablePlace
+from quire.models import CausalLM
+from quire.models.weight_map import Stacked
+
+__all__ = ["AdapterTensors", "FittedAdapter", "ModelPlaces"]
+
+Found = TypeVar("Found")
+
+_WRAPPED = ".base_layer"
+_IN_CHECKPOINTS = ((".mlp.", ".block_sparse_moe."),)
+"""Names that modules have in `transformers` 5, and in checkpoints."""
+
+
+class ExpertMatrix(NamedTuple):
+    """One parameter with a matrix of each expert. parts: modules of an expert's projections, by the
+    number of the expert. shape: outputs of all parts, and inputs."""
+
+    parts: list[list[str]]
+    shape: tuple[int, int]
+    stacked: Stacked
+
+
+class ModelPlaces:
+    """Places for adapters of a model, by module as its weights are named; None for a module that
+    adapters cannot change.
+
+    projections: of low-rank matrices. tables: of those of embeddings. whole: layers whose weight an
+    adapter may replace. biases: of projections and norms.
+    """
+
+    def __init__(self, model: CausalLM, layers: AdaptedLayers) -> None:
+        """model: after it was loaded."""
+        self._names = model.weight_map
+        self.projections: dict[str, Place | None] = {}
+        self.biases: dict[str, BiasPlace | None] = {}
+        for name, target in self._names.targets(model).items():
+            module, _, kind = name.rpartition(".")
+            if kind == "weight":
+                self.projections[module] = layers.find(target.weights, target.part)
+            elif kind == "bias":
+                self.biases[module] = layers.find_bias(target.weights, target.part)
+        embedding = self._names.embedding.removesuffix(".weight")
+        head = self._names.head.removesuffix(".weight")
+        assert layers.table is not None and layers.head is not None, "the model was made"
+        self.projections[head] = layers.head
+        self.tables: dict[str, TablePlace] = {embedding: layers.table}
+        self.whole: dict[str, TablePlace | HeadPlace] = {
+            embedding: layers.table, head: layers.head
+        }  # fmt: skip
+
+    def name_of(self, module: str, known: Mapping[str, object]) -> str:
+        """The module as the model's weights name it, if it is known; some adapters leave the prefix
+        out."""
+        forms = [module, self._names.prefix + module]
+        forms += [form.replace(*names) for form in forms for names in _IN_CHECKPOINTS]
+        return next((form for form in forms if form in known), module)
+
+    def is_ignored(self, name: str) -> bool:
+        """Return whether a tensor is no weight of the model, though it may be saved."""
+        return self._names.is_ignored(name)
+
+    def experts_of(self, module: str) -> list[ExpertMatrix]:
+        """Parameters of a module of experts, as PEFT wraps it."""
+        owner = module.replace(_WRAPPED, "")
+        forms = {owner, self._names.prefix + owner}
+        forms |= {form.replace(*names) for form in forms for names in _IN_CHECKPOINTS}
+        return [
+            matrix for form in forms for matrix in self._matrices_of(*self._names.in_block(form))
+        ]
+
+    def _matrices_of(self, block: str, owner: str) -> Iterator[ExpertMatrix]:
+        for key, stacked in self._names.stacked.items():
+            patterns = [part.removesuffix(".weight") for part in stacked.parts]
+            if not block or key.rpartition(".")[0] != owner or patterns == list(stacked.parts):
+                continue  # the last are biases
+            parts: list[list[str]] = []
+            while all(block + each.format(len(parts)) in self.projections for each in patterns):
+                parts.append([block + each.format(len(parts)) for each in patterns])
+            places = [self.projections[name] for name in parts[0]] if parts else []
+            if places and (first := places[0]) is not None:
+                yield ExpertMatrix(parts, (first.shape[0] * len(places), first.shape[1]), stacked)
+
+
+class AdapterTensors(NamedTuple):
+    """Each by module as the model's weights name it. matrices: of projections. tables: of
+    embeddings. whole: weights in place of the model's. biases: in place of the model's."""
+
+    matrices: dict[str, LowRank]
+    tables: dict[str, LowRank]
+    whole: dict[str, torch.Tensor]
+    biases: dict[str, torch.Tensor]
+
+
+class FittedAdapter:
+    """An adapter that was checked against a model, by names and shapes."""
+
+    def __init__(self, found: AdapterFolder, places: ModelPlaces) -> None:
+        """Raises ConfigError for a module that the model has not, that adapters cannot change, or
+        that has another shape."""
+        self._found, self._places = found, places
+        self._experts: dict[str, ExpertMatrix] = {}
+        for name, pair in found.modules.items():
+            if pair.num_experts is None and not name.endswith(_WRAPPED):
+                self._check(name, pair, places.projections)
+            else:
+                self._experts[name] = self._check_experts(name, pair)
+        for name, pair in found.tables.items():
+            self._check(name, pair, {**dict.fromkeys(places.projections), **places.tables})
+        for name, tensor in found.whole.items():
+            known = {**dict.fromkeys(places.projections), **places.whole}
+            place = self._place(name, known)
+            shape = place.shape if isinstance(place, HeadPlace) else place.shape[::-1]
+            self._compare(name, "its weight", tensor.shape, shape)
+        for name, tensor in self._biases():
+            place = self._place(name, places.biases, "the bias of ")
+            self._compare(name, "its bias", tensor.shape, place.shape)
+
+    def read(self, opened: Any, dtype: torch.dtype) -> AdapterTensors:
+        """Read the tensors out of the opened file, in the model's dtype. Raises ConfigError for
+        numbers that are not finite in it."""
+
+        def tensor(stored: StoredTensor) -> torch.Tensor:
+            found = opened.get_tensor(stored.name).to(dtype)
+            if not found.isfinite().all():
+                raise ConfigError(
+                    f"{stored.file}: tensor {stored.name!r} holds numbers that are not finite in "
+                    f"{str(dtype).removeprefix('torch.')}; save the adapter again"
+                )
+            return found
+
+        def low_rank(pair: LowRankPair) -> LowRank:
+            return LowRank(tensor(pair.a), tensor(pair.b), pair.scale)
+
+        found, places = self._found, self._places
+        result = AdapterTensors({}, {}, {}, {})
+        for name, pair in found.modules.items():
+            if name in self._experts:
+                result.matrices.update(self._of_experts(name, pair.num_experts, low_rank(pair)))
+            else:
+                result.matrices[places.name_of(name, places.projections)] = low_rank(pair)
+        for name, pair in found.tables.items():
+            result.tables[places.name_of(name, places.tables)] = low_rank(pair)
+        for name, stored in found.whole.items():
+            result.whole[places.name_of(name, places.whole)] = tensor(stored)
+        for name, stored in self._biases():
+            result.biases[places.name_of(name, places.biases)] = tensor(stored)
+        return result
+
+    def _biases(self) -> Iterator[tuple[str, StoredTensor]]:
+        for name, stored in self._found.biases.items():
+            if not self._places.is_ignored(f"{name}.bias"):
+                yield name, stored
+
+    def _check(self, name: str, pair: LowRankPair, known: Mapping[str, Place | None]) -> None:
+        place = self._place(name, known)
+        outputs, inputs = pair.b.shape[0], pair.a.shape[1]
+        self._compare(name, "outputs and inputs", (outputs, inputs), place.shape)
+
+    def _place(self, name: str, known: Mapping[str, Found | None], what: str = "") -> Found:
+        module = self._places.name_of(name, known)
+        if module not in known:
+            raise ConfigError(
+                f"{self._found.folder}: it changes {what}{name!r}, which this model has not: "
+                f"{self._other_base()}"
+            )
+        place = known[module]
+        if place is None:
+            raise ConfigError(
+                f"{self._found.folder}: it changes {what}{name!r}, which adapters cannot change "
+                "here; train it on projections of the blocks, or merge it into the model"
+            )
+        return place
+
+    def _check_experts(self, name: str, pair: LowRankPair) -> ExpertMatrix:
+        """Return the parameter that a module of all experts changes. Its name does not say which
+        one that is: shapes do."""
+        matrices = self._places.experts_of(name)
+        if not matrices:
+            raise ConfigError(
+                f"{self._found.folder}: it changes the experts {name!r}, which this model has not: "
+                f"{self._other_base()}"
+            )
+        shape = pair.b.shape[0], pair.a.shape[1]
+        for matrix in matrices:
+            if len(matrix.parts) == pair.num_experts and shape in (
+                matrix.shape,
+                matrix.shape[::-1],
+            ):
+                return matrix
+        shapes = " or ".join(f"{len(m.parts)} x {list(m.shape)}" for m in matrices)
+        raise ConfigError(
+            f"{self._found.folder}: {name!r} has matrices for {pair.num_experts or 1} x "
+            f"{list(shape)} outputs and inputs, but experts have {shapes} in this model: "
+            f"{self._other_base()}"
+        )
+
+    def _of_experts(
+        self, name: str, num_experts: int | None, whole: LowRank
+    ) -> Iterator[tuple[str, LowRank]]:
+        """The matrices of each expert's projections."""
+        matrix, count = self._experts[name], num_experts or 1
+        of_a = whole.a.view(count, -1, whole.a.shape[1])
+        of_b = whole.b.view(len(whole.b), -1, count).permute(2, 0, 1)
+        shape, stacked = (of_b.shape[1], of_a.shape[2]), matrix.stacked
+        is_square = shape[0] == shape[1]
+        is_swapped = self._found.swaps_experts and not stacked.is_transposed
+        if shape != matrix.shape or (is_square and is_swapped):
+            of_a, of_b = of_b.transpose(1, 2), of_a.transpose(1, 2)
+        for a, b, modules in zip(of_a, of_b, matrix.parts, strict=True):
+            n = len(modules)
+            for part, module in enumerate(modules):
+                rows = b[part::n] if stacked.interleaved else b.chunk(n)[part]
+                yield module, LowRank(a.contiguous(), rows.contiguous(), whole.scale)
+
+    def _compare(
+        self, name: str, what: str, shape: tuple[int, ...], expected: tuple[int, ...]
+    ) -> None:
+        if shape != expected:
+            raise ConfigError(
+                f"{self._found.folder}: {what} of {name!r} are {list(shape)}, but "
+                f"{list(expected)} in this model: {self._other_base()}"
+            )
+
+    def _other_base(self) -> str:
+        return (
+            f"the adapter is of another base model ({self._found.base or 'it does not say which'})"
+        )

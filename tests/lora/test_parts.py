@@ -1,0 +1,385 @@
+"""What few adapters have: matrices of experts, embeddings, logits and biases, permuted projections.
+
+Expected is a base model into whose tensors the adapter was merged by the formulas, in torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.lora.adapters import CONFIG, merge, modules_of, write_adapter
+from tests.lora.test_adapters import LLAMA, PROMPTS, answers, assert_close, engine
+from tests.models.families import Case, write_checkpoint
+from tests.runner.test_token_columns import KERNELS
+
+from quire import LLM, SamplingParams
+from quire.errors import RequestError
+from quire.lora.request import LoRARequest
+
+RANK, SCALE = 4, 2.0
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+Tensors = dict[str, torch.Tensor]
+MIXTURES = {
+    "qwen3_moe": Case("qwen3-moe", "qwen3_moe"),
+    "qwen2_moe": Case("qwen2-moe", "qwen2_moe"),
+    "mixtral": Case("mixtral", "mixtral"),
+    "gpt_oss": Case("gpt-oss", "gpt_oss"),
+}
+
+
+def written(folder: Path, tensors: Mapping[str, torch.Tensor], **config: Any) -> LoRARequest:
+    """An adapter of these tensors, by names without PEFT's prefix."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"base_model.model.{name}": each.contiguous() for name, each in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+    stated = {**CONFIG, "r": RANK, "lora_alpha": RANK * SCALE, "target_modules": ["x"], **config}
+    (folder / "adapter_config.json").write_text(json.dumps(stated))
+    return LoRARequest(folder.name, 1, str(folder))
+
+
+def changed(folder: Path, base: Path, changes: Mapping[str, torch.Tensor]) -> Path:
+    """The base model with other tensors; of a tied one with a head of its own."""
+    shutil.copytree(base, folder)
+    weights = load_file(base / "model.safetensors")
+    if "lm_head.weight" in changes and "lm_head.weight" not in weights:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    save_file({**weights, **changes}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def noise(*shape: int, seed: int = 0, std: float = 0.3) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
+
+
+def assert_answers(base: Path, lora: LoRARequest, merged: Path) -> None:
+    """Rows with the adapter answer as the merged model, and rows beside them keep their bits."""
+    with engine(merged) as llm:
+        expected = answers(llm, PROMPTS)
+    with engine(base) as llm:
+        plain = answers(llm, PROMPTS)
+    with engine(base, enable_lora=True) as llm:
+        assert_close(answers(llm, PROMPTS, lora_request=lora), expected)
+        mixed = answers(llm, PROMPTS, lora_request=[lora, None, lora, None])
+        assert answers(llm, PROMPTS) == plain
+    assert expected != plain
+    assert_close([mixed[0], mixed[2]], [expected[0], expected[2]])
+    if KERNELS:
+        assert [mixed[1], mixed[3]] == [plain[1], plain[3]]
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_attention_of_a_mixture(family: str, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    write_checkpoint(MIXTURES[family], base)
+    folder = write_adapter(tmp_path / "adapter", base, ATTENTION)
+    merged = merge(tmp_path / "merged", base, folder, {"": 2})
+    assert_answers(base, LoRARequest("a", 1, str(folder)), merged)
+
+
+def experts_on_disk(base: Path) -> dict[str, torch.Tensor]:
+    """Weights of experts by name, each [outputs, inputs], or of all experts together."""
+    weights = load_file(base / "model.safetensors")
+    return {name: each for name, each in weights.items() if ".experts." in name and each.dim() > 1}
+
+
+def test_one_module_per_expert(tmp_path: Path) -> None:
+    """As `transformers` 4 had them: some experts, all three projections of two of them."""
+    base = tmp_path / "base"
+    write_checkpoint(MIXTURES["qwen3_moe"], base)
+    tensors: Tensors = {}
+    changes: Tensors = {}
+    for i, (name, weight) in enumerate(experts_on_disk(base).items()):
+        module, number = name.removesuffix(".weight"), int(name.split(".experts.")[1][0])
+        if number not in (0, 3) and not name.endswith("down_proj.weight"):
+            continue
+        a, b = noise(RANK, weight.shape[1], seed=i), noise(weight.shape[0], RANK, seed=99 + i)
+        tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+        changes[name] = weight + SCALE * b @ a
+    lora = written(tmp_path / "a", tensors)
+    assert_answers(base, lora, changed(tmp_path / "merged", base, changes))
+
+
+def stacked_deltas(a: torch.Tensor, b: torch.Tensor, count: int) -> torch.Tensor:
+    """[E, O, I] of A [E·r, I] and B [O, r·E], by one expert after the other."""
+    rank = len(a) // count
+    return torch.stack([
+        SCALE * b[:, [j * count + e for j in range(rank)]] @ a[e * rank : (e + 1) * rank]
+        for e in range(count)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["0.21.2", "0.17.0"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_matrices_of_all_experts(family: str, version: str, tmp_path: Path) -> None:
+    """`target_parameters`. Old versions of PEFT took [E, O, I] for [E, I, O]."""
+    base = tmp_path / "base"
+    write_checkpoint(MIXTURES[family], base)
+    names = {"qwen3_moe": ("gate_proj", "up_proj", "down_proj"), "mixtral": ("w1", "w3", "w2")}
+    gate, up, down = names[family]
+    weights = load_file(base / "model.safetensors")
+    count = 6 if family == "qwen3_moe" else 5
+    tensors: Tensors = {}
+    changes: Tensors = {}
+    for layer in range(2):
+        middle = "mlp" if family == "qwen3_moe" else "block_sparse_moe"
+        on_disk = f"model.layers.{layer}.{middle}.experts"
+        for seed, (wrapped, parts) in enumerate(((".base_layer", (gate, up)), ("", (down,)))):
+            matrices = [weights[f"{on_disk}.0.{part}.weight"] for part in parts]
+            outputs, inputs = sum(len(each) for each in matrices), matrices[0].shape[1]
+            is_old = version == "0.17.0"
+            shape = (outputs, inputs) if is_old else (inputs, outputs)
+            a = noise(RANK * count, shape[0], seed=seed)
+            b = noise(shape[1], RANK * count, seed=7 + seed)
+            module = f"model.layers.{layer}.mlp.experts{wrapped}"
+            tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+            deltas = stacked_deltas(a, b, count)
+            deltas = deltas.transpose(1, 2) if is_old else deltas
+            for expert in range(count):
+                for part, delta in zip(parts, deltas[expert].chunk(len(parts)), strict=True):
+                    name = f"{on_disk}.{expert}.{part}.weight"
+                    changes[name] = weights[name] + delta
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    lora = written(
+        tmp_path / "a", tensors, target_modules=[], target_parameters=targets, peft_version=version
+    )
+    assert_answers(base, lora, changed(tmp_path / "merged", base, changes))
+
+
+@pytest.mark.parametrize("version", ["0.21.2", "0.17.0"])
+def test_experts_of_gpt_oss(version: str, tmp_path: Path) -> None:
+    """Its matrices are [E, I, O] on disk, and rows of gate and up take turns."""
+    base = tmp_path / "base"
+    write_checkpoint(MIXTURES["gpt_oss"], base)
+    tensors: Tensors = {}
+    changes: Tensors = {}
+    for seed, (name, weight) in enumerate(experts_on_disk(base).items()):
+        if name.endswith("_bias"):
+            continue
+        count, inputs, outputs = weight.shape
+        owner, _, parameter = name.rpartition(".")
+        module = owner + (".base_layer" if parameter == "gate_up_proj" else "")
+        a, b = noise(RANK * count, inputs, seed=seed), noise(outputs, RANK * count, seed=9 + seed)
+        tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+        changes[name] = weight + stacked_deltas(a, b, count).transpose(1, 2)
+    targets = ["experts.gate_up_proj", "experts.down_proj"]
+    lora = written(tmp_path / "a", tensors, target_parameters=targets, peft_version=version)
+    assert_answers(base, lora, changed(tmp_path / "merged", base, changes))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    write_checkpoint(Case("qwen2", "qwen2"), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tied")
+    write_checkpoint(Case("qwen2-tied", "qwen2", {"tie_word_embeddings": True}), folder)
+    return folder
+
+
+def of_embedding(base: Path, kind: str) -> tuple[Tensors, Tensors]:
+    """Tensors of an adapter, and what they change."""
+    table = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    if kind == "whole":
+        new = noise(*table.shape)
+        return {"model.embed_tokens.weight": new}, {"model.embed_tokens.weight": new}
+    a, b = noise(RANK, table.shape[0]), noise(table.shape[1], RANK, seed=1)
+    name = "model.embed_tokens.lora_embedding_"
+    tensors = {f"{name}A": a, f"{name}B": b, "model.embed_tokens.base_layer.weight": table}
+    return tensors, {"model.embed_tokens.weight": table + SCALE * (b @ a).t()}
+
+
+def of_head(base: Path, kind: str) -> tuple[Tensors, Tensors]:
+    weights = load_file(base / "model.safetensors")
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    if kind == "whole":
+        new = noise(*head.shape, seed=2)
+        return {"lm_head.weight": new}, {"lm_head.weight": new}
+    a, b = noise(RANK, head.shape[1], seed=3), noise(head.shape[0], RANK, seed=4)
+    tensors = {"lm_head.lora_A.weight": a, "lm_head.lora_B.weight": b}
+    return tensors, {"lm_head.weight": head + SCALE * b @ a}
+
+
+def of_all(base: Path) -> tuple[Tensors, Tensors]:
+    (first, changes), (second, others) = of_embedding(base, "low rank"), of_head(base, "whole")
+    return {**first, **second}, {**changes, **others}
+
+
+@pytest.mark.parametrize("kind", ["low rank", "whole"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_embeddings(base: Path, tied: Path, kind: str, is_tied: bool, tmp_path: Path) -> None:
+    """The head of a tied model keeps the base's table."""
+    base = tied if is_tied else base
+    tensors, changes = of_embedding(base, kind)
+    if is_tied:
+        kept = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+        changes = {"lm_head.weight": kept, **changes}
+    assert_answers(base, written(tmp_path / "a", tensors), changed(tmp_path / "m", base, changes))
+
+
+@pytest.mark.parametrize("kind", ["low rank", "whole"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_heads(base: Path, tied: Path, kind: str, is_tied: bool, tmp_path: Path) -> None:
+    base = tied if is_tied else base
+    tensors, changes = of_head(base, kind)
+    assert_answers(base, written(tmp_path / "a", tensors), changed(tmp_path / "m", base, changes))
+
+
+BIASED = {
+    "qwen2": Case("qwen2", "qwen2"),
+    "gpt2": Case("gpt2", "gpt2"),
+    "opt": Case("opt", "opt"),
+    "llama": Case("llama-bias", "llama", {"attention_bias": True, "mlp_bias": True}),
+    "gpt_neox": Case("gpt-neox", "gpt_neox", {"rotary_pct": 0.5}),
+}
+
+
+@pytest.mark.parametrize("family", BIASED)
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_biases(family: str, bias: str, tmp_path: Path) -> None:
+    """Those of norms too; PEFT names those of adapted modules by what it has wrapped."""
+    base = tmp_path / "base"
+    write_checkpoint(BIASED[family], base)
+    weights = load_file(base / "model.safetensors")
+    found = [name for name in weights if name.endswith(".bias") and weights[name].dim() == 1]
+    changes = {name: noise(*weights[name].shape, seed=i) for i, name in enumerate(found)}
+    if bias == "lora_only":
+        changes = {n: v for n, v in changes.items() if "norm" not in n and ".ln_" not in n}
+    forms = ("bias", "base_layer.bias")
+    tensors = {
+        name.removesuffix("bias") + forms[i % 2]: each
+        for i, (name, each) in enumerate(changes.items())
+    }
+    lora = written(tmp_path / "a", tensors, bias=bias)
+    assert_answers(base, lora, changed(tmp_path / "merged", base, changes))
+
+
+ORDERED = {
+    "phi3": (Case("phi3", "phi3"), ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+    "glm4": (Case("glm4", "glm4"), (*ATTENTION, "gate_up_proj", "down_proj")),
+    "cohere": (Case("cohere", "cohere"), LLAMA),
+    "gpt_neox": (
+        Case("gpt-neox", "gpt_neox", {"rotary_pct": 0.5}),
+        ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", ORDERED)
+def test_merged_and_permuted_projections(family: str, tmp_path: Path) -> None:
+    case, names = ORDERED[family]
+    base = tmp_path / "base"
+    write_checkpoint(case, base)
+    folder = write_adapter(tmp_path / "adapter", base, names)
+    assert len(modules_of(base, names)) == len(names) * 2
+    merged = merge(tmp_path / "merged", base, folder, {"": 2})
+    assert_answers(base, LoRARequest("a", 1, str(folder)), merged)
+
+
+def test_a_slot_forgets_its_adapter(base: Path, tmp_path: Path) -> None:
+    """One slot for an adapter of everything, and for one of a projection."""
+    everything = written(tmp_path / "all", of_all(base)[0])
+    folder = write_adapter(tmp_path / "plain", base, ("v_proj",))
+    plain = LoRARequest("plain", 2, str(folder))
+    with engine(base, enable_lora=True, max_loras=1) as llm:
+        expected = [answers(llm, PROMPTS, lora_request=each) for each in (plain, everything)]
+        for _ in range(2):
+            got = [answers(llm, PROMPTS, lora_request=each) for each in (plain, everything)]
+            assert got == expected
+        llm.sleep(2)
+        llm.wake_up()
+        assert answers(llm, PROMPTS, lora_request=everything) == expected[1]
+    with engine(base, enable_lora=True) as llm:
+        assert answers(llm, PROMPTS, lora_request=plain) == expected[0]
+
+
+def test_log_probabilities_of_prompts(base: Path, tmp_path: Path) -> None:
+    """Heads see the rows of tokens that are picked out of a step."""
+    tensors, changes = of_all(base)
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1, ignore_eos=True)
+
+    def found(llm: LLM, **more: Any) -> list[list[float]]:
+        outputs = llm.generate(list(PROMPTS), params, use_tqdm=False, **more)
+        return [
+            [
+                entry[token].logprob
+                for token, entry in zip(prompt[1:], each[1:], strict=True)
+                if entry is not None
+            ]
+            for prompt, output in zip(PROMPTS, outputs, strict=True)
+            if (each := output.prompt_logprobs) is not None
+        ]
+
+    with engine(changed(tmp_path / "merged", base, changes)) as llm:
+        expected = found(llm)
+    with engine(base) as llm:
+        plain = found(llm)
+    lora = written(tmp_path / "a", tensors)
+    with engine(base, enable_lora=True, max_num_batched_tokens=8) as llm:
+        got = found(llm, lora_request=[None, lora, lora, None])
+    wanted = [plain[0], expected[1], expected[2], plain[3]]
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"depth": 1}, {"depth": 3}, {"num_kv_blocks": 9, "block_size": 8}]
+)
+def test_a_batch_of_all_kinds_equals_each_alone(
+    base: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    loras = (
+        None,
+        written(tmp_path / "all", of_all(base)[0]),
+        written(tmp_path / "head", of_head(base, "low rank")[0]),
+        LoRARequest("plain", 4, str(write_adapter(tmp_path / "plain", base, LLAMA))),
+    )
+    asked = [(prompt, lora) for prompt in PROMPTS for lora in loras]
+    common: dict[str, Any] = {
+        "dtype": "float32", "skip_tokenizer_init": True, "quiet": True, "max_model_len": 64,
+        "num_kv_blocks": 200, "enable_lora": True, "max_loras": 2,
+    }  # fmt: skip
+    with LLM(str(base), **common) as llm:
+        alone = [answers(llm, [prompt], lora_request=lora)[0] for prompt, lora in asked]
+    with LLM(str(base), **{**common, **settings}) as llm:
+        together = answers(llm, [p for p, _ in asked], lora_request=[lora for _, lora in asked])
+    assert_close(together, alone, 1e-4)
+
+
+def test_parts_that_cannot_be_changed_are_named(base: Path, tmp_path: Path) -> None:
+    mixture = tmp_path / "mixture"
+    write_checkpoint(MIXTURES["gpt_oss"], mixture)
+    router = {"lora_A.weight": noise(RANK, 32), "lora_B.weight": noise(5, RANK)}
+    stacked = {"lora_A.weight": noise(RANK * 5, 33), "lora_B.weight": noise(64, RANK * 5)}
+    layer = "model.layers.0"
+    cases: list[tuple[Path, Tensors, dict[str, Any], str]] = [
+        (base, {"model.norm.weight": noise(32)}, {}, "'model.norm', which adapters cannot change"),
+        (base, {"lm_head.weight": noise(129, 32)}, {}, "another base model"),
+        (base, {f"{layer}.mlp.up_proj.bias": noise(48)}, {}, "bias of 'model.layers.0.mlp"),
+        (base, {"lm_head.lora_B.bias": noise(128)}, {}, "lora_bias"),
+        (mixture, {f"{layer}.mlp.router.{k}": v for k, v in router.items()}, {}, "mlp.router"),
+        (
+            mixture, {f"{layer}.mlp.experts.{k}": v for k, v in stacked.items()},
+            {"target_parameters": ["experts.down_proj"]}, "but experts have",
+        ),
+        (mixture, {f"{layer}.mlp.router.bias": noise(5)}, {}, "the bias of 'model.layers.0.mlp.r"),
+        (
+            mixture, {f"{layer}.mlp.experts.gate_up_proj_bias": noise(5, 96)}, {"bias": "all"},
+            "no low-rank matrix",
+        ),
+    ]  # fmt: skip
+    for number, (model, tensors, config, words) in enumerate(cases):
+        lora = written(tmp_path / f"bad{number}", tensors, **config)
+        with engine(model, enable_lora=True) as llm, pytest.raises(RequestError, match=words):
+            llm.generate([1, 2], lora_request=lora)
