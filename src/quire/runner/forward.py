@@ -14,6 +14,7 @@ from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.halves import in_halves
+from quire.runner.hidden_states import KeptStates
 from quire.runner.inputs import ModelInputs
 from quire.runner.media import MediaStore
 from quire.runner.pooling import PoolPiece, wanted_tokens
@@ -93,15 +94,17 @@ class ForwardPass:
         upload: Upload,
         num_prompt_logprobs: Mapping[int, int],
         media: MediaStore,
+        states: KeptStates | None = None,
     ) -> None:
         """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`. media: what rows
-        name in theirs."""
+        name in theirs. states: keeps some of each forward."""
         self._model = model
         self._rows = rows
         self._build = build
         self._upload = upload
         self._num_prompt_logprobs = num_prompt_logprobs
         self._media = media
+        self._states = states
 
     def compute(self, rows: ScheduledRows) -> Forward:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
@@ -127,13 +130,17 @@ class ForwardPass:
         places, counts, pools = wanted_tokens(self._rows, rows)
         is_one_each = not pools and not rows.num_drafts.any()
         wanted = inputs.last_token if is_one_each else self._upload(places)
+        states = self._states
+        gives_all = bool(asking) or (states is not None and states.of_all_tokens)
         step = replace(
             inputs.step,
-            wanted_tokens=None if asking else wanted,
+            wanted_tokens=None if gives_all else wanted,
             given=self._media.gather(self._rows, rows),
         )
         hidden = self._model.forward(inputs.token_ids, inputs.positions, step)
-        last = hidden[wanted] if asking else hidden
+        last = hidden[wanted] if gives_all else hidden
+        if states is not None:
+            states.keep(rows, inputs, hidden if states.of_all_tokens else last, counts)
         sampled = counts[rows.samples]
         result = Forward(rows.slots[rows.samples].tolist(), (np.cumsum(sampled) - sampled).tolist())
         if rows.samples.all():

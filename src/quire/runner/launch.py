@@ -11,7 +11,7 @@ from quire.protocol.step import IntArray, RowFailure, StepPlan
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import DeviceQueue
 from quire.runner.device.state import DeviceState
-from quire.runner.draft_model import ModelDrafter
+from quire.runner.draft_tokens import StepDrafter
 from quire.runner.draws import Draws
 from quire.runner.forward import Forward, ForwardPass
 from quire.runner.graphs.decode import Decoded, DecodeSteps
@@ -47,7 +47,7 @@ class Runner:
         draws: Draws,
         queue: DeviceQueue,
         state: DeviceState | None = None,
-        drafter: ModelDrafter | None = None,
+        drafter: StepDrafter | None = None,
     ) -> None:
         """decode: for steps in which every row computes one token and draws; forward: others.
         state: of the device, None where kernels read the host's rows. drafter: makes the drafts
@@ -76,6 +76,7 @@ class Runner:
             token_ids = self._repeat(plan)
         except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
             return self._launch(plan, replays=False)
+        self._decode.keep_states(slots)
         return self._drawn(plan.step_id, slots, token_ids, [])
 
     def _repeat(self, plan: StepPlan) -> IntArray:
@@ -106,6 +107,7 @@ class Runner:
             if decoded is None or decoded.token_ids is None:
                 self._compute(plan, rows, decoded, step, host)
             elif self._state is None:
+                self._decode.keep_states(rows.slots)
                 token_ids = decoded.token_ids.numpy()
                 return self._drawn(plan.step_id, rows.slots, token_ids, host.failed)
             else:
@@ -179,6 +181,8 @@ class Runner:
             forward = self._forward.compute(rows)
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
         self._rows.commit_computed(rows)
+        if decoded is not None and decoded.logits is not None:
+            self._decode.keep_states(rows.slots)
         sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
         forward.failed += self._fork(plan, sampled)
         masks = self._await_masks(plan.step_id, forward, sampled)

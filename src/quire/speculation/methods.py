@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.config.speculation import SpeculationSettings
+from quire.config.speculation import HEADS, OF_MODELS, SpeculationSettings
 from quire.protocol.request import EngineRequest
 from quire.speculation.drafter import BestOf, Drafter, DraftsOfModel, NoDrafter, PredictionDrafter
 from quire.speculation.ngram import NgramDrafter
@@ -64,7 +64,13 @@ class DraftMethods:
     def are_of_model(self) -> bool:
         """True if a model makes the drafts, on the data side: they follow tokens that nobody here
         knows yet."""
-        return self._settings is not None and self._settings.method == "draft_model"
+        return self._settings is not None and self._settings.method in OF_MODELS
+
+    @property
+    def follow_states(self) -> bool:
+        """True if drafts follow a hidden state of the step before, so that a row that computes
+        several certain tokens can have none."""
+        return self._settings is not None and self._settings.method in HEADS
 
     def ended(self, request: EngineRequest, output: list[int]) -> None:
         """A sequence has ended with this output: later ones of the same tenant may repeat it."""

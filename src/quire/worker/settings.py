@@ -9,7 +9,7 @@ from typing import cast
 from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.config.resolved import ResolvedSettings
-from quire.config.speculation.draft_model import DraftModel, draft_layout
+from quire.config.speculation.draft_model import Draft, DraftModel, draft_layout
 from quire.models import LoadFormat
 from quire.platform import Platform
 
@@ -24,7 +24,7 @@ class WorkerSettings:
     device_state: rows live on the device and steps are launched ahead; else on the host.
     forced_ops: op name → provider. attention_backend: the one to take. preferred_attention: the
     backend to take if it serves and none is forced. max_captured_rows: of decode steps that are
-    captured, 0 for none. draft: the model that guesses tokens.
+    captured, 0 for none. draft: weights that guess tokens.
     """
 
     chosen: ResolvedSettings
@@ -37,7 +37,7 @@ class WorkerSettings:
     attention_backend: str | None
     preferred_attention: str | None
     max_captured_rows: int
-    draft: DraftModel | None = None
+    draft: Draft | None = None
 
     @property
     def load_format(self) -> LoadFormat:
