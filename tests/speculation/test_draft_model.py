@@ -17,6 +17,7 @@ from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import DraftModel
 from quire.errors import ConfigError
 from quire.protocol import EngineRequest
+from quire.sampling_params import StructuredOutputsParams
 from tests.config.specs import make_gpu_platform, make_platform
 from tests.engine.test_laws import assert_same
 from tests.speculation.shallow import BUNDLED, write_shallow
@@ -169,6 +170,33 @@ def test_drafts_after_rejected_ones_are_as_good(
         draft.shutdown()
     assert (first.rows, first.accepted) == (rows, accepted)
     assert 0 < accepted < rows
+
+
+@DEPTHS
+def test_rows_with_a_grammar_are_drafted_for(
+    depth: int, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows without one. A model that is its own draft model is right where its grammar does
+    not decide."""
+    params = [
+        SamplingParams(temperature=0, max_tokens=30, structured_outputs=of)
+        for of in (
+            None,
+            StructuredOutputsParams(regex="[a-z ]{4,40}"),
+            StructuredOutputsParams(regex="[^a-d]{4,40}"),
+        )
+    ]
+    plain = LLM(None, **SETTINGS)
+    prompts = list(PROMPTS[:3])
+    try:
+        wanted = plain.generate(prompts, params, use_tqdm=False)
+    finally:
+        plain.shutdown()
+    llm = engines.make(depth=depth, speculative_config=config(BUNDLED))
+    eager_policy(monkeypatch)
+    assert_same(llm.generate(prompts[1:], params[1:], use_tqdm=False), wanted[1:], exact=True)
+    assert totals(llm).accepted > 10
+    assert_same(llm.generate(prompts, params, use_tqdm=False), wanted, exact=True)
 
 
 @DEPTHS

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from quire.protocol.step import IntArray, RowFailure, StepPlan
+from quire.protocol.step import DRAFT_OF_MODEL, IntArray, RowFailure, StepPlan
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import DeviceQueue
 from quire.runner.device.state import DeviceState
@@ -16,7 +16,7 @@ from quire.runner.draws import Draws
 from quire.runner.forward import Forward, ForwardPass
 from quire.runner.graphs.decode import Decoded, DecodeSteps
 from quire.runner.halves import in_order_of_writing
-from quire.runner.late import LateInputs, RowMasks
+from quire.runner.late import LateInputs, MadeDrafts, RowMasks
 from quire.runner.pending import DrawnStep, PendingStep
 from quire.runner.pooling import VectorPools
 from quire.runner.rows import RowTable, ScheduledRows, Slots
@@ -53,6 +53,7 @@ class Runner:
         state: of the device, None where kernels read the host's rows. drafter: makes the drafts
         that plans leave to a model."""
         self.late_inputs = LateInputs()
+        self.made_drafts = MadeDrafts()
         self._rows = rows
         self._changes = changes
         self._decode = decode
@@ -71,7 +72,11 @@ class Runner:
         ends the step as a whole."""
         slots, self._drawn_slots = self._drawn_slots, None
         if slots is None or not plan.keeps_rows:
-            return self._launch(plan)
+            try:
+                return self._launch(plan)
+            finally:
+                if len(plan.draft_slot):
+                    self.made_drafts.end(plan.step_id)
         try:
             token_ids = self._repeat(plan)
         except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
@@ -136,11 +141,24 @@ class Runner:
         failed = self._changes.apply(plan)
         if self._drafter is not None:
             self._drafter.propose(plan)
+            self._publish_drafts(plan)
         for slot in (*(row.slot for row in plan.enter), *plan.start_fork_dst.tolist()):
             self._tenancy.begin(slot)
         if self._state is not None:
             self._state.take(plan)
         return failed
+
+    def _publish_drafts(self, plan: StepPlan) -> None:
+        """Say which drafts were made for rows that wait for masks."""
+        of_model = plan.draft_slot[plan.draft_token == DRAFT_OF_MODEL].astype(np.int64)
+        if not len(of_model):
+            return
+        waiting = self._draws.waiting_for_masks(np.unique(of_model))
+        rows, found = self._rows, dict[int, IntArray]()
+        for slot in waiting.tolist():
+            end = int(rows.num_tokens[slot])
+            found[slot] = rows.token_ids[slot, end : end + int(rows.num_drafts[slot])].copy()
+        self.made_drafts.put(plan.step_id, found)
 
     def _scheduled(self, plan: StepPlan) -> ScheduledRows:
         rows = in_order_of_writing(self._rows.scheduled(), plan)

@@ -27,10 +27,7 @@ class DraftMethods:
         self.num_drafts = MAX_PREDICTED if settings is None else settings.num_speculative_tokens
 
     def serves(self, request: EngineRequest) -> bool:
-        """Return whether anything is guessed for this request. A model's drafts are not known when
-        masks are made for the tokens after them."""
-        if self.are_of_model:
-            return request.grammar is None
+        """Return whether anything is guessed for this request."""
         return self._settings is not None or len(request.prediction_token_ids) > 0
 
     def drafter(self, request: EngineRequest) -> Drafter:
