@@ -3,15 +3,17 @@
 Run from the repository root:
     python tools/bundled_model/train_head.py --output src/quire/bundled/eagle
 
-The text is that of the model. The layer learns the model's distribution of the next token and its
-state. It guesses from the model's states first, then from the states that it guessed itself, as it
-does for the second and further drafts of a step.
+The text is that of the model. The projection of the layer is fitted first, by least squares, to the
+states that come next; then all of it learns the model's distribution of the next token. It guesses
+from the model's states first, then from the states that it guessed itself, as it does for the
+second and further drafts of a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +31,13 @@ from torch import Tensor
 
 SEED = 20261126
 MUON_LR, ADAM_LR, WARM_UP = 0.01, 2e-3, 30
+FIT_STEPS = 24
+"""Batches of the fit, before the steps of the training."""
+
 STATE_WEIGHT = 0.2
 """Share of the loss that is the distance between states."""
 
-PASSES = 3
+PASSES = 2
 """Times that a row is guessed, each from the states that the time before has guessed."""
 
 
@@ -41,7 +46,7 @@ class Losses:
     """Of one step: total, and for each pass the share of tokens on which the guess is the model's
     own first choice."""
 
-    total: Tensor
+    total: float
     agreed: list[float]
 
 
@@ -58,11 +63,30 @@ class HeadTrainer:
         self._muon = Muon(matrices, momentum=0.95, weight_decay=0.02)
         self._adam = torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0)
 
+    @torch.inference_mode()
+    def fit(self, batches: Iterable[Batch]) -> None:
+        """Set the projection to what comes closest to the next states of these batches."""
+        size = self._model.config.hidden_size
+        square = torch.zeros(2 * size + 1, 2 * size + 1, dtype=torch.float64)
+        cross = torch.zeros(2 * size + 1, size, dtype=torch.float64)
+        for batch in batches:
+            with torch.autocast("cpu", torch.bfloat16):
+                known = states_of(self._model, torch.from_numpy(batch.inputs)).float()
+            embedded = self._model.embed_tokens(torch.from_numpy(batch.targets[:, :-1]))
+            given = torch.cat((embedded, known[:, :-1]), dim=-1).flatten(0, 1)
+            given = torch.cat((given, torch.ones(len(given), 1)), dim=1)
+            square += (given.T @ given).double()
+            cross += (given.T @ known[:, 1:].flatten(0, 1)).double()
+        square += torch.eye(len(square)) * 1e-4 * square.diagonal().mean()
+        found = torch.linalg.solve(square, cross).float().T
+        self.head.fc.weight.copy_(found[:, :-1])
+        self.head.fc.bias.copy_(found[:, -1])
+
     def update(self, batch: Batch, factor: float) -> Losses:
         """One step."""
         with torch.autocast("cpu", torch.bfloat16):
-            losses = self._losses(batch)
-        losses.total.backward()
+            losses, total = self._losses(batch)
+        total.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         self._muon.step(MUON_LR * factor)
         for group in self._adam.param_groups:
@@ -71,7 +95,7 @@ class HeadTrainer:
         self.head.zero_grad(set_to_none=True)
         return losses
 
-    def _losses(self, batch: Batch) -> Losses:
+    def _losses(self, batch: Batch) -> tuple[Losses, Tensor]:
         model = self._model
         inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
         weights = torch.from_numpy(batch.weights)[:, 1:]
@@ -94,7 +118,7 @@ class HeadTrainer:
             right = (scores.argmax(-1) == best).float()
             agreed.append(float((right * weights).sum() / weights.sum()))
             states = torch.cat((known[:, :1], guessed[:, :-1]), dim=1)
-        return Losses(total, agreed)
+        return Losses(float(total.detach()), agreed), total
 
 
 def train(options: argparse.Namespace) -> None:
@@ -106,18 +130,21 @@ def train(options: argparse.Namespace) -> None:
     mix = Mix(options.tokens_per_step, options.talk, options.talk, 0)
     model = load_bundled(BUNDLED)
     trainer, started = HeadTrainer(model), time.monotonic()
-    for step in range(options.steps):
+    first = range(FIT_STEPS)
+    trainer.fit(make_batch(library, dialogues, mix, step, options.row) for step in first)
+    for step in range(FIT_STEPS, options.steps):
         used = (time.monotonic() - started) / (60 * options.minutes)
         done = max(step / options.steps, used)  # the rate falls to zero by steps or by time
         if done >= 1:
             break
-        factor = min(1.0, (step + 1) / WARM_UP, 2.5 * (1 - done))
+        factor = min(1.0, (step - FIT_STEPS + 1) / WARM_UP, 2.5 * (1 - done))
         batch = make_batch(library, dialogues, mix, step, options.row)
         losses = trainer.update(batch, factor)
-        if step % 20 == 0:
+        if step % 20 == FIT_STEPS % 20:
             agreed = " ".join(f"{share:.3f}" for share in losses.agreed)
-            print(f"{step}: loss {float(losses.total):.3f}, agreed {agreed}", flush=True)
-        if step % 100 == 99:
+            seconds = time.monotonic() - started
+            print(f"{step}: {seconds:.0f} s, loss {losses.total:.3f}, agreed {agreed}", flush=True)
+        if step % 50 == 49:
             export_head(trainer.head, model.config, options.output)
     export_head(trainer.head, model.config, options.output)
     print(f"{time.monotonic() - started:.0f} seconds")
