@@ -239,7 +239,7 @@ def test_a_draft_model_that_breaks_costs_no_request(
     def broken(*_: object) -> torch.Tensor:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("quire.runner.draft_model.ModelDrafter.forward", broken)
+    monkeypatch.setattr("quire.runner.drafting.model.ModelDrafter.forward", broken)
     assert_same(run_sampled(llm), sampled, exact=True)
     assert totals(llm).accepted == 0 < totals(llm).drafts
 
@@ -253,7 +253,7 @@ def test_a_draft_model_that_is_not_finite_costs_no_request(
     def nothing(_self: object, slots: np.ndarray, *_: object) -> torch.Tensor:
         return torch.full((len(slots), 4096), torch.nan)
 
-    monkeypatch.setattr("quire.runner.draft_model.ModelDrafter.forward", nothing)
+    monkeypatch.setattr("quire.runner.drafting.model.ModelDrafter.forward", nothing)
     assert_same(run_sampled(llm), sampled, exact=True)
     assert totals(llm).accepted == 0 < totals(llm).drafts
 

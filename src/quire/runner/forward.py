@@ -13,8 +13,8 @@ from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
+from quire.runner.drafting.states import KeptStates
 from quire.runner.halves import in_halves
-from quire.runner.hidden_states import KeptStates
 from quire.runner.inputs import ModelInputs
 from quire.runner.media import MediaStore
 from quire.runner.pooling import PoolPiece, wanted_tokens

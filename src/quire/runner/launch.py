@@ -11,7 +11,7 @@ from quire.protocol.step import DRAFT_OF_MODEL, IntArray, RowFailure, StepPlan
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import DeviceQueue
 from quire.runner.device.state import DeviceState
-from quire.runner.draft_tokens import StepDrafter
+from quire.runner.drafting.tokens import StepDrafter
 from quire.runner.draws import Draws
 from quire.runner.forward import Forward, ForwardPass
 from quire.runner.graphs.decode import Decoded, DecodeSteps

@@ -12,6 +12,7 @@ from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import HostQueue
+from quire.runner.drafting.states import KeptStates
 from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
 from quire.runner.graphs.decode import DecodeSteps
@@ -19,7 +20,6 @@ from quire.runner.graphs.ladder import LazyGraphs
 from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.graphs.recorder import NativeRecorder
 from quire.runner.graphs.sized import SizedGraph
-from quire.runner.hidden_states import KeptStates
 from quire.runner.inputs import InputGatherer
 from quire.runner.kernel_rows import KernelRows
 from quire.runner.launch import Runner

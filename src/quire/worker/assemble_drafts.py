@@ -19,16 +19,16 @@ from quire.models.medusa import MedusaHeads
 from quire.ops import OpSet
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
-from quire.runner.draft_blocks import DraftBlocks
-from quire.runner.draft_model import ModelDrafter
-from quire.runner.draft_tokens import DraftDraws, StepDrafter
-from quire.runner.eagle import EagleDrafter
+from quire.runner.drafting.blocks import DraftBlocks
+from quire.runner.drafting.eagle import EagleDrafter
+from quire.runner.drafting.medusa import MedusaDrafter
+from quire.runner.drafting.model import ModelDrafter
+from quire.runner.drafting.states import KeptStates, LastStates, StatePages
+from quire.runner.drafting.tokens import DraftDraws, StepDrafter
 from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.graphs.sized import SizedGraph
-from quire.runner.hidden_states import KeptStates, LastStates, StatePages
 from quire.runner.inputs import InputGatherer, ModelInputs
 from quire.runner.kernel_rows import KernelRows
-from quire.runner.medusa import MedusaDrafter
 from quire.runner.rows import ScheduledRows, Slots
 from quire.sampling import SamplingState
 from quire.worker.assembly import PoolSize

@@ -10,11 +10,11 @@ import torch
 
 from quire.models import CausalLM
 from quire.protocol.step import IntArray
+from quire.runner.drafting.states import KeptStates
 from quire.runner.draws import GraphDraws
 from quire.runner.graphs.failures import ReplayFailures
 from quire.runner.graphs.ladder import LazyGraphs
 from quire.runner.graphs.recorder import Graph, GraphRecorder
-from quire.runner.hidden_states import KeptStates
 from quire.runner.inputs import InputGatherer
 from quire.runner.rows import ScheduledRows, Slots
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from quire.models.medusa import MedusaHeads
 from quire.protocol.step import StepPlan
-from quire.runner.draft_tokens import DraftDraws, rows_to_draft, warn_of_failure
-from quire.runner.hidden_states import LastStates
+from quire.runner.drafting.states import LastStates
+from quire.runner.drafting.tokens import DraftDraws, rows_to_draft, warn_of_failure
 from quire.runner.rows import RowTable, Slots
 
 __all__ = ["MedusaDrafter"]

@@ -9,10 +9,10 @@ import torch
 
 from quire.models.eagle import EagleHead
 from quire.protocol.step import StepPlan
-from quire.runner.draft_blocks import DraftBlocks
-from quire.runner.draft_model import Build, LayerDrafter
-from quire.runner.draft_tokens import DraftDraws
-from quire.runner.hidden_states import StatePages
+from quire.runner.drafting.blocks import DraftBlocks
+from quire.runner.drafting.model import Build, LayerDrafter
+from quire.runner.drafting.states import StatePages
+from quire.runner.drafting.tokens import DraftDraws
 from quire.runner.rows import RowTable, Slots
 
 __all__ = ["EagleDrafter"]

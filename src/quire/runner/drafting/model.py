@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from quire.protocol.step import IntArray, StepPlan
-from quire.runner.draft_blocks import DraftBlocks
-from quire.runner.draft_tokens import DraftDraws, rows_to_draft, warn_of_failure
+from quire.runner.drafting.blocks import DraftBlocks
+from quire.runner.drafting.tokens import DraftDraws, rows_to_draft, warn_of_failure
 from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.inputs import ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows, Slots
