@@ -93,13 +93,14 @@ def main() -> None:
     )
     parser.add_argument("--head", type=Path, default=HEAD, help="folder of the layer")
     parser.add_argument("--drafts", type=int, default=4, help="of a row and step")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     DraftPolicy.counts = verify_everything  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     texts = {"library": library_prompts(tokenizer), "dialogues": dialogue_prompts(tokenizer)}
     found = {
-        name: [count_accepted(options, prompts, temperature) for temperature in (0.0, 0.7)]
+        name: [count_accepted(options, prompts, each) for each in options.temperatures]
         for name, prompts in texts.items()
     }
     text = json.dumps({"drafts": options.drafts, **found}, indent=1) + "\n"
