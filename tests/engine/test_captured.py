@@ -121,6 +121,34 @@ def test_captured_is_eager(
         assert captured.engine.client.stats().preempted_total > 0
 
 
+_SCORES, _ROWS = "attention with sinks, caps or slopes", "the norm over all heads of q and k"
+NOT_CAPTURED = {
+    "gemma2": _SCORES,
+    "mpt": _SCORES,
+    "mpt-6-heads": _SCORES,
+    "gpt-oss": _SCORES,
+    "gpt-oss-default-rope": _SCORES,
+    "olmo2": _ROWS,
+    "olmo2-bias": _ROWS,
+    "olmo3": _ROWS,
+    "olmo3-yarn": _ROWS,
+    "olmoe": _ROWS,
+    "olmoe-normed": _ROWS,
+}
+"""What these families compute in torch on CPUs."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_family_is_captured(case: Case, tmp_path: Path, engines: list[LLM]) -> None:
+    """Fault: factors on embeddings and caps of logits were computed in torch, so Gemma, Granite
+    and Cohere took twice the time. Turns red when a family computes in torch again."""
+    write_checkpoint(case, tmp_path)
+    engines.append(LLM(str(tmp_path), **SETTINGS))
+    plain = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    engines[0].generate([{"prompt_token_ids": [5, 6, 7]}] * 2, plain, use_tqdm=False)
+    assert bool(recorded(engines[0])) == (case.name not in NOT_CAPTURED)
+
+
 class TorchAtTheEnd:
     """A model that adds 1 to its logits in torch."""
 

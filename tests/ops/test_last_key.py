@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_paged_attention import arguments, scales
+from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Case, Provider, Team
 from quire.ops.attention.paged_batch import (
@@ -69,7 +70,7 @@ def batches(draw: st.DrawFn) -> tuple[PagedBatch, torch.Tensor, torch.Generator]
 WINDOWS = st.none() | st.integers(1, 700)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(16, deadline=None)
 @given(made=batches(), window=WINDOWS, threads=st.sampled_from([1, 2]), biased=st.booleans())
 def test_any_spans_equal_the_reference(
     made: tuple[PagedBatch, torch.Tensor, torch.Generator],
@@ -93,7 +94,7 @@ def test_any_spans_equal_the_reference(
             assert difference is None, f"{provider.name}: {difference}"
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, deadline=None)
 @given(
     made=batches(),
     window=WINDOWS,

@@ -71,7 +71,7 @@ def test_blocks_of_nearly_as_many_rows_as_may_wait(rows: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("op", [LINEAR, INT8, INT4], ids=lambda op: op.name)
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("outputs", [2048 + 64, 2048 + 6])
 def test_outputs_of_large_layers(op: Op, gate: str | None, outputs: int) -> None:
     """Weights so large that outputs go past the caches, where rows are whole lines, and others.

@@ -53,7 +53,7 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@examples(25)
+@examples(12)
 @given(
     shape=shapes(),
     window=st.none() | st.integers(1, 700),

@@ -223,6 +223,9 @@ def test_constrained_rows_are_replayed_and_drawn_where_their_logits_are(engines,
     monkeypatch.setattr(runner._decode, "_replay", count("replays", replay))
     monkeypatch.setattr(runner._forward, "compute", count("uncaptured", compute))
     monkeypatch.setattr(draw, "_draw_tokens", drawn)
+    graph_draws = runner._decode._draws
+    under_masks = count("draws", graph_draws.under_masks)
+    monkeypatch.setattr(graph_draws, "under_masks", under_masks)
     expected = generate(engines[0], [asked(i) for i in range(4)])
     assert counts["edits"] == 0
     assert counts["replays"] > 8

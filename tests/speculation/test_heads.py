@@ -242,6 +242,7 @@ def test_guesses_equal_the_published_computation(
 def skips_every_third_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify all that is offered in two steps of three, and nothing in the third, however often it
     was wrong."""
+    eager_policy(monkeypatch)
     monkeypatch.setattr("quire.speculation.policy.Acceptance.rests", False)
     steps = iter(range(10**6))
 

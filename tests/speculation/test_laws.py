@@ -77,6 +77,10 @@ def eager_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         "quire.speculation.policy.DraftPolicy.counts",
         lambda _, num_tokens, chances, offered, most: within(offered, most),
     )
+    monkeypatch.setattr(
+        "quire.speculation.policy.DraftPolicy.may_take",
+        lambda _, num_tokens, chances, most: bool(chances) and most > 0,
+    )
 
 
 def within(offered: list[int], most: int) -> list[int]:

@@ -54,6 +54,9 @@ class Engine:
         chances = [row.chance for row in self.rows]
         offers = [0 if row.rests else offered for row in self.rows]
         counts = self.policy.counts(num_rows, chances, offers, 64) if any(offers) else None
+        awake = [row.chance for row in self.rows if not row.rests]
+        if counts is not None and any(counts):
+            assert self.policy.may_take(num_rows, awake, 64), "what is not asked for is not missed"
         is_known, counts = counts is not None, counts or [0] * num_rows
         if is_known:
             self.policy.took(counts)

@@ -16,6 +16,7 @@ from quire.config.resolve import Decision
 from quire.config.settings import EngineSettings
 from quire.engine.kernel_choice import choose_kernels
 from quire.ops import ALL_OPS, Op, build_op_set, check_provider, force_gpu_kernels, force_isa
+from quire.ops.check import Outcomes, reference_outcomes
 from quire.ops.compile import ISAS
 from quire.ops.native.binding import native_unavailable
 from quire.platform import Platform, detect_platform
@@ -158,13 +159,15 @@ def _diagnose_device(
 def _diagnose_op(op: Op, chosen: str, platform: Platform, seed: int) -> OpDiagnosis:
     device = torch.device(platform.device)
     found: list[ProviderDiagnosis] = []
+    expected: Outcomes | None = None
     for provider in op.providers:
         reason = provider.unavailable(platform)
         if reason is not None:
             found.append(ProviderDiagnosis(provider.name, reason, 0, ()))
             continue
         try:
-            report = check_provider(op, provider, seed=seed, device=device)
+            expected = reference_outcomes(op, seed=seed) if expected is None else expected
+            report = check_provider(op, provider, seed=seed, device=device, expected=expected)
         except Exception as error:  # noqa: BLE001  a diagnosis goes on to the next kernel
             failure = f"{op.name} by {provider.name} raised {type(error).__name__}: {error}"
             found.append(ProviderDiagnosis(provider.name, None, 0, (failure,)))

@@ -313,10 +313,10 @@ class LayerFactory:
 
     def scale(self, factor: float, *, is_rounded: bool = True) -> Scale:
         """is_rounded: the factor is one of the model's dtype."""
-        return Scale(factor, self._dtype if is_rounded else None)
+        return Scale(self._ops, factor, self._dtype if is_rounded else None)
 
     def soft_cap(self, cap: float) -> SoftCap:
-        return SoftCap(cap)
+        return SoftCap(self._ops, cap)
 
     def sinks(self, num_heads: int) -> Sinks:
         """One score for each query head of the model."""

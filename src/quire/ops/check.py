@@ -10,7 +10,10 @@ import torch
 
 from quire.ops.operation import Case, Op, Provider, Tolerance
 
-__all__ = ["CheckReport", "check_provider", "compare"]
+__all__ = ["CheckReport", "Outcomes", "check_provider", "compare", "reference_outcomes"]
+
+Outcomes = list[list[torch.Tensor]]
+"""Per case the results of a call, then the contents of its tensor arguments afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,37 +30,54 @@ class CheckReport:
         return self.num_cases > 0 and not self.failures
 
 
+def reference_outcomes(op: Op, *, seed: int = 0) -> Outcomes:
+    """Compute the reference of every case of `op`, for checks of several providers."""
+    cases = op.make_inputs(torch.Generator().manual_seed(seed))
+    return [_outcome(op, op.reference, case, torch.device("cpu")) for case in cases]
+
+
 def check_provider(
-    op: Op, provider: Provider, *, seed: int = 0, device: torch.device | None = None
+    op: Op,
+    provider: Provider,
+    *,
+    seed: int = 0,
+    device: torch.device | None = None,
+    expected: Outcomes | None = None,
 ) -> CheckReport:
     """Run every case of `op` that the provider takes on both and compare. The provider must be
     available here.
 
-    device: where the provider computes; the reference computes on the CPU.
+    device: where the provider computes; the reference computes on the CPU. expected:
+    `reference_outcomes` of this seed, if they are known.
     """
     call = provider.load()
     if provider.tolerance is not None:
         op = replace(op, tolerance=provider.tolerance)
     failures: list[str] = []
-    cases = [
-        case
-        for case in op.make_inputs(torch.Generator().manual_seed(seed))
-        if provider.lacks.isdisjoint(case.kwargs)
-    ]
-    for case in cases:
-        difference = compare(op, call, case, device)
+    num_cases = 0
+    for index, case in enumerate(op.make_inputs(torch.Generator().manual_seed(seed))):
+        if not provider.lacks.isdisjoint(case.kwargs):
+            continue
+        num_cases += 1
+        difference = compare(op, call, case, device, None if expected is None else expected[index])
         if difference is not None:
             failures.append(f"{op.name} by {provider.name}, {case.label}: {difference}")
-    return CheckReport(op.name, provider.name, len(cases), tuple(failures))
+    return CheckReport(op.name, provider.name, num_cases, tuple(failures))
 
 
 def compare(
-    op: Op, call: Callable[..., Any], case: Case, device: torch.device | None = None
+    op: Op,
+    call: Callable[..., Any],
+    case: Case,
+    device: torch.device | None = None,
+    expected: list[torch.Tensor] | None = None,
 ) -> str | None:
-    """The largest difference of one case from the reference, or None when within tolerance."""
+    """Return the largest difference of one case from the reference, None when within tolerance.
+    expected: the outcome of the reference, if it is known."""
     dtype = next((arg.dtype for arg in case.args if _is_float_tensor(arg)), torch.float32)
     cpu = torch.device("cpu")
-    expected = _outcome(op, op.reference, case, cpu)
+    if expected is None:
+        expected = _outcome(op, op.reference, case, cpu)
     got = [value.cpu() for value in _outcome(op, call, case, device or cpu)]
     if len(got) != len(expected):
         return f"{len(got)} results, expected {len(expected)}"

@@ -38,6 +38,7 @@ from quire.ops.operation import Op
 from quire.ops.pointwise.activation import MUL_OP as ACTIVATION_AND_MUL
 from quire.ops.pointwise.activation import OP as ACTIVATION
 from quire.ops.pointwise.add import OP as ADD
+from quire.ops.pointwise.rescale import OP as RESCALE
 from quire.ops.pointwise.take_columns import OP as TAKE_COLUMNS
 from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
 from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
@@ -74,6 +75,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LAYER_NORM,
             ADD_LAYER_NORM,
             ADD,
+            RESCALE,
             TAKE_COLUMNS,
             ROPE_AND_WRITE_KV,
             ACTIVATION,
@@ -114,6 +116,7 @@ class OpSet:
     layer_norm: Callable[..., torch.Tensor]
     add_layer_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     add: Callable[..., torch.Tensor]
+    rescale: Callable[..., torch.Tensor]
     take_columns: Callable[..., torch.Tensor]
     rope_and_write_kv: Callable[..., None]
     activation: Callable[..., torch.Tensor]

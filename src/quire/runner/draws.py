@@ -32,6 +32,7 @@ from quire.sampling import (
     DeviceLogprobs,
     DeviceSampler,
     Draw,
+    RowsOfMasks,
     SampleOutput,
     Sampler,
     SamplingState,
@@ -100,6 +101,8 @@ class GraphDraws:
         self._slots = np.zeros(0, np.int64)
         self._version = -1
         self._is_plain = False
+        self.may_draw_masked = False
+        """True if the rows of `prepare` ask no more than a draw and, some of them, a mask."""
         self._positions = np.zeros(max_rows, np.int64)
         self._gathered = [
             np.zeros(max_rows, column.dtype) for column in sampling.draw_parameters(self._slots)
@@ -118,6 +121,8 @@ class GraphDraws:
             for kept, column in zip(self._gathered, columns, strict=True):
                 kept[: len(slots)] = column
             self._is_plain = sampling.is_plain(slots)
+            only_draw = sampling.is_plain(slots, may_be_masked=True)
+            self.may_draw_masked = only_draw and not self._is_plain
             self._slots, self._version = slots, sampling.version
         return self._is_plain
 
@@ -128,16 +133,38 @@ class GraphDraws:
         have none and fail. index: int64 [N], which logits each draws from, None for its own."""
         count = len(slots)
         if self._sampler is None:
-            parameters = [torch.from_numpy(column[:count]) for column in self._gathered]
-            positions = torch.from_numpy(self._positions[:count])
             index = self._index[:count] if index is None else index
-            token_ids = self._draw(logits, index, *parameters, positions)
-            self.append(slots, token_ids, positions)
+            token_ids = self._draw(logits, index, *self._columns(count))
+            self.append(slots, token_ids, torch.from_numpy(self._positions[:count]))
             return token_ids
         positions = self._rows.num_tokens[slots]
         token_ids = self._sampler.sample(logits, slots, positions, index).token_ids
         self.append(slots, token_ids)
         return token_ids
+
+    def under_masks(
+        self, logits: torch.Tensor, slots: torch.Tensor, masks: RowsOfMasks
+    ) -> torch.Tensor | None:
+        """Draw as a call does, each row i of `slots` from row i of logits, under its mask. None,
+        and no row has changed, if one of them has no token."""
+        words = torch.from_numpy(np.ascontiguousarray(masks[0]).view(np.int32))
+        count = len(slots)
+        token_ids = self._draw(
+            logits,
+            self._index[:count],
+            *self._columns(count),
+            masks=words,
+            mask_rows=torch.from_numpy(masks[1]),
+        )
+        if (token_ids < 0).any():
+            return None
+        self.append(slots, token_ids, torch.from_numpy(self._positions[:count]))
+        return token_ids
+
+    def _columns(self, count: int) -> list[torch.Tensor]:
+        """The parameters and positions of the first rows of `prepare`, as the operation's."""
+        columns = (*self._gathered, self._positions)
+        return [torch.from_numpy(column[:count]) for column in columns]
 
     def append(
         self, slots: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor | None = None

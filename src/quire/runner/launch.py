@@ -109,8 +109,14 @@ class Runner:
             if replays and len(rows.slots) and not self._rows.reads_media(rows):
                 positions = self._rows.num_tokens[rows.slots]
                 decoded = self._decode.compute(rows, positions, draws=not plan.forks)
+            masks = None
+            if decoded is not None and decoded.logits is not None and not plan.forks:
+                masks, token_ids = self._draw_masked(plan.step_id, rows.slots, decoded.logits)
+                if token_ids is not None:
+                    self._decode.keep_states(rows.slots)
+                    return DrawnStep(plan.step_id, rows.slots, token_ids.tolist(), host.failed)
             if decoded is None or decoded.token_ids is None:
-                self._compute(plan, rows, decoded, step, host)
+                self._compute(plan, rows, decoded, step, host, masks)
             elif self._state is None:
                 self._decode.keep_states(rows.slots)
                 token_ids = decoded.token_ids.numpy()
@@ -123,6 +129,18 @@ class Runner:
         if self._state is None:
             self._settle(wait=True)
         return step
+
+    def _draw_masked(
+        self, step_id: int, slots: Slots, logits: torch.Tensor
+    ) -> tuple[RowMasks | None, IntArray | None]:
+        """The masks of a decode step, None if it awaits none that can be applied at once; and the
+        tokens of all its rows, if each of them has drawn one."""
+        if self._state is not None or not self._decode.may_draw_masked:
+            return None, None
+        masks = self.late_inputs.take(step_id)
+        if masks.failures(self._draws.waiting_for_masks(slots).tolist()):
+            return masks, None
+        return masks, self._decode.draw_masked(logits, (masks.words, masks.index(slots, 0)))
 
     def _settle(self, *, wait: bool) -> None:
         """Learn from steps whose results are there; wait: from all. A step that ended as a whole
@@ -188,8 +206,10 @@ class Runner:
         decoded: Decoded | None,
         step: RunningStep,
         host: HostPart,
+        masks: RowMasks | None = None,
     ) -> None:
-        """decoded: the logits of all rows, if a graph has computed them."""
+        """decoded: the logits of all rows, if a graph has computed them. masks: of the step, if
+        they were awaited already."""
         if decoded is not None and decoded.logits is not None:
             slots = rows.slots.tolist()
             forward = Forward(slots, list(range(len(slots))), [decoded.logits])
@@ -203,7 +223,7 @@ class Runner:
             self._decode.keep_states(rows.slots)
         sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
         forward.failed += self._fork(plan, sampled)
-        masks = self._await_masks(plan.step_id, forward, sampled)
+        masks = self._await_masks(plan.step_id, forward, sampled, masks)
         drawn = self._sample(forward, sampled, masks, step, host)
         if self._state is not None:
             self._state.note_computed(np.setdiff1d(rows.slots, drawn))
@@ -230,14 +250,14 @@ class Runner:
         return failed
 
     def _await_masks(
-        self, step_id: int, forward: Forward, sampled: dict[int, int]
+        self, step_id: int, forward: Forward, sampled: dict[int, int], masks: RowMasks | None
     ) -> RowMasks | None:
         """Masks of the rows that sample, None if none of them waits for any. Rows that wait and
         have none fail, and sample no more. sampled: see `_sample`."""
         waiting = self._draws.waiting_for_masks(np.fromiter(sampled, np.int64, len(sampled)))
         if not len(waiting):
             return None
-        masks = self.late_inputs.take(step_id)
+        masks = masks or self.late_inputs.take(step_id)
         failed = masks.failures(waiting.tolist())
         for failure in failed:
             del sampled[failure.slot]

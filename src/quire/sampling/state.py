@@ -112,12 +112,12 @@ class SamplingState:
             column[slot] = empty
         self.edits.pop(slot, None)
 
-    def is_plain(self, slots: npt.NDArray[np.integer[Any]]) -> bool:
-        """Return whether these rows only draw: no edits of logits, no masks, no log-probabilities,
-        no candidates."""
-        plain = ~(self.edited[slots] | self.masked[slots])
-        plain &= self.num_logprobs[slots] == NO_LOGPROBS
-        return bool((plain & (self.num_candidates[slots] == 0)).all())
+    def is_plain(self, slots: npt.NDArray[np.integer[Any]], *, may_be_masked: bool = False) -> bool:
+        """Return whether these rows only draw: no edits of logits, no log-probabilities, no
+        candidates, and no masks unless these may be."""
+        plain = ~self.edited[slots] & (self.num_logprobs[slots] == NO_LOGPROBS)
+        plain &= self.num_candidates[slots] == 0
+        return bool(plain.all()) and (may_be_masked or not self.masked[slots].any())
 
     def draw_parameters(
         self, slots: npt.NDArray[np.integer[Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -93,11 +94,12 @@ class MethodProposer:
 @dataclass(frozen=True, slots=True)
 class Offers:
     """found: guesses by slot. counts: how many of each should be verified; None while nobody
-    knows. room: drafts that the step may have."""
+    knows. room: drafts that the step may have. not_asked: slots of which no guess could pay."""
 
     found: dict[int, IntArray]
     counts: list[int] | None
     room: int
+    not_asked: list[int] = field(default_factory=list[int])
 
     @property
     def are_too_many(self) -> bool:
@@ -254,14 +256,16 @@ class Drafts:
         if offers.counts is not None:
             policy.took(offers.counts)
         awaited, self._awaited = set(self._awaited), []
-        taken = offers.taken
+        taken, not_asked = offers.taken, set(offers.not_asked)
         for slot in known:
             sequence = self._table.at(slot)
             if not sequence.group.is_guessed:
                 continue
             record = sequence.acceptance = sequence.acceptance or Acceptance()
             record.stepped()
-            if slot in offers.found:
+            if slot in not_asked:
+                record.skipped()
+            elif slot in offers.found:
                 is_left_out = offers.counts is not None and slot not in taken
                 if is_left_out and not offers.are_too_many:
                     record.skipped()
@@ -369,18 +373,23 @@ class Drafts:
         """Return guesses, and how many of them the policy takes. Changes nothing that it looks
         at."""
         assert self._guesser is not None
+        room, num_tokens = self._room(slots, tokens), int(tokens.sum())
+        asked = slots[may_guess].tolist()
+        if not policy.may_take(num_tokens, self._chances(asked), room):
+            not_asked = asked if policy.knows(num_tokens) else []
+            return Offers({}, [] if not_asked else None, room, not_asked)
         found = self._guesses(self._guesser, slots, tokens, may_guess)
-        room = self._room(slots, tokens)
         if not found:
             return Offers({}, None, room)
-        records = [self._table.at(slot).acceptance or Acceptance() for slot in found]
         counts = policy.counts(
-            int(tokens.sum()),
-            [record.chance for record in records],
-            [len(guess) for guess in found.values()],
-            room,
+            num_tokens, self._chances(found), [len(guess) for guess in found.values()], room
         )
         return Offers(found, counts, room)
+
+    def _chances(self, slots: Iterable[int]) -> list[float]:
+        """Return how likely a draft of each of these rows is right."""
+        records = [self._table.at(slot).acceptance or Acceptance() for slot in slots]
+        return [record.chance for record in records]
 
     def _room(self, slots: Slots, tokens: Slots) -> int:
         """Drafts that a step may have in all."""

@@ -31,6 +31,9 @@ EXPLORES, LIKELY, PART = 16, 0.5, 4
 """After so many offers of which none was taken, although some are as likely to be right as not, a
 few are verified, one for so many tokens: times of such steps may be better than was assumed."""
 
+PLACES = 16
+"""Drafts of a row whose worth is looked at before any are made; later ones are worth less."""
+
 CREDIT, ALLOWANCE, MOST_CREDIT = 1.0, 0.008, 4.0
 """Time that drafts may lose, in steps without drafts: at first, more with each of these, and what
 is kept at most of what drafts have gained. So wrong drafts never lose more than about a hundredth
@@ -101,7 +104,7 @@ class DraftPolicy:
         num_tokens: that the step computes anyway. chances: of each sequence's drafts [R]. offered:
             how many it has [R]. most: in all.
         """
-        if not self._times.knows(num_tokens):
+        if not self.knows(num_tokens):
             return None
         counts = [0] * len(chances)
         if self._credit <= 0.0:
@@ -112,12 +115,31 @@ class DraftPolicy:
             for place in range(min(count, most))
         )[: max(most, 0)]
         num_best = self._best(num_tokens, [-worth for worth, _, _ in order])
-        is_due = not num_best and self._num_plain + 1 >= EXPLORES
-        if is_due and order and order[0][0] <= -LIKELY:
+        if not num_best and self._is_due and order and order[0][0] <= -LIKELY:
             num_best = max(1, num_tokens // PART)
         for _, _, row in order[:num_best]:
             counts[row] += 1
         return counts
+
+    def knows(self, num_tokens: int) -> bool:
+        """Return whether the gain of drafts in a step of so many tokens could be told."""
+        return self._times.knows(num_tokens)
+
+    def may_take(self, num_tokens: int, chances: Sequence[float], most: int) -> bool:
+        """Return whether `counts` could take any, however many drafts there are: making them takes
+        time. Asking changes nothing; arguments as of `counts`."""
+        if not chances or most <= 0 or self._credit <= 0.0 or not self.knows(num_tokens):
+            return False
+        if self._is_due and max(chances) >= LIKELY:
+            return True
+        places = min(most, PLACES)
+        worths = sorted((c ** (i + 1) for c in chances for i in range(places)), reverse=True)
+        return self._best(num_tokens, worths[:most]) > 0
+
+    @property
+    def _is_due(self) -> bool:
+        """True if a few likely drafts are verified although they do not seem to pay."""
+        return self._num_plain + 1 >= EXPLORES
 
     def took(self, counts: Sequence[int]) -> None:
         """Take note that `counts` [R] of what was offered for a step are verified."""

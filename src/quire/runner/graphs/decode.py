@@ -17,6 +17,7 @@ from quire.runner.graphs.ladder import LazyGraphs
 from quire.runner.graphs.recorder import Graph, GraphRecorder
 from quire.runner.inputs import InputGatherer
 from quire.runner.rows import ScheduledRows, Slots
+from quire.sampling import RowsOfMasks
 
 __all__ = ["DecodeGraph", "DecodeSteps", "Decoded"]
 
@@ -109,6 +110,17 @@ class DecodeSteps:
         if self._kept is not None:
             states = tuple(state[: len(slots)] for state in self._replayed)
             self._kept.keep_decoded(slots, states)
+
+    @property
+    def may_draw_masked(self) -> bool:
+        """True if `draw_masked` may follow the last `compute`, which has given logits."""
+        return self._draws.may_draw_masked
+
+    def draw_masked(self, logits: torch.Tensor, masks: RowsOfMasks) -> IntArray | None:
+        """Token ids [R] of the rows of the last `compute` from its logits, under the masks of those
+        that have one. None, and no row has changed, if one of them has no token."""
+        token_ids = self._draws.under_masks(logits, self._slots[: len(logits)], masks)
+        return None if token_ids is None else token_ids.numpy()
 
     def repeat(self) -> IntArray:
         """The step before once more, if a graph on the host has drawn: its rows go on by a token

@@ -35,6 +35,19 @@ QUIRE_INLINE vf2 on_each(F&& f, vf2 x) {
   return {f(x.a), f(x.b)};
 }
 
+// tanh x = (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x, which is 1 from 20 on. Near zero, where
+// that difference has few digits, by the series of x to x⁷: the next term is below 1e-8 of the sum.
+QUIRE_INLINE vf tanh_of(vf x) {
+  x = max(set1(-20.0f), min(set1(20.0f), x));
+  const vf size = absolute(x), square = mul(x, x);
+  vf series = fma(square, set1(-17.0f / 315.0f), set1(2.0f / 15.0f));
+  series = fma(series, square, set1(-1.0f / 3.0f));
+  series = fma(mul(series, square), x, x);
+  const vf e = exp_of_minus(add(size, size));
+  const vf ratio = div(sub(set1(1.0f), e), mul(size, add(set1(1.0f), e)));
+  return select(less(size, set1(0.15f)), series, mul(ratio, x));
+}
+
 // Elements of activation(gate) · up; y may be gate.
 template <class A, class E, class Size>
 QUIRE_INLINE void put_gated(A activation, const E* gate, const E* up, E* y, Size size) {
@@ -75,6 +88,27 @@ QUIRE_API int quire_add(const void* x, const void* y, void* out, int64_t count, 
   });
 }
 QUIRE_REPLAYABLE(quire_add)
+
+// x: rows of `width` > 0 elements with a stride, which become x · factor; with a cap > 0, cap ·
+// tanh(x · factor / cap).
+QUIRE_API int quire_rescale(void* x, int64_t stride, int64_t rows, int64_t width, float factor,
+                            float cap, int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  const bool capped = cap > 0.0f;
+  const vf by = set1(capped ? factor / cap : factor), most = set1(cap);
+  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    each_piece(rows, width, team, [&](int64_t row, int64_t first, int64_t last) {
+      E* const at = static_cast<E*>(x) + row * stride;
+      each_two(first, last, [&](int64_t i, auto size) {
+        const auto scaled = on_each([&](vf value) { return mul(value, by); }, get(at + i, size));
+        const auto bend = [&](vf value) { return capped ? mul(tanh_of(value), most) : value; };
+        put(at + i, on_each(bend, scaled), size);
+      });
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_rescale)
 
 // x, out: `count` > 0 elements, contiguous. kind: of activations.h.
 QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t kind,
