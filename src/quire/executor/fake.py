@@ -229,11 +229,12 @@ class FakeExecutor:
         """The step is computed now, up to what it awaits."""
         del wait
         self.run_queued()
-        is_next = bool(self._queue) and not isinstance(self._queue[0], _Drop | _Put)
-        if not is_next or self._queue[0][0].step_id != step_id or self._computed is None:
+        work, rows = self._queue[0] if self._queue else None, self._rows
+        if work is None or isinstance(work, _Drop | _Put) or self._computed is None:
             return {}
-        rows, plan = self._rows, self._queue[0][0]
-        found: dict[int, IntArray] = {}
+        plan, found = work[0], dict[int, IntArray]()
+        if plan.step_id != step_id:
+            return {}
         for slot in set(plan.draft_slot[plan.draft_token == DRAFT_OF_MODEL].tolist()):
             end = int(rows.num_tokens[slot])
             found[slot] = rows.token_ids[slot, end : end + int(rows.num_drafts[slot])].copy()

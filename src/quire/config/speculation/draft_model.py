@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from quire.config.checkpoint import Checkpoint, read_checkpoint
 from quire.config.families import read_model_spec
@@ -19,7 +19,7 @@ from quire.config.memory.plan import (
 )
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
-from quire.config.speculation.heads import HEAD_FILES, DraftHeads, HeadMethod, find_heads
+from quire.config.speculation.heads import HEAD_FILES, DraftHeads, find_heads
 from quire.config.speculation.settings import HEADS, parse_speculation
 from quire.errors import ConfigError
 
@@ -74,7 +74,7 @@ def find_draft(settings: EngineSettings, target: ModelSpec, target_folder: Path)
     folder = resolve_model_folder(speculation.model, None, settings.download_dir, more)
     if speculation.method in HEADS:
         _check_reading(settings, target)
-        method, count = cast("HeadMethod", speculation.method), speculation.num_speculative_tokens
+        method, count = speculation.method, speculation.num_speculative_tokens
         return find_heads(method, folder, count, target, settings)
     spec = read_model_spec(folder, dtype_is_chosen=True)
     _check_reading(settings, target)

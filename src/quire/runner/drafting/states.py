@@ -46,7 +46,7 @@ class LastStates:
     def __init__(self, rows: RowTable, width: int, most_drafts: int, dtype: torch.dtype) -> None:
         """most_drafts: of a row in a step; of more, the last ones are kept."""
         self.of_all_tokens = False
-        self.taps = None
+        self.taps: StateTaps | None = None
         self._rows = rows
         self._room = 1 + most_drafts
         num_slots = len(rows.num_tokens)
