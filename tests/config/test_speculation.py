@@ -29,6 +29,7 @@ def parse(given: object) -> SpeculationSettings | None:
         ({"method": "auto"}, (8, 2, 5)),
         ({"model": "some/draft"}, (4, 5, 5)),
         ({"method": "draft_model", "model": "some/draft"}, (4, 5, 5)),
+        ({"method": "eagle3", "model": "some/head", "num_speculative_tokens": 2}, (2, 5, 5)),
     ],
     ids=str,
 )
@@ -48,7 +49,8 @@ def test_what_is_taken(given: object, expected: tuple[int, int, int] | None) -> 
     [
         ({"method": "ngam"}, "method='ngam'"),
         ({"num_speculative_tokens": 3}, "method=None"),
-        ({"method": "eagle3", "model": "x"}, "not offered yet"),
+        ({"method": "mtp", "model": "x"}, "not offered yet"),
+        ({"method": "medusa"}, "model=None. Name the weights of medusa"),
         ({"method": "draft_model"}, "model=None. Name the draft model"),
         ({"method": "draft_model", "model": 3}, "model=3. Name the draft model"),
         ({"method": "ngram", "model": "x"}, "does not read"),

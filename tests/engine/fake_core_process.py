@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from quire.protocol.control import ControlOp, Report  # noqa: E402
 from quire.protocol.media import MediaInfo  # noqa: E402
 from quire.protocol.messages import Launch  # noqa: E402
 from quire.protocol.status import EngineCapacity  # noqa: E402
-from quire.protocol.step import LateInput  # noqa: E402
+from quire.protocol.step import IntArray, LateInput  # noqa: E402
 from tests.engine.fake_engine import FakeEngine  # noqa: E402
 from tests.grammar.bundled_tokens import grammars  # noqa: E402
 
@@ -86,6 +86,9 @@ class FaultyExecutor:
 
     def late(self, late: LateInput) -> None:
         self._executor.late(late)
+
+    def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
+        return self._executor.made_drafts(step_id, wait=wait)
 
     def start(self) -> Report:
         return self._executor.start()

@@ -16,6 +16,7 @@ from quire.protocol.step import LateInput, StepResult
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
 from tests.scheduler.beam_reference import search
+from tests.speculation.test_laws import eager_policy
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 V = 1000
@@ -154,6 +155,35 @@ def test_drafts_on_is_off(depth, num_right, monkeypatch):
 
 
 @DEPTHS
+@pytest.mark.parametrize("num_right", [0, 1, 4])
+def test_drafts_that_a_model_makes_in_the_step_have_masks_too(depth, num_right, monkeypatch):
+    """The plan does not know them: turns red when masks are of other drafts than are verified."""
+    config = '{"method": "draft_model", "model": "fake", "num_speculative_tokens": 6}'
+    engine = make(depth=depth, max_num_seqs=4, speculative_config=config)
+    eager_policy(monkeypatch)
+    sent = Sent(engine, monkeypatch)
+    executor = engine.executor
+
+    def make_drafts(slot: int) -> None:
+        rows, stream = executor._rows, executor._streams[slot]
+        prompt, end = rows.prompt_ids(slot).tolist(), int(rows.num_tokens[slot])
+        truth = expected(engine, prompt, 40, stream.seed)[end - len(prompt) :]
+        drafts = [*truth[:num_right], 5, 5][: int(rows.num_drafts[slot])]
+        rows.token_ids[slot, end : end + len(drafts)] = drafts
+        rows.num_drafts[slot] = len(drafts)
+
+    monkeypatch.setattr(executor, "_make_drafts", make_drafts)
+    handles = [engine.add([i, 5, 9], max_tokens=20, seed=i, grammar=SPEC)[0] for i in range(3)]
+    engine.run()
+    for i, handle in enumerate(handles):
+        assert engine.tokens[handle] == expected(engine, [i, 5, 9], 20, i)
+    assert max(int(late.counts.max(initial=0)) for late in sent.inputs) == num_right + 3
+    accepted = engine.scheduler._drafts.totals.accepted
+    assert (accepted > 30) == (num_right == 4)
+    assert (accepted > 10) == (num_right > 0)
+
+
+@DEPTHS
 def test_beams_find_what_is_allowed(depth):
     engine = make(depth=depth)
     rules = BeamRules(3)
@@ -275,7 +305,7 @@ def test_a_core_that_forgets_its_promise_is_found(monkeypatch):
     """The fake executor does not draw without the masks that it awaits."""
     engine = make()
     engine.add([1, 2], grammar=SPEC)
-    monkeypatch.setattr(engine.core, "_give_late_input", lambda: None)
+    monkeypatch.setattr(engine.core, "_give_late_input", lambda *, wait: None)
     with pytest.raises(EngineError, match="awaits late input"):
         engine.run()
 

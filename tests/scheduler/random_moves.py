@@ -56,7 +56,7 @@ def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         max_drafts=max_drafts,
-        guesses=rng.choice(("any", "any", "wrong", "right", "beyond", "methods")),
+        guesses=rng.choice(("any", "any", "wrong", "right", "beyond", "methods", "model")),
         ticket_steps=rng.choice(((0,), (0,), (0, 2, 1), (4, 0, 1))),
         losses=rng.choice((0.0, 0.0, 0.1, 0.6)),
     )

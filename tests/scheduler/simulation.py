@@ -276,7 +276,10 @@ class Simulation:
         return DraftMethods(METHODS) if self._has_methods else None
 
     def _say(self, tokens: list[int]) -> list[int]:
-        """Return drafts of a model: any number of right tokens, then wrong ones."""
+        """Return drafts of a model: any number of right tokens, then wrong ones; now and then not
+        as many as it was asked for."""
+        if self._rng.random() < 0.3:
+            tokens = tokens[: int(self._rng.integers(len(tokens) + 1))]
         num_right = int(self._rng.integers(len(tokens) + 1))
         said = [*tokens[:num_right], *((t + 1) % VOCAB for t in tokens[num_right:])]
         return [0 if token == self.setup.poison else token for token in said]

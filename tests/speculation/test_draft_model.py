@@ -17,6 +17,7 @@ from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import DraftModel
 from quire.errors import ConfigError
 from quire.protocol import EngineRequest
+from quire.sampling_params import StructuredOutputsParams
 from tests.config.specs import make_gpu_platform, make_platform
 from tests.engine.test_laws import assert_same
 from tests.speculation.shallow import BUNDLED, write_shallow
@@ -172,6 +173,33 @@ def test_drafts_after_rejected_ones_are_as_good(
 
 
 @DEPTHS
+def test_rows_with_a_grammar_are_drafted_for(
+    depth: int, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows without one. A model that is its own draft model is right where its grammar does
+    not decide."""
+    params = [
+        SamplingParams(temperature=0, max_tokens=30, structured_outputs=of)
+        for of in (
+            None,
+            StructuredOutputsParams(regex="[a-z ]{4,40}"),
+            StructuredOutputsParams(regex="[^a-d]{4,40}"),
+        )
+    ]
+    plain = LLM(None, **SETTINGS)
+    prompts = list(PROMPTS[:3])
+    try:
+        wanted = plain.generate(prompts, params, use_tqdm=False)
+    finally:
+        plain.shutdown()
+    llm = engines.make(depth=depth, speculative_config=config(BUNDLED))
+    eager_policy(monkeypatch)
+    assert_same(llm.generate(prompts[1:], params[1:], use_tqdm=False), wanted[1:], exact=True)
+    assert totals(llm).accepted > 10
+    assert_same(llm.generate(prompts, params, use_tqdm=False), wanted, exact=True)
+
+
+@DEPTHS
 def test_requests_that_come_with_output_are_drafted_for(
     depth: int, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +239,7 @@ def test_a_draft_model_that_breaks_costs_no_request(
     def broken(*_: object) -> torch.Tensor:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("quire.runner.draft_model.ModelDrafter._forward", broken)
+    monkeypatch.setattr("quire.runner.drafting.model.ModelDrafter.forward", broken)
     assert_same(run_sampled(llm), sampled, exact=True)
     assert totals(llm).accepted == 0 < totals(llm).drafts
 
@@ -225,7 +253,7 @@ def test_a_draft_model_that_is_not_finite_costs_no_request(
     def nothing(_self: object, slots: np.ndarray, *_: object) -> torch.Tensor:
         return torch.full((len(slots), 4096), torch.nan)
 
-    monkeypatch.setattr("quire.runner.draft_model.ModelDrafter._forward", nothing)
+    monkeypatch.setattr("quire.runner.drafting.model.ModelDrafter.forward", nothing)
     assert_same(run_sampled(llm), sampled, exact=True)
     assert totals(llm).accepted == 0 < totals(llm).drafts
 

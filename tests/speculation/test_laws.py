@@ -75,7 +75,7 @@ def eager_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify all that is offered, whatever it costs here."""
     monkeypatch.setattr(
         "quire.speculation.policy.DraftPolicy.counts",
-        lambda _, num_tokens, chances, offered, most: _within(offered, most),
+        lambda _, num_tokens, chances, offered, most: within(offered, most),
     )
     monkeypatch.setattr(
         "quire.speculation.policy.DraftPolicy.may_take",
@@ -83,7 +83,7 @@ def eager_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _within(offered: list[int], most: int) -> list[int]:
+def within(offered: list[int], most: int) -> list[int]:
     counts: list[int] = []
     for count in offered:
         counts.append(max(min(count, most - sum(counts)), 0))

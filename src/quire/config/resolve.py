@@ -21,10 +21,8 @@ from quire.config.memory.budget import (
 from quire.config.memory.fixed_bytes import FixedOf, device_fixed, host_fixed
 from quire.config.memory.plan import (
     MemoryPlan,
-    activation_bytes,
     adapter_bytes,
     format_bytes,
-    logits_bytes,
     weight_bytes,
 )
 from quire.config.memory.pool_size import PoolSizing
@@ -34,7 +32,7 @@ from quire.config.packed import PackedLayout, describe_layouts
 from quire.config.quantization import choose_format
 from quire.config.resolved import ResolvedSettings
 from quire.config.settings import EngineSettings
-from quire.config.speculation.draft_model import DraftModel, draft_layout
+from quire.config.speculation.draft_model import Draft
 from quire.errors import ConfigError
 from quire.platform import Platform
 
@@ -68,7 +66,7 @@ class Resolved:
     memory: MemoryPlan
     decisions: tuple[Decision, ...]
     platform: Platform
-    draft: DraftModel | None = None
+    draft: Draft | None = None
 
 
 def resolve(
@@ -76,7 +74,7 @@ def resolve(
     spec: ModelSpec,
     checkpoint: Checkpoint | None,
     platform: Platform,
-    draft: DraftModel | None = None,
+    draft: Draft | None = None,
 ) -> Resolved:
     """Choose what is open and check that all of it fits together and into memory.
 
@@ -121,7 +119,7 @@ def resolve(
     host_blocks = _choose_host_blocks(of_rank, own_layout)
     recovery, recovery_reason = _choose_recovery(settings)
     if draft is not None:
-        draft = replace(draft, spec=replace(draft.spec, dtype=dtype))
+        draft = draft.with_dtype(dtype)
         _check_draft_model(device)
     weights = weight_bytes(spec, checkpoint, settings.quantization, device)
     budget, fixed = _memory_of_device(
@@ -145,7 +143,7 @@ def resolve(
         budget=budget,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
-        draft_page=0 if draft is None else draft_layout(draft.spec, layout).page_bytes,
+        draft_page=0 if draft is None else draft.page_bytes(layout),
     )
     context, context_reason = sizing.choose_context()
     num_blocks, blocks_reason = sizing.choose_blocks(context)
@@ -171,7 +169,7 @@ def resolve(
         *_describe_ranks(spec, ranks),
         *_describe_replicas(settings.data_parallel_size),
         *isa_decisions,
-        *_describe_draft(draft, settings),
+        *_describe_draft(draft, settings, layout),
     )
     resolved = ResolvedSettings.of(
         settings,
@@ -227,22 +225,24 @@ def _check_draft_model(device: str) -> None:
         )
 
 
-def _describe_draft(draft: DraftModel | None, settings: EngineSettings) -> tuple[Decision, ...]:
+def _describe_draft(
+    draft: Draft | None, settings: EngineSettings, layout: KVLayout
+) -> tuple[Decision, ...]:
     if draft is None:
         return ()
-    weights = weight_bytes(draft.spec, draft.checkpoint, settings.quantization)
-    reason = f"{format_bytes(weights)} of weights; each block holds its K/V too"
-    return (Decision("draft_model", draft.folder.name, reason),)
+    weights = format_bytes(draft.weight_bytes(settings.quantization))
+    has_pages = draft.page_bytes(layout) > 0
+    reason = f"{weights} of weights{'; each block holds its K/V too' if has_pages else ''}"
+    return (Decision("draft_model", draft.name, reason),)
 
 
 def _draft_bytes(
-    draft: DraftModel | None, settings: EngineSettings, step_tokens: int, num_seqs: int
+    draft: Draft | None, settings: EngineSettings, step_tokens: int, num_seqs: int
 ) -> int:
     """Return the bytes of a draft model's weights and of its steps."""
     if draft is None:
         return 0
-    weights = weight_bytes(draft.spec, draft.checkpoint, settings.quantization)
-    return weights + activation_bytes(draft.spec, step_tokens) + logits_bytes(draft.spec, num_seqs)
+    return draft.weight_bytes(settings.quantization) + draft.step_bytes(step_tokens, num_seqs)
 
 
 def _refuse_widened(settings: EngineSettings, layouts: Sequence[PackedLayout], device: str) -> None:

@@ -14,7 +14,7 @@ from quire.config.hub import local_folder, resolve_model_folder
 from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
-from quire.config.speculation.draft_model import find_draft_model
+from quire.config.speculation.draft_model import find_draft
 from quire.errors import ConfigError
 from quire.platform import Platform
 
@@ -97,6 +97,6 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
     for note in () if checkpoint is None else checkpoint.left_out:
         _log.warning("%s", note)
-    draft = find_draft_model(settings, found.spec, found.folder)
+    draft = find_draft(settings, found.spec, found.folder)
     resolved = resolve(settings, found.spec, checkpoint, platform, draft)
     return StartupPlan(found.folder, settings, resolved, checkpoint)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
-from quire.protocol.step import LateInput, StepPlan, StepResult
+from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 
 __all__ = ["Executor", "StepFuture"]
 
@@ -69,6 +69,12 @@ class Executor(Protocol):
     def late(self, late: LateInput) -> None:
         """Hand over what a step awaits that was given to `execute`, at any time before its result
         is there. A step waits for it without a limit; more than once is no harm."""
+        ...
+
+    def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
+        """Return the drafts that a step verifies where its plan left them to a model, by slot, of
+        rows that await masks. None if they are not made yet; wait: until they are. For the oldest
+        step whose result is not there."""
         ...
 
     def shutdown(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -126,7 +126,7 @@ class FakeExecutor:
         draft: Callable[[list[int]], list[int]] = lambda tokens: tokens,
     ) -> None:
         """ticket_steps: called with the ticket's number; breaks: with that of a step. draft: what a
-        draft model says where these tokens come next."""
+        draft model says where these tokens come next, or fewer."""
         self._model = model
         self._ticket_steps = ticket_steps
         self._lose = lose
@@ -225,6 +225,21 @@ class FakeExecutor:
     def late(self, late: LateInput) -> None:
         self._late[late.step_id] = late
 
+    def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
+        """The step is computed now, up to what it awaits."""
+        del wait
+        self.run_queued()
+        work, rows = self._queue[0] if self._queue else None, self._rows
+        if work is None or isinstance(work, _Drop | _Put) or self._computed is None:
+            return {}
+        plan, found = work[0], dict[int, IntArray]()
+        if plan.step_id != step_id:
+            return {}
+        for slot in set(plan.draft_slot[plan.draft_token == DRAFT_OF_MODEL].tolist()):
+            end = int(rows.num_tokens[slot])
+            found[slot] = rows.token_ids[slot, end : end + int(rows.num_drafts[slot])].copy()
+        return found
+
     def shutdown(self) -> None:
         self.run_queued()
         for work in self._queue:
@@ -295,6 +310,7 @@ class FakeExecutor:
         tokens = self._model.expected_tokens(prompt, count, stream.seed, sample)
         drafts = self._draft(tokens[start - len(prompt) :])
         rows.token_ids[slot, start : start + len(drafts)] = drafts
+        rows.num_drafts[slot] = len(drafts)
 
     def _end_step(self, plan: StepPlan, computed: _Computed) -> StepResult:
         hidden, failures, sources = computed.hidden, computed.failures, computed.sources

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from quire.lora.bank import HostAdapter
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
-from quire.protocol.step import LateInput, StepPlan
+from quire.protocol.step import IntArray, LateInput, StepPlan
 from quire.runner.pending import FinishedStep, PendingStep
 from quire.worker import Worker
 
@@ -123,6 +123,9 @@ class InProcessExecutor:
 
     def late(self, late: LateInput) -> None:
         self._require_worker().late(late)
+
+    def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
+        return self._require_worker().made_drafts(step_id, wait=wait)
 
     def _do_all(self, worker: Worker) -> None:
         """Work until nothing is left, so that a step that was planned meanwhile begins at once."""

@@ -5,11 +5,12 @@ from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
 from quire.layers.factory import LayerFactory
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear
-from quire.layers.mlp import MLP, GatedMLP
+from quire.layers.mlp import MLP, GatedMLP, ResidualBlock
 from quire.layers.moe import MixtureOfExperts
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale
+from quire.layers.taps import StateTaps
 from quire.layers.token_columns import TokenColumn, TokenColumns
 from quire.layers.wanted import WantedTokens
 from quire.layers.weights import LayerWeights, WeightedLayer
@@ -29,8 +30,10 @@ __all__ = [
     "MixtureOfExperts",
     "RMSNorm",
     "ResidualAdd",
+    "ResidualBlock",
     "RotaryEmbedding",
     "Scale",
+    "StateTaps",
     "TiedEmbedding",
     "TokenColumn",
     "TokenColumns",

@@ -28,12 +28,13 @@ from quire.layers.embedding import (
 )
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear
-from quire.layers.mlp import MLP, AdaptedGate, GatedMLP
+from quire.layers.mlp import MLP, AdaptedGate, GatedMLP, ResidualBlock
 from quire.layers.moe import AdaptedExperts, ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import QueryGrowth, Scale, SoftCap
 from quire.layers.sinks import Sinks
+from quire.layers.taps import StateTaps
 from quire.layers.token_columns import TokenColumns
 from quire.layers.wanted import WantedTokens
 from quire.ops import OpSet, PackedMatrix
@@ -48,7 +49,7 @@ class LayerFactory:
     are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits, without the biases
     that attention can add. shard: the rank whose layers are made. collectives: how it reaches the
     other ranks. columns: where layers find facts of a token's row. adapters: what rows may have
-    added to the outputs of projections; None for nothing.
+    added to the outputs of projections; None for nothing. taps: who reads states between layers.
 
     given: embeddings that requests bring; the table of tokens reads them there.
     """
@@ -67,6 +68,7 @@ class LayerFactory:
         collectives: Collectives = ALONE,
         columns: TokenColumns | None = None,
         adapters: AdaptedLayers | None = None,
+        taps: StateTaps | None = None,
     ) -> None:
         """Raises EngineError if the ranks of `shard` are not those of `collectives`, ConfigError
         for adapters of a model that ranks share."""
@@ -89,6 +91,7 @@ class LayerFactory:
         self._shard, self._collectives = shard, collectives
         self._columns = columns or TokenColumns(ops)
         self._adapters = adapters
+        self._taps = taps
         self.given = GivenEmbeddings()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
@@ -394,8 +397,12 @@ class LayerFactory:
             growth=self._growth(query_growth),
         )
 
-    def wanted_tokens(self, *, is_last: bool) -> WantedTokens:
-        return WantedTokens(self._ops, self._columns, is_last=is_last)
+    def wanted_tokens(self, *, is_last: bool, layer: int | None = None) -> WantedTokens:
+        """layer: number of the block, if what enters it may be asked for."""
+        return WantedTokens(self._ops, self._columns, is_last=is_last, layer=layer, taps=self._taps)
+
+    def residual_block(self, size: int, *, bias: bool) -> ResidualBlock:
+        return ResidualBlock(self._ops, self.replicated(size, size, bias=bias))
 
     def gated_mlp(
         self,

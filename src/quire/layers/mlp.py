@@ -9,7 +9,7 @@ from quire.layers.linear import MergedLinear
 from quire.layers.weights import LayerWeights
 from quire.ops import OpSet
 
-__all__ = ["MLP", "GatedMLP", "AdaptedGate"]
+__all__ = ["MLP", "GatedMLP", "AdaptedGate", "ResidualBlock"]
 
 
 class AdaptedGate:
@@ -61,3 +61,15 @@ class MLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._activation(self.up(x), self._kind))
+
+
+class ResidualBlock:
+    """x + silu(linear(x)); x [T, E] → [T, E] (Cai et al. 2024, arXiv:2401.10774, section 2.1.1)."""
+
+    def __init__(self, ops: OpSet, linear: Projection) -> None:
+        self._activation = ops.activation
+        self._add = ops.add
+        self.linear = linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._add(x, self._activation(self.linear(x), "silu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.attention import StepInputs
+from quire.layers.taps import StateTaps
 from quire.layers.token_columns import TokenColumns
 from quire.ops import OpSet
 
@@ -16,16 +17,29 @@ class WantedTokens:
     token is of use to itself alone, so there only those go on whose hidden states are asked for: of
     a prompt the last one."""
 
-    def __init__(self, ops: OpSet, columns: TokenColumns, *, is_last: bool) -> None:
-        """columns: that the model's layers read. is_last: whether the block is the model's last."""
+    def __init__(
+        self,
+        ops: OpSet,
+        columns: TokenColumns,
+        *,
+        is_last: bool,
+        layer: int | None = None,
+        taps: StateTaps | None = None,
+    ) -> None:
+        """columns: that the model's layers read. is_last: whether the block is the model's last.
+        taps: what is told of the stream before the block, whose number is `layer`."""
         self._take = ops.embedding
         self._columns = columns
         self._is_last = is_last
+        self._layer = layer
+        self._taps = taps
 
     def __call__(
         self, attended: torch.Tensor, residual: torch.Tensor, step: StepInputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """attended [T, A] and the residual stream [T, E]; of the last block [N, A] and [N, E]."""
+        if self._taps is not None and self._layer is not None:
+            self._taps.note(self._layer, residual)
         attended, residual = self.of(step, attended, residual)
         return attended, residual
 

@@ -15,6 +15,7 @@ from quire.distributed import ALONE, Collectives, together
 from quire.layers import TokenColumns
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
+from quire.runner.drafting.states import KeptStates
 from quire.runner.halves import in_halves
 from quire.runner.inputs import ModelInputs
 from quire.runner.media import MediaStore
@@ -97,10 +98,11 @@ class ForwardPass:
         media: MediaStore,
         columns: TokenColumns,
         collectives: Collectives = ALONE,
+        states: KeptStates | None = None,
     ) -> None:
         """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`. media: what rows
         name in theirs. columns: that the model's layers read. collectives: of the ranks that
-        compute the same rows."""
+        compute the same rows. states: keeps some of each forward."""
         self._model = model
         self._rows = rows
         self._build = build
@@ -109,6 +111,7 @@ class ForwardPass:
         self._media = media
         self._collectives = collectives
         self._columns = columns
+        self._states = states
 
     def compute(self, rows: ScheduledRows) -> Forward:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
@@ -136,16 +139,20 @@ class ForwardPass:
         places, counts, pools = wanted_tokens(self._rows, rows)
         is_one_each = not pools and not rows.num_drafts.any()
         wanted = inputs.last_token if is_one_each else self._upload(places)
+        states = self._states
+        gives_all = bool(asking) or (states is not None and states.of_all_tokens)
         step = replace(
             inputs.step,
-            wanted_tokens=None if asking else wanted,
+            wanted_tokens=None if gives_all else wanted,
             given=self._media.gather(self._rows, rows),
         )
         hidden = self._model.forward(inputs.token_ids, inputs.positions, step)
-        last = hidden[wanted] if asking else hidden
+        last = hidden[wanted] if gives_all else hidden
+        if states is not None:
+            states.keep(rows, inputs, hidden if states.of_all_tokens else last, counts)
         sampled = counts[rows.samples]
         result = Forward(rows.slots[rows.samples].tolist(), (np.cumsum(sampled) - sampled).tolist())
-        of_last = wanted if asking else None
+        of_last = wanted if gives_all else None
         if rows.samples.all():
             result.logits.append(self._logits(last, of_last))
         else:

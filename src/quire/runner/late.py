@@ -1,4 +1,5 @@
-"""Late input: the masks of a step's rows, which come while its forward runs."""
+"""Late input: the masks of a step's rows, which come while its forward runs; and the drafts that
+those who make the masks have to know."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.protocol.step import LateInput, MaskArray, RowFailure
+from quire.protocol.step import IntArray, LateInput, MaskArray, RowFailure
 from quire.runner.rows import Slots
 
-__all__ = ["LateInputs", "RowMasks"]
+__all__ = ["LateInputs", "MadeDrafts", "RowMasks"]
 
 ANY_TOKEN = -1
 NO_MASK = "the engine gave no mask for this request's next token: send it again"
@@ -93,3 +94,41 @@ class LateInputs:
         with self._changed:
             for known in [known for known in self._given if known < step_id]:
                 del self._given[known]
+
+
+class MadeDrafts:
+    """Hands drafts of rows that wait for masks from the thread that launches steps to the one that
+    makes the masks. Only those of the step that was launched last are kept."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._step_id = -1
+        self._drafts: Mapping[int, IntArray] = {}
+        self._is_closed = False
+
+    def put(self, step_id: int, drafts: Mapping[int, IntArray]) -> None:
+        """A step verifies these drafts, by slot."""
+        with self._changed:
+            self._step_id, self._drafts = step_id, drafts
+            self._changed.notify_all()
+
+    def end(self, step_id: int) -> None:
+        """A step has none but those that were put."""
+        if self._step_id < step_id:
+            self.put(step_id, {})
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def of_step(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
+        """Return the drafts of a step, by slot. None if it was not launched yet; wait: until it
+        is."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._step_id >= step_id or self._is_closed)
+            if self._step_id < step_id and not self._is_closed:
+                return None
+            return self._drafts if self._step_id == step_id else {}

@@ -9,16 +9,16 @@ import torch
 
 from quire.distributed import ALONE, Collectives
 from quire.errors import EngineLostError
-from quire.protocol.step import IntArray, RowFailure, StepPlan
+from quire.protocol.step import DRAFT_OF_MODEL, IntArray, RowFailure, StepPlan
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import DeviceQueue
 from quire.runner.device.state import DeviceState
-from quire.runner.draft_model import ModelDrafter
+from quire.runner.drafting.tokens import StepDrafter
 from quire.runner.draws import Draws
 from quire.runner.forward import Forward, ForwardPass
 from quire.runner.graphs.decode import Decoded, DecodeSteps
 from quire.runner.halves import in_order_of_writing
-from quire.runner.late import LateInputs, RowMasks
+from quire.runner.late import LateInputs, MadeDrafts, RowMasks
 from quire.runner.pending import DrawnStep, PendingStep
 from quire.runner.pooling import VectorPools
 from quire.runner.rows import RowTable, ScheduledRows, Slots
@@ -49,13 +49,14 @@ class Runner:
         draws: Draws,
         queue: DeviceQueue,
         state: DeviceState | None = None,
-        drafter: ModelDrafter | None = None,
+        drafter: StepDrafter | None = None,
         collectives: Collectives = ALONE,
     ) -> None:
         """decode: for steps in which every row computes one token and draws; forward: others.
         state: of the device, None where kernels read the host's rows. drafter: makes the drafts
         that plans leave to a model. collectives: of the ranks that compute the same rows."""
         self.late_inputs = LateInputs()
+        self.made_drafts = MadeDrafts()
         self._rows = rows
         self._changes = changes
         self._decode = decode
@@ -75,13 +76,18 @@ class Runner:
         ends the step as a whole."""
         slots, self._drawn_slots = self._drawn_slots, None
         if slots is None or not plan.keeps_rows:
-            return self._launch(plan)
+            try:
+                return self._launch(plan)
+            finally:
+                if len(plan.draft_slot):
+                    self.made_drafts.end(plan.step_id)
         try:
             token_ids = self._repeat(plan)
         except EngineLostError:
             raise
         except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
             return self._launch(plan, replays=False)
+        self._decode.keep_states(slots)
         return self._drawn(plan.step_id, slots, token_ids, [])
 
     def _repeat(self, plan: StepPlan) -> IntArray:
@@ -114,10 +120,12 @@ class Runner:
                 masks, token_ids = self._draw_masked(plan.step_id, rows.slots, decoded.logits)
                 if token_ids is not None:
                     self._note(token_ids)
+                    self._decode.keep_states(rows.slots)
                     return DrawnStep(plan.step_id, rows.slots, token_ids.tolist(), host.failed)
             if decoded is None or decoded.token_ids is None:
                 self._compute(plan, rows, decoded, step, host, masks)
             elif self._state is None:
+                self._decode.keep_states(rows.slots)
                 token_ids = decoded.token_ids.numpy()
                 return self._drawn(plan.step_id, rows.slots, token_ids, host.failed)
             else:
@@ -164,11 +172,24 @@ class Runner:
         failed = self._changes.apply(plan)
         if self._drafter is not None:
             self._drafter.propose(plan)
+            self._publish_drafts(plan)
         for slot in (*(row.slot for row in plan.enter), *plan.start_fork_dst.tolist()):
             self._tenancy.begin(slot)
         if self._state is not None:
             self._state.take(plan)
         return failed
+
+    def _publish_drafts(self, plan: StepPlan) -> None:
+        """Say which drafts were made for rows that wait for masks."""
+        of_model = plan.draft_slot[plan.draft_token == DRAFT_OF_MODEL].astype(np.int64)
+        if not len(of_model):
+            return
+        waiting = self._draws.waiting_for_masks(np.unique(of_model))
+        rows, found = self._rows, dict[int, IntArray]()
+        for slot in waiting.tolist():
+            end = int(rows.num_tokens[slot])
+            found[slot] = rows.token_ids[slot, end : end + int(rows.num_drafts[slot])].copy()
+        self.made_drafts.put(plan.step_id, found)
 
     def _scheduled(self, plan: StepPlan) -> ScheduledRows:
         rows = in_order_of_writing(self._rows.scheduled(), plan)
@@ -212,6 +233,8 @@ class Runner:
             forward = self._forward.compute(rows)
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
         self._rows.commit_computed(rows)
+        if decoded is not None and decoded.logits is not None:
+            self._decode.keep_states(rows.slots)
         sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
         forward.failed += self._fork(plan, sampled)
         masks = self._await_masks(plan.step_id, forward, sampled, masks)

@@ -172,6 +172,7 @@ class Drafts:
             self._guesser = MethodProposer(methods, vocab_size)
             self._methods, self._policy = methods, DraftPolicy(self._times)
         self._are_of_model = self._methods is not None and self._methods.are_of_model
+        self._follow_states = self._methods is not None and self._methods.follow_states
         self._awaited: list[Sequence] = []  # whose drafts the next step was to wait for
         self.totals = DraftTotals()
         self.takes_forced = kv.states is None
@@ -427,6 +428,8 @@ class Drafts:
         """Mark those of them whose requests have guesses, and that are not left alone for a
         while."""
         found = self._may_draft(slots, tokens)
+        if self._follow_states:
+            found &= tokens == 1
         for i in found.nonzero()[0].tolist():
             sequence = self._table.at(int(slots[i]))
             acceptance = sequence.acceptance

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +16,7 @@ from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.step import LateInput, StepPlan, StepResult
+from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.beams.intake import BeamIntake
@@ -41,6 +44,8 @@ from quire.telemetry.engine_stats import SchedulerStats
 __all__ = ["Scheduler"]
 
 Slots = npt.NDArray[np.int64]
+
+NOTHING_MADE: Mapping[int, IntArray] = MappingProxyType({})
 
 
 class Scheduler:
@@ -306,11 +311,18 @@ class Scheduler:
         self.state.speed.step_ended(result.seconds)
         return self.state.outputs.drain()
 
-    def late_input(self) -> LateInput | None:
-        """Return the late input of the oldest step in flight, whose tokens before are all known;
-        None if it needs none, or `late_input_given` was called."""
+    @property
+    def awaits_drafts_of(self) -> int | None:
+        """The oldest step in flight, if its late input depends on drafts that a model makes."""
         step_id = self._results.oldest
-        return None if step_id is None else self._masks.of_step(step_id)
+        return step_id if step_id is not None and self._masks.follow_model(step_id) else None
+
+    def late_input(self, made: Mapping[int, IntArray] = NOTHING_MADE) -> LateInput | None:
+        """Return the late input of the oldest step in flight, whose tokens before are all known;
+        None if it needs none, or `late_input_given` was called. made: drafts of a model, by slot,
+        if it depends on them."""
+        step_id = self._results.oldest
+        return None if step_id is None else self._masks.of_step(step_id, made)
 
     def late_input_given(self, step_id: int) -> None:
         """The executor has the late input of a step."""

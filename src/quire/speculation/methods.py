@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.config.speculation import SpeculationSettings
+from quire.config.speculation import HEADS, OF_MODELS, SpeculationSettings
 from quire.protocol.request import EngineRequest
 from quire.speculation.drafter import BestOf, Drafter, DraftsOfModel, NoDrafter, PredictionDrafter
 from quire.speculation.ngram import NgramDrafter
@@ -27,10 +27,7 @@ class DraftMethods:
         self.num_drafts = MAX_PREDICTED if settings is None else settings.num_speculative_tokens
 
     def serves(self, request: EngineRequest) -> bool:
-        """Return whether anything is guessed for this request. A model's drafts are not known when
-        masks are made for the tokens after them."""
-        if self.are_of_model:
-            return request.grammar is None
+        """Return whether anything is guessed for this request."""
         return self._settings is not None or len(request.prediction_token_ids) > 0
 
     def drafter(self, request: EngineRequest) -> Drafter:
@@ -64,7 +61,13 @@ class DraftMethods:
     def are_of_model(self) -> bool:
         """True if a model makes the drafts, on the data side: they follow tokens that nobody here
         knows yet."""
-        return self._settings is not None and self._settings.method == "draft_model"
+        return self._settings is not None and self._settings.method in OF_MODELS
+
+    @property
+    def follow_states(self) -> bool:
+        """True if drafts follow a hidden state of the step before, so that a row that computes
+        several certain tokens can have none."""
+        return self._settings is not None and self._settings.method in HEADS
 
     def ended(self, request: EngineRequest, output: list[int]) -> None:
         """A sequence has ended with this output: later ones of the same tenant may repeat it."""

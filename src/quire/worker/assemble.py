@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
 
-import numpy as np
 import torch
 
 from quire.attention import KVPool
-from quire.config.kv_layout import KVLayout
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import HostQueue
-from quire.runner.draft_blocks import DraftBlocks
-from quire.runner.draft_model import ModelDrafter
+from quire.runner.drafting.states import KeptStates
 from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
 from quire.runner.graphs.decode import DecodeSteps
@@ -33,11 +28,14 @@ from quire.runner.swap.block_copies import DirectCopies
 from quire.runner.swap.host_pages import HostPages
 from quire.sampling import SamplingState
 from quire.worker.assemble_device import assemble_on_device
+from quire.worker.assemble_drafts import make_drafter
 from quire.worker.assembly import Assembly, PoolSize
 from quire.worker.load import LoadedModel
 from quire.worker.settings import WorkerSettings
 
 __all__ = ["Assembly", "PoolSize", "assemble"]
+
+CACHE_LINE = 64
 
 
 def assemble(
@@ -86,11 +84,13 @@ def _on_host(
         position_axes=loaded.spec.position_axes,
         values=rows.values,
     )
+    kept, drafter = make_drafter(loaded, settings, size, rows, sampling)
     max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)
     max_tokens = settings.chosen.max_num_batched_tokens if max_captured else 0
     arena = CaptureArena(
         capture_bytes(loaded.spec, max_captured, max_tokens)
         + capture_table_bytes(layout, max_captured, size.max_model_len)
+        + _kept_bytes(loaded, kept, max_captured, max_tokens)
     )
     graph_draws = GraphDraws(sampling, kernel_rows, ops.draw, ops.append_tokens)
     sizes = tuple(range(1, max_captured + 1))
@@ -104,8 +104,10 @@ def _on_host(
         NativeRecorder(loaded.team, arena),
         has_spare_row=False,
         collectives=loaded.collectives,
+        kept=kept,
     )
-    shared = (loaded.model, inputs, loaded.team, arena, max_tokens, settings.chosen.max_num_seqs)
+    of_team = (loaded.model, inputs, loaded.team, arena)
+    shared = (*of_team, max_tokens, settings.chosen.max_num_seqs, loaded.taps)
     graph = SizedGraph.captured(*shared) if max_tokens else None
     forward = MixedSteps(
         loaded.model,
@@ -115,10 +117,6 @@ def _on_host(
         arena if max_tokens else None,
         has_ranks=loaded.collectives.size > 1,
     )
-    drafter = None
-    if loaded.draft is not None and settings.draft is not None:
-        of_draft = settings.of_draft(settings.draft)
-        drafter = _model_drafter(loaded.draft, of_draft, layout, size, rows, sampling)
     runner = Runner(
         rows,
         changes,
@@ -132,6 +130,7 @@ def _on_host(
             media,
             loaded.columns,
             loaded.collectives,
+            kept,
         ),
         Draws(sampling, rows, ops.draw, graph_draws, torch.from_numpy),
         HostQueue(),
@@ -141,46 +140,12 @@ def _on_host(
     return Assembly(runner, kv.pages, host, nullcontext)
 
 
-def _model_drafter(
-    draft: LoadedModel,
-    settings: WorkerSettings,
-    layout: KVLayout,
-    size: PoolSize,
-    rows: RowTable,
-    sampling: SamplingState,
-) -> ModelDrafter:
-    """settings: of the draft model. layout: of the model that it drafts for."""
-    group = next(i for i, each in enumerate(layout.groups) if each.window is None)
-    kv = KVPool.allocate(settings.layout, size.num_blocks, draft.kv_dtype, draft.device)
-    num_computed = np.zeros(len(rows.num_tokens), np.int64)
-    of_rows = KernelRows.of_host(rows)
-    kernel_rows = replace(
-        of_rows, num_computed=torch.from_numpy(num_computed), tables=(of_rows.tables[group],)
-    )
-    inputs = InputGatherer(
-        kernel_rows,
-        kernel_rows.send,
-        kv,
-        draft.attention.backends,
-        settings.layout.groups,
-        draft.ops.decode_inputs,
-        draft.ops.step_inputs,
-        draft.columns,
-    )
-    blocks = DraftBlocks(
-        rows,
-        group,
-        settings.layout.block_size,
-        size.num_blocks,
-        partial(draft.ops.copy_blocks, kv.pages),
-    )
-    return ModelDrafter(
-        draft.model,
-        rows,
-        blocks,
-        inputs,
-        num_computed,
-        sampling,
-        draft.ops.draw,
-        settings.chosen.max_num_batched_tokens,
-    )
+def _kept_bytes(
+    loaded: LoadedModel, kept: KeptStates | None, max_rows: int, max_tokens: int
+) -> int:
+    """Return the bytes of states that a captured step holds until its end."""
+    if kept is None:
+        return 0
+    spec, taps = loaded.spec, loaded.taps
+    num_states = max_rows if taps is None else len(taps.layers) * max(max_rows, max_tokens)
+    return num_states * (spec.hidden_size * spec.dtype_bytes + CACHE_LINE)

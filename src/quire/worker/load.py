@@ -13,9 +13,10 @@ from quire.attention import AttentionNeeds, GroupBackends, select_backends
 from quire.config import ModelSpec, read_checkpoint
 from quire.config.model_spec import GenericTraits
 from quire.config.packed import CacheScales, read_cache_scales
+from quire.config.speculation.draft_model import DraftModel
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError
-from quire.layers import GivenEmbeddings, LayerFactory, TokenColumns
+from quire.layers import GivenEmbeddings, LayerFactory, StateTaps, TokenColumns
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
 from quire.models import CausalLM, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
@@ -24,6 +25,7 @@ from quire.ops.exchange import join_region
 from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES
 from quire.platform import Platform
 from quire.quantization import QuantizedFormats
+from quire.worker.load_heads import LoadedHeads, load_heads, taps_of
 from quire.worker.settings import WorkerSettings
 
 __all__ = ["LoadedModel", "load", "open_device"]
@@ -38,7 +40,8 @@ class LoadedModel:
     by_torch: whether torch computes some layers, or multiplies with some matrices, as no kernel
     serves the checkpoint's format. cache_scales: of a cache in float8, by layer. adapters: places
     for those of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
-    `draft_layout`. collectives: of the ranks that hold the model together."""
+    `draft_layout`. heads: what guesses them from states of the model. taps: where those are read
+    that lie between layers. collectives: of the ranks that hold the model together."""
 
     spec: ModelSpec
     device: torch.device
@@ -53,6 +56,8 @@ class LoadedModel:
     cache_scales: CacheScales
     adapters: AdaptedLayers | None = None
     draft: LoadedModel | None = None
+    heads: LoadedHeads | None = None
+    taps: StateTaps | None = None
     collectives: Collectives = ALONE
 
     @property
@@ -127,7 +132,7 @@ def load(
     attention = _attention(settings, spec, kv_dtype, team)
     formats = QuantizedFormats(settings.chosen.quantization, ops)
     columns = TokenColumns(ops)
-    adapters = None
+    adapters, taps = None, taps_of(settings.draft)
     is_generic = isinstance(spec.traits, GenericTraits)
     if settings.chosen.enable_lora and is_generic:
         raise ConfigError(
@@ -155,6 +160,7 @@ def load(
         collectives=collectives,
         columns=columns,
         adapters=adapters,
+        taps=taps,
     )
     with torch.inference_mode():
         model = load_model(
@@ -166,9 +172,12 @@ def load(
             not settings.chosen.quiet,
             replaced,
         )
-    draft = None
-    if settings.draft is not None:
+    draft = heads = None
+    if isinstance(settings.draft, DraftModel):
         draft = load(settings.of_draft(settings.draft), device, team=team)
+    elif settings.draft is not None:
+        with torch.inference_mode():
+            heads = load_heads(settings.draft, settings, ops, team, device, model)
     scales = _cache_scales(settings, kv_dtype)
     by_torch = formats.by_torch or is_generic
     by_kernels = ops.chosen["linear"] != REFERENCE and not by_torch
@@ -191,6 +200,8 @@ def load(
         scales,
         adapters,
         draft,
+        heads,
+        taps,
         collectives,
     )
 

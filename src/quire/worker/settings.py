@@ -10,7 +10,7 @@ from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.config.resolved import ResolvedSettings
 from quire.config.shard import ONE_RANK, Shard
-from quire.config.speculation.draft_model import DraftModel, draft_layout
+from quire.config.speculation.draft_model import Draft, DraftModel, draft_layout
 from quire.distributed import SharedRegion
 from quire.models import LoadFormat
 from quire.platform import Platform
@@ -26,8 +26,8 @@ class WorkerSettings:
     device_state: rows live on the device and steps are launched ahead; else on the host.
     forced_ops: op name → provider. attention_backend: the one to take. preferred_attention: the
     backend to take if it serves and none is forced. max_captured_rows: of decode steps that are
-    captured, 0 for none. draft: the model that guesses tokens. shard: what of the model this
-    worker has; `layout` is that of its part. region: where the ranks meet; None for one alone.
+    captured, 0 for none. draft: weights that guess tokens. shard: what of the model this worker
+    has; `layout` is that of its part. region: where the ranks meet; None for one alone.
     """
 
     chosen: ResolvedSettings
@@ -40,7 +40,7 @@ class WorkerSettings:
     attention_backend: str | None
     preferred_attention: str | None
     max_captured_rows: int
-    draft: DraftModel | None = None
+    draft: Draft | None = None
     shard: Shard = ONE_RANK
     region: SharedRegion | None = None
 

@@ -288,10 +288,16 @@ class Worker:
         assert self._assembly is not None, "allocate comes first"
         self._assembly.runner.late_inputs.put(late)
 
+    def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
+        """See `Executor.made_drafts`. In another thread than steps are launched."""
+        assert self._assembly is not None, "allocate comes first"
+        return self._assembly.runner.made_drafts.of_step(step_id, wait=wait)
+
     def give_up_waiting(self) -> None:
         """Steps that await late input fail, now and from now on."""
         if self._assembly is not None:
             self._assembly.runner.late_inputs.close()
+            self._assembly.runner.made_drafts.close()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step."""

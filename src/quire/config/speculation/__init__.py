@@ -1,5 +1,11 @@
 """Settings of drafts."""
 
-from quire.config.speculation.settings import METHODS, SpeculationSettings, parse_speculation
+from quire.config.speculation.settings import (
+    HEADS,
+    METHODS,
+    OF_MODELS,
+    SpeculationSettings,
+    parse_speculation,
+)
 
-__all__ = ["METHODS", "SpeculationSettings", "parse_speculation"]
+__all__ = ["HEADS", "METHODS", "OF_MODELS", "SpeculationSettings", "parse_speculation"]

@@ -11,12 +11,19 @@ from quire.config.checkpoint import Checkpoint, read_checkpoint
 from quire.config.families import read_model_spec
 from quire.config.hub import resolve_model_folder
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.memory.plan import (
+    activation_bytes,
+    capture_bytes,
+    logits_bytes,
+    weight_bytes,
+)
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
-from quire.config.speculation.settings import parse_speculation
+from quire.config.speculation.heads import HEAD_FILES, DraftHeads, find_heads
+from quire.config.speculation.settings import HEADS, parse_speculation
 from quire.errors import ConfigError
 
-__all__ = ["DraftModel", "draft_layout", "find_draft_model"]
+__all__ = ["Draft", "DraftModel", "draft_layout", "find_draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +35,49 @@ class DraftModel:
     spec: ModelSpec
     checkpoint: Checkpoint | None
 
+    @property
+    def name(self) -> str:
+        """Folder, for the report."""
+        return self.folder.name
 
-def find_draft_model(
-    settings: EngineSettings, target: ModelSpec, target_folder: Path
-) -> DraftModel | None:
-    """Find the draft model of the settings; None if they name none. target: the model that it
-    drafts for. Raises ConfigError: not found, not known, or not usable beside the target."""
+    def with_dtype(self, dtype: str) -> DraftModel:
+        """The same in the dtype of the computation."""
+        return replace(self, spec=replace(self.spec, dtype=dtype))
+
+    def weight_bytes(self, quantization: str | None) -> int:
+        """Weights in memory."""
+        return weight_bytes(self.spec, self.checkpoint, quantization)
+
+    def step_bytes(self, step_tokens: int, num_seqs: int) -> int:
+        """Bytes of steps beside weights and K/V: of captured ones, or of others."""
+        captured = capture_bytes(self.spec, 0, step_tokens)
+        activations = max(activation_bytes(self.spec, step_tokens), captured)
+        return activations + logits_bytes(self.spec, num_seqs)
+
+    def page_bytes(self, layout: KVLayout) -> int:
+        """Bytes of each block of `layout`, which is the target's, for the draft model's K/V."""
+        return draft_layout(self.spec, layout).page_bytes
+
+
+Draft = DraftModel | DraftHeads
+"""Weights that guess tokens."""
+
+
+def find_draft(settings: EngineSettings, target: ModelSpec, target_folder: Path) -> Draft | None:
+    """Find the draft model, or the heads, of the settings; None if they name none. target: the
+    model that they draft for. Raises ConfigError: not found, not known, or not usable beside the
+    target."""
     speculation = parse_speculation(settings.speculative_config)
     if speculation is None or speculation.model is None:
         return None
-    folder = resolve_model_folder(speculation.model, None, settings.download_dir)
+    more = HEAD_FILES if speculation.method in HEADS else ()
+    folder = resolve_model_folder(speculation.model, None, settings.download_dir, more)
+    if speculation.method in HEADS:
+        _check_reading(settings, target)
+        method, count = speculation.method, speculation.num_speculative_tokens
+        return find_heads(method, folder, count, target, settings)
     spec = read_model_spec(folder, dtype_is_chosen=True)
+    _check_reading(settings, target)
     _check(settings, spec, target)
     _check_tokens(folder, target_folder)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(folder)
@@ -54,6 +93,19 @@ def draft_layout(draft: ModelSpec, target: KVLayout) -> KVLayout:
     return replace(layout, block_size=group.tokens_per_block)
 
 
+def _check_reading(settings: EngineSettings, target: ModelSpec) -> None:
+    """Refuse a target whose tokens alone do not say what comes next."""
+    reason = None
+    if all(window is not None for window in target.windows):
+        reason = "needs a layer with full attention in the model, which has none"
+    elif target.prompt_attention == "bidirectional":
+        reason = "is not offered where a prompt's tokens see all of it"
+    elif target.position_axes > 1 or settings.enable_prompt_embeds:
+        reason = "reads tokens alone: it is not offered beside media and prompt_embeds"
+    if reason is not None:
+        raise ConfigError(f"speculative_config: the draft model {reason}.")
+
+
 def _check(settings: EngineSettings, draft: ModelSpec, target: ModelSpec) -> None:
     reason = None
     if draft.vocab_size != target.vocab_size:
@@ -63,11 +115,9 @@ def _check(settings: EngineSettings, draft: ModelSpec, target: ModelSpec) -> Non
         )
     elif any(window is not None for window in draft.windows):
         reason = "has sliding windows, which is not offered for draft models"
-    elif all(window is not None for window in target.windows):
-        reason = "needs a layer with full attention in the model, which has none"
-    elif "bidirectional" in (draft.prompt_attention, target.prompt_attention):
+    elif draft.prompt_attention == "bidirectional":
         reason = "is not offered where a prompt's tokens see all of it"
-    elif max(draft.position_axes, target.position_axes) > 1 or settings.enable_prompt_embeds:
+    elif draft.position_axes > 1:
         reason = "reads tokens alone: it is not offered beside media and prompt_embeds"
     elif draft.has_learned_positions and draft.max_context < (
         settings.max_model_len or target.max_context

@@ -10,15 +10,29 @@ from typing import Any, cast
 from quire.errors import ConfigError
 from quire.foreign import nearest
 
-__all__ = ["METHODS", "SpeculationSettings", "parse_speculation"]
+__all__ = ["HEADS", "METHODS", "OF_MODELS", "SpeculationSettings", "parse_speculation"]
 
-METHODS = ("ngram", "suffix", "auto", "draft_model")
+HEADS = ("medusa", "eagle", "eagle3")
+"""Methods that guess from hidden states of the model."""
+
+OF_MODELS = ("draft_model", *HEADS)
+"""Methods with weights of their own, which guess where the model computes."""
+
+METHODS = ("ngram", "suffix", "auto", *OF_MODELS)
 """Methods that guess the next tokens; auto: the better of the first two at each place."""
 
 MAX_DRAFTS = 64
 
-_DEFAULT_DRAFTS = {"ngram": 5, "suffix": 16, "auto": 8, "draft_model": 4}
-_LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp")
+_DEFAULT_DRAFTS = {
+    "ngram": 5,
+    "suffix": 16,
+    "auto": 8,
+    "draft_model": 4,
+    "medusa": 4,
+    "eagle": 4,
+    "eagle3": 4,
+}
+_LATER = ("mlp_speculator", "mtp", "deepseek_mtp")
 _SPELLINGS = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
 
 _INTEGERS = {
@@ -36,7 +50,7 @@ class SpeculationSettings:
         most (ngram).
     max_tree_depth: tokens of context that are compared at most (suffix). min_token_prob: a draft is
         left out where what went before makes it less likely than that.
-    model: a folder or a Hugging Face id (draft_model).
+    model: a folder or a Hugging Face id (`OF_MODELS`).
     """
 
     method: str
@@ -79,16 +93,17 @@ def parse_speculation(text: str | None) -> SpeculationSettings | None:
         longest,
         numbers["suffix_decoding_max_tree_depth"] or 24,
         _probability(given, "suffix_decoding_min_token_prob", 0.1),
-        _draft_model(given) if method == "draft_model" else None,
+        _draft_model(given, method) if method in OF_MODELS else None,
     )
 
 
-def _draft_model(given: Mapping[str, Any]) -> str:
+def _draft_model(given: Mapping[str, Any], method: str) -> str:
     model = given.get("model")
     if not isinstance(model, str) or not model:
+        what = "draft model" if method == "draft_model" else f"weights of {method}"
         raise ConfigError(
-            f"speculative_config has method='draft_model' and model={model!r}. Name the draft "
-            "model: a folder or a Hugging Face id."
+            f"speculative_config has method={method!r} and model={model!r}. Name the {what}: a "
+            "folder or a Hugging Face id."
         )
     return model
 
@@ -101,7 +116,7 @@ def _method(given: Mapping[str, Any]) -> str:
         method = model if model in (*METHODS, *_SPELLINGS) else None
         if method is None and model is not None:
             method = "draft_model"
-    elif model is not None and method in METHODS and method != "draft_model":
+    elif model is not None and method in METHODS and method not in OF_MODELS:
         raise ConfigError(
             f"speculative_config names model={model!r}, which method={method!r} does not read: "
             "leave it out"

@@ -351,7 +351,7 @@ class EngineCore:
     def _take_oldest(self) -> EngineOutput:
         """Return the output of the oldest step in flight."""
         future = self._in_flight[0]
-        self._give_late_input()
+        self._give_late_input(wait=True)
         try:
             result = future.result()
         except BaseException as error:
@@ -362,15 +362,20 @@ class EngineCore:
         if self._hooks is not None:
             self._consult(self._hooks)  # so that what passes leaves with this step's output
         output = self._scheduler.apply(result)
-        self._give_late_input()
+        self._give_late_input(wait=False)
         if self._hooks is not None:
             self._consult(self._hooks)
         return output
 
-    def _give_late_input(self) -> None:
+    def _give_late_input(self, *, wait: bool) -> None:
         """Give the oldest step in flight the input that it awaits. Its forward is under way
-        meanwhile."""
-        late = self._scheduler.late_input()
+        meanwhile. wait: also if a model still makes the drafts that the input depends on."""
+        step_id = self._scheduler.awaits_drafts_of
+        if step_id is None:
+            late = self._scheduler.late_input()
+        else:
+            made = self._executor.made_drafts(step_id, wait=wait)
+            late = None if made is None else self._scheduler.late_input(made)
         if late is not None:
             self._executor.late(late)
             self._scheduler.late_input_given(late.step_id)

@@ -13,6 +13,7 @@ from quire.distributed import ALONE, Collectives, together
 from quire.errors import EngineLostError
 from quire.models import CausalLM
 from quire.protocol.step import IntArray
+from quire.runner.drafting.states import KeptStates
 from quire.runner.draws import GraphDraws
 from quire.runner.graphs.failures import ReplayFailures
 from quire.runner.graphs.ladder import LazyGraphs
@@ -38,10 +39,12 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """result: token ids or logits of all its rows, where a replay leaves them."""
+    """result: token ids or logits of all its rows, where a replay leaves them. states: those that
+    are kept of its forward, likewise."""
 
     graph: Graph
     result: torch.Tensor
+    states: tuple[torch.Tensor, ...] = ()
 
 
 class DecodeSteps:
@@ -64,11 +67,12 @@ class DecodeSteps:
         *,
         has_spare_row: bool,
         collectives: Collectives = ALONE,
+        kept: KeptStates | None = None,
     ) -> None:
         """slots: where `inputs` reads which rows compute. recorder: None with empty ladders.
         has_spare_row: rows are padded to the size of a graph, also where they are computed without
         one, since sums of another size may round differently. collectives: of the ranks that
-        compute the same rows."""
+        compute the same rows. kept: keeps states of the steps that graphs compute."""
         self.drawing = drawing
         self.logits = logits
         self.failures = ReplayFailures("decode steps")
@@ -79,6 +83,9 @@ class DecodeSteps:
         self._recorder = recorder
         self._has_spare_row = has_spare_row
         self._collectives = collectives
+        self._kept = kept
+        self._recorded: tuple[torch.Tensor, ...] = ()  # states of the forward being recorded
+        self._replayed: tuple[torch.Tensor, ...] = ()
         self._last: tuple[DecodeGraph, IntArray] | None = None
 
     def compute(self, rows: ScheduledRows, positions: Slots, *, draws: bool) -> Decoded | None:
@@ -107,6 +114,13 @@ class DecodeSteps:
         except Exception:  # noqa: BLE001  as above
             _log.warning("a decode step failed and is computed anew", exc_info=True)
             return None
+
+    def keep_states(self, slots: Slots) -> None:
+        """Keep what is to be kept of the step that was computed last, of rows `slots` [R], which
+        have counted it. Before another one."""
+        if self._kept is not None:
+            states = tuple(state[: len(slots)] for state in self._replayed)
+            self._kept.keep_decoded(slots, states)
 
     @property
     def may_draw_masked(self) -> bool:
@@ -192,12 +206,16 @@ class DecodeSteps:
         recorder.begin()
         try:
             result = recorder.result_of(compute(size))
+            states = tuple(recorder.result_of(state) for state in self._recorded)
         except BaseException:
             recorder.abandon()
             raise
-        return DecodeGraph(recorder.end(), result)
+        finally:
+            self._recorded = ()
+        return DecodeGraph(recorder.end(), result, states)
 
     def _replay(self, known: DecodeGraph) -> None:
+        self._replayed = known.states
         try:
             known.graph.replay()
         except Exception:
@@ -211,6 +229,9 @@ class DecodeSteps:
         """Logits of the first rows that were sent."""
         inputs = self._inputs.decode(num_rows)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.step)
+        if self._kept is not None:  # held until the end, so that nothing is written over them
+            taps = self._kept.taps
+            self._recorded = (hidden,) if taps is None else taps.take()
         return self._model.logits(hidden)
 
     def _compute_and_draw(self, num_rows: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ import logging
 import torch
 
 from quire.attention import StepInputs
+from quire.layers import StateTaps
 from quire.layers.token_columns import Variant
 from quire.models import CausalLM
 from quire.ops.native.capture import ArenaFullError, CaptureArena, SizedCalls, capture_sizes
@@ -31,9 +32,11 @@ class SizedGraph:
         arena: CaptureArena,
         max_tokens: int,
         max_rows: int,
+        taps: StateTaps | None = None,
     ) -> None:
-        """team: that computes the model's kernels. Raises NotCapturableError for a model that does
-        more than call kernels, or needs more than the arena has."""
+        """team: that computes the model's kernels. taps: that read the model. Raises
+        NotCapturableError for a model that does more than call kernels, or needs more than the
+        arena has."""
         self._model = model
         self._inputs = inputs
         self._max_tokens = max_tokens
@@ -41,6 +44,8 @@ class SizedGraph:
         self._batch = inputs.buffers(max_tokens, max_rows)
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int32)
         self._wanted = torch.zeros(max_tokens, dtype=torch.int64)
+        self._arena, self._taps = arena, taps
+        self._tapped: dict[Variant, tuple[torch.Tensor, ...]] = {}
         largest = (max_tokens, max_rows, max_tokens)
         self.calls: dict[Variant, SizedCalls] = {}
         for variant in inputs.variants:
@@ -56,10 +61,11 @@ class SizedGraph:
         arena: CaptureArena,
         max_tokens: int,
         max_rows: int,
+        taps: StateTaps | None = None,
     ) -> SizedGraph | None:
         """The graph, or None if there can be none; the log says why."""
         try:
-            return cls(model, inputs, team, arena, max_tokens, max_rows)
+            return cls(model, inputs, team, arena, max_tokens, max_rows, taps)
         except ArenaFullError as error:
             _log.warning("steps of prompts are computed call by call: %s", error)
         except NotCapturableError as error:
@@ -83,11 +89,18 @@ class SizedGraph:
         wanted = torch.arange(num_tokens) if step.wanted_tokens is None else step.wanted_tokens
         self._starts[: num_rows + 1] = step.query_start_loc
         self._wanted[: len(wanted)] = wanted
-        calls = self.calls[self._inputs.variant]
-        return calls.replay(num_tokens, num_rows, len(wanted))[: len(wanted)]
+        variant = self._inputs.variant
+        hidden = self.calls[variant].replay(num_tokens, num_rows, len(wanted))[: len(wanted)]
+        if self._taps is not None:
+            self._taps.put([state[:num_tokens] for state in self._tapped[variant]])
+        return hidden
 
     def _compute(self, num_tokens: int, num_rows: int, num_wanted: int) -> torch.Tensor:
         batch = self._batch.of_size(num_tokens, num_rows)
         starts, wanted = self._starts[: num_rows + 1], self._wanted[:num_wanted]
         step = self._inputs.step_of(batch, starts, num_tokens, self._inputs.longest, wanted)
-        return self._model.forward(batch.token_ids, batch.positions, step)
+        hidden = self._model.forward(batch.token_ids, batch.positions, step)
+        if self._taps is not None:  # the largest sizes come first; others lie in the same place
+            states = tuple(self._arena.borrowed(state) for state in self._taps.take())
+            self._tapped.setdefault(self._inputs.variant, states)
+        return hidden

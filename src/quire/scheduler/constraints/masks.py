@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError, QuireError, RequestError
 from quire.grammar import ANY_TOKEN, Mask
-from quire.protocol.step import EMPTY_INTS, IntArray, LateInput, MaskArray, RowFailure, StepPlan
+from quire.protocol.step import (
+    DRAFT_OF_MODEL,
+    EMPTY_INTS,
+    IntArray,
+    LateInput,
+    MaskArray,
+    RowFailure,
+    StepPlan,
+)
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 
@@ -27,6 +36,11 @@ class _Row:
     slot: int
     sequence: Sequence
     drafts: IntArray
+
+    @property
+    def is_of_model(self) -> bool:
+        """True if the drafts are still to be made."""
+        return len(self.drafts) > 0 and self.drafts[0] == DRAFT_OF_MODEL
 
 
 class LateMasks:
@@ -53,11 +67,24 @@ class LateMasks:
         if rows:
             self._steps.append((plan.step_id, rows))
 
-    def of_step(self, step_id: int) -> LateInput | None:
-        """Late input of the oldest step in flight, None if it needs none or was given it."""
+    def follow_model(self, step_id: int) -> bool:
+        """Return whether masks of the oldest step in flight depend on drafts that a model makes."""
+        return (
+            bool(self._steps)
+            and self._steps[0][0] == step_id
+            and any(row.is_of_model for row in self._steps[0][1])
+        )
+
+    def of_step(self, step_id: int, made: Mapping[int, IntArray]) -> LateInput | None:
+        """Late input of the oldest step in flight, None if it needs none or was given it. made: by
+        slot, drafts that a model has made for it."""
         if not self._steps or self._steps[0][0] != step_id:
             return None
-        return _late_input(step_id, [(row, self._masks_of(row)) for row in self._steps[0][1]])
+        rows = [
+            replace(row, drafts=made.get(row.slot, EMPTY_INTS)) if row.is_of_model else row
+            for row in self._steps[0][1]
+        ]
+        return _late_input(step_id, [(row, self._masks_of(row)) for row in rows])
 
     def given(self, step_id: int) -> None:
         """The late input of the oldest step in flight has been handed over."""

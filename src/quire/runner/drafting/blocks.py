@@ -54,15 +54,15 @@ class DraftBlocks:
             src, dst = plan.copy_src.astype(np.int64), plan.copy_dst.astype(np.int64)
             self._copy_blocks(torch.from_numpy(src), torch.from_numpy(dst))
         slots = plan.rewind_slot.astype(np.int64)
-        self.cut(slots, self._rows.num_computed[slots] + plan.rewind_tokens)
+        num_computed = self._rows.num_computed[slots]
+        self.cut(slots, num_computed, num_computed + plan.rewind_tokens)
 
-    def cut(self, slots: Slots, ends: Slots) -> None:
-        """Rows `slots` [R] have forgotten their tokens from the computed ones on, up to `ends`
-        [R]."""
+    def cut(self, slots: Slots, starts: Slots, ends: Slots) -> None:
+        """Rows `slots` [R] have forgotten their tokens `starts` [R] up to `ends` [R]."""
         tables = self._rows.tables[self._group]
-        for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
-            blocks = tables[slot, : -(-end // self._size)]
-            self._cut(blocks, int(self._rows.num_computed[slot]))
+        rows = zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        for slot, start, end in rows:
+            self._cut(tables[slot, : -(-end // self._size)], start)
 
     def _cut(self, blocks: npt.NDArray[np.int32], num_tokens: int) -> None:
         first = num_tokens // self._size

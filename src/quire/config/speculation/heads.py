@@ -1,0 +1,195 @@
+"""Heads that guess tokens from hidden states of the model: found, read and checked beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+from quire.config.families.llama import read_llama
+from quire.config.hf import RawConfig, read_json
+from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.memory.plan import activation_bytes, logits_bytes
+from quire.config.model_spec import DTYPE_BYTES, LlamaTraits, ModelSpec
+from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
+
+__all__ = ["HEAD_FILES", "DraftHeads", "EagleSpec", "HeadMethod", "find_heads"]
+
+HeadMethod = Literal["medusa", "eagle", "eagle3"]
+
+HEAD_FILES = (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "model.safetensors",
+    "pytorch_model.bin",
+)
+"""Names under which heads are published, in the order in which they are looked for. A pickled one
+is read as plain tensors alone, which runs no code."""
+
+_OTHER_SHAPES = ("norm_before_fc", "fc_norm", "attn_output_gate")
+"""Switches of EAGLE layers of other shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleSpec:
+    """The decoder layer of EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-3 (Li et al. 2025,
+    arXiv:2503.01840).
+
+    layer: a Llama of one layer, with the tokens of the model. state_layers: layers of the model, of
+    which the states that enter them are read; empty for the state after the final norm.
+    norm_before_residual: the stream goes on from the normed state. norm_output: so does the next
+    guess.
+    """
+
+    layer: ModelSpec
+    state_layers: tuple[int, ...]
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+    @property
+    def state_width(self) -> int:
+        """Numbers of the model's states per token."""
+        return self.layer.hidden_size * max(len(self.state_layers), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHeads:
+    """file: of the weights. target: the model that they read. eagle: their layer; None for Medusa
+    (Cai et al. 2024, arXiv:2401.10774), which has none. num_drafts: of a row in a step at most."""
+
+    method: HeadMethod
+    folder: Path
+    file: Path
+    target: ModelSpec
+    eagle: EagleSpec | None
+    num_drafts: int
+
+    @property
+    def name(self) -> str:
+        """Folder, for the report."""
+        return self.folder.name
+
+    def with_dtype(self, dtype: str) -> DraftHeads:
+        """The same in the dtype of the computation."""
+        eagle = self.eagle
+        if eagle is not None:
+            eagle = replace(eagle, layer=replace(eagle.layer, dtype=dtype))
+        return replace(self, target=replace(self.target, dtype=dtype), eagle=eagle)
+
+    def weight_bytes(self, quantization: str | None) -> int:
+        """Weights in memory: those on disk, which have 16 bits or more, in `dtype` at most."""
+        del quantization  # formats of fewer bits need less
+        return self.file.stat().st_size * DTYPE_BYTES[self.target.dtype] // 2
+
+    def step_bytes(self, step_tokens: int, num_seqs: int) -> int:
+        """Beside weights: activations and logits of the guesses, and states of the last step."""
+        spec, size = self.target, self.target.dtype_bytes
+        if self.eagle is None:
+            states = num_seqs * (1 + self.num_drafts) * spec.hidden_size * size
+            return states + logits_bytes(spec, num_seqs)
+        states = 2 * step_tokens * self.eagle.state_width * size
+        states += activation_bytes(self.eagle.layer, step_tokens)
+        return states + logits_bytes(spec, num_seqs)
+
+    def page_bytes(self, layout: KVLayout) -> int:
+        """Bytes of each block of `layout`: K/V of the layer, and states of the model."""
+        if self.eagle is None:
+            return 0
+        states = self.eagle.state_width * self.target.dtype_bytes
+        own = self.layout(layout)
+        return own.page_bytes + states * own.block_size
+
+    def layout(self, target: KVLayout) -> KVLayout:
+        """Return the layout of the layer's K/V, with the blocks of the target's group with full
+        attention."""
+        assert self.eagle is not None
+        layer = self.eagle.layer
+        group = next(group for group in target.groups if group.window is None)
+        kv_format = KVFormat.plain(layer.num_kv_heads, layer.head_dim, layer.dtype)
+        layout = KVLayout.of_windows((None,), group.tokens_per_block, kv_format)
+        return replace(layout, block_size=group.tokens_per_block)
+
+
+def find_heads(
+    method: HeadMethod,
+    folder: Path,
+    num_drafts: int,
+    target: ModelSpec,
+    settings: EngineSettings,
+) -> DraftHeads:
+    """Read what the folder says of its heads. Raises ConfigError: no weights, or of another
+    shape."""
+    file = next((folder / name for name in HEAD_FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise ConfigError(
+            f"{folder}: has none of {', '.join(HEAD_FILES)}; give the folder of published {method} "
+            "weights"
+        )
+    eagle = None if method == "medusa" else _read_eagle(method, folder, target)
+    if eagle is not None:
+        _check_target(target, settings)
+    return DraftHeads(method, folder, file, target, eagle, num_drafts)
+
+
+def _check_target(target: ModelSpec, settings: EngineSettings) -> None:
+    traits = target.traits
+    if not isinstance(traits, LlamaTraits) or traits.embedding_factor != 1.0:
+        raise ConfigError(
+            f"speculative_config: EAGLE is offered for models of Llama's shape, and not for "
+            f"{target.architecture}: take method='draft_model' or 'auto'."
+        )
+    if settings.enable_lora:
+        raise ConfigError(
+            "speculative_config: EAGLE reads the model's own table of tokens, which adapters may "
+            "change: leave enable_lora out, or take method='medusa'."
+        )
+
+
+def _read_eagle(method: HeadMethod, folder: Path, target: ModelSpec) -> EagleSpec:
+    path = folder / "config.json"
+    raw = read_json(path)
+    _refuse_other_shapes(raw)
+    if raw.read(int, "num_hidden_layers", default=1) != 1:
+        raise ConfigError(f"{path}: num_hidden_layers is not 1; quire serves EAGLE with one layer")
+    fixed = {
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": True,
+        "vocab_size": target.vocab_size,
+        "bias": None,  # of the projection, which the tensors tell
+    }
+    layer = read_llama(raw.overridden(fixed), target.dtype)
+    if layer.hidden_size != target.hidden_size:
+        raise ConfigError(
+            f"{path}: hidden_size={layer.hidden_size} is not the model's {target.hidden_size}; "
+            "take weights that were trained for this model"
+        )
+    layers = _state_layers(raw, target.num_layers) if method == "eagle3" else ()
+    return EagleSpec(
+        layer,
+        layers,
+        norm_before_residual=raw.read(bool, "norm_before_residual", default=False),
+        norm_output=raw.read(bool, "norm_output", default=False),
+    )
+
+
+def _refuse_other_shapes(raw: RawConfig) -> None:
+    for key in _OTHER_SHAPES:
+        raw.reject(key, value=True, advice="use weights without it")
+
+
+def _state_layers(raw: RawConfig, num_layers: int) -> tuple[int, ...]:
+    """Layers whose input is read: those of the config, else a low, a middle and a high one."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    nested = raw.section("eagle_config")
+    found = raw.read_list(int, key)
+    if found is None and nested is not None:
+        found = nested.read_list(int, key)
+    if found is None:
+        found = (2, num_layers // 2, num_layers - 3)
+    if len(found) != 3 or not all(0 <= layer < num_layers for layer in found):
+        raise ConfigError(
+            f"{raw.source}: {key}={list(found)} are not three layers of a model that has "
+            f"{num_layers}; correct it"
+        )
+    return cast("tuple[int, ...]", found)

@@ -1,0 +1,78 @@
+"""Drafts by an EAGLE layer, which follows the states of the model with K/V of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from quire.models.eagle import EagleHead
+from quire.protocol.step import StepPlan
+from quire.runner.drafting.blocks import DraftBlocks
+from quire.runner.drafting.model import Build, LayerDrafter
+from quire.runner.drafting.states import StatePages
+from quire.runner.drafting.tokens import DraftDraws
+from quire.runner.rows import RowTable, Slots
+
+__all__ = ["EagleDrafter"]
+
+
+class EagleDrafter(LayerDrafter):
+    """Entry i of the layer is of the state at token i and of token i + 1. The last entries of a
+    step stand on guessed states, so they are computed anew with those of the model.
+
+    The last entry of a block depends on the first token after it. Where rows that share the block
+    differ there, it is that of the one which drafted first: worse drafts for the others, never
+    wrong tokens.
+    """
+
+    shift = 1
+
+    def __init__(
+        self,
+        head: EagleHead,
+        rows: RowTable,
+        blocks: DraftBlocks,
+        build: Build,
+        num_computed: Slots,
+        draw: DraftDraws,
+        max_tokens: int,
+        states: StatePages,
+    ) -> None:
+        """Arguments as of `LayerDrafter`; states: of the model."""
+        super().__init__(rows, blocks, build, num_computed, draw, max_tokens)
+        self._head = head
+        self._states = states
+        self._own_states: dict[int, torch.Tensor] = {}  # by slot, [E] for its next entry
+
+    def follow(self, plan: StepPlan) -> None:
+        super().follow(plan)
+        self._states.apply(plan)
+
+    def kept_after_step(self, slots: Slots, firsts: Slots) -> Slots:
+        """Return how many entries stand on the model's states: those before the first guess."""
+        del slots
+        return firsts
+
+    def may_draft(self, slots: Slots, starts: Slots, ends: Slots) -> np.ndarray:
+        rows = self.rows
+        may_draft = (ends > 0) & (rows.num_computed[slots] + 1 == rows.num_tokens[slots])
+        for i in may_draft.nonzero()[0].tolist():
+            may_draft[i] = self._states.has(int(slots[i]), int(starts[i]), int(ends[i]))
+        return may_draft
+
+    def forward(self, slots: Slots, starts: Slots, counts: Slots) -> torch.Tensor:
+        inputs = self.inputs_of(slots, starts, counts)
+        of_token = np.repeat(slots, counts)
+        positions = inputs.positions.numpy()
+        token_ids = torch.from_numpy(self.rows.token_ids[of_token, positions + 1])
+        if starts[0] < self.rows.num_computed[slots[0]]:
+            states = self._head.read(self._states.of(of_token, positions))
+        else:
+            states = torch.stack([self._own_states[slot] for slot in slots.tolist()])
+        step = replace(inputs.step, wanted_tokens=inputs.last_token)
+        output = self._head.forward(token_ids, states, inputs.positions, step)
+        own = self._head.next_states(output)
+        self._own_states.update(zip(slots.tolist(), own, strict=True))
+        return self._head.logits(output)

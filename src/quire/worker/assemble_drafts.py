@@ -1,0 +1,154 @@
+"""Parts of a worker that guess tokens, over the rows of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from quire.attention import AttentionBackend, KVPool
+from quire.config.kv_layout import KVLayout
+from quire.config.memory.plan import capture_bytes
+from quire.config.speculation.draft_model import DraftModel
+from quire.config.speculation.heads import DraftHeads
+from quire.layers import TokenColumns
+from quire.models.medusa import MedusaHeads
+from quire.ops import OpSet
+from quire.ops.native.capture import CaptureArena
+from quire.runner import RowTable
+from quire.runner.drafting.blocks import DraftBlocks
+from quire.runner.drafting.eagle import EagleDrafter
+from quire.runner.drafting.medusa import MedusaDrafter
+from quire.runner.drafting.model import ModelDrafter
+from quire.runner.drafting.states import KeptStates, LastStates, StatePages
+from quire.runner.drafting.tokens import DraftDraws, StepDrafter
+from quire.runner.graphs.mixed import MixedSteps
+from quire.runner.graphs.sized import SizedGraph
+from quire.runner.inputs import InputGatherer, ModelInputs
+from quire.runner.kernel_rows import KernelRows
+from quire.runner.rows import ScheduledRows, Slots
+from quire.sampling import SamplingState
+from quire.worker.assembly import PoolSize
+from quire.worker.load import LoadedModel
+from quire.worker.load_heads import LoadedEagle
+from quire.worker.settings import WorkerSettings
+
+__all__ = ["make_drafter"]
+
+
+def make_drafter(
+    loaded: LoadedModel,
+    settings: WorkerSettings,
+    size: PoolSize,
+    rows: RowTable,
+    sampling: SamplingState,
+) -> tuple[KeptStates | None, StepDrafter | None]:
+    """Return what makes drafts for the rows of a model, and the states of it that are kept for
+    that; None for both if nothing does."""
+    draw = DraftDraws(sampling, loaded.ops.draw)
+    if isinstance(loaded.heads, MedusaHeads):
+        assert isinstance(settings.draft, DraftHeads)
+        dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
+        states = LastStates(rows, loaded.spec.hidden_size, settings.draft.num_drafts, dtype)
+        return states, MedusaDrafter(loaded.heads, rows, states, draw)
+    if loaded.heads is not None:
+        return _eagle(loaded, loaded.heads, settings, size, rows, draw)
+    if loaded.draft is not None and isinstance(settings.draft, DraftModel):
+        of_draft = settings.of_draft(settings.draft)
+        return None, _model(loaded.draft, of_draft, settings, size, rows, draw)
+    return None, None
+
+
+def _eagle(
+    loaded: LoadedModel,
+    heads: LoadedEagle,
+    settings: WorkerSettings,
+    size: PoolSize,
+    rows: RowTable,
+    draw: DraftDraws,
+) -> tuple[KeptStates, StepDrafter]:
+    dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
+    group, block_size = _group(settings.layout), heads.layout.block_size
+    width, taps = heads.state_width, loaded.taps
+    states = StatePages(rows, group, block_size, size.num_blocks, width, dtype, taps)
+    of_kv = (heads.layout, dtype, loaded.device)
+    blocks, inputs, num_computed = _parts(
+        rows, group, size, of_kv, heads.backends, loaded.ops, heads.columns
+    )
+
+    def build(scheduled: ScheduledRows) -> ModelInputs:
+        num_tokens, num_rows = int(scheduled.num_tokens.sum()), len(scheduled.slots)
+        return inputs.fill(scheduled, inputs.buffers(num_tokens, num_rows, empty=True))
+
+    most = settings.chosen.max_num_batched_tokens
+    return states, EagleDrafter(heads.head, rows, blocks, build, num_computed, draw, most, states)
+
+
+def _model(
+    draft: LoadedModel,
+    of_draft: WorkerSettings,
+    settings: WorkerSettings,
+    size: PoolSize,
+    rows: RowTable,
+    draw: DraftDraws,
+) -> StepDrafter:
+    """of_draft: settings of the draft model."""
+    of_kv = (of_draft.layout, draft.kv_dtype, draft.device)
+    blocks, inputs, num_computed = _parts(
+        rows,
+        _group(settings.layout),
+        size,
+        of_kv,
+        draft.attention.backends,
+        draft.ops,
+        draft.columns,
+    )
+    most, max_rows = settings.chosen.max_num_batched_tokens, settings.chosen.max_num_seqs
+    graph = arena = None
+    if size.max_captured_rows:
+        arena = CaptureArena(capture_bytes(draft.spec, 0, most))
+        graph = SizedGraph.captured(draft.model, inputs, draft.team, arena, most, max_rows)
+    steps = MixedSteps(draft.model, inputs, graph, draft.given, arena)
+    return ModelDrafter(steps, rows, blocks, num_computed, draw, most)
+
+
+def _group(layout: KVLayout) -> int:
+    """Return the group whose blocks those of the drafter accompany."""
+    return next(i for i, each in enumerate(layout.groups) if each.window is None)
+
+
+def _parts(
+    rows: RowTable,
+    group: int,
+    size: PoolSize,
+    of_kv: tuple[KVLayout, torch.dtype, torch.device],
+    backends: Sequence[AttentionBackend],
+    ops: OpSet,
+    columns: TokenColumns,
+) -> tuple[DraftBlocks, InputGatherer, Slots]:
+    """Return a pool of K/V, inputs over it, and the computed counts that these read. group: of the
+    rows' block tables. of_kv: layout, dtype and device of the pool."""
+    layout, dtype, device = of_kv
+    kv = KVPool.allocate(layout, size.num_blocks, dtype, device)
+    num_computed = np.zeros(len(rows.num_tokens), np.int64)
+    of_rows = KernelRows.of_host(rows)
+    kernel_rows = replace(
+        of_rows, num_computed=torch.from_numpy(num_computed), tables=(of_rows.tables[group],)
+    )
+    inputs = InputGatherer(
+        kernel_rows,
+        kernel_rows.send,
+        kv,
+        backends,
+        layout.groups,
+        ops.decode_inputs,
+        ops.step_inputs,
+        columns,
+    )
+    blocks = DraftBlocks(
+        rows, group, layout.block_size, size.num_blocks, partial(ops.copy_blocks, kv.pages)
+    )
+    return blocks, inputs, num_computed
