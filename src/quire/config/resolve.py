@@ -112,8 +112,12 @@ def resolve(
     threads, threads_reason = _choose_threads(settings, platform)
     kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, kv_dtype)
     layout = KVLayout.of_windows(spec.windows, block_size, kv_format)
+    if spec.whole_prompts:
+        settings = _of_whole_prompts(settings)
     host_blocks = _choose_host_blocks(settings, layout)
     recovery, recovery_reason = _choose_recovery(settings)
+    if spec.whole_prompts:
+        recovery_reason = "a prompt is computed whole"
     if draft is not None:
         draft = replace(draft, spec=replace(draft.spec, dtype=dtype))
         _check_draft_model(device)
@@ -181,6 +185,19 @@ def resolve(
     )
     memory = sizing.plan(context, num_blocks)
     return Resolved(resolved, spec, layout, memory, decisions, platform, draft)
+
+
+def _of_whole_prompts(settings: EngineSettings) -> EngineSettings:
+    """The settings where a step computes all of a prompt or nothing: a part of it that is cached,
+    or was swapped out, is of no use, and nobody cuts it."""
+    return replace(
+        settings,
+        enable_prefix_caching=False,
+        preemption_mode="recompute",
+        long_prefill_token_threshold=None,
+        max_num_partial_prefills=None,
+        max_long_partial_prefills=None,
+    )
 
 
 def _check_draft_model(device: str) -> None:

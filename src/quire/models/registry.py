@@ -18,6 +18,9 @@ __all__ = ["ARCHITECTURES", "find_model"]
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "BertForMaskedLM": "quire.models.bert:BertModel",
+        "BertForSequenceClassification": "quire.models.bert:BertModel",
+        "BertModel": "quire.models.bert:BertModel",
         "Cohere2ForCausalLM": "quire.models.parallel:CohereModel",
         "CohereForCausalLM": "quire.models.parallel:CohereModel",
         "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2Model",
@@ -46,7 +49,13 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "Qwen2MoeForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen3ForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen3MoeForCausalLM": "quire.models.llama:LlamaModel",
+        "RobertaForMaskedLM": "quire.models.bert:BertModel",
+        "RobertaForSequenceClassification": "quire.models.bert:BertModel",
+        "RobertaModel": "quire.models.bert:BertModel",
         "SmolLM3ForCausalLM": "quire.models.llama:LlamaModel",
+        "XLMRobertaForMaskedLM": "quire.models.bert:BertModel",
+        "XLMRobertaForSequenceClassification": "quire.models.bert:BertModel",
+        "XLMRobertaModel": "quire.models.bert:BertModel",
     }
 )
 

@@ -11,6 +11,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
+from quire.errors import EngineError
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.halves import in_halves
@@ -93,15 +94,17 @@ class ForwardPass:
         upload: Upload,
         num_prompt_logprobs: Mapping[int, int],
         media: MediaStore,
+        classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`. media: what rows
-        name in theirs."""
+        name in theirs. classify: `Classifies.scores` of a model with classes."""
         self._model = model
         self._rows = rows
         self._build = build
         self._upload = upload
         self._num_prompt_logprobs = num_prompt_logprobs
         self._media = media
+        self._classify = classify
 
     def compute(self, rows: ScheduledRows) -> Forward:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
@@ -161,7 +164,10 @@ class ForwardPass:
         """Rows that do not sample: in the middle of a prompt, or pooling. last: hidden states
         [W, E], `counts` [R] of each row."""
         for piece in pools:
-            states = last[piece.first : piece.first + len(piece.positions)].float()
+            states = last[piece.first : piece.first + len(piece.positions)]
+            if piece.pooling == "classify":
+                states = self._classes_of(states)
+            states = states.float()
             result.pooled.append((piece, states))
         are_others = ~rows.samples & ~np.isin(rows.slots, [piece.slot for piece in pools])
         if not are_others.any():
@@ -169,6 +175,12 @@ class ForwardPass:
         others = self._upload(np.flatnonzero(np.repeat(are_others, counts)))
         is_finite = torch.isfinite(last[others]).all(dim=1)
         result.unfinished.append((rows.slots[are_others], is_finite))
+
+    def _classes_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Numbers of the classes, [N, C]. EngineError without any: the plan side refuses that."""
+        if self._classify is None:
+            raise EngineError("a row is to be sorted into classes, and the model has none")
+        return self._classify(states)
 
     def _on_axes(self, inputs: ModelInputs, rows: ScheduledRows) -> ModelInputs:
         """The inputs with positions on three axes, if some rows compute tokens that have such."""
