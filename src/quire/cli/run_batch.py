@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     """Status 1 if a line has no good answer. ConfigError if the engine cannot start."""
     settings = EngineSettings.from_options(given_settings(options))
     check_early(settings)
-    from quire.server.batches.run import run_batch
+    from quire.server.processes.batch_run import run_batch
 
     counts = run_batch(settings, Path(options.input_file), Path(options.output_file))
     kept = f", {counts.num_kept} of them by an earlier run" if counts.num_kept else ""
