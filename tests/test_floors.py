@@ -20,8 +20,8 @@ DATA = (
 )  # fmt: skip
 FRONT = (
     "hooks", "rendering", "dialect", "bundled", "idioms", "sampling_params", "outputs", "inputs",
-    "engine_args", "engine", "server", "llm_engine", "llm", "async_llm", "client", "bench",
-    "simulator", "cli", "__main__",
+    "engine_args", "engine", "server", "llm_engine", "llm_vectors", "llm", "async_llm", "client",
+    "bench", "simulator", "cli", "__main__",
 )  # fmt: skip
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 LIGHT = (
@@ -31,8 +31,8 @@ LIGHT = (
 )  # fmt: skip
 SUB_ROOMS = {
     "server": (
-        "requests", "settings", "readings", "http", "prefixes", "generation", "openai", "anthropic",
-        "responses", "routes", "app", "batches", "processes",
+        "requests", "settings", "readings", "http", "prefixes", "generation", "sessions", "openai",
+        "anthropic", "responses", "batches", "routes", "app", "processes",
     ),
     "ops": (
         "compile", "operation", "random_tensors", "native", "exchange", "triton_provider",

@@ -19,7 +19,8 @@ from quire.sampling_params import RequestOutputKind, StructuredOutputsParams
 MODEL = {"quiet": True, "num_kv_blocks": 256, "max_model_len": 512}
 
 IMPORTS = """
-quire: PoolingParams PoolingOutput PoolingRequestOutput
+quire: PoolingParams PoolingOutput PoolingRequestOutput EmbeddingRequestOutput EmbeddingOutput
+quire: ClassificationRequestOutput ClassificationOutput ScoringRequestOutput ScoringOutput
 quire: LLM SamplingParams BeamSearchParams RequestOutput CompletionOutput TextPrompt TokensPrompt
 quire: PromptType EngineArgs AsyncEngineArgs LLMEngine AsyncLLMEngine AsyncLLM __version__
 quire.sampling_params: SamplingParams BeamSearchParams RequestOutputKind LogitsProcessor
@@ -29,11 +30,9 @@ quire.outputs: RequestOutput CompletionOutput BeamSearchOutput BeamSearchSequenc
 quire.inputs: TextPrompt TokensPrompt PromptType
 """
 MISSING_IMPORTS = """
-quire: EmbeddingOutput ModelRegistry
-quire: EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
-quire: ScoringRequestOutput initialize_ray_cluster
+quire: ModelRegistry RewardRequestOutput initialize_ray_cluster
 quire.sampling_params: GuidedDecodingParams SamplingType
-quire.outputs: EmbeddingRequestOutput ScoringRequestOutput
+quire.outputs: RewardRequestOutput
 quire.inputs: DataPrompt EmbedsPrompt MultiModalDataDict
 """
 
@@ -160,9 +159,7 @@ dataclasses.asdict(EngineArgs(model="m"))
 EngineArgs.from_cli_args(EngineArgs.add_cli_args(parser).parse_args(["--seed", "3"])).seed
 """
 CALLS_EXPLAINED = """
-llm.embed("a")
 llm.classify("a")
-llm.score("a", "b")
 llm.reward("a")
 llm.collective_rpc("f")
 llm.apply_model(print)

@@ -9,7 +9,7 @@ from quire.foreign import ForeignName, nearest
 __all__ = ["CALL_ARGUMENTS", "MISSING_METHODS", "missing_name"]
 
 _LORA = "generate(…, lora_request=LoRARequest(name, id, path)) loads adapters as they are named"
-_EMBEDS = "LLM.encode gives vectors; none gives scores or classes yet"
+_EMBEDS = "LLM gives vectors, scores and classes: embed, score, classify and encode"
 _STRUCTURE = "SamplingParams(structured_outputs=StructuredOutputsParams(…)) does it"
 _TEXT_ONLY = "models take text only"
 _ONE_PROCESS = "it computes in this process; `engine` has what it is made of"
@@ -75,12 +75,7 @@ MISSING_METHODS: Mapping[str, str] = {
 _MISSING_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("GuidedDecodingParams", "GuidedDecodingRequest"), _STRUCTURE),
     **dict.fromkeys(
-        (
-            "EmbeddingOutput",
-            "EmbeddingRequestOutput", "ClassificationOutput", "ClassificationRequestOutput",
-            "ScoringOutput", "ScoringRequestOutput", "RewardRequestOutput", "PoolingType",
-        ),
-        _EMBEDS,
+        ("RewardRequestOutput", "PoolingType"), _EMBEDS
     ),
     **dict.fromkeys(
         ("MultiModalDataDict", "MultiModalDataBuiltins", "MultiModalPlaceholderDict"), _TEXT_ONLY

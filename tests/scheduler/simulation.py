@@ -438,7 +438,7 @@ class Simulation:
         self.now += 0.1
         plan = scheduler.plan(self.now)
         self.check()
-        if oldest is not None:
+        if oldest is not None and not oldest.is_spare:
             assert oldest.has_slots or oldest.request.is_open, "the oldest group was preempted"
         if plan is None:
             is_done = not roster.groups or scheduler.waits_for_input

@@ -209,6 +209,10 @@ class RealClient(InMemoryClient):
     def __init__(self, llm: LLM) -> None:
         super().__init__()
         self.engine = SimpleNamespace(core=llm.engine.client._core)
+        spec = llm.engine.spec
+        self._capacity = replace(
+            self._capacity, is_encoder=spec.is_encoder, num_classes=spec.num_classes
+        )
 
 
 def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:

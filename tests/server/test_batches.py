@@ -16,10 +16,10 @@ from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import EngineRequest
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
-from quire.server.batches.run import BATCH_LIMITS
 from quire.server.batches.runner import BatchCounts, BatchRunner
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.generation.served_model import model_dialect
+from quire.server.processes.batch_run import BATCH_LIMITS
 from quire.server.settings import ServerSettings
 from tests.server.in_memory import InMemoryClient
 from tests.server.running import MODEL, bundled_front

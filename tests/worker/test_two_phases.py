@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire.bundled import bundled_model_path
-from quire.config.measured import render_measured, replan
+from quire.config.memory.measured import render_measured, replan
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup

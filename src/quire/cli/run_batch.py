@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Status 1 if a line has no good answer. ConfigError if the engine cannot start."""
     settings = EngineSettings.from_options(given_settings(options))
     check_early(settings)
-    from quire.server.batches.run import run_batch
+    from quire.server.processes.batch_run import run_batch
 
     named = read_server_settings(options)
     counts = run_batch(settings, Path(options.input_file), Path(options.output_file), named)

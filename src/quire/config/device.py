@@ -110,8 +110,18 @@ def choose_step_tokens(
 ) -> tuple[int, str]:
     """max_num_batched_tokens and why: on a CPU the power of two that takes it about `STEP_SECONDS`,
     so that a long prompt does not keep the other requests waiting for long."""
-    if settings.max_num_batched_tokens is not None:
-        return settings.max_num_batched_tokens, "as asked"
+    longest = spec.max_context if spec.whole_prompts else 1
+    if settings.max_model_len is not None:
+        longest = min(longest, settings.max_model_len)
+    asked = settings.max_num_batched_tokens
+    if asked is not None and asked < longest:
+        raise ConfigError(
+            f"max_num_batched_tokens={asked} is less than the {longest} tokens of the longest "
+            "prompt, and this model computes a prompt in one step. Raise it, or give "
+            f"max_model_len={asked}."
+        )
+    if asked is not None:
+        return asked, "as asked"
     reason = "short steps, so that a long prompt holds nobody up"
     if platform.device == "cuda":
         tokens = LARGE_GPU_STEP_TOKENS if _is_large(platform.gpu) else GPU_STEP_TOKENS
@@ -124,8 +134,10 @@ def choose_step_tokens(
             tokens *= 2
         if tiles:
             reason += "; AMX is fast"
-    if tokens < max_num_seqs:
-        return max_num_seqs, "one for each of max_num_seqs"
+    if tokens < max(max_num_seqs, longest):
+        return max(max_num_seqs, longest), (
+            "a whole prompt" if longest > max_num_seqs else "one for each of max_num_seqs"
+        )
     return tokens, reason
 
 

@@ -25,6 +25,8 @@ def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
         capacity.max_num_seqs,
         capacity.max_num_batched_tokens,
         capacity.max_model_len,
+        is_encoder=capacity.is_encoder,
+        num_classes=capacity.num_classes,
     )
     feasibility.max_total_tokens(request)
 
@@ -62,7 +64,12 @@ class Feasibility:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        *,
+        is_encoder: bool = False,
+        num_classes: int = 0,
     ) -> None:
+        """is_encoder, num_classes: as in `ModelSpec`."""
+        self._is_encoder, self._num_classes = is_encoder, num_classes
         self._layout = layout
         self._num_blocks = num_blocks
         self._max_num_seqs = max_num_seqs
@@ -76,6 +83,11 @@ class Feasibility:
         num_prompt = len(request.prompt_token_ids)
         if request.pooling is not None:
             return self._max_total_of_pooled(request)
+        if self._is_encoder:
+            raise RequestError(
+                "this model is an encoder, which draws no tokens: ask for vectors (embed, "
+                "/v1/embeddings), scores or classes"
+            )
         if num_prompt == 0:
             raise RequestError("the prompt is empty (0 tokens): give at least one token")
         if num_prompt >= self._max_model_len:
@@ -121,6 +133,11 @@ class Feasibility:
     def _max_total_of_pooled(self, request: EngineRequest) -> int:
         """Count one token after the prompt, which is never computed."""
         _check_pooled(request)
+        if request.pooling == "classify" and not self._num_classes:
+            raise RequestError(
+                "this model has no classes to sort texts into: use one with a head for them "
+                "(…ForSequenceClassification), or ask for vectors"
+            )
         num_prompt = len(request.prompt_token_ids)
         if num_prompt == 0:
             raise RequestError("the prompt is empty (0 tokens): give at least one token")

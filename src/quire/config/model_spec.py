@@ -7,13 +7,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # numpy comes with it
+    from quire.protocol.pooling_params import ClassActivation
 
 __all__ = [
     "DTYPE_BYTES",
     "CenteredTraits",
+    "ClassesSpec",
     "CohereTraits",
     "DynamicNTKScaling",
+    "EncoderTraits",
     "ExpertNames",
     "ExpertsSpec",
     "GPT2Traits",
@@ -231,6 +236,34 @@ class MPTTraits:
     max_bias: float
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderTraits:
+    """BERT and RoBERTa. prefix: of names on disk. first_position: of the num_positions in their
+    table, that of a prompt's first token. head: the layers that give classes, as one of the two has
+    them."""
+
+    prefix: Literal["bert.", "roberta."]
+    first_position: int
+    num_positions: int
+    head: Literal["pooler", "dense"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassesSpec:
+    """Classes that a model sorts prompts into. labels: their names. activation: what makes
+    probabilities of the model's numbers. score_activation: what makes a score of the number of a
+    model with one class."""
+
+    labels: tuple[str, ...]
+    activation: ClassActivation
+    score_activation: ClassActivation
+
+    @property
+    def gives_scores(self) -> bool:
+        """True if the model has one number for a pair of texts: it is a cross-encoder."""
+        return len(self.labels) == 1
+
+
 ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite"]
 """Families whose names of tensors others share."""
 
@@ -372,6 +405,9 @@ class ModelSpec:
     prefix LMs), which is then computed in one step; None: causal.
     matrices: every one that is multiplied with, for the memory plan of quantized weights.
     experts: of layers that have some in place of one feed-forward network; None if no layer has.
+    is_encoder: it draws no tokens, and is asked for vectors alone. classes: into which it sorts
+    prompts; None if it does not. token_types: rows of a table that tells the second text of a pair
+    from the first; 0 if there is none.
     eos_token_ids: of config.json, then those that only generation_config.json names.
     """
 
@@ -401,6 +437,18 @@ class ModelSpec:
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     prompt_attention: Literal["bidirectional"] | None = None
     experts: ExpertsSpec | None = None
+    is_encoder: bool = False
+    classes: ClassesSpec | None = None
+    token_types: int = 0
+
+    @property
+    def whole_prompts(self) -> bool:
+        """True if tokens of a prompt see all of it, so that one step computes it."""
+        return self.prompt_attention == "bidirectional"
+
+    @property
+    def num_classes(self) -> int:
+        return 0 if self.classes is None else len(self.classes.labels)
 
     @property
     def dtype_bytes(self) -> int:

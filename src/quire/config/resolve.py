@@ -114,10 +114,14 @@ def resolve(
     threads, threads_reason = _choose_threads(settings, platform)
     kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, kv_dtype)
     layout = KVLayout.of_windows(spec.windows, block_size, kv_format)
+    if spec.whole_prompts:
+        settings = _of_whole_prompts(settings)
     of_rank, rank_platform = _of_rank(settings, platform)
     own_layout = rank_layout(layout, ranks)
     host_blocks = _choose_host_blocks(of_rank, own_layout)
     recovery, recovery_reason = _choose_recovery(settings)
+    if spec.whole_prompts:
+        recovery_reason = "a prompt is computed whole"
     if draft is not None:
         draft = draft.with_dtype(dtype)
         _check_draft_model(device)
@@ -215,6 +219,19 @@ def _describe_replicas(replicas: int) -> tuple[Decision, ...]:
     if replicas == 1:
         return ()
     return (Decision("data_parallel_size", str(replicas), "engines; sizes are those of one"),)
+
+
+def _of_whole_prompts(settings: EngineSettings) -> EngineSettings:
+    """The settings where a step computes all of a prompt or nothing: a part of it that is cached,
+    or was swapped out, is of no use, and nobody cuts it."""
+    return replace(
+        settings,
+        enable_prefix_caching=False,
+        preemption_mode="recompute",
+        long_prefill_token_threshold=None,
+        max_num_partial_prefills=None,
+        max_long_partial_prefills=None,
+    )
 
 
 def _check_draft_model(device: str) -> None:

@@ -6,14 +6,15 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from quire.config import ModelSpec, env
 from quire.config.fingerprint import fingerprint
-from quire.config.measured import render_measured, replan
+from quire.config.memory.measured import render_measured, replan
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
+from quire.config.sentence import SentenceSettings
 from quire.config.settings import EngineSettings, setting_values
 from quire.config.speculation import parse_speculation
 from quire.config.startup import StartupPlan, plan_startup
@@ -50,7 +51,8 @@ HookArgument = str | OutputHook | Mapping[str, OutputHook]
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine in this process. default_sampling: the model's recommended sampling parameters.
-    recovery_costs: by which preempted requests are swapped; None if they never are."""
+    recovery_costs: by which preempted requests are swapped; None if they never are.
+    sentences: what becomes of hidden states where a request does not say."""
 
     client: EngineClient
     renderer: Renderer
@@ -59,6 +61,7 @@ class Engine:
     default_sampling: Mapping[str, object]
     eos_token_ids: frozenset[int]
     recovery_costs: RecoveryCosts | None = None
+    sentences: SentenceSettings = field(default_factory=SentenceSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ def build_engine(
         default_sampling=front.default_sampling,
         eos_token_ids=front.eos_token_ids,
         recovery_costs=built.recovery_costs,
+        sentences=front.sentences,
     )
 
 
@@ -293,6 +297,8 @@ def _build_scheduler(
             chosen.max_num_seqs,
             chosen.max_num_batched_tokens,
             chosen.max_model_len,
+            is_encoder=resolved.spec.is_encoder,
+            num_classes=resolved.spec.num_classes,
         ),
         settings=chosen,
         max_model_len=chosen.max_model_len,
@@ -301,4 +307,5 @@ def _build_scheduler(
         watches=None if hooks is None else hooks.watches,
         methods=DraftMethods(parse_speculation(chosen.speculative_config)),
         vocab_size=resolved.spec.vocab_size,
+        whole_prompts=resolved.spec.whole_prompts,
     )

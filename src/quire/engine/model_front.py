@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.config import ModelSpec, resolve_model_folder
+from quire.config.model_spec import ClassesSpec
+from quire.config.sentence import SentenceSettings, read_sentence_settings
 from quire.config.settings import EngineSettings
 from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
@@ -21,11 +23,15 @@ _log = logging.getLogger("quire.engine")
 class ModelFront:
     """eos_token_ids: what ends a sequence: the tokens of the checkpoint's configs and the
     tokenizer's own, which in a chat model may be the only one that ends a turn.
-    default_sampling: sampling parameters that the model's authors recommend."""
+    default_sampling: sampling parameters that the model's authors recommend. sentences: what
+    becomes of hidden states. classes, is_encoder: as in `ModelSpec`."""
 
     renderer: Renderer
     eos_token_ids: frozenset[int]
     default_sampling: Mapping[str, object]
+    sentences: SentenceSettings = field(default_factory=SentenceSettings)
+    classes: ClassesSpec | None = None
+    is_encoder: bool = False
 
 
 def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) -> ModelFront:
@@ -60,6 +66,9 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
         renderer=renderer,
         eos_token_ids=frozenset((*spec.eos_token_ids, *(() if own is None else (own,)))),
         default_sampling=spec.generation.sampling(),
+        sentences=read_sentence_settings(folder, is_encoder=spec.is_encoder),
+        classes=spec.classes,
+        is_encoder=spec.is_encoder,
     )
 
 

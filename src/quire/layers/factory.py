@@ -19,6 +19,7 @@ from quire.errors import ConfigError, EngineError
 from quire.layers.adapted import AdaptedLayers, AdaptedLinear, Additions, Projection
 from quire.layers.attention import Attention, Heads
 from quire.layers.cache_bias import CacheBiases, WithoutBiases
+from quire.layers.classes import ClassHead
 from quire.layers.embedding import (
     Embedding,
     LMHead,
@@ -35,7 +36,7 @@ from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import QueryGrowth, Scale, SoftCap
 from quire.layers.sinks import Sinks
 from quire.layers.taps import StateTaps
-from quire.layers.token_columns import TokenColumns
+from quire.layers.token_columns import TokenColumn, TokenColumns
 from quire.layers.wanted import WantedTokens
 from quire.ops import OpSet, PackedMatrix
 from quire.quantization import MatrixFormats, QuantizedFormats, WeightFormat
@@ -296,6 +297,23 @@ class LayerFactory:
         )
         table = TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
         return table, LMHead(own, vocabulary)
+
+    def token_embedding(self, vocab_size: int, size: int) -> TokenEmbedding:
+        """The table of tokens of a model without logits."""
+        self.given.width = size
+        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given)
+        return TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
+
+    def token_column(self, name: str) -> TokenColumn:
+        """A fact of each token that a forward computes, which is set for each forward."""
+        return self._columns.column(name)
+
+    def class_head(self, size: int, num_classes: int) -> ClassHead:
+        """Each rank has all of it, in the model's dtype whatever the format of other matrices."""
+        return ClassHead(
+            self._unquantized(size, size, bias=True),
+            self._unquantized(size, num_classes, bias=True),
+        )
 
     def head_of(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
         """Pack a projection to logits [V, E] that is already loaded; each rank has all of it."""

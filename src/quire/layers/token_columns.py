@@ -13,7 +13,10 @@ import torch
 from quire.errors import EngineError
 from quire.ops import OpSet
 
-__all__ = ["TokenColumn", "TokenColumns", "Variant"]
+__all__ = ["TYPE_COLUMN", "TokenColumn", "TokenColumns", "Variant"]
+
+TYPE_COLUMN = "token_type"
+"""1 for tokens of the second text of a pair, else 0."""
 
 Variant = tuple[str, ...]
 """Names of optional columns that a forward reads."""
@@ -60,7 +63,7 @@ class TokenColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of `KERNEL_COLUMNS` that layers asked for."""
+        """Names of those that layers asked for: some of `KERNEL_COLUMNS`, and TYPE_COLUMN."""
         return tuple(self._asked)
 
     @property

@@ -1,6 +1,6 @@
 """Models: one file per family, named by the architecture in config.json."""
 
-from quire.models.causal_lm import CausalLM, ModelFactory
+from quire.models.causal_lm import CausalLM, Classifies, ModelFactory
 from quire.models.loader import LoadFormat, check_replacements, load_model
 from quire.models.registry import ARCHITECTURES, find_model
 from quire.models.weight_map import WeightMap, WeightTarget
@@ -8,6 +8,7 @@ from quire.models.weight_map import WeightMap, WeightTarget
 __all__ = [
     "ARCHITECTURES",
     "CausalLM",
+    "Classifies",
     "LoadFormat",
     "ModelFactory",
     "WeightMap",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -12,7 +12,7 @@ from quire.config import ModelSpec
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap
 
-__all__ = ["CausalLM", "ModelFactory"]
+__all__ = ["CausalLM", "Classifies", "ModelFactory"]
 
 
 class CausalLM(Protocol):
@@ -30,6 +30,15 @@ class CausalLM(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden rows [N, E] → float32 [N, V]."""
+        ...
+
+
+@runtime_checkable
+class Classifies(Protocol):
+    """A model that may sort prompts into classes."""
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden rows [N, E] of the tokens that tell → float32 [N, C]."""
         ...
 
 

@@ -18,6 +18,9 @@ __all__ = ["ARCHITECTURES", "find_model"]
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "BertForMaskedLM": "quire.models.bert:BertModel",
+        "BertForSequenceClassification": "quire.models.bert:BertModel",
+        "BertModel": "quire.models.bert:BertModel",
         "BloomForCausalLM": "quire.models.centered:CenteredModel",
         "Cohere2ForCausalLM": "quire.models.parallel:CohereModel",
         "CohereForCausalLM": "quire.models.parallel:CohereModel",
@@ -52,9 +55,15 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "Qwen2MoeForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen3ForCausalLM": "quire.models.llama:LlamaModel",
         "Qwen3MoeForCausalLM": "quire.models.llama:LlamaModel",
+        "RobertaForMaskedLM": "quire.models.bert:BertModel",
+        "RobertaForSequenceClassification": "quire.models.bert:BertModel",
+        "RobertaModel": "quire.models.bert:BertModel",
         "SmolLM3ForCausalLM": "quire.models.llama:LlamaModel",
         "StableLmForCausalLM": "quire.models.centered:CenteredModel",
         "Starcoder2ForCausalLM": "quire.models.centered:CenteredModel",
+        "XLMRobertaForMaskedLM": "quire.models.bert:BertModel",
+        "XLMRobertaForSequenceClassification": "quire.models.bert:BertModel",
+        "XLMRobertaModel": "quire.models.bert:BertModel",
     }
 )
 

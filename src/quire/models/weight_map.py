@@ -66,7 +66,8 @@ class WeightMap:
     disk, with its index as {}.
     stacked: tensors of all experts of a block, to how they hold those of each one.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
-    tensors that are not weights.
+    tensors that are not weights. beside: as outer, of layers whose names have no prefix. endings:
+    of names in old files, to what they are now.
     """
 
     prefix: str
@@ -77,6 +78,8 @@ class WeightMap:
     head: str = "lm_head.weight"
     ignored: tuple[str, ...] = ()
     stacked: Mapping[str, Stacked] = field(default_factory=dict[str, Stacked])
+    beside: Mapping[str, str] = field(default_factory=dict[str, str])
+    endings: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def targets(self, model: object) -> dict[str, WeightTarget]:
         """Every tensor that `model` needs, by its full name on disk."""
@@ -84,6 +87,7 @@ class WeightMap:
         found = dict(_targets(self.prefix, self.outer, model))
         for index, block in enumerate(blocks):
             found.update(_targets(self.prefix + self.blocks.format(index), self.block, block))
+        found.update(_targets("", self.beside, model))
         found.update(_targets("", {self.head.removesuffix(".weight"): "lm_head"}, model))
         return found
 
@@ -107,6 +111,9 @@ class WeightMap:
     def canonical(self, name: str, known: Mapping[str, object]) -> str:
         """The name in `known` that the tensor `name` of a file stands for, else `name`."""
         plain = name.replace(COMPILED, "")
+        for old, new in self.endings.items():
+            if plain.endswith(old):
+                plain = plain.removesuffix(old) + new
         return plain if plain in known or self.prefix + plain not in known else self.prefix + plain
 
     def pieces(self, name: str, tensor: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:

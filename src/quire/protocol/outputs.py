@@ -11,13 +11,19 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
     "ChatAnswer",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "FunctionCall",
     "Logprob",
     "PoolingOutput",
     "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "ToolCall",
 ]
 
@@ -166,6 +172,57 @@ class PoolingRequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: str | None = None
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """embedding: the vector of a text."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """probs: probability of each class, or the model's own numbers if so asked."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """score: of a pair of texts."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput(PoolingRequestOutput):
+    """A text and its vector."""
+
+    outputs: EmbeddingOutput  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput(PoolingRequestOutput):
+    """A text and its classes."""
+
+    outputs: ClassificationOutput  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput(PoolingRequestOutput):
+    """A pair of texts and its score. prompt_token_ids: of the pair, or of the second text where the
+    model gives each text a vector."""
+
+    outputs: ScoringOutput  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 @dataclass(slots=True)

@@ -68,6 +68,8 @@ class EngineRequest:
         and lie outside of the vocabulary.
     pooling: the request is for a vector made of its prompt's hidden states, and ends when that is
         computed; `params` are `POOLED_PARAMS` then.
+    second_start: index of the first token of the second text, if the prompt is a pair of texts that
+        models may tell apart; 0 if it is not.
     prediction_token_ids: int32, of an output that the client expects. What is right of it costs
         less time; the output is the same with and without it.
     """
@@ -93,6 +95,7 @@ class EngineRequest:
     grammar: GrammarSpec | None = None
     adapter: AdapterRef | None = None
     pooling: Pooling | None = None
+    second_start: int = 0
     prediction_token_ids: IntArray = field(default_factory=no_ints)
 
     def is_stop(self, token: int, num_output: int) -> bool:

@@ -25,12 +25,15 @@ class SchedulingParams:
     deadline_s: seconds after arrival by which the first token must come. A request that can no
         longer make it is dropped before its prompt is computed.
     tenant: who shares with whom under the policy `fair`; weight: the share of that tenant.
+    is_spare: it is computed with what others leave: admitted only while no other request waits, and
+        the first to give way.
     """
 
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = ""
     weight: float = 1.0
+    is_spare: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):  # pyright: ignore[reportUnnecessaryIsInstance]

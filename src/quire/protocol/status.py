@@ -45,7 +45,8 @@ class EngineCapacity:
     max_model_len: tokens of one sequence, prompt and output. capacity_tokens: of all together.
     groups: window (None is full attention) and tokens per block, of each layer group. All blocks
         come from one pool.
-    uses_priority: requests may name a priority. description: a sentence on the kernels that serve.
+    uses_priority: requests may name a priority. is_encoder, num_classes: as in `ModelSpec`.
+    description: a sentence on the kernels that serve.
     """
 
     max_model_len: int
@@ -57,6 +58,8 @@ class EngineCapacity:
     groups: tuple[tuple[int | None, int], ...]
     uses_priority: bool
     description: str = ""
+    is_encoder: bool = False
+    num_classes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class EnterRow:
     waits_for_masks: in every step in which the row samples it waits for `LateInput`.
     pooling: None if the row draws tokens; else it gives one vector with the step that computes its
         last token, and nothing more. All but "last" enter with `num_computed_tokens` 0.
+    second_start: index of the first token of the second text, if the prompt is a pair of texts.
     """
 
     slot: int
@@ -136,6 +137,7 @@ class EnterRow:
     media: tuple[MediaSpan, ...] = ()
     waits_for_masks: bool = False
     pooling: Pooling | None = None
+    second_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

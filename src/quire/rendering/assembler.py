@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from quire.errors import RequestError
 from quire.protocol.outputs import (
     CompletionOutput,
     Logprob,
@@ -13,7 +14,7 @@ from quire.protocol.outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from quire.protocol.pooling_params import PoolingParams, normalized
+from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import PromptLogprobs, TokenLogprobs
@@ -167,7 +168,10 @@ class OutputAssembler:
             pooled, params = self._pooled.pop(finish.handle)
             vector = output.vectors.get(finish.handle)
             if vector is not None:
-                pooled.outputs.data = normalized(vector) if params.normalize else vector
+                try:
+                    pooled.outputs.data = params.finished(vector)
+                except RequestError as error:
+                    pooled.error = str(error)
             else:
                 pooled.error = finish.message or f"the request ended early ({finish.reason.value})"
             pooled.finished = True

@@ -44,7 +44,7 @@ class RenderedPrompt:
     salt: prompts of other salts share no cached prefix with it. media: parts of the prompt that are
     embeddings; the token ids there are 0. embeds: what has to be given to the engine before it is
     known how many tokens the prompt has; there are none then. prediction: token ids of the output
-    that the client expects. adapter: that computes it.
+    that the client expects. adapter: that computes it. second_start: as in `EngineRequest`.
     """
 
     token_ids: list[int]
@@ -54,6 +54,7 @@ class RenderedPrompt:
     embeds: object = None
     adapter: AdapterRef | None = None
     prediction: tuple[int, ...] = ()
+    second_start: int = 0
 
     def with_embeds(self, info: MediaInfo, handle: int) -> Self:
         """Return the prompt as embeddings from end to end, which the engine has under `handle`."""
@@ -76,6 +77,18 @@ class RenderedPrompt:
                 "truncate_prompt_tokens cannot cut prompt_embeds. Send fewer rows, or leave it out."
             )
         return replace(self, token_ids=self.token_ids[-length:], text=None)
+
+    def first(self, length: int) -> "RenderedPrompt":
+        """Its first tokens and the closing one, `length` in all, or itself if it is no longer: what
+        encoders are given of a long text. RequestError for a pair of texts, which is cut when it is
+        rendered."""
+        if len(self.token_ids) <= length or length < 1:
+            return self
+        if self.second_start:
+            raise RequestError("a pair of texts is too long: allow more tokens, or shorten it")
+        return replace(
+            self, token_ids=[*self.token_ids[: length - 1], self.token_ids[-1]], text=None
+        )
 
 
 class RendersChats(Protocol):
@@ -185,6 +198,16 @@ class Renderer:
                 f"The prompt {_short(text)} has no tokens of its own. Send at least one character."
             )
         return RenderedPrompt(self._within_vocabulary(found), text, salt)
+
+    def render_pair(self, first: str, second: str, most: int | None = None) -> RenderedPrompt:
+        """Token ids of two texts, which a cross-encoder compares. most: tokens to which they are
+        cut. RequestError as in `render_prompt`."""
+        tokenizer = self._require_tokenizer("a pair of texts")
+        for text in (first, second):
+            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise RequestError(f"A text of the pair is {_short(text)}. Send a string.")
+        token_ids, second_start = tokenizer.encode_pair(first, second, most)
+        return RenderedPrompt(self._within_vocabulary(token_ids), second_start=second_start)
 
     def render_chat(
         self,

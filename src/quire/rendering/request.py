@@ -23,9 +23,14 @@ SEED_MASK = 2**64 - 1
 
 
 def truncated(
-    prompt: RenderedPrompt, params: SamplingParams | PoolingParams, max_model_len: int
+    prompt: RenderedPrompt,
+    params: SamplingParams | PoolingParams,
+    max_model_len: int,
+    *,
+    is_encoder: bool = False,
 ) -> RenderedPrompt:
-    """The prompt, cut to its last tokens as `params.truncate_prompt_tokens` asks."""
+    """The prompt, cut to its last tokens as `params.truncate_prompt_tokens` asks; an encoder's to
+    its first ones."""
     length = params.truncate_prompt_tokens
     if length is None:
         return prompt
@@ -33,7 +38,7 @@ def truncated(
         length = max_model_len
         if isinstance(params, SamplingParams):
             length -= max(params.max_tokens or 1, params.min_tokens)
-    return prompt.last(length)
+    return prompt.first(length) if is_encoder else prompt.last(length)
 
 
 class RequestRenderer:
@@ -109,7 +114,7 @@ class RequestRenderer:
         params: PoolingParams,
         arrival_time: float,
     ) -> EngineRequest:
-        """A request for the vector of a prompt."""
+        """A request for the vector of a prompt, by parameters of which none is open."""
         return EngineRequest(
             request_id=request_id,
             first_handle=handle,
@@ -121,6 +126,7 @@ class RequestRenderer:
             media=prompt.media,
             pooling=params.pooling,
             adapter=prompt.adapter,
+            second_start=prompt.second_start,
         )
 
     def _token_ids(self, prompt: RenderedPrompt) -> IntArray:

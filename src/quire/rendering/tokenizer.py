@@ -141,6 +141,36 @@ class Tokenizer:
             raise next((_not_text(text) for text in texts if not _is_text(text)), error) from error
         return [encoding.ids for encoding in found]
 
+    def encode_pair(
+        self, first: str, second: str, most: int | None = None
+    ) -> tuple[list[int], int]:
+        """Token ids of two texts as the post-processor joins them, and where those begin that it
+        counts to the second; 0 if it makes no difference. most: tokens in all, to which the longer
+        text is cut, then both in turn. RequestError as in `encode`, or if there is no room."""
+        try:
+            whole = self._backend.encode(first, second)
+            if most is not None and len(whole.ids) > most:
+                whole = self._cut_pair(first, second, most)
+        except TypeError as error:
+            faults = (_not_text(text) for text in (first, second) if not _is_text(text))
+            raise next(faults, error) from error
+        types = whole.type_ids
+        return whole.ids, types.index(1) if 1 in types else 0
+
+    def _cut_pair(self, first: str, second: str, most: int) -> "tokenizers.Encoding":
+        room = most - self._backend.num_special_tokens_to_add(is_pair=True)
+        if room < 2:
+            raise RequestError(
+                f"A pair of texts is to have at most {most} tokens, which leaves no room for them. "
+                "Allow more."
+            )
+        pair = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
+        shorter, longer = sorted(pair, key=lambda each: len(each.ids))
+        num_short = min(len(shorter.ids), room // 2)
+        shorter.truncate(num_short)
+        longer.truncate(room - num_short)
+        return self._backend.post_process(pair[0], pair[1])
+
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return where in `text` each token of `encode` begins, in characters. Tokens that are part
         of a character begin with it; those that encoding adds have no length. RequestError as in

@@ -12,6 +12,7 @@ import torch
 from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
 from quire.distributed import ALONE, Collectives, together
+from quire.errors import EngineError
 from quire.layers import TokenColumns
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
@@ -99,10 +100,12 @@ class ForwardPass:
         columns: TokenColumns,
         collectives: Collectives = ALONE,
         states: KeptStates | None = None,
+        classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`. media: what rows
         name in theirs. columns: that the model's layers read. collectives: of the ranks that
-        compute the same rows. states: keeps some of each forward."""
+        compute the same rows. states: keeps some of each forward. classify: `Classifies.scores` of
+        a model with classes."""
         self._model = model
         self._rows = rows
         self._build = build
@@ -112,6 +115,7 @@ class ForwardPass:
         self._collectives = collectives
         self._columns = columns
         self._states = states
+        self._classify = classify
 
     def compute(self, rows: ScheduledRows) -> Forward:
         """Compute rows; on an exception, in halves, so that only the row at fault fails."""
@@ -183,7 +187,10 @@ class ForwardPass:
         """Rows that do not sample: in the middle of a prompt, or pooling. last: hidden states
         [W, E], `counts` [R] of each row."""
         for piece in pools:
-            states = last[piece.first : piece.first + len(piece.positions)].float()
+            states = last[piece.first : piece.first + len(piece.positions)]
+            if piece.pooling == "classify":
+                states = self._classes_of(states)
+            states = states.float()
             result.pooled.append((piece, states))
         are_others = ~rows.samples & ~np.isin(rows.slots, [piece.slot for piece in pools])
         if not are_others.any():
@@ -191,6 +198,12 @@ class ForwardPass:
         others = self._upload(np.flatnonzero(np.repeat(are_others, counts)))
         is_finite = torch.isfinite(last[others]).all(dim=1)
         result.unfinished.append((rows.slots[are_others], is_finite))
+
+    def _classes_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Numbers of the classes, [N, C]. EngineError without any: the plan side refuses that."""
+        if self._classify is None:
+            raise EngineError("a row is to be sorted into classes, and the model has none")
+        return self._classify(states)
 
     def _on_axes(self, inputs: ModelInputs, rows: ScheduledRows) -> ModelInputs:
         """The inputs with positions on three axes, if some rows compute tokens that have such."""

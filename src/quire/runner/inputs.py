@@ -11,7 +11,7 @@ import torch
 from quire.attention import AttentionBackend, GroupInputs, KVPool, StepInputs
 from quire.config.kv_layout import KVGroup
 from quire.layers import TokenColumns
-from quire.layers.token_columns import Variant
+from quire.layers.token_columns import TYPE_COLUMN, Variant
 from quire.runner.kernel_rows import KernelRows, RowList
 from quire.runner.rows import ScheduledRows, Slots
 
@@ -197,7 +197,11 @@ class InputGatherer:
                 return column[columns[0]].repeat_interleave(counts, output_size=num_tokens)
 
             for name in self._columns.read:
-                batch.columns[name][:num_tokens] = of_tokens(getattr(source, name))
+                if name == TYPE_COLUMN:
+                    found = batch.positions[:num_tokens] >= of_tokens(source.second_start)
+                else:
+                    found = of_tokens(getattr(source, name))
+                batch.columns[name][:num_tokens] = found
             if self._has_offsets:
                 batch.positions[:num_tokens] += of_tokens(source.position_offset)
         longest = int((rows.num_computed + rows.num_tokens).max())

@@ -26,7 +26,8 @@ class RowList:
 class KernelRows:
     """Columns of all slots, and which rows a step computes, in memory that stays.
 
-    num_computed, num_tokens, num_prompt, adapter, position_offset (`KERNEL_COLUMNS`): int64 [S].
+    num_computed, num_tokens, num_prompt, adapter, position_offset, second_start (`KERNEL_COLUMNS`):
+    int64 [S].
     token_ids: int32 [S, L]. tables: per layer group, int32 [S, M]. slots: int64 [R], starts: int32
     [R + 1] of the rows of a step, as in `RowList`. spare: the slot of the row that pads steps, -1
     if none.
@@ -37,6 +38,7 @@ class KernelRows:
     num_prompt: torch.Tensor
     adapter: torch.Tensor
     position_offset: torch.Tensor
+    second_start: torch.Tensor
     token_ids: torch.Tensor
     tables: tuple[torch.Tensor, ...]
     slots: torch.Tensor

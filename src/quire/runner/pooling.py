@@ -32,7 +32,7 @@ class PoolPiece:
         """Tokens whose hidden states are wanted; if only to see whether the numbers are finite."""
         if self.pooling == "mean":
             return range(self.start, self.end)
-        if self.pooling == "cls" and not self.start:
+        if self.pooling in ("cls", "classify") and not self.start:
             return range(1)
         return range(self.end - 1, self.end)
 
@@ -69,7 +69,7 @@ class VectorPools:
 
     def take(self, piece: PoolPiece, hidden: FloatArray) -> FloatArray | None:
         """The vector float32 [E] of a prompt that is complete. hidden: float32 [N, E], at
-        the piece's `positions`."""
+        the piece's `positions`; of one that is sorted into classes the numbers of these, [N, C]."""
         if piece.pooling == "last":
             return hidden[-1].astype(np.float32) if piece.is_last else None
         if not piece.start:

@@ -17,8 +17,18 @@ __all__ = ["KERNEL_COLUMNS", "RowTable", "ScheduledRows", "Slots", "places_in_ro
 
 Slots = npt.NDArray[np.int64]
 
-KERNEL_COLUMNS = ("num_computed", "num_tokens", "num_prompt", "adapter", "position_offset")
+KERNEL_COLUMNS = (
+    "num_computed",
+    "num_tokens",
+    "num_prompt",
+    "adapter",
+    "position_offset",
+    "second_start",
+)
 """Columns of a `RowTable` that kernels read (`KernelRows`), and that are copied to a device."""
+
+NO_SECOND = 2**31
+"""`second_start` of rows without a second text: behind all tokens."""
 
 _FORKED = (*KERNEL_COLUMNS, "standing", "failed")
 
@@ -64,6 +74,8 @@ class RowTable:
     media: of rows that have embeddings in their prompts, where. pooling: of rows that pool, how.
     position_offset: int64 [slots], what is added to the index of a token after all media for its
         position.
+    second_start: int64 [slots], index of the first token of the second text, if the row is a pair
+        of texts that the model tells apart.
     """
 
     def __init__(
@@ -74,10 +86,12 @@ class RowTable:
         *,
         has_states: bool = False,
         position_axes: int = 1,
+        token_types: int = 0,
     ) -> None:
         """tokens_per_block: per layer group. has_states: rows have recurrent states.
-        position_axes: as in `ModelSpec`."""
+        position_axes, token_types: as in `ModelSpec`."""
         self._has_states = has_states
+        self._tells_texts_apart = token_types > 1
         self._has_axes = position_axes > 1
         self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.tables = [
@@ -89,6 +103,7 @@ class RowTable:
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
         self.adapter = np.zeros(max_num_seqs, np.int64)
         self.position_offset = np.zeros(max_num_seqs, np.int64)
+        self.second_start = np.full(max_num_seqs, NO_SECOND, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.num_drafts = np.zeros(max_num_seqs, np.int64)
         self.failed = np.zeros(max_num_seqs, np.bool_)
@@ -171,6 +186,8 @@ class RowTable:
         self.num_computed[slot] = row.num_computed_tokens
         self.num_prompt[slot] = row.num_prompt_tokens
         self.adapter[slot] = row.adapter
+        is_pair = row.second_start > 0 and self._tells_texts_apart
+        self.second_start[slot] = row.second_start if is_pair else NO_SECOND
         self.standing[slot] = 0
         self.failed[slot] = False
         for table, blocks in zip(self.tables, row.block_tables, strict=True):

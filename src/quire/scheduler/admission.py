@@ -31,6 +31,14 @@ class Admission:
         self._lifecycle = lifecycle
         self._budget = budget
         self._allocation = allocation
+        self._was_short = False
+
+    def take_from_spare(self) -> None:
+        """Before a step is shared out: if the one before had no room for a waiting group, a group
+        on spare capacity gives way."""
+        if self._was_short and self._state.waiting.num_urgent:
+            self._lifecycle.yield_spare()
+        self._was_short = False
 
     def admit(
         self, slots: Slots, tokens: Slots, now: float, *, only_resumed: bool = False
@@ -42,6 +50,7 @@ class Admission:
             admit those alone that were admitted before.
         """
         if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
+            self._was_short = True
             return slots, tokens
         step = self._budget.open(slots, tokens)
 
@@ -65,6 +74,7 @@ class Admission:
             ):
                 continue
             if not chunks:
+                self._was_short = is_short
                 break
             if group.blocked_on:
                 self._state.roster.block(group)

@@ -374,9 +374,9 @@ class Drafts:
         at."""
         assert self._guesser is not None
         room, num_tokens = self._room(slots, tokens), int(tokens.sum())
-        asked = slots[may_guess].tolist()
+        asked: list[int] = slots[may_guess].tolist()
         if not policy.may_take(num_tokens, self._chances(asked), room):
-            not_asked = asked if policy.knows(num_tokens) else []
+            not_asked: list[int] = asked if policy.knows(num_tokens) else []
             return Offers({}, [] if not_asked else None, room, not_asked)
         found = self._guesses(self._guesser, slots, tokens, may_guess)
         if not found:

@@ -124,6 +124,13 @@ class Lifecycle:
         anyone."""
         return self.yield_idle() or (is_last_resort and self._state.pins.release_one())
 
+    def yield_spare(self) -> None:
+        """Take the slots and blocks of the newest running group on spare capacity, if there is
+        one."""
+        running = self._state.roster.running
+        if running and running[-1].is_spare:
+            self.preempt(running[-1])
+
     def make_room(self) -> bool:
         """Take blocks from someone, so that a running group can grow: from who does not compute, or
         else from the last group by key. False if more will be free only when copies have ended."""

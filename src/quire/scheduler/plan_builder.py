@@ -161,4 +161,5 @@ class PlanBuilder:
             waits_for_masks=sequence.group.grammar is not None,
             adapter=sequence.group.adapter,
             pooling=request.pooling,
+            second_start=request.second_start,
         )

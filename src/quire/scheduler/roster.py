@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 
 from quire.errors import EngineError
-from quire.scheduler.policies.policy import Policy
+from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.sequence import GroupState, SequenceGroup
 
 __all__ = ["Roster"]
@@ -19,7 +19,7 @@ class Roster:
     whose prompts were open when they began to run. groups: by handle of each live sequence.
     """
 
-    def __init__(self, waiting: Policy) -> None:
+    def __init__(self, waiting: SpareLast) -> None:
         self.waiting = waiting
         self.running: list[SequenceGroup] = []
         self.blocked: list[SequenceGroup] = []

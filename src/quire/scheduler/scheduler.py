@@ -30,6 +30,7 @@ from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policies.policy import CountsTokens, Policy
+from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
@@ -73,18 +74,21 @@ class Scheduler:
         methods: DraftMethods | None = None,
         vocab_size: int = 2**31,
         watches: Watches | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
         proposer: whose drafts are all verified. methods: by which drafts are made where there is no
         proposer, and as many verified as pay. vocab_size: token ids from there on stand for media.
-        watches: whose tokens wait for verdicts before clients get them; None: nobody's."""
+        watches: whose tokens wait for verdicts before clients get them; None: nobody's.
+        whole_prompts: a step computes all of a prompt or nothing; none is longer than a step."""
+        queue = SpareLast(policy)
         table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
         pins = PinnedPrefixes(kv)
         prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
         self.state = state = SchedulerState(
             kv=kv,
             table=table,
-            roster=Roster(policy),
+            roster=Roster(queue),
             builder=PlanBuilder(table, kv),
             pins=pins,
             prefixes=prefixes,
@@ -94,7 +98,7 @@ class Scheduler:
             unsent=UnsentTokens(table, outputs),
         )
         stops_at = prefixes.stops_at if prefixes.keeps_states else None
-        self._budget = TokenBudget(table, settings, stops_at)
+        self._budget = TokenBudget(table, settings, stops_at, whole_prompts=whole_prompts)
         max_tokens = settings.max_num_batched_tokens
         self._drafts = Drafts(table, kv, proposer, max_tokens, methods, vocab_size)
         self._lifecycle = Lifecycle(state, self._drafts.ended)
@@ -104,7 +108,7 @@ class Scheduler:
         self._admission = Admission(state, self._lifecycle, self._budget, self._allocation)
         beams = BeamIntake(state, self._lifecycle)
         self._results = ResultIntake(state, self._lifecycle, beams, self._drafts.verified)
-        self._counter = policy if isinstance(policy, CountsTokens) else None
+        self._counter = queue if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
         self._num_in_flight = 0
         self._is_admission_held = False
@@ -200,6 +204,7 @@ class Scheduler:
         mark = state.kv.mark()
         state.pins.expire(now)
         self._admission.drop_late(now)
+        self._admission.take_from_spare()
         slots, tokens, was_preempted = self._choose_running()
         if len(state.waiting) and not was_preempted:
             slots, tokens = self._admission.admit(

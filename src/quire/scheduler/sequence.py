@@ -142,6 +142,11 @@ class SequenceGroup:
     adapter: int = 0
 
     @property
+    def is_spare(self) -> bool:
+        """True if it is computed with what others leave."""
+        return self.request.scheduling.is_spare
+
+    @property
     def has_slots(self) -> bool:
         return any(sequence.slot >= 0 for sequence in self.sequences)
 

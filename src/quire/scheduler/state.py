@@ -10,7 +10,7 @@ from quire.scheduler.deadlines import Deadlines, PrefillSpeed
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
-from quire.scheduler.policies.policy import Policy
+from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.roster import Roster
@@ -77,7 +77,7 @@ class SchedulerState:
     tickets: Tickets = field(default_factory=Tickets)
 
     @property
-    def waiting(self) -> Policy:
+    def waiting(self) -> SpareLast:
         """Groups that wait to be admitted."""
         return self.roster.waiting
 

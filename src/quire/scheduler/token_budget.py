@@ -53,9 +53,16 @@ class TokenBudget:
     """Tokens of one step, `max_num_batched_tokens` at most."""
 
     def __init__(
-        self, table: SequenceTable, settings: ResolvedScheduler, stops_at: StopsAt | None = None
+        self,
+        table: SequenceTable,
+        settings: ResolvedScheduler,
+        stops_at: StopsAt | None = None,
+        *,
+        whole_prompts: bool = False,
     ) -> None:
-        """stops_at: shortens chunks; None leaves them as they are."""
+        """stops_at: shortens chunks; None leaves them as they are. whole_prompts: waiting prompts
+        are not cut, and wait for a step that has room for all of them."""
+        self.whole_prompts = whole_prompts
         self._table = table
         self._max_tokens = settings.max_num_batched_tokens
         self._stops_at = stops_at
@@ -137,12 +144,15 @@ class StepTokens:
         self._partial: tuple[int, int] | None = None  # of `wanted`, once it was asked for
 
     def offered_to(self, group: SequenceGroup) -> int:
-        """Tokens that the group may compute: those left, and those of running prompts after it."""
+        """Tokens that the group may compute: those left, and those of running prompts after it;
+        none if prompts are not cut and this one is longer."""
         offered = self._left
         for key, slot in reversed(self._prompts):
             if key < group.key:
                 break
             offered += int(self._wanted[slot])
+        if self._budget.whole_prompts and offered < len(group.sequences[0].token_ids):
+            return 0
         return min(offered, self._budget.limits.long_prefill_token_threshold)
 
     def may_start(self, group: SequenceGroup) -> bool:

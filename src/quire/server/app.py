@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import quire
 from quire.errors import QuireError
+from quire.server.batches.service import BatchService
 from quire.server.generation.backend import Backend
 from quire.server.http.gate import Gate
 from quire.server.http.hot_routes import HotRoutes
@@ -28,6 +29,7 @@ from quire.server.http.trace import RequestTrace
 from quire.server.readings.front_board import FrontBoard
 from quire.server.readings.stats_line import StatsLine
 from quire.server.requests.errors import CLIENT_LEFT, RefusedError, error_reply
+from quire.server.routes.batches import batches_router
 from quire.server.routes.control import control_router
 from quire.server.routes.kept_responses import kept_responses_router
 from quire.server.routes.messages import messages_router
@@ -37,6 +39,7 @@ from quire.server.routes.prefixes import prefix_router
 from quire.server.routes.responses import responses_router
 from quire.server.routes.schema import describe
 from quire.server.routes.services import Services
+from quire.server.routes.sessions import sessions_router
 from quire.server.routes.text import text_router
 from quire.server.routes.tokens import tokens_router
 from quire.server.routes.vectors import vectors_router
@@ -59,10 +62,18 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         ticking = asyncio.create_task(_tick(services))
-        ticking.add_done_callback(_log_end)
+        ticking.add_done_callback(functools.partial(_log_end, what="figures are no longer kept"))
+        running = None
+        if services.batches is not None and not front:  # one front runs those of all
+            batches = BatchService(app, backend, services.batches, settings.limits)
+            running = asyncio.create_task(batches.run())
+            running.add_done_callback(functools.partial(_log_end, what="batches are no longer run"))
         try:
             yield
         finally:
+            if running is not None:
+                running.cancel()
+                await asyncio.wait((running,))
             ticking.cancel()
             services.close()
 
@@ -110,6 +121,8 @@ def _routers(services: Services) -> tuple[tuple[APIRouter, ...], tuple[APIRouter
         ops_router(services),
         prefix_router(services),
         vectors_router(services),
+        batches_router(services),
+        sessions_router(services),
     )
     if services.settings.enable_engine_control:
         others = (*others, control_router(services))
@@ -191,9 +204,9 @@ def _describe(app: FastAPI, settings: ServerSettings) -> None:
     app.openapi = openapi
 
 
-def _log_end(ticking: asyncio.Task[None]) -> None:
-    if not ticking.cancelled():
-        logger.error("the figures of this front are no longer kept", exc_info=ticking.exception())
+def _log_end(task: asyncio.Task[None], what: str) -> None:
+    if not task.cancelled():
+        logger.error("of this front, %s", what, exc_info=task.exception())
 
 
 async def _tick(services: Services) -> None:

@@ -89,6 +89,9 @@ class ServerSettings:
     shutdown_timeout: float = _setting(30.0, "seconds that SIGTERM leaves to open requests")
     api_server_count: int = _setting(1, "front processes that share the port and one engine")
     render_threads: int = _setting(2, "threads for chat templates and tokenizing")
+    data_dir: str | None = _setting(
+        None, "folder of uploaded files and batches (/v1/files, /v1/batches), kept for restarts"
+    )
     num_kept_timelines: int = _setting(256, "requests whose timelines are kept")
     record_trace: str = _setting(
         "", "file to which lengths and times of requests are added, no texts"

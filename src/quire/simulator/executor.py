@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from quire.errors import RequestError
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, MeasureRecovery, Report
 from quire.protocol.media import MediaInfo
-from quire.protocol.step import LateInput, StepPlan, StepResult, TokenCandidates
+from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult, TokenCandidates
 from quire.simulator.row_counts import ComputedRows, RowCounts, Slots
 from quire.simulator.step_cost import StepCost
 
@@ -144,6 +144,11 @@ class SimulatedExecutor:
 
     def late(self, late: LateInput) -> None:
         """Take masks, which change no time."""
+
+    def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
+        """No draft is left to a model."""
+        del step_id, wait
+        return {}
 
     def shutdown(self) -> None:
         self._tickets.clear()

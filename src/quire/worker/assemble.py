@@ -58,6 +58,7 @@ def _on_host(
         size.max_model_len,
         [g.tokens_per_block for g in layout.groups],
         position_axes=loaded.spec.position_axes,
+        token_types=loaded.spec.token_types,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
     host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
@@ -131,6 +132,7 @@ def _on_host(
             loaded.columns,
             loaded.collectives,
             kept,
+            loaded.classify,
         ),
         Draws(sampling, rows, ops.draw, graph_draws, torch.from_numpy),
         HostQueue(),

@@ -75,6 +75,7 @@ def _assemble(
         size.max_model_len,
         [g.tokens_per_block for g in layout.groups],
         position_axes=loaded.spec.position_axes,
+        token_types=loaded.spec.token_types,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs + 1, loaded.spec.vocab_size)
     host = HostPages(
@@ -110,7 +111,7 @@ def _assemble(
         make_recorder = _cuda_recorder
     recorder = make_recorder(state, kv) if make_recorder is not None and max_rows else None
     is_capturable = recorder is not None and all(each.is_capturable for each in attention)
-    sizes = ladder(max_rows) if is_capturable else ()
+    sizes = ladder(max_rows) if is_capturable and not loaded.spec.is_encoder else ()
     max_tokens = min(MAX_TOKENS, settings.chosen.max_num_batched_tokens)
     pieces = None
     if recorder is not None:
@@ -138,6 +139,7 @@ def _assemble(
             changes.num_prompt_logprobs,
             media,
             loaded.columns,
+            classify=loaded.classify,
         ),
         Draws(sampling, rows, host_draw, graph_draws, queue.upload, extras, state),
         queue,

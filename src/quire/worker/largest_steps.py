@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.config.kv_layout import KVLayout
+from quire.protocol.pooling_params import Pooling
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import EnterRow, StepPlan
 
@@ -16,7 +17,8 @@ __all__ = ["LargestSteps"]
 @dataclass(frozen=True, slots=True)
 class LargestSteps:
     """A step of as many tokens as there may be, dealt out to as many rows as there may be, then one
-    in which each row decodes; all rows sample in both.
+    in which each row decodes; all rows sample in both. pooling: of rows that draw nothing, as those
+    of encoders; then there is no second step.
 
     All rows have the same blocks, so that a small pool serves: what is in them does not matter.
     """
@@ -25,13 +27,14 @@ class LargestSteps:
     max_num_batched_tokens: int
     max_model_len: int
     layout: KVLayout
+    pooling: Pooling | None = None
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the pool that the steps need."""
         return self.layout.blocks_for(self._longest_row)
 
-    def plans(self) -> tuple[StepPlan, StepPlan]:
+    def plans(self) -> tuple[StepPlan, ...]:
         counts, slots = self._counts(), np.arange(self.max_num_seqs, dtype=np.int32)
         blocks = self.layout.first_blocks(self._longest_row)
         tables = tuple(np.array(each, np.int32) for each in blocks)
@@ -46,10 +49,13 @@ class LargestSteps:
                 params=params,
                 seed=slot,
                 sample_index=0,
+                pooling=self.pooling,
             )
             for slot, count in enumerate(counts.tolist())
         )
         first = StepPlan(0, enter=rows, delta_slot=slots, delta_tokens=counts)
+        if self.pooling is not None:
+            return (first,)
         return first, StepPlan(1, delta_slot=slots, delta_tokens=np.ones_like(slots))
 
     def _counts(self) -> np.ndarray:

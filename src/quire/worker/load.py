@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +18,7 @@ from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, StateTaps, TokenColumns
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
-from quire.models import CausalLM, load_model
+from quire.models import CausalLM, Classifies, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
 from quire.ops.exchange import join_region
@@ -63,7 +63,13 @@ class LoadedModel:
     @property
     def whole_prompts(self) -> bool:
         """True if tokens of a prompt see all of it, so that one step computes it."""
-        return self.spec.prompt_attention == "bidirectional"
+        return self.spec.whole_prompts
+
+    @property
+    def classify(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Numbers for each class of hidden states; None if the model has no classes."""
+        model = self.model
+        return model.scores if self.spec.num_classes and isinstance(model, Classifies) else None
 
     @property
     def kernels(self) -> str:

@@ -13,6 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.checkpoint import read_checkpoint
+from quire.config.families.bert import (
+    read_bert,
+    read_bert_classes,
+    read_roberta,
+    read_roberta_classes,
+)
 from quire.config.families.centered import (
     read_bloom,
     read_falcon,
@@ -56,6 +62,7 @@ from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import DTYPE_BYTES, ModelSpec
 from quire.config.packed import read_packed_settings
+from quire.config.sentence import longest_sentence
 from quire.errors import ConfigError
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "flat_config", "read_model_spec"]
@@ -108,6 +115,9 @@ def read_model_spec(
         architecture, reader = _find_reader(raw)
         read_packed_settings(folder)
         spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
+    longest = longest_sentence(folder) if spec.is_encoder else None
+    if longest is not None:
+        spec = replace(spec, max_context=min(spec.max_context, longest))
     generation = read_generation_defaults(folder, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
@@ -222,6 +232,9 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
 
 
 _READERS: dict[str, SpecReader] = {
+    "BertForMaskedLM": read_bert,
+    "BertForSequenceClassification": read_bert_classes,
+    "BertModel": read_bert,
     "BloomForCausalLM": read_bloom,
     "Cohere2ForCausalLM": read_cohere2,
     "CohereForCausalLM": read_cohere,
@@ -256,11 +269,18 @@ _READERS: dict[str, SpecReader] = {
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3ForCausalLM": read_qwen3,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "RobertaForMaskedLM": read_roberta,
+    "RobertaForSequenceClassification": read_roberta_classes,
+    "RobertaModel": read_roberta,
     "SmolLM3ForCausalLM": read_smollm3,
     "StableLmForCausalLM": read_stablelm,
     "Starcoder2ForCausalLM": read_starcoder2,
+    "XLMRobertaForMaskedLM": read_roberta,
+    "XLMRobertaForSequenceClassification": read_roberta_classes,
+    "XLMRobertaModel": read_roberta,
 }
 _ARCHITECTURES = {
+    "bert": "BertModel",
     "bloom": "BloomForCausalLM",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
@@ -292,9 +312,11 @@ _ARCHITECTURES = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "roberta": "RobertaModel",
     "smollm3": "SmolLM3ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    "xlm-roberta": "XLMRobertaModel",
 }
-"""Text-generating architecture of each model_type."""
+"""Text model of each model_type."""
 SUPPORTED_ARCHITECTURES = tuple(sorted(_READERS))

@@ -18,6 +18,9 @@ DEFAULT_KV_SHARE = 0.5
 UNKNOWN_MEMORY_KV_BYTES = 2**30
 """Size of the KV cache on a machine that does not say how much memory is free."""
 
+MOST_STEPS = 4
+"""Steps in flight at once, and one more."""
+
 SHORTEST_CONTEXT = 2
 """One prompt token and one output token."""
 
@@ -84,6 +87,10 @@ class PoolSizing:
         if settings.kv_cache_memory is not None:
             return largest, f"kv_cache_memory of {format_bytes(settings.kv_cache_memory)}"
         one = self._blocks_for(context)
+        if self._spec.is_encoder:
+            steps = MOST_STEPS * (self._layout.blocks_for(self._step_tokens) + self._max_num_seqs)
+            if largest >= max(steps, one):
+                return max(steps, one), "for the prompts of the steps in flight: none is kept"
         if self._budget.limit is None:
             size = format_bytes(UNKNOWN_MEMORY_KV_BYTES)
             blocks, reason = largest, f"{size}: the machine does not say what is free"

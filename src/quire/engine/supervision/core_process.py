@@ -175,6 +175,8 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
             ),
             uses_priority=built.core.uses_priority,
             description=built.report.kernels,
+            is_encoder=built.resolved.spec.is_encoder,
+            num_classes=built.resolved.spec.num_classes,
         ),
     )
 

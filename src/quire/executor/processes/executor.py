@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from quire.protocol.codec import encode
 from quire.protocol.control import ControlOp, Report, UpdateWeights, WorkerOp
 from quire.protocol.media import MediaInfo
 from quire.protocol.recovery import RecoveryCosts
-from quire.protocol.step import LateInput, StepPlan
+from quire.protocol.step import IntArray, LateInput, StepPlan
 from quire.protocol.step_codec import encode_late, encode_plan
 from quire.worker import Worker
 
@@ -106,6 +106,9 @@ class ProcessExecutor:
     def late(self, late: LateInput) -> None:
         self._group.send(RankMessage.LATE, encode_late(late))
         self._first.late(late)
+
+    def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
+        return self._first.made_drafts(step_id, wait=wait)
 
     def shutdown(self) -> None:
         self._first.shutdown()

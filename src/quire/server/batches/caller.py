@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Scope
 
+from quire.server.http.gate import CALLER, InternalCaller
+
 __all__ = ["Called", "call"]
 
 
@@ -19,9 +21,13 @@ class Called:
     body: bytes = b""
 
 
-async def call(app: ASGIApp, path: str, body: bytes) -> Called:
-    """Post JSON to a route, and return its whole answer. Cancelling it ends the request."""
+async def call(
+    app: ASGIApp, path: str, body: bytes, caller: InternalCaller | None = None
+) -> Called:
+    """Post JSON to a route, and return its whole answer. Cancelling it ends the request. caller:
+    in whose name, behind the gate; None for one that comes to it like any other."""
     scope: Scope = {
+        CALLER: caller,
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",

@@ -12,7 +12,7 @@ __all__ = ["BATCH_ROUTES", "BatchLine", "error_line", "read_line", "result_line"
 
 BATCH_ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
-    "/score", "/v1/score", "/rerank", "/v1/rerank",
+    "/score", "/v1/score", "/rerank", "/v1/rerank", "/classify",
 )  # fmt: skip
 
 
@@ -35,9 +35,9 @@ class _Fields(msgspec.Struct):
     method: str = "POST"
 
 
-def read_line(text: bytes, seen: set[str]) -> BatchLine:
-    """Read one line. seen: ids of those before it, to which its own is added. A bad line has its
-    fault, and harms no other."""
+def read_line(text: bytes, seen: set[str], route: str | None = None) -> BatchLine:
+    """Read one line. seen: ids of those before it, to which its own is added. route: that all lines
+    ask; None for any. A bad line has its fault, and harms no other."""
     key = hashlib.blake2b(text, digest_size=16).hexdigest()
     try:
         fields = msgspec.json.decode(text, type=_Fields)
@@ -50,6 +50,8 @@ def read_line(text: bytes, seen: set[str]) -> BatchLine:
         fault = f"method is {fields.method[:16]!r}. Use POST."
     elif fields.url not in BATCH_ROUTES:
         fault = f"url is {fields.url[:80]!r}. Use one of {', '.join(BATCH_ROUTES)}."
+    elif route is not None and fields.url != route:
+        fault = f"url is {fields.url!r}, but the batch is for {route!r}."
     elif fields.body.get("stream") or fields.body.get("background"):
         fault = "The body has stream or background, but a batch gives whole answers. Leave it out."
     seen.add(custom_id)

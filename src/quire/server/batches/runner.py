@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -23,9 +23,10 @@ from quire.protocol.status import EngineState
 from quire.server.batches.caller import Called, call
 from quire.server.batches.lines import BatchLine, error_line, read_line, result_line
 from quire.server.generation.backend import Backend, describe
+from quire.server.http.gate import InternalCaller
 from quire.server.requests.errors import OVERLOADED
 
-__all__ = ["BatchCounts", "BatchRunner"]
+__all__ = ["PARTIAL", "BatchCounts", "BatchRunner"]
 
 PARTIAL = ".partial"
 GOOD = 200
@@ -39,12 +40,13 @@ PAUSE_S = 1.0
 
 @dataclass(slots=True)
 class BatchCounts:
-    """num_kept: lines that an earlier run had answered. num_failed: of all, those without a good
-    answer."""
+    """num_lines: so far. num_kept: those that an earlier run had answered. num_done: those that
+    need nothing more. num_failed: of these, those without a good answer."""
 
     num_lines: int = 0
     num_kept: int = 0
     num_failed: int = 0
+    num_done: int = field(default=0, compare=False)
 
 
 class _Place(NamedTuple):
@@ -59,9 +61,20 @@ class BatchRunner:
     """Runs the lines of one file, so many at a time."""
 
     def __init__(
-        self, app: ASGIApp, backend: Backend, source: Path, target: Path, *, max_together: int
+        self,
+        app: ASGIApp,
+        backend: Backend,
+        source: Path,
+        target: Path,
+        *,
+        max_together: int,
+        caller: InternalCaller | None = None,
+        max_tries: int = MAX_TRIES,
+        route: str | None = None,
     ) -> None:
-        """backend: of the app. ConfigError if a file cannot be read or written."""
+        """backend: of the app. caller: in whose name lines are asked. max_tries: of a line that
+        finds no room. route: that all lines ask, if there is one. ConfigError if a file cannot be
+        read or written."""
         if not source.is_file():
             raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
         if not target.absolute().parent.is_dir():
@@ -72,6 +85,10 @@ class BatchRunner:
         self._target = target
         self._aside = target.with_name(target.name + PARTIAL)
         self._max_together = max_together
+        self._caller = caller
+        self._max_tries = max_tries
+        self._route = route
+        self.counts = BatchCounts()
 
     @property
     def num_lines(self) -> int:
@@ -81,7 +98,7 @@ class BatchRunner:
         """Answer all lines. on_line: called for each that is done. EngineError if the engine ends
         for good; what has been answered is left to the next run."""
         places = self._places_of_earlier_run()
-        counts = BatchCounts(num_kept=len(places))
+        self.counts = counts = BatchCounts(num_kept=len(places))
         with self._aside.open("ab") as aside:
             try:
                 await self._answer(aside, places, counts, on_line)
@@ -102,6 +119,7 @@ class BatchRunner:
 
         def done(line: BatchLine, answer: bytes, status: int) -> None:
             counts.num_failed += status != GOOD
+            counts.num_done += 1
             record = line.key.encode() + b" " + answer + b"\n"
             places[line.key] = _Place(aside.tell() + len(line.key) + 1, len(answer), status)
             aside.write(record)
@@ -122,6 +140,7 @@ class BatchRunner:
                 kept = None if line.fault else places.get(line.key)
                 if line.fault or kept is not None:
                     counts.num_failed += kept is None or kept.status != GOOD
+                    counts.num_done += 1
                     on_line()
                     continue
                 await room.acquire()
@@ -130,13 +149,13 @@ class BatchRunner:
     async def _asked(self, line: BatchLine) -> Called:
         """Ask when the engine is ready, and again where it was not any more."""
         await self._until_ready()
-        found = await call(self._app, line.url, line.body)
-        for _ in range(MAX_TRIES - 1):
+        found = await call(self._app, line.url, line.body, self._caller)
+        for _ in range(self._max_tries - 1):
             if found.status not in UNAVAILABLE:
                 break
             await asyncio.sleep(PAUSE_S)
             await self._until_ready()
-            found = await call(self._app, line.url, line.body)
+            found = await call(self._app, line.url, line.body, self._caller)
         return found
 
     async def _until_ready(self) -> None:
@@ -154,7 +173,7 @@ class BatchRunner:
         with self._source.open("rb") as file:
             for text in file:
                 if text.strip():
-                    yield read_line(text.strip(), seen)
+                    yield read_line(text.strip(), seen, self._route)
 
     def _places_of_earlier_run(self) -> dict[str, _Place]:
         """Places of whole answers in the file aside, by key; what is torn at its end is cut off,
@@ -176,12 +195,23 @@ class BatchRunner:
         os.truncate(self._aside, end)
         return places
 
-    def _put_in_order(self, places: dict[str, _Place]) -> None:
+    def write_what_is_there(self) -> None:
+        """Give the answers that there are to the target, in order: of a run that was ended for
+        good."""
+        places = self._places_of_earlier_run()
+        if not self._aside.exists():
+            self._aside.touch()
+        self._put_in_order(places, is_whole=False)
+
+    def _put_in_order(self, places: dict[str, _Place], *, is_whole: bool = True) -> None:
+        """is_whole: there is an answer to every line."""
         ordered = self._target.with_name(self._target.name + PARTIAL + ".ordered")
         with self._aside.open("rb") as aside, ordered.open("wb") as file:
             for line in self._lines():
                 if line.fault:
                     answer = error_line(line)
+                elif line.key not in places and not is_whole:
+                    continue
                 else:
                     place = places[line.key]
                     aside.seek(place.start)
@@ -190,7 +220,7 @@ class BatchRunner:
             file.flush()
             os.fsync(file.fileno())
         ordered.replace(self._target)
-        if any(place.status >= FIRST_FAULT for place in places.values()):
+        if is_whole and any(place.status >= FIRST_FAULT for place in places.values()):
             return
         with contextlib.suppress(FileNotFoundError):
             self._aside.unlink()

@@ -80,6 +80,20 @@ class PromptRenderer:
         except RequestError as error:
             raise RefusedError(str(error), param="prompt") from error
 
+    async def render_pair(
+        self,
+        renderer: Renderer,
+        first: str,
+        second: str,
+        max_model_len: int,
+        most: int | None,
+    ) -> RenderedPrompt:
+        """Two texts for a cross-encoder, cut to `most` tokens if that is given."""
+        num_chars = len(first) + len(second)
+        self._check_chars(num_chars, max_model_len, "prompt")
+        work = functools.partial(renderer.render_pair, first, second, most)
+        return await self._run(work, num_chars)
+
     async def render_embeds(
         self, client: AsyncEngineClient, handle: int, prompt: EmbedsPrompt
     ) -> RenderedPrompt:

@@ -95,6 +95,8 @@ class Generation:
         self.params = params
         self.num_cached_tokens = 0
         self.num_tokens = 0
+        self.tap: Callable[[list[SampleDelta]], None] | None = None
+        """Told of all growth too."""
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(prompt.token_ids)
@@ -215,6 +217,8 @@ class Generation:
                 found.append(self._take(sample, news))
         if num_tokens:
             self._count_tokens(num_tokens, num_steps)
+        if self.tap is not None:
+            self.tap(found)
         return found
 
     def _take(self, sample: _Sample, news: SampleUpdate) -> SampleDelta:
@@ -292,7 +296,7 @@ class Generation:
         self._metrics.count_tokens(self._last_token_s, previous, num_tokens, num_steps)
 
     def _expire_at_total(self) -> None:
-        seconds = self._limits.total_timeout_s
+        seconds = self._place.total_s(self._limits.total_timeout_s)
         self._timer = self._expire_at(
             lambda: seconds,
             "The answer was not complete after {:g} s (total_timeout_s). Lower max_tokens.",

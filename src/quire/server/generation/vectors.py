@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from quire.engine.clients.async_client import UpdateStream
 from quire.errors import EngineError, RequestError
-from quire.protocol.pooling_params import PoolingParams, normalized
+from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.request import FinishReason
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import FloatArray
-from quire.rendering import RenderedPrompt, RequestRenderer
+from quire.rendering import RenderedPrompt, RequestRenderer, truncated
 from quire.server.generation.backend import Ready
 from quire.server.generation.service import Render
 from quire.server.generation.waiting import Party, Place, WaitingRoom
@@ -59,7 +59,8 @@ class VectorService:
         place = self._waiting.enter(party)
         try:
             started_s = timeline.now()
-            prompt = _truncated(await render(), params, ready.capacity.max_model_len)
+            params = ready.model.front.sentences.settled(params)
+            prompt = _truncated(await render(), params, ready)
             num_tokens = len(prompt.token_ids)
             self._metrics.count_prompt(num_tokens, timeline.now() - started_s)
             timeline.num_prompt_tokens += num_tokens
@@ -103,9 +104,7 @@ class VectorService:
             timeline.finish_reason = ending.value
             self._metrics.count_finish(ending.value)
         timeline.num_cached_tokens += num_cached
-        if params.normalize:
-            vector = normalized(vector)
-        return PooledPrompt(vector, len(prompt.token_ids), num_cached)
+        return PooledPrompt(params.finished(vector), len(prompt.token_ids), num_cached)
 
 
 async def _followed(stream: UpdateStream, place: Place) -> tuple[FloatArray, int]:
@@ -126,11 +125,10 @@ async def _followed(stream: UpdateStream, place: Place) -> tuple[FloatArray, int
     raise EngineError("The engine ended the request without a vector. Send it again.")
 
 
-def _truncated(prompt: RenderedPrompt, params: PoolingParams, max_model_len: int) -> RenderedPrompt:
-    """The prompt, cut to its last tokens if asked. RefusedError if it does not fit the context."""
-    length = params.truncate_prompt_tokens
-    if length is not None:
-        prompt = prompt.last(max_model_len if length == -1 else length)
+def _truncated(prompt: RenderedPrompt, params: PoolingParams, ready: Ready) -> RenderedPrompt:
+    """The prompt, cut if asked. RefusedError if it does not fit the context."""
+    max_model_len = ready.capacity.max_model_len
+    prompt = truncated(prompt, params, max_model_len, is_encoder=ready.model.front.is_encoder)
     if len(prompt.token_ids) > max_model_len:
         raise RefusedError(
             f"This model's maximum context length is {max_model_len} tokens. However, your input "

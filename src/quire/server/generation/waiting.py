@@ -14,16 +14,20 @@ __all__ = ["Party", "Place", "WaitingRoom"]
 
 MAX_RETRY_AFTER_S = 30.0
 
+PATIENT_S = 30 * 86_400.0
+"""Longest wait for spare capacity."""
+
 
 class Party:
     """The prompts of one HTTP request: they come together, and none is refused for the others.
     num_together: how many of them wait at once. is_in: one of them was let in; the others follow as
-    the request goes on."""
+    the request goes on. is_spare: they are computed with what others leave, and wait for that."""
 
-    __slots__ = ("is_in", "num_requests", "num_together", "num_tokens")
+    __slots__ = ("is_in", "is_spare", "num_requests", "num_together", "num_tokens")
 
-    def __init__(self, num_together: int = 1) -> None:
+    def __init__(self, num_together: int = 1, *, is_spare: bool = False) -> None:
         self.is_in = False
+        self.is_spare = is_spare
         self.num_together = num_together
         self.num_requests = 0
         self.num_tokens = 0
@@ -58,6 +62,10 @@ class Place:
             return 0.0
         return self._room.first_token_s(self._num_ahead + self._num_tokens)
 
+    def total_s(self, limit_s: float) -> float:
+        """Seconds from arrival within which its last token must come. limit_s: of the server."""
+        return limit_s
+
     def start(self) -> None:
         """The first step was planned: it waits no more, and others wait for it until `leave`."""
         if self._room is not None and not self._is_started:
@@ -74,6 +82,30 @@ class Place:
             room.num_computing -= self._num_tokens
         else:
             room.release(self._num_tokens, self._party)
+
+
+class _SparePlace(Place):
+    """The place of a prompt that keeps nobody away, and that nobody waits for."""
+
+    __slots__ = ()
+
+    def hold(self, num_tokens: int) -> None:
+        """Others are counted without it."""
+
+    def queue_s(self) -> float:
+        return PATIENT_S
+
+    def first_token_s(self) -> float:
+        return PATIENT_S
+
+    def total_s(self, limit_s: float) -> float:
+        return max(limit_s, PATIENT_S)
+
+    def start(self) -> None:
+        """Others are counted without it."""
+
+    def leave(self) -> None:
+        """Others are counted without it."""
 
 
 class WaitingRoom:
@@ -150,6 +182,8 @@ class WaitingRoom:
         """RefusedError 503 if a party finds no room for those of its prompts that wait at once. A
         party is let in as a whole, and always while nothing else waits: otherwise a party above
         the bound could never be served."""
+        if party.is_spare:
+            return _SparePlace(self, party)
         if not party.is_in:
             self._check_room(party.num_together)
         party.is_in = True

@@ -11,6 +11,7 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import ceil
 
 from starlette.responses import Response
@@ -20,13 +21,25 @@ from quire.server.readings.short_status import PROBES
 from quire.server.requests.errors import RefusedError, error_reply
 from quire.server.settings import ServerSettings
 
-__all__ = ["OPEN_PATHS", "ApiKeys", "Gate"]
+__all__ = ["CALLER", "OPEN_PATHS", "ApiKeys", "Gate", "InternalCaller"]
 
 OPEN_PATHS = PROBES
 """Need no key."""
 
+CALLER = "quire.caller"
+"""Key of a scope under which a request that the server makes of itself has its caller: no server of
+HTTP puts anything there."""
+
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 """The name in a Host header, an IPv6 address with its brackets."""
+
+
+@dataclass(frozen=True, slots=True)
+class InternalCaller:
+    """In whose name the server asks itself, on spare capacity. tenant, weight: as of the key."""
+
+    tenant: str
+    weight: float
 
 
 class ApiKeys:
@@ -56,7 +69,8 @@ class ApiKeys:
 
 class Gate:
     """ASGI middleware. It leaves in `scope["state"]` the name of the caller's key: `tenant`, empty
-    unless there are several keys, and the key's `weight`."""
+    unless there are several keys, the key's `weight`, and whether it is on spare capacity
+    (`is_spare`)."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -76,13 +90,19 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
+        caller = scope.get(CALLER)
+        state["is_spare"] = isinstance(caller, InternalCaller)
+        if isinstance(caller, InternalCaller):
+            state["tenant"], state["weight"] = caller.tenant, caller.weight
+            await self._app(scope, receive, send)
+            return
         try:
             key = self._check(scope)
         except RefusedError as error:
             reply = error_reply(error, scope)
             await Response(reply.body, reply.status, reply.headers)(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
         state["tenant"] = key if len(self._keys) > 1 else ""
         state["weight"] = self._weights.get(key, 1.0)
         self._num_open[key] += 1

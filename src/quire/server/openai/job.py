@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import cast
+
+import msgspec
 
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
@@ -21,8 +26,17 @@ from quire.server.openai.sampling import limit_field
 from quire.server.openai.structured import dropped_keywords, structured_field
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import ChatRequest, GenerationRequest
+from quire.server.requests.places import Fields
+from quire.server.sessions.turn import SessionTurn
 
 __all__ = ["Job", "tenant_salt"]
+
+
+def replace_messages(body: ChatRequest, session: SessionTurn) -> ChatRequest:
+    """Return a chat with all messages of its conversation."""
+    given: object = body.messages
+    messages = cast("list[Fields]", given) if isinstance(given, list) else []
+    return msgspec.structs.replace(body, messages=session.conversation(messages))
 
 
 def tenant_salt(tenant: str, cache_salt: str | None) -> str:
@@ -34,7 +48,9 @@ def tenant_salt(tenant: str, cache_salt: str | None) -> str:
 class Job:
     """tenant: separates the cached prefixes of those who hold different API keys.
     weight: of the key, for the policy `fair`. always_usage: streams give their usage, asked or not.
-    party, logprobs_budget: of all prompts of the request. adapter: that the request names."""
+    party, logprobs_budget: of all prompts of the request. adapter: that the request names.
+    is_spare: it is computed with what others leave. session: the conversation that it goes on with,
+    if the server keeps that."""
 
     ready: Ready
     prompts: PromptRenderer
@@ -46,6 +62,8 @@ class Job:
     weight: float = 1.0
     always_usage: bool = False
     adapter: str | None = None
+    is_spare: bool = False
+    session: SessionTurn | None = None
     party: Party = field(default_factory=Party)
 
     def head(self, prefix: str, kind: str) -> AnswerHead:
@@ -79,23 +97,31 @@ class Job:
         prompts, ready, renderer = self.prompts, self.ready, self.renderer
         max_model_len, dialect = ready.capacity.max_model_len, ready.model.dialect
         tools_text = "" if form is None else form.tools_text
+        if self.session is not None:
+            body = replace_messages(body, self.session)
         prompt = await prompts.render_chat(renderer, body, max_model_len, dialect, tools_text)
+        if self.session is not None:
+            work = functools.partial(self.session.continued, prompt, renderer.tokenizer)
+            size = self.session.num_known + len(prompt.text or "")
+            prompt, self.timeline.num_kept_tokens = await prompts.run(work, size)
+            self.timeline.num_history_tokens = self.session.num_known
         if body.prediction is None:
             return prompt
         text = body.prediction.text
         return await prompts.render_prediction(renderer, prompt, text, max_model_len)
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self,
         render: Render,
         params: SamplingParams,
         body: GenerationRequest,
         form: AnswerForm | None = None,
-    ) -> AbstractAsyncContextManager[Generation]:
-        """Open a generation, as `GenerationService.open` does."""
+    ) -> AsyncGenerator[Generation]:
+        """Open a generation, as `GenerationService.open` does; a session keeps what came of it."""
         if params.structured_outputs is not None or form is not None:
             self.timeline.dropped_keywords = dropped_keywords(params.structured_outputs, form)
-        return self.generations.open(
+        async with self.generations.open(
             self.ready,
             self._adapted(render),
             params,
@@ -108,7 +134,12 @@ class Job:
             limit_field=limit_field(body),
             form=form,
             grammar_field=self._grammar_field(params, body, form),
-        )
+        ) as generation:
+            if self.session is not None:
+                generation.tap = self.session.take
+            yield generation
+        if self.session is not None:
+            self.session.keep()
 
     def _adapted(self, render: Render) -> Render:
         """The prompt, to be computed with the adapter that the request names."""
@@ -132,4 +163,6 @@ class Job:
         return "tools" if form.tools else "thinking_token_budget"
 
     def _scheduling(self, body: GenerationRequest) -> SchedulingParams:
-        return SchedulingParams(body.priority or 0, body.deadline_s, self.tenant, self.weight)
+        return SchedulingParams(
+            body.priority or 0, body.deadline_s, self.tenant, self.weight, self.is_spare
+        )

@@ -7,14 +7,15 @@ import base64
 import functools
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from quire.protocol.pooling_params import PoolingParams, normalized
+from quire.config.model_spec import ClassesSpec
+from quire.protocol.pooling_params import PoolingParams, class_probabilities, normalized
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import FloatArray
 from quire.rendering import RenderedPrompt
@@ -28,9 +29,9 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import string_of
 
 __all__ = [
-    "EmbeddingList", "PoolingList", "RerankResults", "ScoreList", "VectorJob", "document_texts",
-    "embedding_list", "encoded_by_turns", "input_list", "pooling_list", "rerank_results",
-    "score_list",
+    "ClassList", "EmbeddingList", "PoolingList", "RerankResults", "ScoreList", "VectorJob",
+    "class_list", "document_texts", "embedding_list", "encoded_by_turns", "input_list",
+    "pooling_list", "rerank_results", "score_list",
 ]  # fmt: skip
 
 MAX_TOGETHER = 64
@@ -79,6 +80,24 @@ class PoolingList(msgspec.Struct):
     object: str = "list"
 
 
+class ClassData(msgspec.Struct):
+    """label: of the most likely class. probs: of all."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassList(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    data: list[ClassData]
+    usage: PoolingUsage
+    object: str = "list"
+
+
 class ScoreData(msgspec.Struct):
     index: int
     score: float
@@ -110,6 +129,17 @@ class RerankResults(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class TextPair:
+    """Two texts that a cross-encoder reads at once."""
+
+    first: str
+    second: str
+
+
+VectorPrompt = str | list[int] | TextPair
+
+
+@dataclass(frozen=True, slots=True)
 class VectorJob:
     """One request, and the parts of the server that serve it."""
 
@@ -126,20 +156,26 @@ class VectorJob:
         """The name in the answer."""
         return self.ready.model.names[0]
 
+    @property
+    def classes(self) -> ClassesSpec | None:
+        """Into which the model sorts texts."""
+        return self.ready.model.front.classes
+
     async def run(
-        self, prompts: Sequence[str | list[int]], params: PoolingParams
+        self, prompts: Sequence[VectorPrompt], params: PoolingParams
     ) -> list[PooledPrompt]:
         """Compute the vector of each prompt. Errors as in `VectorService.vector`: the first one
         ends all."""
         found: dict[int, PooledPrompt] = {}
-        party = Party(min(len(prompts), MAX_TOGETHER))
+        is_spare = self.scheduling.is_spare
+        party = Party(min(len(prompts), MAX_TOGETHER), is_spare=is_spare)
         together = asyncio.Semaphore(MAX_TOGETHER)
 
-        async def one(index: int, prompt: str | list[int]) -> None:
+        async def one(index: int, prompt: VectorPrompt) -> None:
             async with together:
                 found[index] = await self.vectors.vector(
                     self.ready,
-                    functools.partial(self._render, prompt),
+                    functools.partial(self._render, prompt, params),
                     params,
                     timeline=self.timeline,
                     party=party,
@@ -150,9 +186,14 @@ class VectorJob:
         await run_all([one(index, prompt) for index, prompt in enumerate(prompts)])
         return [found[index] for index in range(len(prompts))]
 
-    async def _render(self, prompt: str | list[int]) -> RenderedPrompt:
+    async def _render(self, prompt: VectorPrompt, params: PoolingParams) -> RenderedPrompt:
         renderer = self.ready.model.front.renderer
         most = self.ready.capacity.max_model_len
+        if isinstance(prompt, TextPair):
+            length = params.truncate_prompt_tokens
+            return await self.prompts.render_pair(
+                renderer, prompt.first, prompt.second, most, most if length == -1 else length
+            )
         return await self.prompts.render_prompt(
             renderer, prompt, most, add_special_tokens=self.add_special_tokens
         )
@@ -209,6 +250,52 @@ async def pooling_list(
     return PoolingList(*_head(job, "pool"), data, _usage(pooled))
 
 
+async def class_list(
+    job: VectorJob, prompts: Sequence[str | list[int]], params: PoolingParams
+) -> ClassList:
+    """Sort texts into the model's classes. RefusedError if it has none."""
+    classes = job.classes
+    if classes is None:
+        raise RefusedError(
+            "This model has no classes to sort texts into. Serve one with a head for them "
+            "(…ForSequenceClassification), or ask for vectors (/v1/embeddings)."
+        )
+    pooled = await job.run(prompts, _classifying(params))
+    data: list[ClassData] = []
+    for index, each in enumerate(pooled):
+        probs = class_probabilities(each.vector, classes.activation, params)
+        label = classes.labels[int(each.vector.argmax())]
+        data.append(ClassData(index, label, probs.tolist(), len(probs)))
+    return ClassList(*_head(job, "classify"), data, _usage(pooled))
+
+
+def _classifying(params: PoolingParams) -> PoolingParams:
+    """Parameters under which the engine gives the numbers of the classes as they are."""
+    return replace(params, pooling="classify", normalize=False)
+
+
+async def _pair_scores(
+    job: VectorJob, params: PoolingParams, pairs: Sequence[tuple[str, str]]
+) -> tuple[list[float], PoolingUsage]:
+    """Scores of pairs of texts. RefusedError if the model gives several numbers for a pair."""
+    classes = job.classes
+    if classes is None:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        pooled = await job.run(texts, replace(params, normalize=True))
+        by_text = dict(zip(texts, pooled, strict=True))
+        scores = [_cosine(by_text[one].vector, by_text[other].vector) for one, other in pairs]
+        return scores, _usage(pooled)
+    if not classes.gives_scores:
+        raise RefusedError(
+            f"This model has {len(classes.labels)} classes, and only a single number is a score. "
+            "POST /classify gives them all."
+        )
+    pooled = await job.run([TextPair(*pair) for pair in pairs], _classifying(params))
+    kind = classes.score_activation
+    scores = [float(class_probabilities(each.vector, kind, params)[0]) for each in pooled]
+    return scores, _usage(pooled)
+
+
 async def score_list(
     job: VectorJob,
     params: PoolingParams,
@@ -216,8 +303,8 @@ async def score_list(
     second: str | list[str],
     most: int,
 ) -> ScoreList:
-    """Score pairs of texts by the cosine of their vectors. RefusedError if the lists have lengths
-    that make no pairs."""
+    """Score pairs of texts: by a cross-encoder, else by the cosine of their vectors. RefusedError
+    if the lists have lengths that make no pairs."""
     lefts = [first] if isinstance(first, str) else first
     rights = [second] if isinstance(second, str) else second
     _bounded(lefts, most, "text_1")
@@ -228,13 +315,10 @@ async def score_list(
             "several, or lists of one length.",
             param="text_1",
         )
-    pooled = await job.run([*lefts, *rights], params)
-    ours, theirs = pooled[: len(lefts)], pooled[len(lefts) :]
-    data = [
-        ScoreData(i, _cosine(ours[i % len(ours)].vector, each.vector))
-        for i, each in enumerate(theirs)
-    ]
-    return ScoreList(*_head(job, "score"), data, _usage(pooled))
+    pairs = [(lefts[i % len(lefts)], right) for i, right in enumerate(rights)]
+    scores, usage = await _pair_scores(job, params, pairs)
+    data = [ScoreData(i, score) for i, score in enumerate(scores)]
+    return ScoreList(*_head(job, "score"), data, usage)
 
 
 async def rerank_results(
@@ -246,15 +330,14 @@ async def rerank_results(
     top_n: int | None,
     shows_documents: bool,
 ) -> RerankResults:
-    """Order documents by the cosine of their vectors with the query's, best first."""
-    pooled = await job.run([query, *documents], params)
-    asked, found = pooled[0].vector, pooled[1:]
-    results = [RerankResult(i, _cosine(asked, each.vector)) for i, each in enumerate(found)]
+    """Order documents by their scores with the query, best first."""
+    scores, usage = await _pair_scores(job, params, [(query, each) for each in documents])
+    results = [RerankResult(i, score) for i, score in enumerate(scores)]
     results.sort(key=lambda result: (-result.relevance_score, result.index))
     for result in results if shows_documents else ():
         result.document = {"text": documents[result.index]}
     answer_id = f"rerank-{job.timeline.request_id}"
-    return RerankResults(answer_id, job.model, _usage(pooled), results[: top_n or len(results)])
+    return RerankResults(answer_id, job.model, usage, results[: top_n or len(results)])
 
 
 def document_texts(documents: Sequence[str | dict[str, Any]], most: int) -> list[str]:

@@ -14,6 +14,7 @@ __all__ = [
     "GenerationRequest",
     "PinRequest",
     "Prediction",
+    "SessionChange",
     "StreamOptions",
     "TokenizeRequest",
     "TokensRequest",
@@ -97,6 +98,7 @@ class ChatExtras(msgspec.Struct, kw_only=True):
     priority: int | None = None
     deadline_s: float | None = None
     request_id: str | None = None
+    session_id: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -165,6 +167,7 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
+    session_id: str | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -179,6 +182,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+
+
+class SessionChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/sessions/{session_id}. ttl_s: seconds for which it is kept without use."""
+
+    pinned: bool | None = None
+    ttl_s: float | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

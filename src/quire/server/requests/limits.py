@@ -73,6 +73,15 @@ class Limits:
     stored_response_s: float = _limit(86_400.0, "seconds for which an unused response is kept")
     max_background_responses: int = _limit(256, "responses that are made in the background")
 
+    max_sessions: int = _limit(4096, "conversations that are kept by their session_id")
+    max_session_bytes: int = _limit(256 * 2**20, "bytes of conversations that are kept")
+    session_s: float = _limit(86_400.0, "seconds for which an unused conversation is kept")
+    max_file_bytes: int = _limit(64 * 2**20, "bytes of one uploaded file")
+    max_kept_files: int = _limit(4096, "files that are kept")
+    max_kept_file_bytes: int = _limit(4 * 2**30, "bytes of uploaded files and answers of batches")
+    max_open_batches: int = _limit(256, "batches that have not ended")
+    max_batch_lines: int = _limit(50_000, "requests of one batch")
+
     # Bounds on the server's load.
     max_queue_requests: int | None = _limit(
         None, "requests that wait for their first step (4 x max_num_seqs, at least 256)"

@@ -1,4 +1,4 @@
-"""Bodies of requests for vectors and scores. None means "not given"."""
+"""Bodies of requests for vectors, scores and batches. None means "not given"."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["EmbeddingRequest", "Pooled", "PoolingRequest", "RerankRequest", "ScoreRequest"]
+__all__ = [
+    "BatchRequest", "ClassifyRequest", "EmbeddingRequest", "Pooled", "PoolingRequest",
+    "RerankRequest", "ScoreRequest",
+]  # fmt: skip
 
 
 class Pooled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that all of them have. pooling: which hidden states count, the last token's unless it
-    is given."""
+    """Fields that all of them have. pooling: which hidden states count, where it is not to be as
+    the model's files say."""
 
     model: str | None = None
     pooling: Literal["last", "cls", "mean"] | None = None
@@ -32,12 +35,21 @@ class PoolingRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
 
 
 class EmbeddingRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/embeddings. dimensions: the first so many of a vector, scaled to length 1."""
+    """POST /v1/embeddings. dimensions: the first so many of a vector, scaled to length 1.
+    prompt_name: of the model's prompts, which stands before each text."""
 
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    prompt_name: str | None = None
+
+
+class ClassifyRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
+    """POST /classify. use_activation: probabilities, or else the model's own numbers."""
+
+    input: str | list[str | int | list[int]]
+    use_activation: bool | None = None
 
 
 class ScoreRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
@@ -54,3 +66,12 @@ class RerankRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
     documents: list[str | dict[str, Any]]
     top_n: int | None = None
     return_documents: bool | None = None
+
+
+class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/batches. endpoint: that all lines of the file ask."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str | None = None
+    metadata: dict[str, str] | None = None

@@ -183,6 +183,11 @@ def _before(
     """The conversation that a request goes on with, and its last response."""
     if body.previous_response_id is None:
         return [], None
+    if body.session_id is not None:
+        raise RefusedError(
+            "session_id and previous_response_id both name a conversation. Send one of them.",
+            param="session_id",
+        )
     try:
         return services.responses.conversation(body.previous_response_id, tenant)
     except RefusedError as error:

@@ -11,10 +11,17 @@ import msgspec
 from quire.protocol.sampling_params import MAX_LOGPROBS, NUMBER_BOUNDS
 from quire.protocol.status import EngineStatus
 from quire.server.anthropic.answer import Message, TokenCount
+from quire.server.batches.store import KeptBatch, KeptFile
 from quire.server.openai.chat import ChatCompletion
 from quire.server.openai.completions import TextCompletion
 from quire.server.openai.tokens import GeneratedTokens
-from quire.server.openai.vectors import EmbeddingList, PoolingList, RerankResults, ScoreList
+from quire.server.openai.vectors import (
+    ClassList,
+    EmbeddingList,
+    PoolingList,
+    RerankResults,
+    ScoreList,
+)
 from quire.server.readings.short_status import PROBES, ShortStatus
 from quire.server.requests.errors import is_messages_path
 from quire.server.requests.limits import Limits
@@ -26,6 +33,7 @@ _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
 _STREAM = "text/event-stream"
 _TEXT = "text/plain"
+_BYTES = "application/octet-stream"
 _STREAMING = (
     "/inference/v1/generate",
     "/v1/chat/completions",
@@ -111,6 +119,23 @@ class Deleted(msgspec.Struct):
     deleted: bool
 
 
+class SessionCard(msgspec.Struct):
+    """A conversation that is kept."""
+
+    id: str
+    turns: int
+    messages: int
+    tokens: int
+    pinned: bool
+    created: int
+    ttl_s: float
+    seconds_left: float
+
+
+class SessionList(msgspec.Struct):
+    sessions: list[SessionCard]
+
+
 class EngineActivity(msgspec.Struct):
     sleep_level: int
     is_paused: bool
@@ -135,8 +160,15 @@ _ANSWERS: dict[str, type[Any]] = {
     "/inference/v1/generate": GeneratedTokens,
     "/v1/embeddings": EmbeddingList,
     "/pooling": PoolingList,
+    "/classify": ClassList,
     **dict.fromkeys(("/score", "/v1/score"), ScoreList),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RerankResults),
+    "post /v1/files": KeptFile,
+    "get /v1/files/{file_id}": KeptFile,
+    "delete /v1/files/{file_id}": Deleted,
+    "post /v1/batches": KeptBatch,
+    "get /v1/batches/{batch_id}": KeptBatch,
+    "/v1/batches/{batch_id}/cancel": KeptBatch,
     "/v1/messages": Message,
     "/v1/responses": Response,
     "/v1/responses/input_tokens": InputTokens,
@@ -155,6 +187,9 @@ _ANSWERS: dict[str, type[Any]] = {
     "/health": ShortStatus,
     "/readyz": ShortStatus,
     "/admin/status": EngineStatus,
+    "/admin/sessions": SessionList,
+    "post /admin/sessions/{session_id}": SessionCard,
+    "delete /admin/sessions/{session_id}": Deleted,
     "post /admin/prefixes": Prefix,
     "get /admin/prefixes": PrefixList,
     "/admin/prefixes/{prefix_id}": Deleted,
@@ -169,7 +204,7 @@ _MEANINGS = {
     404: "No such model, or no such thing.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "Not JSON.",
+    415: "Another media type than the route takes.",
     429: "Too many requests at once; Retry-After says when to come again.",
     431: "Too many or too large headers.",
     500: "A fault of the server.",
@@ -185,6 +220,10 @@ _OF_OTHERS: dict[str, tuple[int, ...]] = {
     "/v1/responses/{response_id}": (400, 404),
     "/v1/responses/{response_id}/cancel": (400, 404),
     "/v1/responses/{response_id}/input_items": (400, 404),
+    **dict.fromkeys(("/v1/files", "/v1/batches"), (400, 404)),
+    **dict.fromkeys(("/v1/files/{file_id}", "/v1/files/{file_id}/content"), (400, 404)),
+    **dict.fromkeys(("/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"), (400, 404)),
+    "/admin/sessions/{session_id}": (404, 503),
     "/admin/prefixes": (503,),
     "/admin/prefixes/{prefix_id}": (404, 503),
     "/admin/requests/{request_id}": (404,),
@@ -220,6 +259,8 @@ def _responses(path: str, method: str, has_body: bool) -> dict[str, Any]:
     content: dict[str, Any] = {_JSON: {"schema": schema}}
     if path == "/metrics":
         content = {_TEXT: {"schema": {"type": "string"}}}
+    elif path == "/v1/files/{file_id}/content":
+        content = {_BYTES: {"schema": {"type": "string", "format": "binary"}}}
     elif path in _STREAMING:
         content[_STREAM] = {"schema": {"type": "string"}}
     found: dict[str, Any] = {"200": {"description": "As asked.", "content": content}}
@@ -275,6 +316,7 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
         "hooks": {"maxItems": limits.max_hooks},
         "messages": {"minItems": 1, "maxItems": limits.max_messages},
         "cache_salt": label,
+        "session_id": label,
         "request_id": label,
     }
 

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from math import ceil
+from pathlib import Path
 
 from starlette.requests import Request
 
 from quire.errors import EngineError
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
+from quire.server.batches.store import BatchStore
 from quire.server.generation.backend import Backend, Ready
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import GenerationService
@@ -20,6 +22,7 @@ from quire.server.generation.waiting import Party, WaitingRoom
 from quire.server.http.body import BodyReader
 from quire.server.openai.job import Job, tenant_salt
 from quire.server.openai.logprobs import LogprobsBudget
+from quire.server.openai.sampling import check_label
 from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
@@ -31,6 +34,8 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import Pooled
 from quire.server.responses.background import BackgroundRuns
 from quire.server.responses.store import ResponseStore
+from quire.server.sessions.store import SessionStore
+from quire.server.sessions.turn import SessionTurn
 from quire.server.settings import ServerSettings
 
 __all__ = ["Services"]
@@ -69,6 +74,8 @@ class Services:
         self._vectors = VectorService(self.metrics, self.waiting)
         shared = None if board is None else board.directory / "responses.sqlite"
         self.responses = ResponseStore(limits, shared)
+        shared = None if board is None else board.directory / "sessions.sqlite"
+        self.sessions = SessionStore(limits, shared)
         most = limits.requests_per_key(len(settings.api_key))
         self.background = BackgroundRuns(
             self.responses,
@@ -76,6 +83,8 @@ class Services:
             most and ceil(most / settings.api_server_count),
         )
         self._recorder = TraceRecorder(settings.record_trace)
+        folder = settings.data_dir
+        self.batches = None if folder is None else BatchStore(Path(folder), limits)
         self._generations = GenerationService(limits, self.metrics, self.waiting, self._recorder)
 
     def ready(self) -> Ready:
@@ -109,7 +118,33 @@ class Services:
             weight=request.state.weight,
             always_usage=self.settings.enable_force_include_usage,
             adapter=adapter,
-            party=Party(num_together),
+            is_spare=request.state.is_spare,
+            session=self._session(request, body),
+            party=Party(num_together, is_spare=request.state.is_spare),
+        )
+
+    def _session(self, request: Request, body: GenerationRequest) -> SessionTurn | None:
+        """The conversation that a chat goes on with. RefusedError for what has no next turn."""
+        if not isinstance(body, ChatRequest) or body.session_id is None:
+            return None
+        check_label("session_id", body.session_id, self.settings.limits)
+        if not body.session_id:
+            raise RefusedError("session_id is empty. Give a name.", param="session_id")
+        others = {
+            "n": (body.n or 1) > 1,
+            "use_beam_search": bool(body.use_beam_search),
+            "continue_final_message": bool(body.continue_final_message),
+            "truncate_prompt_tokens": body.truncate_prompt_tokens is not None,
+        }
+        for name in (name for name, is_given in others.items() if is_given):
+            raise RefusedError(
+                f"{name} is given with session_id, but a conversation goes on after one whole "
+                "answer. Leave it out.",
+                param=name,
+            )
+        tenant = request.state.tenant
+        return SessionTurn(
+            self.sessions, body.session_id, tenant, tenant_salt(tenant, body.cache_salt)
         )
 
     def vector_job(
@@ -124,7 +159,7 @@ class Services:
             self.prompts,
             self._vectors,
             timeline,
-            SchedulingParams(body.priority or 0, None, tenant, weight),
+            SchedulingParams(body.priority or 0, None, tenant, weight, request.state.is_spare),
             tenant_salt(tenant, body.cache_salt),
             body.add_special_tokens is not False,
         )
@@ -194,6 +229,9 @@ class Services:
         self._recorder.close()
         self.background.close()
         self.responses.close()
+        self.sessions.close()
+        if self.batches is not None:
+            self.batches.close()
 
 
 def _parameters(body: GenerationRequest) -> dict[str, object]:

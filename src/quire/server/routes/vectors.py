@@ -16,6 +16,7 @@ from quire.server.openai.answer import encode
 from quire.server.openai.sampling import check_label
 from quire.server.openai.vectors import (
     VectorJob,
+    class_list,
     document_texts,
     embedding_list,
     input_list,
@@ -25,6 +26,7 @@ from quire.server.openai.vectors import (
 )
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import (
+    ClassifyRequest,
     EmbeddingRequest,
     Pooled,
     PoolingRequest,
@@ -40,20 +42,28 @@ Body = TypeVar("Body", bound=Pooled)
 
 
 def vectors_router(services: Services) -> APIRouter:
-    """Embeddings, pooling, score and rerank."""
+    """Embeddings, pooling, classes, score and rerank."""
     router = APIRouter(tags=["vectors"])
     most = services.settings.limits.max_embedding_inputs
 
     async def embeddings(body: EmbeddingRequest, job: VectorJob) -> object:
-        params = _params(body, normalize=body.normalize is not False)
-        pooled = await job.run(input_list(body.input, most), params)
+        params = _params(body, normalize=body.normalize)
+        before = job.ready.model.front.sentences.prompt(body.prompt_name)
+        prompts = input_list(body.input, most)
+        if before:
+            prompts = [before + each if isinstance(each, str) else each for each in prompts]
+        pooled = await job.run(prompts, params)
         as_base64 = body.encoding_format == "base64"
         return await embedding_list(job, pooled, dimensions=body.dimensions, as_base64=as_base64)
 
     async def pooling(body: PoolingRequest, job: VectorJob) -> object:
-        params = _params(body, normalize=body.normalize is not False)
+        params = _params(body, normalize=body.normalize)
         pooled = await job.run(input_list(body.input, most), params)
         return await pooling_list(job, pooled, as_base64=body.encoding_format == "base64")
+
+    async def classify(body: ClassifyRequest, job: VectorJob) -> object:
+        params = _params(body, use_activation=body.use_activation is not False)
+        return await class_list(job, input_list(body.input, most), params)
 
     async def score(body: ScoreRequest, job: VectorJob) -> object:
         return await score_list(job, _params(body), body.text_1, body.text_2, most)
@@ -72,6 +82,7 @@ def vectors_router(services: Services) -> APIRouter:
 
     _add(services, router, ("/v1/embeddings",), EmbeddingRequest, embeddings, "Embed texts.")
     _add(services, router, ("/pooling",), PoolingRequest, pooling, "Pool hidden states of texts.")
+    _add(services, router, ("/classify",), ClassifyRequest, classify, "Sort texts into classes.")
     _add(services, router, ("/score", "/v1/score"), ScoreRequest, score, "Compare texts.")
     paths = ("/rerank", "/v1/rerank", "/v2/rerank")
     _add(services, router, paths, RerankRequest, rerank, "Order documents by a query.")
@@ -114,5 +125,9 @@ def _add(
         )
 
 
-def _params(body: Pooled, *, normalize: bool = True) -> PoolingParams:
-    return PoolingParams(body.pooling or "last", normalize, body.truncate_prompt_tokens)
+def _params(
+    body: Pooled, *, normalize: bool | None = None, use_activation: bool = True
+) -> PoolingParams:
+    return PoolingParams(
+        body.pooling, normalize, body.truncate_prompt_tokens, use_activation=use_activation
+    )

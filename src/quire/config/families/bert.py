@@ -1,0 +1,132 @@
+"""Encoders: BERT, and RoBERTa with its multilingual descendant XLM-R.
+
+They draw no tokens: each token of a prompt sees all of it, and what comes out are hidden states, or
+the classes of the prompt's first token (`…ForSequenceClassification`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from quire.config.families.shared import (
+    ACTIVATIONS,
+    plain_block_matrices,
+    read_heads,
+    read_num_layers,
+)
+from quire.config.hf import RawConfig
+from quire.config.model_spec import ClassesSpec, EncoderTraits, ModelSpec, ParameterCounts
+
+if TYPE_CHECKING:  # numpy comes with it
+    from quire.protocol.pooling_params import ClassActivation
+
+__all__ = ["read_bert", "read_bert_classes", "read_roberta", "read_roberta_classes"]
+
+DEFAULT_LABELS = 2
+"""Classes of a config.json that names none, as `transformers` has it."""
+
+
+def read_bert(raw: RawConfig, dtype: str) -> ModelSpec:
+    """BERT (Devlin et al. 2019, arXiv:1810.04805) without a head."""
+    return _read(raw, dtype, EncoderTraits("bert.", 0, _num_positions(raw)))
+
+
+def read_bert_classes(raw: RawConfig, dtype: str) -> ModelSpec:
+    return _read(raw, dtype, EncoderTraits("bert.", 0, _num_positions(raw), "pooler"))
+
+
+def read_roberta(raw: RawConfig, dtype: str) -> ModelSpec:
+    """RoBERTa (Liu et al. 2019, arXiv:1907.11692) and XLM-R (arXiv:1911.02116) without a head."""
+    return _read(raw, dtype, EncoderTraits("roberta.", _after_padding(raw), _num_positions(raw)))
+
+
+def read_roberta_classes(raw: RawConfig, dtype: str) -> ModelSpec:
+    first, count = _after_padding(raw), _num_positions(raw)
+    return _read(raw, dtype, EncoderTraits("roberta.", first, count, "dense"))
+
+
+def _num_positions(raw: RawConfig) -> int:
+    return raw.read_size("max_position_embeddings", default=512)
+
+
+def _after_padding(raw: RawConfig) -> int:
+    """The position after that of padding, whose id is that of the padding token."""
+    return raw.read(int, "pad_token_id", default=1) + 1
+
+
+def _read(raw: RawConfig, dtype: str, traits: EncoderTraits) -> ModelSpec:
+    raw.reject("is_decoder", True, "quire serves these models as encoders")
+    raw.reject("add_cross_attention", True, "quire serves these models as encoders")
+    kind = raw.read(str, "position_embedding_type", default="absolute")
+    if kind != "absolute":
+        raise raw.unsupported("position_embedding_type", kind, ("absolute",))
+    hidden, inner = raw.read_size("hidden_size"), raw.read_size("intermediate_size")
+    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
+    num_layers, vocab = read_num_layers(raw), raw.read_size("vocab_size")
+    rows = traits.num_positions
+    types = raw.read_size("type_vocab_size", default=2)
+    classes = None if traits.head is None else _read_classes(raw)
+    layer = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
+    num_classes = 0 if classes is None else len(classes.labels)
+    head = hidden * hidden + hidden + num_classes * (hidden + 1) if num_classes else 0
+    return ModelSpec(
+        architecture="",
+        model_type=raw.read(str, "model_type", default=traits.prefix.rstrip(".")),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        activation=raw.read_choice(ACTIVATIONS, "hidden_act", default="gelu"),
+        norm_eps=raw.read(float, "layer_norm_eps", default=1e-12),
+        max_context=rows - traits.first_position,
+        tie_word_embeddings=False,
+        dtype=dtype,
+        windows=(None,) * num_layers,
+        ropes=(None,) * num_layers,
+        traits=traits,
+        parameters=ParameterCounts((vocab + rows + types + 2) * hidden, layer, head),
+        matrices=plain_block_matrices(hidden, inner, num_layers),
+        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
+        pad_token_id=raw.read_optional(int, "pad_token_id"),
+        prompt_attention="bidirectional",
+        is_encoder=True,
+        classes=classes,
+        token_types=types,
+    )
+
+
+def _read_classes(raw: RawConfig) -> ClassesSpec:
+    named = raw.section("id2label")
+    labels = [] if named is None else [named.read(str, key) for key in sorted(named, key=_number)]
+    count = len(labels) or raw.read_size("num_labels", default=DEFAULT_LABELS)
+    labels = labels or [f"LABEL_{index}" for index in range(count)]
+    problem = raw.read_choice(
+        ("single_label_classification", "multi_label_classification", "regression"),
+        "problem_type",
+        default="single_label_classification",
+    )
+    activation: ClassActivation = "softmax" if count > 1 else "sigmoid"
+    if problem == "multi_label_classification":
+        activation = "sigmoid"
+    elif problem == "regression":
+        activation = "none"
+    return ClassesSpec(tuple(labels), activation, _read_score_activation(raw))
+
+
+def _number(key: str) -> int:
+    return int(key) if key.isdecimal() else 0
+
+
+def _read_score_activation(raw: RawConfig) -> Literal["sigmoid", "none"]:
+    """Return the function that sentence-transformers applies to the number of a cross-encoder: that
+    of torch whose class its files name, and the sigmoid where they name none."""
+    own = raw.section("sentence_transformers")
+    name = None if own is None else own.read_optional(str, "activation_fn")
+    name = name or raw.read_optional(str, "sbert_ce_default_activation_function") or "Sigmoid"
+    kind = name.rpartition(".")[2]
+    if kind not in ("Sigmoid", "Identity"):
+        raise raw.unsupported("activation_fn", name, ("Sigmoid", "Identity"))
+    return "sigmoid" if kind == "Sigmoid" else "none"

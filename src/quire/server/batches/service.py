@@ -1,0 +1,181 @@
+"""Runs the batches of a server one after the other, with what interactive requests leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from starlette.types import ASGIApp
+
+from quire.errors import EngineError
+from quire.server.batches.lines import read_line
+from quire.server.batches.runner import PARTIAL, BatchRunner
+from quire.server.batches.store import BatchStore, KeptBatch
+from quire.server.generation.backend import Backend
+from quire.server.http.gate import InternalCaller
+from quire.server.requests.limits import Limits
+
+__all__ = ["BatchService"]
+
+logger = logging.getLogger("quire.server")
+
+POLL_S = 1.0
+PATIENT_TRIES = 2**31
+"""A line that finds no room waits until there is some."""
+MAX_SHOWN_FAULTS = 100
+
+
+class BatchService:
+    """One in all fronts of a server. A batch that it had begun when the server ended is taken up
+    where it was: no line that was answered is computed again."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        backend: Backend,
+        store: BatchStore,
+        limits: Limits,
+        *,
+        poll_s: float = POLL_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """app: that answers the lines. backend: of the app."""
+        self._app = app
+        self._backend = backend
+        self._store = store
+        self._limits = limits
+        self._poll_s = poll_s
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Never ends. What fails is logged, and tried again."""
+        while True:
+            found = self._store.next_batch()
+            status = self._backend.status
+            if found is None or status.capacity is None:
+                await asyncio.sleep(self._poll_s)
+                continue
+            batch, tenant, weight = found
+            try:
+                caller = InternalCaller(tenant, weight)
+                await self._serve(batch, caller, status.capacity.max_num_seqs)
+            except (EngineError, OSError) as error:
+                logger.warning("the batch %s waits: %s", batch.id, error)
+                await asyncio.sleep(self._poll_s)
+
+    async def _serve(self, batch: KeptBatch, caller: InternalCaller, max_together: int) -> None:
+        if batch.status == "validating" and not await self._begin(batch):
+            return
+        target = self._store.path(f"{batch.id}.out")
+        if target.exists():  # the server ended when all was done but to say so
+            await self._end(batch, target, "completed", caller.tenant)
+            return
+        runner = BatchRunner(
+            self._app,
+            self._backend,
+            self._store.path(batch.input_file_id),
+            target,
+            max_together=max_together,
+            caller=caller,
+            max_tries=PATIENT_TRIES,
+            route=batch.endpoint,
+        )
+        ending = "cancelled" if batch.status == "cancelling" else await self._run(batch, runner)
+        if ending != "completed":
+            runner.write_what_is_there()
+        await self._end(batch, target, ending, caller.tenant)
+
+    async def _begin(self, batch: KeptBatch) -> bool:
+        """Count the lines. False if there is nothing to do: then the batch has failed."""
+        source = self._store.path(batch.input_file_id)
+        total, faults = await asyncio.to_thread(_survey, source, batch.endpoint)
+        most = self._limits.max_batch_lines
+        if not total or total > most:
+            faults = [f"The file has {total} lines, but a batch has 1 to {most} (max_batch_lines)."]
+        batch.request_counts.total = total
+        if not total or total > most or len(faults) == total:
+            data = [{"code": "invalid_line", "message": each} for each in faults[:MAX_SHOWN_FAULTS]]
+            batch.errors = {"object": "list", "data": data}
+            batch.status, batch.failed_at = "failed", int(self._clock())
+            self._store.put_batch(batch)
+            return False
+        batch.status, batch.in_progress_at = "in_progress", int(self._clock())
+        if not self._store.note_progress(batch, "validating"):  # it has been cancelled meanwhile
+            batch.status = "cancelling"
+        return True
+
+    async def _run(self, batch: KeptBatch, runner: BatchRunner) -> str:
+        """Answer the lines; how that ended."""
+        running = asyncio.create_task(runner.run(lambda: None))
+        try:
+            while not running.done():
+                await asyncio.wait((running,), timeout=self._poll_s)
+                self._count(batch, runner)
+                if not self._store.note_progress(batch, "in_progress"):
+                    return "cancelled"
+                if self._clock() > batch.expires_at:
+                    return "expired"
+            await running
+            return "completed"
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+
+    def _count(self, batch: KeptBatch, runner: BatchRunner) -> None:
+        counts = runner.counts
+        batch.request_counts.failed = counts.num_failed
+        batch.request_counts.completed = counts.num_done - counts.num_failed
+
+    async def _end(self, batch: KeptBatch, target: Path, ending: str, tenant: str) -> None:
+        """Give the answers to files that the client finds, good ones and others apart."""
+        good, bad = target.with_suffix(".good"), target.with_suffix(".bad")
+        counts = batch.request_counts
+        batch.finalizing_at = int(self._clock())
+        counts.completed, counts.failed = await asyncio.to_thread(_split, target, good, bad)
+        parts = (good, counts.completed, "output"), (bad, counts.failed, "error")
+        for part, count, name in parts:
+            if count:
+                file_id = f"file-{batch.id.removeprefix('batch_')}-{name}"
+                filename = f"{batch.id}_{name}.jsonl"
+                self._store.adopt(part, file_id, filename, "batch_output", tenant)
+                setattr(batch, f"{name}_file_id", file_id)
+            else:
+                part.unlink()
+        batch.status = ending
+        setattr(batch, f"{ending}_at", int(self._clock()))
+        self._store.put_batch(batch)
+        target.unlink()
+        target.with_name(target.name + PARTIAL).unlink(missing_ok=True)
+
+
+class _Answer(msgspec.Struct):
+    response: dict[str, msgspec.Raw] | None
+
+
+def _survey(source: Path, route: str) -> tuple[int, list[str]]:
+    """Number of lines, and the faults of those that ask for nothing."""
+    seen: set[str] = set()
+    total, faults = 0, list[str]()
+    with source.open("rb") as file:
+        for text in file:
+            if text.strip():
+                total += 1
+                line = read_line(text.strip(), seen, route)
+                faults += [f"Line {total}: {line.fault}"] if line.fault else []
+    return total, faults
+
+
+def _split(target: Path, good: Path, bad: Path) -> tuple[int, int]:
+    """Write the lines of a file of answers into two, by whether they are good; how many are."""
+    counts = [0, 0]
+    with target.open("rb") as file, good.open("wb") as first, bad.open("wb") as second:
+        for text in file:
+            response = msgspec.json.decode(text, type=_Answer).response
+            is_bad = response is None or bytes(response["status_code"]) != b"200"
+            (second if is_bad else first).write(text)
+            counts[is_bad] += 1
+    return counts[0], counts[1]

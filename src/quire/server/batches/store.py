@@ -1,0 +1,287 @@
+"""Files that clients upload, and batches over them, in a folder of the operator's.
+
+Contents are files of their own; what is known of them is in SQLite, which survives the server. All
+fronts share the folder. Each caller's key sees its own alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.errors import ConfigError
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+
+__all__ = ["UNFINISHED", "BatchRequestCounts", "BatchStore", "KeptBatch", "KeptFile"]
+
+UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, num_bytes INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS batches (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, weight REAL NOT NULL, status TEXT NOT NULL,
+    body BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS files_by_tenant ON files (tenant);
+CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
+"""
+BUSY_S = 5.0
+WINDOW_S = 86_400
+"""Time of a batch, from its arrival: `completion_window` "24h", the only one."""
+
+
+class KeptFile(msgspec.Struct, kw_only=True):
+    """A file, as clients see it."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    object: str = "file"
+    status: str = "processed"
+
+
+class BatchRequestCounts(msgspec.Struct):
+    """Lines of a batch: all, those with a good answer, and those without."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class KeptBatch(msgspec.Struct, kw_only=True):
+    """A batch, as clients see it; times in seconds since 1970."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    created_at: int
+    expires_at: int
+    status: str = "validating"
+    errors: dict[str, Any] | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: BatchRequestCounts = msgspec.field(default_factory=BatchRequestCounts)
+    metadata: dict[str, str] | None = None
+    completion_window: str = "24h"
+    object: str = "batch"
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.status in UNFINISHED
+
+
+class BatchStore:
+    """For one process; others may have the same folder open."""
+
+    def __init__(
+        self, folder: Path, limits: Limits, clock: Callable[[], float] = time.time
+    ) -> None:
+        """folder: is made if need be. ConfigError if that cannot be, or its database is none."""
+        self._limits = limits
+        self._clock = clock
+        self._contents = folder / "files"
+        try:
+            self._contents.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(
+                folder / "batches.sqlite",
+                timeout=BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"data_dir is {str(folder)!r}, which cannot be used ({error}). Give a folder that "
+                "the server may write to."
+            ) from error
+
+    def close(self) -> None:
+        self._database.close()
+
+    # --- files ----------------------------------------------------------------------------------
+
+    def add_file(self, filename: str, purpose: str, data: bytes, tenant: str) -> KeptFile:
+        """Keep a file. RefusedError if there is no room for it."""
+        self._check_room(len(data))
+        file_id = f"file-{secrets.token_hex(12)}"
+        partial = self.path(file_id).with_suffix(".partial")
+        partial.write_bytes(data)
+        return self.adopt(partial, file_id, filename, purpose, tenant)
+
+    def adopt(
+        self, written: Path, file_id: str, filename: str, purpose: str, tenant: str
+    ) -> KeptFile:
+        """Keep a file that is already written, under an id, in place of one of that id."""
+        kept = KeptFile(
+            id=file_id,
+            bytes=written.stat().st_size,
+            created_at=int(self._clock()),
+            filename=filename[:255],
+            purpose=purpose,
+        )
+        written.replace(self.path(file_id))
+        self._database.execute(
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)",
+            (file_id, tenant, kept.bytes, msgspec.json.encode(kept)),
+        )
+        return kept
+
+    def path(self, file_id: str) -> Path:
+        """Place of the contents of a file. file_id: of a file that was found, or made here."""
+        return self._contents / file_id
+
+    def find_file(self, file_id: str, tenant: str) -> KeptFile:
+        """RefusedError 404 if it is not there."""
+        row = self._database.execute(
+            "SELECT body FROM files WHERE id = ? AND tenant = ?", (file_id, tenant)
+        ).fetchone()
+        if row is None:
+            raise _missing("file", file_id)
+        return msgspec.json.decode(row[0], type=KeptFile)
+
+    def list_files(self, tenant: str) -> list[KeptFile]:
+        """The caller's files, newest first."""
+        rows = self._database.execute(
+            "SELECT body FROM files WHERE tenant = ? ORDER BY rowid DESC", (tenant,)
+        )
+        return [msgspec.json.decode(body, type=KeptFile) for (body,) in rows]
+
+    def delete_file(self, file_id: str, tenant: str) -> None:
+        """RefusedError 404 if it is not there, 400 if a batch still reads it."""
+        self.find_file(file_id, tenant)
+        for batch, _, _ in self._unfinished():
+            if batch.input_file_id == file_id:
+                raise RefusedError(
+                    f"The batch {batch.id} still reads the file. Cancel it first, or wait."
+                )
+        self._database.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        with contextlib.suppress(FileNotFoundError):
+            self.path(file_id).unlink()
+
+    def _check_room(self, num_bytes: int) -> None:
+        limits = self._limits
+        count, size = self._database.execute(
+            "SELECT count(*), ifnull(sum(num_bytes), 0) FROM files"
+        ).fetchone()
+        if count >= limits.max_kept_files or size + num_bytes > limits.max_kept_file_bytes:
+            raise RefusedError(
+                f"The server keeps {count} files of {size} bytes, and may keep "
+                f"{limits.max_kept_files} of {limits.max_kept_file_bytes} (max_kept_files, "
+                "max_kept_file_bytes). Delete some."
+            )
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def add_batch(
+        self,
+        endpoint: str,
+        input_file_id: str,
+        metadata: dict[str, str] | None,
+        tenant: str,
+        weight: float,
+    ) -> KeptBatch:
+        """Queue a batch. RefusedError if the file is not there, or too many batches wait."""
+        self.find_file(input_file_id, tenant)
+        most = self._limits.max_open_batches
+        if len(list(self._unfinished())) >= most:
+            raise RefusedError(
+                f"{most} batches wait already (max_open_batches). Try again when one has ended.",
+                status=503,
+                retry_after_s=60,
+            )
+        now = int(self._clock())
+        batch = KeptBatch(
+            id=f"batch_{secrets.token_hex(12)}",
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            created_at=now,
+            expires_at=now + WINDOW_S,
+            metadata=metadata,
+        )
+        self._database.execute(
+            "INSERT INTO batches VALUES (?, ?, ?, ?, ?)",
+            (batch.id, tenant, weight, batch.status, msgspec.json.encode(batch)),
+        )
+        return batch
+
+    def find_batch(self, batch_id: str, tenant: str) -> KeptBatch:
+        """RefusedError 404 if it is not there."""
+        row = self._database.execute(
+            "SELECT body FROM batches WHERE id = ? AND tenant = ?", (batch_id, tenant)
+        ).fetchone()
+        if row is None:
+            raise _missing("batch", batch_id)
+        return msgspec.json.decode(row[0], type=KeptBatch)
+
+    def list_batches(self, tenant: str) -> list[KeptBatch]:
+        """The caller's batches, newest first."""
+        rows = self._database.execute(
+            "SELECT body FROM batches WHERE tenant = ? ORDER BY rowid DESC", (tenant,)
+        )
+        return [msgspec.json.decode(body, type=KeptBatch) for (body,) in rows]
+
+    def cancel_batch(self, batch_id: str, tenant: str) -> KeptBatch:
+        """Ask for the end of a batch. RefusedError 404 if it is not there, 400 if it has ended."""
+        batch = self.find_batch(batch_id, tenant)
+        if not batch.is_unfinished:
+            raise RefusedError(f"The batch {batch_id} is {batch.status}: it cannot be cancelled.")
+        if batch.status != "cancelling":
+            batch.status, batch.cancelling_at = "cancelling", int(self._clock())
+            self.put_batch(batch)
+        return batch
+
+    def put_batch(self, batch: KeptBatch) -> None:
+        """Write down how far a batch is."""
+        self._database.execute(
+            "UPDATE batches SET status = ?, body = ? WHERE id = ?",
+            (batch.status, msgspec.json.encode(batch), batch.id),
+        )
+
+    def note_progress(self, batch: KeptBatch, was: str) -> bool:
+        """Write down how far a batch is that had the status `was`. False, and nothing changes, if
+        it has another one: it has been cancelled meanwhile."""
+        row = self._database.execute(
+            "UPDATE batches SET status = ?, body = ? WHERE id = ? AND status = ? RETURNING id",
+            (batch.status, msgspec.json.encode(batch), batch.id, was),
+        ).fetchone()
+        return row is not None
+
+    def next_batch(self) -> tuple[KeptBatch, str, float] | None:
+        """The oldest batch that has not ended, with the tenant and weight of its caller."""
+        return next(self._unfinished(), None)
+
+    def _unfinished(self) -> Iterator[tuple[KeptBatch, str, float]]:
+        marks = ", ".join("?" * len(UNFINISHED))
+        rows = self._database.execute(
+            f"SELECT body, tenant, weight FROM batches WHERE status IN ({marks}) ORDER BY rowid",
+            UNFINISHED,
+        ).fetchall()
+        for body, tenant, weight in rows:
+            yield msgspec.json.decode(body, type=KeptBatch), tenant, weight
+
+
+def _missing(kind: str, name: str) -> RefusedError:
+    return RefusedError(
+        f"There is no {kind} {name[:80]!r}. It was made by another key, or is deleted.",
+        status=404,
+        param=f"{kind}_id",
+    )

@@ -1,0 +1,3 @@
+"""Conversations that the server keeps between their turns."""
+
+__all__: list[str] = []

@@ -1,0 +1,161 @@
+"""Conversations by the names that clients give them, with the tokens that the engine knows.
+
+They lie in SQLite: in memory, or, where several fronts serve, in a file that all of them have.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+from quire.server.requests.places import Fields
+
+__all__ = ["Session", "SessionStore"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT NOT NULL, tenant TEXT NOT NULL, version INTEGER NOT NULL, used_s REAL NOT NULL,
+    expires_s REAL NOT NULL, pinned INTEGER NOT NULL, num_bytes INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (tenant, id)
+);
+"""
+_EVICT = """
+DELETE FROM sessions WHERE rowid = (
+    SELECT rowid FROM sessions WHERE id != ? OR tenant != ? ORDER BY
+        pinned,
+        tenant != (
+            SELECT tenant FROM sessions GROUP BY tenant ORDER BY sum(num_bytes) DESC LIMIT 1
+        ),
+        used_s
+    LIMIT 1
+)
+"""
+BUSY_S = 5.0
+
+
+class Session(msgspec.Struct):
+    """A conversation up to its last answer. messages: as chats have them. token_ids: of its prompt
+    and the answer. salt: of its cached prefixes. version: number of its turns. ttl_s: seconds for
+    which it is kept without use."""
+
+    id: str
+    salt: str = ""
+    messages: list[Fields] = msgspec.field(default_factory=list[Fields])
+    token_ids: list[int] = msgspec.field(default_factory=list[int])
+    version: int = 0
+    ttl_s: float = 0.0
+    created_s: float = 0.0
+    is_pinned: bool = False
+
+
+class SessionStore:
+    """Bounded by number, bytes and age. Of the caller that has most, what was used least recently
+    goes first, and pinned ones last. Each caller's key sees its own alone."""
+
+    def __init__(
+        self, limits: Limits, path: Path | None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """path: of the file that several fronts share; None for memory."""
+        self._limits = limits
+        self._clock = clock
+        self._database = sqlite3.connect(
+            ":memory:" if path is None else path,
+            timeout=BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        self._database.execute("PRAGMA synchronous = OFF")
+        self._database.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def find(self, session_id: str, tenant: str) -> Session | None:
+        """Return a conversation, which counts as a use; None if there is none of that name."""
+        row = self._database.execute(
+            "UPDATE sessions SET used_s = ? WHERE tenant = ? AND id = ? AND expires_s > ? "
+            "RETURNING body",
+            (self._clock(), tenant, session_id, self._clock()),
+        ).fetchone()
+        return None if row is None else msgspec.msgpack.decode(row[0], type=Session)
+
+    def required(self, session_id: str, tenant: str) -> Session:
+        """The same; RefusedError 404 if there is none."""
+        found = self.find(session_id, tenant)
+        if found is None:
+            raise RefusedError(
+                f"There is no session {session_id[:80]!r} of this key. It has expired, is deleted, "
+                "or has made room for newer ones.",
+                status=404,
+                param="session_id",
+            )
+        return found
+
+    def put(self, session: Session, tenant: str) -> bool:
+        """Keep a conversation after a turn. False, and nothing changes, if another turn of it has
+        ended meanwhile."""
+        now = self._clock()
+        session.created_s = session.created_s or now
+        session.ttl_s = session.ttl_s or self._limits.session_s
+        was, session.version = session.version, session.version + 1
+        return self._write(session, tenant, was)
+
+    def change(self, session: Session, tenant: str) -> None:
+        """Write down what is not of a turn: how long it is kept, whether it is pinned."""
+        self._write(session, tenant, session.version)
+
+    def _write(self, session: Session, tenant: str, was: int) -> bool:
+        now, body = self._clock(), msgspec.msgpack.encode(session)
+        changed = self._database.execute(
+            "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO "
+            "UPDATE SET version = excluded.version, used_s = excluded.used_s, "
+            "expires_s = excluded.expires_s, pinned = excluded.pinned, "
+            "num_bytes = excluded.num_bytes, body = excluded.body "
+            "WHERE sessions.version = ? OR sessions.expires_s <= ? RETURNING id",
+            (
+                session.id, tenant, session.version, now, now + session.ttl_s, session.is_pinned,
+                len(body), body, was, now,
+            ),
+        ).fetchone()  # fmt: skip
+        self._evict(now, session.id, tenant)
+        return changed is not None
+
+    def delete(self, session_id: str, tenant: str) -> None:
+        """RefusedError 404 if it is not there."""
+        self.required(session_id, tenant)
+        self._database.execute(
+            "DELETE FROM sessions WHERE tenant = ? AND id = ?", (tenant, session_id)
+        )
+
+    def listed(self, tenant: str) -> list[tuple[Session, float]]:
+        """The caller's conversations, used last first, with the seconds until they expire."""
+        now = self._clock()
+        rows = self._database.execute(
+            "SELECT body, expires_s FROM sessions WHERE tenant = ? AND expires_s > ? "
+            "ORDER BY used_s DESC",
+            (tenant, now),
+        )
+        return [
+            (msgspec.msgpack.decode(body, type=Session), expires_s - now)
+            for body, expires_s in rows
+        ]
+
+    def _evict(self, now: float, session_id: str, tenant: str) -> None:
+        """Make room beside the one that was just used."""
+        limits = self._limits
+        self._database.execute("DELETE FROM sessions WHERE expires_s <= ?", (now,))
+        while True:
+            count, size = self._database.execute(
+                "SELECT count(*), ifnull(sum(num_bytes), 0) FROM sessions"
+            ).fetchone()
+            is_full = count > limits.max_sessions or size > limits.max_session_bytes
+            if not is_full or count < 2:
+                return
+            self._database.execute(_EVICT, (session_id, tenant))

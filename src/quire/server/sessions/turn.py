@@ -1,0 +1,108 @@
+"""One turn of a conversation that the server keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from quire.dialect import Part, Text
+from quire.dialect.chat import answer_of
+from quire.rendering import RenderedPrompt, Tokenizer
+from quire.server.generation.history import continued
+from quire.server.generation.service import SampleDelta
+from quire.server.requests.places import Fields
+from quire.server.sessions.store import Session, SessionStore
+
+__all__ = ["SessionTurn"]
+
+_FIXED = ("system", "developer")
+
+
+class SessionTurn:
+    """The conversation so far, and what this turn adds to it. It is kept when the answer is whole;
+    of two turns of one conversation at once the first to end is kept."""
+
+    def __init__(self, store: SessionStore, session_id: str, tenant: str, salt: str) -> None:
+        """salt: of the cached prefixes of the request."""
+        self._store = store
+        self._tenant = tenant
+        self._session = store.find(session_id, tenant) or Session(session_id)
+        self._session.salt = salt
+        self._messages: list[Fields] = []
+        self._prompt: RenderedPrompt | None = None
+        self._parts: list[Part] = []
+        self._token_ids: list[int] = []
+        self._has_ended = False
+
+    def conversation(self, given: Sequence[Fields]) -> list[Fields]:
+        """The whole conversation. given: messages of the request. Where one of them is the
+        assistant's they are the whole conversation already; instructions at their beginning stand
+        in place of those before."""
+        before = self._session.messages
+        self._messages = list(given)
+        if before and not any(_role(each) == "assistant" for each in given):
+            if given and _role(given[0]) in _FIXED:
+                num_fixed = next(
+                    (i for i, each in enumerate(before) if _role(each) not in _FIXED), len(before)
+                )
+                start = next(
+                    (i for i, each in enumerate(given) if _role(each) not in _FIXED), len(given)
+                )
+                self._messages = [*given[:start], *before[num_fixed:], *given[start:]]
+            else:
+                self._messages = [*before, *given]
+        return self._messages
+
+    def continued(
+        self, prompt: RenderedPrompt, tokenizer: Tokenizer | None
+    ) -> tuple[RenderedPrompt, int]:
+        """The prompt of the conversation, with the tokens that the engine knows as far as its text
+        is as it was; and how many these are."""
+        num_kept = 0
+        if tokenizer is not None and self._session.token_ids:
+            prompt, num_kept = continued(prompt, self._session.token_ids, tokenizer)
+        self._prompt = prompt
+        return prompt, num_kept
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of the conversation so far."""
+        return len(self._session.token_ids)
+
+    def take(self, deltas: Sequence[SampleDelta]) -> None:
+        """Read what the answer has grown by: that of a request with one sample."""
+        for delta in deltas:
+            self._parts += [Text(delta.text)] if delta.text else delta.parts
+            self._token_ids += delta.token_ids
+            self._has_ended |= delta.finish_reason is not None
+
+    def keep(self) -> bool:
+        """Keep the conversation, if the answer is whole and no other turn has ended meanwhile."""
+        if not self._has_ended or self._prompt is None:
+            return False
+        session = self._session
+        session.messages = [*self._messages, _message(self._parts)]
+        session.token_ids = [*self._prompt.token_ids, *self._token_ids]
+        return self._store.put(session, self._tenant)
+
+
+def _role(message: object) -> object:
+    return cast("Fields", message).get("role") if isinstance(message, dict) else None
+
+
+def _message(parts: Sequence[Part]) -> Fields:
+    """An answer as the next turn renders it."""
+    answer = answer_of(parts)
+    message: Fields = {"role": "assistant", "content": answer.content}
+    if answer.reasoning is not None:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in answer.tool_calls
+        ]
+    return message

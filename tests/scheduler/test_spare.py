@@ -1,0 +1,88 @@
+"""Requests on spare capacity: they come behind all others, and are computed all the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config.settings import SCHEDULING_POLICIES
+from quire.protocol import SchedulingParams
+from quire.scheduler.sequence import GroupState
+from tests.profiles import examples
+from tests.scheduler.random_moves import random_prompt, random_setup
+from tests.scheduler.simulation import Setup, Simulation
+
+SPARE = SchedulingParams(is_spare=True)
+
+
+class Watched:
+    """A simulation that looks at each plan for who was admitted."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.simulation = Simulation(setup)
+        self.num_spare_admitted = 0
+        self.preempted = 0
+
+    def groups(self) -> set:
+        return set(self.simulation.scheduler.state.roster.groups.values())
+
+    def plan(self) -> None:
+        """No spare group goes from waiting to running while another kind waits."""
+        state = self.simulation.scheduler.state
+        waited = {group for group in self.groups() if group.state is GroupState.WAITING}
+        self.simulation.plan()
+        admitted = {group for group in waited if group.state is GroupState.RUNNING}
+        spare = [group for group in admitted if group.is_spare]
+        self.num_spare_admitted += len(spare)
+        if spare:
+            assert not state.waiting.num_urgent, "a spare request overtook one that waits"
+        urgent = [group for group in state.roster.running if not group.is_spare]
+        order = [group.is_spare for group in state.roster.running]
+        assert order == sorted(order), f"{len(urgent)} urgent groups stand behind spare ones"
+
+
+@examples(60)
+@given(seed=st.integers(0, 2**32), policy=st.sampled_from(SCHEDULING_POLICIES))
+def test_spare_requests_are_admitted_only_while_nothing_else_waits(seed: int, policy: str) -> None:
+    """And each gets its own tokens in the end (`Simulation.drain`)."""
+    rng = random.Random(seed)
+    watched = Watched(random_setup(rng, policy))
+    simulation = watched.simulation
+    for _ in range(80):
+        move = rng.random()
+        if move < 0.3:
+            is_spare = rng.random() < 0.6
+            simulation.add(
+                random_prompt(rng, simulation.setup),
+                max_tokens=rng.choice((1, 3, 8)),
+                n=rng.choice((1, 1, 2)),
+                scheduling=replace(SPARE, is_spare=is_spare, tenant=rng.choice(("", "a"))),
+            )
+        elif move < 0.35 and simulation.clients:
+            simulation.abort(rng.choice(list(simulation.clients)))
+        elif move < 0.7:
+            watched.plan()
+        else:
+            simulation.apply()
+    simulation.drain()
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_a_spare_request_gives_its_slot_away(policy: str) -> None:
+    """Fault: who comes while a batch has all slots waits for the end of one of its requests."""
+    setup = Setup(max_num_seqs=2, num_blocks=64, policy=policy, max_num_batched_tokens=32)
+    simulation = Simulation(setup)
+    for seed in range(2):
+        simulation.add(range(4, 10), max_tokens=20, seed=seed, scheduling=SPARE)
+    simulation.plan()
+    simulation.apply()
+    (handle,) = simulation.add(range(5, 9), max_tokens=2)
+    for _ in range(4):
+        simulation.plan()
+        simulation.apply()
+    assert simulation.clients[handle].tokens, "it waits for a spare request to end"
+    simulation.drain()

@@ -1,0 +1,279 @@
+"""Files and batches over HTTP: answered on spare capacity, and taken up after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from quire.server.batches.store import BatchStore
+from quire.server.http.multipart import read_form
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+from quire.server.settings import ServerSettings
+from tests import waiting
+from tests.server.in_memory import InMemoryClient
+from tests.server.running import MODEL, RunningServer, bundled_front, running_server
+from tests.waiting import WAIT_S, wait_for
+
+ROUTE = "/v1/chat/completions"
+KEYS = ("a" * 32, "b" * 32)
+
+
+def line(custom_id: str, url: str = ROUTE, **more: Any) -> str:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": custom_id}], "max_tokens": 4}
+    return json.dumps({
+        "custom_id": custom_id, "method": "POST", "url": url, "body": {**body, **more}
+    })  # fmt: skip
+
+
+def settings(folder: Path, **more: Any) -> ServerSettings:
+    return ServerSettings(disable_access_log=True, data_dir=str(folder), **more)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[RunningServer]:
+    with running_server(bundled_front(), settings(tmp_path)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(kept: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{kept.url}/v1", api_key="none", timeout=WAIT_S) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def started(folder: Path, engine: InMemoryClient) -> Iterator[tuple[RunningServer, openai.OpenAI]]:
+    with (
+        running_server(bundled_front(), settings(folder), engine) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=WAIT_S) as client,
+    ):
+        yield server, client
+
+
+def upload(client: openai.OpenAI, *lines: str) -> str:
+    file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    return file.id
+
+
+def finished(client: openai.OpenAI, batch_id: str) -> Any:
+    found: list[Any] = []
+
+    def has_ended() -> bool:
+        found[:] = [client.batches.retrieve(batch_id)]
+        return found[0].status in ("completed", "failed", "cancelled", "expired")
+
+    wait_for(has_ended, "end of the batch")
+    return found[0]
+
+
+def test_files_are_kept(client: openai.OpenAI) -> None:
+    data = line("one") + "\n"
+    file = client.files.create(file=("requests.jsonl", io.BytesIO(data.encode())), purpose="batch")
+    assert (file.filename, file.bytes, file.purpose) == ("requests.jsonl", len(data), "batch")
+    other = upload(client, line("two"))
+    assert [each.id for each in client.files.list()] == [other, file.id]
+    assert [each.id for each in client.files.list(limit=1)] == [other, file.id]
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).text == data
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError, match="no file"):
+        client.files.content(file.id)
+
+
+def test_a_batch_is_answered(client: openai.OpenAI, kept: RunningServer) -> None:
+    ids = [f"line-{number}" for number in range(30)]
+    bad = line("bad", temperature=-1)
+    source = upload(client, *map(line, ids), bad, "{", line("other", "/v1/completions"))
+    asked = client.batches.create(
+        input_file_id=source, endpoint=ROUTE, completion_window="24h", metadata={"name": "x"}
+    )
+    assert asked.status == "validating" and asked.metadata == {"name": "x"}
+    batch = finished(client, asked.id)
+    assert batch.status == "completed", batch
+    assert (batch.request_counts.total, batch.request_counts.completed) == (33, 30)
+    answers = client.files.content(batch.output_file_id).text.splitlines()
+    found = [json.loads(each) for each in answers]
+    assert [each["custom_id"] for each in found] == ids
+    assert all(each["response"]["body"]["choices"][0]["message"]["content"] for each in found)
+    failed = [
+        json.loads(each) for each in client.files.content(batch.error_file_id).text.split("\n")[:-1]
+    ]
+    assert [each["custom_id"] for each in failed] == ["bad", None, "other"]
+    added = kept.call(lambda: list(kept.client.added))
+    assert len(added) == 30 and all(each.scheduling.is_spare for each in added)
+    assert [each.id for each in client.batches.list()] == [asked.id]
+
+
+def test_a_batch_of_nothing_fails(client: openai.OpenAI) -> None:
+    asked = client.batches.create(
+        input_file_id=upload(client, "{", "[]"), endpoint=ROUTE, completion_window="24h"
+    )
+    batch = finished(client, asked.id)
+    assert batch.status == "failed" and len(batch.errors.data) == 2
+
+
+def test_a_batch_is_cancelled(client: openai.OpenAI, kept: RunningServer) -> None:
+    source = upload(client, *(line(f"line-{number}", max_tokens=300) for number in range(200)))
+    asked = client.batches.create(input_file_id=source, endpoint=ROUTE, completion_window="24h")
+    kept.wait_until_open()
+    with pytest.raises(openai.BadRequestError, match="still reads"):
+        client.files.delete(source)
+    assert client.batches.cancel(asked.id).status == "cancelling"
+    batch = finished(client, asked.id)
+    assert batch.status == "cancelled" and batch.request_counts.completed < 200
+    kept.wait_until_idle()
+    with pytest.raises(openai.BadRequestError, match="is cancelled"):
+        client.batches.cancel(asked.id)
+
+
+def test_interactive_requests_go_first(client: openai.OpenAI, kept: RunningServer) -> None:
+    """Fault: somebody who chats waits behind a batch."""
+    source = upload(client, *(line(f"line-{number}", max_tokens=300) for number in range(60)))
+    asked = client.batches.create(input_file_id=source, endpoint=ROUTE, completion_window="24h")
+    kept.wait_until_open(8)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=3
+    )
+    assert answer.usage is not None and answer.usage.completion_tokens == 3
+    counts = client.batches.retrieve(asked.id).request_counts
+    assert counts is not None and counts.completed < 60, "the batch was first"
+    client.batches.cancel(asked.id)
+    finished(client, asked.id)
+
+
+def test_a_restart_goes_on_where_the_server_ended(tmp_path: Path) -> None:
+    first, second = InMemoryClient(), InMemoryClient()
+    ids = [f"line-{number}" for number in range(80)]
+    with started(tmp_path, first) as (server, client):
+        source = upload(client, *map(line, ids))
+        asked = client.batches.create(input_file_id=source, endpoint=ROUTE, completion_window="24h")
+
+        def has_begun() -> bool:
+            counts = client.batches.retrieve(asked.id).request_counts
+            aside = tmp_path / "files" / f"{asked.id}.out.partial"
+            return counts is not None and aside.exists() and b"line-7" in aside.read_bytes()
+
+        wait_for(has_begun, "answers of the batch")
+        server.call(lambda: setattr(first, "paused", True))
+        time.sleep(0.1)
+    aside = tmp_path / "files" / f"{asked.id}.out.partial"
+    num_answered = len(aside.read_bytes().splitlines())
+    assert 0 < num_answered <= 80
+    with started(tmp_path, second) as (_, client):
+        batch = finished(client, asked.id)
+        assert batch.status == "completed" and batch.request_counts.completed == 80
+        found = client.files.content(batch.output_file_id).text.splitlines()
+        assert [json.loads(each)["custom_id"] for each in found] == ids
+    assert len(second.added) == 80 - num_answered, "a finished line was computed again"
+    for each in (first, second):
+        each.engine.core.shutdown()
+
+
+def test_keys_see_their_own(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(
+            running_server(bundled_front(), settings(tmp_path, api_key=KEYS))
+        )
+        url = f"{server.url}/v1"
+        one, other = (
+            stack.enter_context(openai.OpenAI(base_url=url, api_key=key, timeout=WAIT_S))
+            for key in KEYS
+        )
+        source = upload(one, line("one"))
+        batch = one.batches.create(input_file_id=source, endpoint=ROUTE, completion_window="24h")
+        assert finished(one, batch.id).status == "completed"
+        assert not list(other.files.list()) and not list(other.batches.list())
+        for call in (
+            lambda: other.files.content(source),
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.create(
+                input_file_id=source, endpoint=ROUTE, completion_window="24h"
+            ),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                call()
+        names = {each.scheduling.tenant for each in server.call(lambda: list(server.client.added))}
+        assert len(names) == 1 and "" not in names
+
+
+def test_without_a_folder_nothing_is_kept(server: RunningServer) -> None:
+    with waiting.PatientClient(base_url=server.url) as http:
+        for reply in (
+            http.get("/v1/files"),
+            http.post("/v1/files", files={"file": b"x"}, data={"purpose": "batch"}),
+            http.post("/v1/batches", json={"input_file_id": "x", "endpoint": ROUTE}),
+        ):
+            assert reply.status_code == 404 and "--data-dir" in reply.text
+
+
+def test_bad_requests(kept: RunningServer, client: openai.OpenAI) -> None:
+    source = upload(client, line("one"))
+    with waiting.PatientClient(base_url=kept.url) as http:
+        cases: list[tuple[httpx.Response, int, str]] = [
+            (http.post("/v1/files", json={}), 415, "multipart/form-data"),
+            (http.post("/v1/files", files={"file": b"x"}), 400, "no field 'purpose'"),
+            (
+                http.post("/v1/files", files={"file": b"x"}, data={"purpose": "vision"}),
+                400,
+                "purpose is 'vision'",
+            ),
+            (
+                http.post("/v1/files", files={"file": b""}, data={"purpose": "batch"}),
+                400,
+                "is empty",
+            ),
+            (
+                http.post("/v1/batches", json={"input_file_id": "x", "endpoint": ROUTE}),
+                404,
+                "no file 'x'",
+            ),
+            (
+                http.post("/v1/batches", json={"input_file_id": source, "endpoint": "/metrics"}),
+                400,
+                "endpoint is '/metrics'",
+            ),
+            (http.get("/v1/batches", params={"limit": "0"}), 400, "limit is '0'"),
+            (http.get("/v1/batches", params={"after": "x"}), 400, "after is 'x'"),
+        ]
+        for reply, status, words in cases:
+            assert reply.status_code == status and words in reply.text, reply.text
+
+
+def test_bounds_on_files(tmp_path: Path) -> None:
+    limits = Limits(max_kept_files=2, max_kept_file_bytes=100, max_open_batches=1)
+    store = BatchStore(tmp_path, limits)
+    first = store.add_file("a", "batch", b"x" * 60, "")
+    with pytest.raises(RefusedError, match="max_kept_file_bytes"):
+        store.add_file("b", "batch", b"x" * 50, "")
+    store.add_file("b", "batch", b"x", "")
+    with pytest.raises(RefusedError, match="max_kept_files"):
+        store.add_file("c", "batch", b"x", "")
+    store.add_batch(ROUTE, first.id, None, "", 1.0)
+    with pytest.raises(RefusedError, match="max_open_batches"):
+        store.add_batch(ROUTE, first.id, None, "", 1.0)
+    store.close()
+
+
+def test_forms_are_read_whole() -> None:
+    """Fault: bytes of a file that look like a boundary, or like the end of a line, are lost."""
+    data = bytes(range(256)) + b"\r\n--wrong\r\n\r\n\n"
+    body = (
+        b'--right\r\nContent-Disposition: form-data; name="file"; filename="x.bin"\r\n'
+        b"Content-Type: application/octet-stream\r\n\r\n" + data + b"\r\n--right\r\n"
+        b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--right--\r\n'
+    )
+    found = read_form('multipart/form-data; boundary="right"', body)
+    assert found["file"].data == data and found["file"].filename == "x.bin"
+    assert found["purpose"].text == "batch" and found["purpose"].filename is None
+    with pytest.raises(RefusedError, match="ends early"):
+        read_form("multipart/form-data; boundary=right", body[:-20])

@@ -1,0 +1,217 @@
+"""Conversations by `session_id`: a turn sends what is new, and the server has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+from quire.server.sessions.store import Session, SessionStore
+from quire.server.settings import ServerSettings
+from tests import waiting
+from tests.server.running import MODEL, RunningServer, bundled_front, running_server
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+QUESTIONS = ("How old is the sea?", "And the moon?", "Which of them is larger?")
+KEYS = ("a" * 32, "b" * 32)
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with waiting.PatientClient(base_url=server.url) as client:
+        yield client
+        for session in client.get("/admin/sessions").json()["sessions"]:
+            client.delete(f"/admin/sessions/{session['id']}")
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def post(http: httpx.Client, route: str, **body: Any) -> dict[str, Any]:
+    reply = http.post(route, json={"model": MODEL, "seed": 3, "temperature": 0, **body})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def chat(http: httpx.Client, messages: list[Any], **more: Any) -> dict[str, Any]:
+    asked = {"max_tokens": 12, "return_token_ids": True, **more}
+    return post(http, "/v1/chat/completions", messages=messages, **asked)
+
+
+def answer_of(found: dict[str, Any]) -> str:
+    return found["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_chat_goes_on(http: httpx.Client, server: RunningServer, streams: bool) -> None:
+    """Each prompt is the tokens of the one before, its answer, and what is new."""
+    before: list[int] = []
+    for number, question in enumerate(QUESTIONS):
+        messages = [SYSTEM, user(question)] if not number else [user(question)]
+        found: dict[str, Any] = {}
+        if streams:
+            body = {"model": MODEL, "messages": messages, "session_id": "s", "max_tokens": 12}
+            reply = http.post("/v1/chat/completions", json={**body, "stream": True})
+            assert reply.text.rstrip().endswith("[DONE]")
+        else:
+            found = chat(http, messages, session_id="s")
+        request = server.call(lambda: server.client.added[-1])
+        prompt = request.prompt_token_ids.tolist()
+        (session,) = http.get("/admin/sessions").json()["sessions"]
+        assert session["id"] == "s" and session["turns"] == number + 1
+        assert session["messages"] == 2 * (number + 1) + 1
+        if not streams:
+            assert found["prompt_token_ids"] == prompt
+            assert session["tokens"] == len(prompt) + len(found["choices"][0]["token_ids"])
+        assert len(prompt) > len(before)
+        before = prompt
+
+
+def test_a_session_is_the_whole_conversation(http: httpx.Client) -> None:
+    """As if the client had sent all of it."""
+    messages: list[Any] = [SYSTEM]
+    for question in QUESTIONS:
+        messages.append(user(question))
+        given = messages if len(messages) == 2 else [user(question)]
+        by_session = chat(http, given, session_id="one")
+        whole = chat(http, messages)
+        decoded = [
+            http.post("/detokenize", json={"tokens": each["prompt_token_ids"]}).json()["prompt"]
+            for each in (by_session, whole)
+        ]
+        assert decoded[0] == decoded[1]
+        messages.append({"role": "assistant", "content": answer_of(by_session)})
+
+
+def test_a_whole_conversation_stands_in_place_of_the_one_before(http: httpx.Client) -> None:
+    """Fault: a client that names a session and sends everything has everything twice."""
+    first = chat(http, [user(QUESTIONS[0])], session_id="s")
+    whole = [
+        user(QUESTIONS[0]), {"role": "assistant", "content": answer_of(first)}, user(QUESTIONS[1])
+    ]  # fmt: skip
+    chat(http, whole, session_id="s")
+    (session,) = http.get("/admin/sessions").json()["sessions"]
+    assert session["messages"] == 4 and session["turns"] == 2
+
+
+def test_instructions_replace_those_before(http: httpx.Client, server: RunningServer) -> None:
+    chat(http, [SYSTEM, user(QUESTIONS[0])], session_id="s")
+    found = chat(http, [{"role": "system", "content": "Be long."}, user("And?")], session_id="s")
+    text = http.post("/detokenize", json={"tokens": found["prompt_token_ids"]}).json()["prompt"]
+    assert "Be long." in text and "Be brief." not in text and QUESTIONS[0] in text
+
+
+@pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses"])
+def test_other_apis_go_on_too(http: httpx.Client, server: RunningServer, route: str) -> None:
+    for number, question in enumerate(QUESTIONS):
+        if route == "/v1/messages":
+            post(http, route, messages=[user(question)], max_tokens=8, session_id="s")
+        else:
+            post(http, route, input=question, max_output_tokens=8, session_id="s")
+        (session,) = http.get("/admin/sessions").json()["sessions"]
+        assert (session["turns"], session["messages"]) == (number + 1, 2 * (number + 1))
+
+
+def test_a_turn_that_fails_changes_nothing(http: httpx.Client, server: RunningServer) -> None:
+    chat(http, [user(QUESTIONS[0])], session_id="s")
+    server.call(lambda: setattr(server.client, "fail_after", 2))
+    body = {"model": MODEL, "messages": [user("And?")], "session_id": "s", "max_tokens": 50}
+    reply = http.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 500
+    (session,) = http.get("/admin/sessions").json()["sessions"]
+    assert session["turns"] == 1 and session["messages"] == 2
+
+
+def test_the_admin_route(http: httpx.Client, server: RunningServer) -> None:
+    first = chat(http, [user(QUESTIONS[0])], session_id="s")
+    reply = http.post("/admin/sessions/s", json={"pinned": True, "ttl_s": 500})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["pinned"] and reply.json()["ttl_s"] == 500
+    pins = http.get("/admin/prefixes").json()["prefixes"]
+    assert [pin["name"] for pin in pins] == ["session-s"]
+    assert pins[0]["tokens"] == reply.json()["tokens"]
+    found = chat(http, [user("And?")], session_id="s")
+    num_cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert num_cached >= first["usage"]["prompt_tokens"] - 16
+    assert http.get("/admin/sessions").json()["sessions"][0]["pinned"]
+    assert http.delete("/admin/sessions/s").status_code == 200
+    assert not http.get("/admin/prefixes").json()["prefixes"]
+    assert not http.get("/admin/sessions").json()["sessions"]
+    for reply in (http.delete("/admin/sessions/s"), http.post("/admin/sessions/s", json={})):
+        assert reply.status_code == 404 and "no session 's'" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"n": 2}, "n is given with session_id"),
+        ({"session_id": ""}, "session_id is empty"),
+        ({"session_id": "é"}, "session_id"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens is given"),
+    ],
+    ids=str,
+)
+def test_bad_requests(http: httpx.Client, more: dict[str, Any], words: str) -> None:
+    body = {"model": MODEL, "messages": [user("hi")], "session_id": "s", **more}
+    reply = http.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400 and words in reply.text, reply.text
+
+
+def test_both_ways_to_go_on_are_refused(http: httpx.Client) -> None:
+    body = {"input": "hi", "session_id": "s", "previous_response_id": "resp_1"}
+    reply = http.post("/v1/responses", json=body)
+    assert reply.status_code == 400 and "Send one of them" in reply.text
+
+
+def test_keys_see_their_own() -> None:
+    settings = ServerSettings(disable_access_log=True, api_key=KEYS)
+    with (
+        running_server(bundled_front(), settings) as server,
+        waiting.PatientClient(base_url=server.url, headers={"x-api-key": KEYS[0]}) as one,
+        waiting.PatientClient(base_url=server.url, headers={"x-api-key": KEYS[1]}) as other,
+    ):
+        chat(one, [user(QUESTIONS[0])], session_id="s")
+        assert not other.get("/admin/sessions").json()["sessions"]
+        chat(other, [user("And?")], session_id="s")
+        for client in (one, other):
+            (session,) = client.get("/admin/sessions").json()["sessions"]
+            assert session["turns"] == 1
+        assert other.delete("/admin/sessions/s").status_code == 200
+        assert one.get("/admin/sessions").json()["sessions"]
+
+
+def test_bounds(tmp_path: Path) -> None:
+    now = 1000.0
+    limits = Limits(max_sessions=3, max_session_bytes=4000, session_s=100)
+    store = SessionStore(limits, tmp_path / "s.sqlite", lambda: now)
+    for name in "abcd":
+        assert store.put(Session(name), "")
+        now += 1
+    assert [each.id for each, _ in store.listed("")] == ["d", "c", "b"]
+    pinned = store.required("b", "")
+    pinned.is_pinned = True
+    store.change(pinned, "")
+    now += 1
+    store.put(Session("e"), "")
+    assert [each.id for each, _ in store.listed("")] == ["e", "b", "d"]
+    store.put(Session("f", messages=[{"content": "x" * 3900}]), "")
+    assert [each.id for each, _ in store.listed("")] == ["f"]
+    now += 101
+    assert not store.listed("") and store.find("f", "") is None
+    with pytest.raises(RefusedError, match="no session 'f'"):
+        store.required("f", "")
+
+
+def test_the_first_of_two_turns_is_kept() -> None:
+    store = SessionStore(Limits(), None)
+    store.put(Session("s"), "")
+    one, other = store.required("s", ""), store.required("s", "")
+    one.messages, other.messages = [{"content": "1"}], [{"content": "2"}]
+    assert store.put(one, "") and not store.put(other, "")
+    assert store.required("s", "").messages == [{"content": "1"}]
