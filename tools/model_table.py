@@ -57,8 +57,13 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "OPT": ("OPTForCausalLM",),
         "GPT-NeoX, Pythia": ("GPTNeoXForCausalLM",),
         "GPT-2": ("GPT2LMHeadModel",),
+        "BERT": ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
+        "RoBERTa": ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"),
+        "XLM-R": (
+            "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",
+        ),
     }
-)
+)  # fmt: skip
 """Names of families, with the architectures of each."""
 
 _BESIDE = {MIXTRAL.name, "Olmo3ForCausalLM"}
@@ -86,9 +91,9 @@ def _rows() -> Iterator[str]:
     for family, names in FAMILIES.items():
         found = [(case, spec) for case, spec in specs if spec.architecture in names]
         in_gguf = "yes" if set(names) & gguf else ""
-        cases = ", ".join(case for case, _ in found)
+        cases = ", ".join(case for case, _ in found) or "`tests/test_encoders.py`"
         shown = ", ".join(f"`{name}`" for name in names)
-        kind = ", ".join(_kinds(spec for _, spec in found))
+        kind = ", ".join(_kinds(spec for _, spec in found)) or "encoder"
         yield f"| {family} | {shown} | {kind} | {in_gguf} | {cases} |"
 
 
