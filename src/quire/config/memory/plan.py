@@ -129,7 +129,8 @@ def weight_bytes(
 
 def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
     """Places for LoRA adapters, which are taken whatever is loaded, and adapters in host memory of
-    the largest rank: B, and A for up to three parts of each matrix (q, k and v)."""
+    the largest rank: B, and A for up to three parts of each matrix (q, k and v). Parts that few
+    adapters have, as of embeddings and experts, are not counted."""
     if not settings.enable_lora:
         return 0
     per_rank = sum(
@@ -137,7 +138,7 @@ def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
         for shape in spec.matrices
         if not shape.is_head
     )
-    if (experts := spec.experts) is not None:  # no adapter changes them: gate and up, and down
+    if (experts := spec.experts) is not None:  # they have no places: gate and up, and down
         sizes = 4 * spec.hidden_size + 5 * experts.inner_size
         per_rank -= experts.num_layers * experts.routing.num_experts * sizes
     num_adapters = settings.max_loras + settings.adapters_in_host
