@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -174,5 +175,31 @@ def test_operations_and_readings_are_of_all_engines() -> None:
             while client.stats.requests_total < 6:
                 await asyncio.sleep(0.01)
             assert client.stats.num_blocks == 3 * clients_of(host)[0].stats.num_blocks
+
+    run(work())
+
+
+def test_the_capacity_is_of_all_engines_that_are_ready() -> None:
+    """Turns red when a front lets in what one engine can serve, or counts one that is gone."""
+
+    async def work() -> None:
+        async with replicas(3) as host:
+            client: Any = host.client
+            one: Any = clients_of(host)[0].status.capacity
+            largest: Any = client.status.capacity
+            assert largest.max_num_seqs == 3 * one.max_num_seqs
+            assert largest.num_blocks == 3 * one.num_blocks
+            assert largest.capacity_tokens == 3 * one.capacity_tokens
+            assert largest.max_model_len == one.max_model_len
+            lost, status = clients_of(host)[0], client.status
+            os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
+            while lost.status.state is EngineState.READY:
+                status = await client.wait_for_change(status)
+            assert client.status.capacity.max_num_seqs == 2 * one.max_num_seqs
+            while client.status.capacity != largest:
+                status = await client.wait_for_change(status)
+            shorter = replace(one, max_model_len=one.max_model_len - 1)
+            lost._watch.connected(lost._watch.instance or 0, shorter)
+            assert client.status.capacity.max_model_len == one.max_model_len - 1
 
     run(work())

@@ -14,7 +14,7 @@ from quire.engine.clients.request_stream import RequestStream
 from quire.protocol.control import AdminOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineRequest
-from quire.protocol.status import EngineState, EngineStatus
+from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 
@@ -105,8 +105,14 @@ class ReplicatedClient:
 
     @property
     def status(self) -> EngineStatus:
+        """The best one, with the capacity of all that are ready together."""
         best = min(self._replicas, key=_worth).status
-        return replace(best, restarts=sum(each.status.restarts for each in self._replicas))
+        ready = [each.status.capacity for each in self._in_state(EngineState.READY)]
+        return replace(
+            best,
+            capacity=_summed([each for each in ready if each is not None]) or best.capacity,
+            restarts=sum(each.status.restarts for each in self._replicas),
+        )
 
     @property
     def stats(self) -> EngineStats:
@@ -153,6 +159,20 @@ class ReplicatedClient:
 
 def _worth(replica: ProcessEngineClient) -> int:
     return _BY_WORTH.index(replica.status.state)
+
+
+def _summed(capacities: Sequence[EngineCapacity]) -> EngineCapacity | None:
+    """Return the capacity of engines together, None if there are none. A request goes to any of
+    them, so a sequence may be no longer than the least of them allows."""
+    if not capacities:
+        return None
+    return replace(
+        capacities[0],
+        max_model_len=min(each.max_model_len for each in capacities),
+        max_num_seqs=sum(each.max_num_seqs for each in capacities),
+        num_blocks=sum(each.num_blocks for each in capacities),
+        capacity_tokens=sum(each.capacity_tokens for each in capacities),
+    )
 
 
 def _shown(status: EngineStatus) -> tuple[object, ...]:
