@@ -92,6 +92,22 @@ def test_requests_go_to_the_least_busy_engine() -> None:
     run(work())
 
 
+def test_requests_without_a_limit_are_spread() -> None:
+    """Fault: each of their tokens made an engine look less busy, and it got all new requests."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            for _ in range(6):
+                stream = await ask(client, [1, 2], max_tokens=None)
+                async for _ in stream:
+                    break
+            assert [each.num_unfinished for each in clients_of(host)] == [3, 3]
+            assert all(each.tokens_in_flight > 0 for each in clients_of(host))
+
+    run(work())
+
+
 def test_streams_of_a_dead_engine_go_on_in_another_one() -> None:
     """kill -9 of either engine at random points: every stream has the tokens of an engine without
     faults, whichever engine ends it."""
