@@ -85,7 +85,7 @@ class BatchService:
             route=batch.endpoint,
         )
         ending = "cancelled" if batch.status == "cancelling" else await self._run(batch, runner)
-        if ending != "completed":
+        if not target.exists():
             runner.write_what_is_there()
         await self._end(batch, target, ending, caller.tenant)
 
@@ -100,8 +100,7 @@ class BatchService:
         if not total or total > most or len(faults) == total:
             data = [{"code": "invalid_line", "message": each} for each in faults[:MAX_SHOWN_FAULTS]]
             batch.errors = {"object": "list", "data": data}
-            batch.status, batch.failed_at = "failed", int(self._clock())
-            self._store.put_batch(batch)
+            self._store.end_batch(batch, "failed")
             return False
         batch.status, batch.in_progress_at = "in_progress", int(self._clock())
         if not self._store.note_progress(batch, "validating"):  # it has been cancelled meanwhile
@@ -145,9 +144,7 @@ class BatchService:
                 setattr(batch, f"{name}_file_id", file_id)
             else:
                 part.unlink()
-        batch.status = ending
-        setattr(batch, f"{ending}_at", int(self._clock()))
-        self._store.put_batch(batch)
+        self._store.end_batch(batch, ending)
         target.unlink()
         target.with_name(target.name + PARTIAL).unlink(missing_ok=True)
 

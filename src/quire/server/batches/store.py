@@ -241,20 +241,35 @@ class BatchStore:
 
     def cancel_batch(self, batch_id: str, tenant: str) -> KeptBatch:
         """Ask for the end of a batch. RefusedError 404 if it is not there, 400 if it has ended."""
-        batch = self.find_batch(batch_id, tenant)
-        if not batch.is_unfinished:
-            raise RefusedError(f"The batch {batch_id} is {batch.status}: it cannot be cancelled.")
-        if batch.status != "cancelling":
+        while True:
+            batch = self.find_batch(batch_id, tenant)
+            if not batch.is_unfinished:
+                raise RefusedError(
+                    f"The batch {batch_id} is {batch.status}: it cannot be cancelled."
+                )
+            was = batch.status
+            if was == "cancelling":
+                return batch
             batch.status, batch.cancelling_at = "cancelling", int(self._clock())
-            self.put_batch(batch)
-        return batch
+            if self.note_progress(batch, was):  # else it has gone on meanwhile
+                return batch
 
-    def put_batch(self, batch: KeptBatch) -> None:
-        """Write down how far a batch is."""
-        self._database.execute(
-            "UPDATE batches SET status = ?, body = ? WHERE id = ?",
-            (batch.status, msgspec.json.encode(batch), batch.id),
-        )
+    def end_batch(self, batch: KeptBatch, ending: str) -> None:
+        """Write down how a batch has ended. One whose end was asked for meanwhile is cancelled,
+        with the answers that it has."""
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            kept = self._database.execute(
+                "SELECT body FROM batches WHERE id = ?", (batch.id,)
+            ).fetchone()
+            asked_at = msgspec.json.decode(kept[0], type=KeptBatch).cancelling_at
+            batch.status = ending if asked_at is None or ending == "failed" else "cancelled"
+            batch.cancelling_at = asked_at
+            setattr(batch, f"{batch.status}_at", int(self._clock()))
+            self._database.execute(
+                "UPDATE batches SET status = ?, body = ? WHERE id = ?",
+                (batch.status, msgspec.json.encode(batch), batch.id),
+            )
 
     def note_progress(self, batch: KeptBatch, was: str) -> bool:
         """Write down how far a batch is that had the status `was`. False, and nothing changes, if
