@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -148,3 +149,64 @@ def test_a_cancel_meets_what_has_ended_meanwhile(harness: Harness) -> None:
         other.cancel_batch(batch.id, "")
     other.close()
     assert harness.found(batch).status == "completed"
+
+
+def test_a_lost_file_fails_its_batch_alone(harness: Harness) -> None:
+    """Fault: a batch whose file is gone is tried for ever, and those behind it wait."""
+    lost, other = harness.add(lines(1)), harness.add(lines(1))
+    harness.store.path(lost.input_file_id).unlink()
+    assert harness.ended(other).status == "completed"
+    found = harness.found(lost)
+    assert found.status == "failed" and found.errors is not None
+    assert lost.input_file_id in found.errors["data"][0]["message"]
+
+
+def test_a_locked_database_is_waited_for(harness: Harness) -> None:
+    """Fault: any other error than two kinds ends the service, until the server starts again."""
+    batch = harness.add(lines(3))
+    store = harness.store
+    find, note, num_faults = store.next_batch, store.note_progress, 0
+
+    def locked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            nonlocal num_faults
+            num_faults += 1
+            if num_faults < 4:
+                raise sqlite3.OperationalError("database is locked")
+            return function(*given)
+
+        return call
+
+    store.next_batch, store.note_progress = locked(find), locked(note)
+    assert harness.ended(batch).status == "completed" and num_faults >= 4
+
+
+def test_a_line_that_a_route_fails_at_has_an_answer(harness: Harness) -> None:
+    """Fault: an exception that no handler knows ends the batch, and not its line alone."""
+    batch = harness.add(lines(3))
+    add, num_added = harness.engine.add, 0
+
+    async def failing(*given: Any, **more: Any) -> Any:
+        nonlocal num_added
+        num_added += 1
+        if num_added == 2:
+            raise ZeroDivisionError("a fault of ours")
+        return await add(*given, **more)
+
+    harness.engine.add = failing
+    found = harness.ended(batch)
+    assert found.status == "completed" and found.request_counts.completed == 2
+    (answer,) = harness.answers(found.error_file_id)
+    assert answer["response"]["status_code"] == 500
+    assert "its log says why" in answer["response"]["body"]["error"]["message"].lower()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_batch_whose_time_is_over_is_not_begun(harness: Harness, is_cancelled: bool) -> None:
+    batch = harness.add(lines(3))
+    if is_cancelled:
+        harness.store.cancel_batch(batch.id, "")
+    else:
+        harness.late_s = 90_000.0
+    assert harness.ended(batch).status == ("cancelled" if is_cancelled else "expired")
+    assert not harness.engine.added

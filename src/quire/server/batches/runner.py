@@ -24,7 +24,7 @@ from quire.server.batches.caller import Called, call
 from quire.server.batches.lines import BatchLine, error_line, read_line, result_line
 from quire.server.generation.backend import Backend, describe
 from quire.server.http.gate import InternalCaller
-from quire.server.requests.errors import OVERLOADED
+from quire.server.requests.errors import OVERLOADED, error_reply
 
 __all__ = ["PARTIAL", "BatchCounts", "BatchRunner"]
 
@@ -149,14 +149,22 @@ class BatchRunner:
     async def _asked(self, line: BatchLine) -> Called:
         """Ask when the engine is ready, and again where it was not any more."""
         await self._until_ready()
-        found = await call(self._app, line.url, line.body, self._caller)
+        found = await self._called(line)
         for _ in range(self._max_tries - 1):
             if found.status not in UNAVAILABLE:
                 break
             await asyncio.sleep(PAUSE_S)
             await self._until_ready()
-            found = await call(self._app, line.url, line.body, self._caller)
+            found = await self._called(line)
         return found
+
+    async def _called(self, line: BatchLine) -> Called:
+        """The answer of the route; that it failed, where it raised what nobody expected."""
+        try:
+            return await call(self._app, line.url, line.body, self._caller)
+        except Exception as error:
+            reply = error_reply(error, {"path": line.url})
+            return Called(reply.status, body=reply.body)
 
     async def _until_ready(self) -> None:
         """Wait while the engine restarts or stalls. EngineError if it ends for good."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 from starlette.types import ASGIApp
 
-from quire.errors import EngineError
+from quire.errors import ConfigError, EngineError
 from quire.server.batches.lines import read_line
 from quire.server.batches.runner import PARTIAL, BatchRunner
 from quire.server.batches.store import BatchStore, KeptBatch
@@ -54,20 +55,41 @@ class BatchService:
     async def run(self) -> None:
         """Never ends. What fails is logged, and tried again."""
         while True:
-            found = self._store.next_batch()
-            status = self._backend.status
-            if found is None or status.capacity is None:
-                await asyncio.sleep(self._poll_s)
-                continue
-            batch, tenant, weight = found
             try:
-                caller = InternalCaller(tenant, weight)
-                await self._serve(batch, caller, status.capacity.max_num_seqs)
-            except (EngineError, OSError) as error:
-                logger.warning("the batch %s waits: %s", batch.id, error)
+                is_busy = await self._serve_next()
+            except Exception as error:
+                known = isinstance(error, EngineError | OSError | sqlite3.OperationalError)
+                logger.warning("batches wait: %s", error, exc_info=None if known else error)
+                is_busy = False
+            if not is_busy:
                 await asyncio.sleep(self._poll_s)
 
+    async def _serve_next(self) -> bool:
+        """Bring the oldest batch to its end. False if there is none, or no engine for it."""
+        found = self._store.next_batch()
+        status = self._backend.status
+        if found is None or status.capacity is None:
+            return False
+        batch, tenant, weight = found
+        try:
+            caller = InternalCaller(tenant, weight)
+            await self._serve(batch, caller, status.capacity.max_num_seqs)
+        except (ConfigError, FileNotFoundError) as error:
+            self._fail(batch, "missing_file", [str(error)])
+        return True
+
+    def _fail(self, batch: KeptBatch, code: str, faults: list[str]) -> None:
+        """End a batch that cannot be served."""
+        logger.warning("the batch %s has failed: %s", batch.id, faults[0])
+        data = [{"code": code, "message": each} for each in faults]
+        batch.errors = {"object": "list", "data": data}
+        self._store.end_batch(batch, "failed")
+
     async def _serve(self, batch: KeptBatch, caller: InternalCaller, max_together: int) -> None:
+        is_over = self._clock() > batch.expires_at
+        if batch.in_progress_at is None and (is_over or batch.status == "cancelling"):
+            self._store.end_batch(batch, "expired")  # or cancelled; it has not begun
+            return
         if batch.status == "validating" and not await self._begin(batch):
             return
         target = self._store.path(f"{batch.id}.out")
@@ -98,9 +120,7 @@ class BatchService:
             faults = [f"The file has {total} lines, but a batch has 1 to {most} (max_batch_lines)."]
         batch.request_counts.total = total
         if not total or total > most or len(faults) == total:
-            data = [{"code": "invalid_line", "message": each} for each in faults[:MAX_SHOWN_FAULTS]]
-            batch.errors = {"object": "list", "data": data}
-            self._store.end_batch(batch, "failed")
+            self._fail(batch, "invalid_line", faults[:MAX_SHOWN_FAULTS])
             return False
         batch.status, batch.in_progress_at = "in_progress", int(self._clock())
         if not self._store.note_progress(batch, "validating"):  # it has been cancelled meanwhile
