@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -210,3 +211,23 @@ def test_a_batch_whose_time_is_over_is_not_begun(harness: Harness, is_cancelled:
         harness.late_s = 90_000.0
     assert harness.ended(batch).status == ("cancelled" if is_cancelled else "expired")
     assert not harness.engine.added
+
+
+def test_a_file_of_too_many_lines_is_not_read_whole(harness: Harness) -> None:
+    """Fault: a file of bad lines fills the memory with a sentence about each."""
+    batch = harness.add(b"x\n" * 1_000_000)
+    tracemalloc.start()
+    found = harness.ended(batch, limits=Limits(max_batch_lines=3000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.status == "failed" and found.errors is not None
+    (fault,) = found.errors["data"]
+    assert "more than 3000 lines" in fault["message"]
+    assert peak < 16 * 2**20, f"{peak} bytes"
+
+
+def test_the_first_faults_are_shown(harness: Harness) -> None:
+    found = harness.ended(harness.add(b"x\n" * 500))
+    assert found.status == "failed" and found.errors is not None
+    assert found.request_counts.total == 500 and len(found.errors["data"]) == 100
+    assert found.errors["data"][99]["message"].startswith("Line 100: ")

@@ -162,7 +162,7 @@ class BatchRunner:
         """The answer of the route; that it failed, where it raised what nobody expected."""
         try:
             return await call(self._app, line.url, line.body, self._caller)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is logged
             reply = error_reply(error, {"path": line.url})
             return Called(reply.status, body=reply.body)
 

@@ -114,13 +114,15 @@ class BatchService:
     async def _begin(self, batch: KeptBatch) -> bool:
         """Count the lines. False if there is nothing to do: then the batch has failed."""
         source = self._store.path(batch.input_file_id)
-        total, faults = await asyncio.to_thread(_survey, source, batch.endpoint)
         most = self._limits.max_batch_lines
+        total, num_faulty, faults = await asyncio.to_thread(_survey, source, batch.endpoint, most)
         if not total or total > most:
-            faults = [f"The file has {total} lines, but a batch has 1 to {most} (max_batch_lines)."]
-        batch.request_counts.total = total
-        if not total or total > most or len(faults) == total:
-            self._fail(batch, "invalid_line", faults[:MAX_SHOWN_FAULTS])
+            has = f"more than {most}" if total else "no"
+            faults = [f"The file has {has} lines, but a batch has 1 to {most} (max_batch_lines)."]
+        else:
+            batch.request_counts.total = total
+        if not total or total > most or num_faulty == total:
+            self._fail(batch, "invalid_line", faults)
             return False
         batch.status, batch.in_progress_at = "in_progress", int(self._clock())
         if not self._store.note_progress(batch, "validating"):  # it has been cancelled meanwhile
@@ -173,17 +175,23 @@ class _Answer(msgspec.Struct):
     response: dict[str, msgspec.Raw] | None
 
 
-def _survey(source: Path, route: str) -> tuple[int, list[str]]:
-    """Number of lines, and the faults of those that ask for nothing."""
+def _survey(source: Path, route: str, most: int) -> tuple[int, int, list[str]]:
+    """Number of lines, of those that ask for nothing, and the faults of the first of these. Ends
+    one line after `most`."""
     seen: set[str] = set()
-    total, faults = 0, list[str]()
+    total, num_faulty, faults = 0, 0, list[str]()
     with source.open("rb") as file:
         for text in file:
-            if text.strip():
-                total += 1
-                line = read_line(text.strip(), seen, route)
-                faults += [f"Line {total}: {line.fault}"] if line.fault else []
-    return total, faults
+            if not text.strip():
+                continue
+            total += 1
+            if total > most:
+                break
+            fault = read_line(text.strip(), seen, route).fault
+            num_faulty += bool(fault)
+            if fault and len(faults) < MAX_SHOWN_FAULTS:
+                faults.append(f"Line {total}: {fault}")
+    return total, num_faulty, faults
 
 
 def _split(target: Path, good: Path, bad: Path) -> tuple[int, int]:
