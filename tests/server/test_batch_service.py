@@ -231,3 +231,32 @@ def test_the_first_faults_are_shown(harness: Harness) -> None:
     assert found.status == "failed" and found.errors is not None
     assert found.request_counts.total == 500 and len(found.errors["data"]) == 100
     assert found.errors["data"][99]["message"].startswith("Line 100: ")
+
+
+def test_answers_need_room(harness: Harness) -> None:
+    """Fault: answers of batches fill the disk, however few bytes files may have."""
+    most = 6000
+    harness.store.close()
+    harness.store = harness.opened(Limits(max_kept_file_bytes=most))
+    found = harness.ended(harness.add(lines(20)))
+    assert found.status == "failed" and found.errors is not None and found.failed_at
+    assert "max_kept_file_bytes" in found.errors["data"][0]["message"]
+    assert 0 < len(harness.answers(found.output_file_id)) < 20
+    kept = sum(path.stat().st_size for path in (harness.folder / "files").iterdir())
+    assert kept == sum(each.bytes for each in harness.store.list_files("")) <= most
+
+
+def test_a_file_that_cannot_be_kept_leaves_nothing(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: parts of files that met a full disk stay on it."""
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:10])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="no space"):
+        harness.add(lines(1))
+    assert not list((harness.folder / "files").iterdir())

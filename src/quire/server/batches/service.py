@@ -8,13 +8,14 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError, EngineError
 from quire.server.batches.lines import read_line
-from quire.server.batches.runner import PARTIAL, BatchRunner
+from quire.server.batches.runner import PARTIAL, BatchRunner, NoRoomError
 from quire.server.batches.store import BatchStore, KeptBatch
 from quire.server.generation.backend import Backend
 from quire.server.http.gate import InternalCaller
@@ -81,8 +82,7 @@ class BatchService:
     def _fail(self, batch: KeptBatch, code: str, faults: list[str]) -> None:
         """End a batch that cannot be served."""
         logger.warning("the batch %s has failed: %s", batch.id, faults[0])
-        data = [{"code": code, "message": each} for each in faults]
-        batch.errors = {"object": "list", "data": data}
+        batch.errors = _faults(code, faults)
         self._store.end_batch(batch, "failed")
 
     async def _serve(self, batch: KeptBatch, caller: InternalCaller, max_together: int) -> None:
@@ -105,6 +105,7 @@ class BatchService:
             caller=caller,
             max_tries=PATIENT_TRIES,
             route=batch.endpoint,
+            has_room=self._store.has_room,
         )
         ending = "cancelled" if batch.status == "cancelling" else await self._run(batch, runner)
         if not target.exists():
@@ -142,6 +143,9 @@ class BatchService:
                     return "expired"
             await running
             return "completed"
+        except NoRoomError as error:
+            batch.errors = _faults("no_room", [str(error)])
+            return "failed"
         finally:
             running.cancel()
             await asyncio.wait((running,))
@@ -156,6 +160,7 @@ class BatchService:
         good, bad = target.with_suffix(".good"), target.with_suffix(".bad")
         counts = batch.request_counts
         batch.finalizing_at = int(self._clock())
+        target.with_name(target.name + PARTIAL).unlink(missing_ok=True)
         counts.completed, counts.failed = await asyncio.to_thread(_split, target, good, bad)
         parts = (good, counts.completed, "output"), (bad, counts.failed, "error")
         for part, count, name in parts:
@@ -168,7 +173,10 @@ class BatchService:
                 part.unlink()
         self._store.end_batch(batch, ending)
         target.unlink()
-        target.with_name(target.name + PARTIAL).unlink(missing_ok=True)
+
+
+def _faults(code: str, faults: list[str]) -> dict[str, Any]:
+    return {"object": "list", "data": [{"code": code, "message": each} for each in faults]}
 
 
 class _Answer(msgspec.Struct):

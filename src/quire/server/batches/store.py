@@ -124,8 +124,12 @@ class BatchStore:
         self._check_room(len(data))
         file_id = f"file-{secrets.token_hex(12)}"
         partial = self.path(file_id).with_suffix(".partial")
-        partial.write_bytes(data)
-        return self.adopt(partial, file_id, filename, purpose, tenant)
+        try:
+            partial.write_bytes(data)
+            return self.adopt(partial, file_id, filename, purpose, tenant)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
     def adopt(
         self, written: Path, file_id: str, filename: str, purpose: str, tenant: str
@@ -177,12 +181,20 @@ class BatchStore:
         with contextlib.suppress(FileNotFoundError):
             self.path(file_id).unlink()
 
-    def _check_room(self, num_bytes: int) -> None:
-        limits = self._limits
-        count, size = self._database.execute(
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether so many bytes may be kept beside what is."""
+        return self._total()[1] + num_bytes <= self._limits.max_kept_file_bytes
+
+    def _total(self) -> tuple[int, int]:
+        """Number of files, and their bytes."""
+        return self._database.execute(
             "SELECT count(*), ifnull(sum(num_bytes), 0) FROM files"
         ).fetchone()
-        if count >= limits.max_kept_files or size + num_bytes > limits.max_kept_file_bytes:
+
+    def _check_room(self, num_bytes: int) -> None:
+        limits = self._limits
+        count, size = self._total()
+        if count >= limits.max_kept_files or not self.has_room(num_bytes):
             raise RefusedError(
                 f"The server keeps {count} files of {size} bytes, and may keep "
                 f"{limits.max_kept_files} of {limits.max_kept_file_bytes} (max_kept_files, "
