@@ -261,3 +261,13 @@ def test_ttl_is_bounded(http: httpx.Client) -> None:
     for ttl_s in (0, 1e300, 86_401):
         reply = http.post("/admin/sessions/s", json={"ttl_s": ttl_s})
         assert reply.status_code == 400 and "session_s" in reply.text, reply.text
+
+
+def test_pins_push_out_no_other_keys_sessions() -> None:
+    """Fault: one key with pinned sessions leaves no room to the others."""
+    store = SessionStore(Limits(max_sessions=4), None)
+    store.put(Session("other"), "b")
+    for name in "abcdef":
+        store.put(Session(name), "a")
+        store.change(name, "a", is_pinned=True)
+    assert len(store.listed("b")) == 1 and len(store.listed("a")) == 3

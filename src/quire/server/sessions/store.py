@@ -29,11 +29,8 @@ CREATE TABLE IF NOT EXISTS sessions (
 _EVICT = """
 DELETE FROM sessions WHERE rowid = (
     SELECT rowid FROM sessions WHERE id != ? OR tenant != ? ORDER BY
-        pinned,
-        tenant != (
-            SELECT tenant FROM sessions GROUP BY tenant ORDER BY sum(num_bytes) DESC LIMIT 1
-        ),
-        used_s
+        tenant != (SELECT tenant FROM sessions GROUP BY tenant ORDER BY {} DESC LIMIT 1),
+        pinned, used_s
     LIMIT 1
 )
 """
@@ -57,7 +54,8 @@ class Session(msgspec.Struct):
 
 class SessionStore:
     """Bounded by number, bytes and age. Of the caller that has most, what was used least recently
-    goes first, and pinned ones last. Each caller's key sees its own alone."""
+    goes first, and its pinned ones last. Each caller's key sees its own
+    alone."""
 
     def __init__(
         self, limits: Limits, path: Path | None, clock: Callable[[], float] = time.time
@@ -183,10 +181,14 @@ class SessionStore:
             count, size = self._database.execute(
                 "SELECT count(*), ifnull(sum(num_bytes), 0) FROM sessions"
             ).fetchone()
-            is_full = count > limits.max_sessions or size > limits.max_session_bytes
-            if not is_full or count < 2:
+            if count < 2:
                 return
-            self._database.execute(_EVICT, (session_id, tenant))
+            if count > limits.max_sessions:
+                self._database.execute(_EVICT.format("count(*)"), (session_id, tenant))
+            elif size > limits.max_session_bytes:
+                self._database.execute(_EVICT.format("sum(num_bytes)"), (session_id, tenant))
+            else:
+                return
 
 
 def _session(body: bytes, pinned: int, ttl_s: float) -> Session:
