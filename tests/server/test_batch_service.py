@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import threading
 import time
 import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -260,3 +262,17 @@ def test_a_file_that_cannot_be_kept_leaves_nothing(
     with pytest.raises(OSError, match="no space"):
         harness.add(lines(1))
     assert not list((harness.folder / "files").iterdir())
+
+
+def test_fronts_open_a_new_folder_together(tmp_path: Path) -> None:
+    """Fault: of several fronts that start at once some end, as the database is locked."""
+    for number in range(30):
+        folder, barrier = tmp_path / f"{number}", threading.Barrier(12)
+
+        def opened(folder: Path, barrier: threading.Barrier) -> None:
+            barrier.wait()
+            BatchStore(folder, Limits()).close()
+
+        with ThreadPoolExecutor(12) as pool:
+            for each in [pool.submit(opened, folder, barrier) for _ in range(12)]:
+                each.result()

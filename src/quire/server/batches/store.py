@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import ConfigError
+from quire.server.requests.databases import open_database
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
@@ -34,7 +35,6 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE INDEX IF NOT EXISTS files_by_tenant ON files (tenant);
 CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
 """
-BUSY_S = 5.0
 WINDOW_S = 86_400
 """Time of a batch, from its arrival: `completion_window` "24h", the only one."""
 
@@ -100,14 +100,7 @@ class BatchStore:
         self._contents = folder / "files"
         try:
             self._contents.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(
-                folder / "batches.sqlite",
-                timeout=BUSY_S,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.executescript(_SCHEMA)
+            self._database = open_database(folder / "batches.sqlite", _SCHEMA, is_lasting=True)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"data_dir is {str(folder)!r}, which cannot be used ({error}). Give a folder that "

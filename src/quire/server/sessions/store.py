@@ -5,13 +5,13 @@ They lie in SQLite: in memory, or, where several fronts serve, in a file that al
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from quire.server.requests.databases import open_database
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
@@ -34,7 +34,6 @@ DELETE FROM sessions WHERE rowid = (
     LIMIT 1
 )
 """
-BUSY_S = 5.0
 
 
 class Session(msgspec.Struct):
@@ -63,14 +62,7 @@ class SessionStore:
         """path: of the file that several fronts share; None for memory."""
         self._limits = limits
         self._clock = clock
-        self._database = sqlite3.connect(
-            ":memory:" if path is None else path,
-            timeout=BUSY_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self._database.execute("PRAGMA synchronous = OFF")
-        self._database.executescript(_SCHEMA)
+        self._database = open_database(path, _SCHEMA, is_lasting=False)
 
     def close(self) -> None:
         self._database.close()
