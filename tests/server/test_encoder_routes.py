@@ -94,6 +94,13 @@ def test_a_cross_encoder_scores_pairs(tmp_path: Path, kind: str) -> None:
         assert [each["index"] for each in ranked] == best_first
         cut = post(http, "/score", text_1=TEXTS[2], text_2=TEXTS[5], truncate_prompt_tokens=12)
         assert cut["usage"]["prompt_tokens"] == 12
+        pair, ranking = {"text_1": "a", "text_2": "b"}, {"query": "a", "documents": ["b"]}
+        for route, body in (("/score", pair), ("/rerank", ranking)):
+            post(http, route, **body, add_special_tokens=True)
+            for field, value in (("add_special_tokens", False), ("pooling", "mean")):
+                reply = http.post(route, json={**body, field: value})
+                assert reply.status_code == 400, "a field without an effect"
+                assert reply.json()["error"]["param"] == field
 
 
 def test_classes(tmp_path: Path) -> None:
@@ -112,5 +119,10 @@ def test_classes(tmp_path: Path) -> None:
         raw = post(http, "/classify", input=TEXTS[0], use_activation=False)["data"][0]
         shifted = np.exp(np.array(raw["probs"]) - max(raw["probs"]))
         np.testing.assert_allclose(shifted / shifted.sum(), data[0]["probs"], atol=1e-5)
+        bare = post(http, "/classify", input=TEXTS[0], add_special_tokens=False)
+        with_them = post(http, "/classify", input=TEXTS[0])
+        assert bare["usage"]["prompt_tokens"] == with_them["usage"]["prompt_tokens"] - 2
+        reply = http.post("/classify", json={"input": "king", "pooling": "mean"})
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "pooling"
         reply = http.post("/score", json={"text_1": "king", "text_2": "sea"})
         assert reply.status_code == 400 and "3 classes" in reply.text

@@ -194,9 +194,7 @@ def test_bounds(tmp_path: Path) -> None:
         assert store.put(Session(name), "")
         now += 1
     assert [each.id for each, _ in store.listed("")] == ["d", "c", "b"]
-    pinned = store.required("b", "")
-    pinned.is_pinned = True
-    store.change(pinned, "")
+    store.change("b", "", is_pinned=True)
     now += 1
     store.put(Session("e"), "")
     assert [each.id for each, _ in store.listed("")] == ["e", "b", "d"]
@@ -215,3 +213,61 @@ def test_the_first_of_two_turns_is_kept() -> None:
     one.messages, other.messages = [{"content": "1"}], [{"content": "2"}]
     assert store.put(one, "") and not store.put(other, "")
     assert store.required("s", "").messages == [{"content": "1"}]
+
+
+def test_a_turn_does_not_bring_back_what_is_deleted() -> None:
+    """Fault: a conversation that is deleted while its next turn is made is there again."""
+    store = SessionStore(Limits(), None)
+    store.put(Session("s", messages=[{"content": "secret"}]), "")
+    turn = store.required("s", "")
+    store.delete("s", "")
+    assert not store.put(turn, "") and not store.listed("")
+    store.put(Session("s"), "")
+    assert not store.put(turn, ""), "it is another conversation of that name"
+    assert store.required("s", "").messages == []
+
+
+def test_a_turn_leaves_what_is_changed_meanwhile() -> None:
+    """Fault: a conversation that is pinned while a turn is made is not pinned after it."""
+    store = SessionStore(Limits(), None)
+    store.put(Session("s"), "")
+    turn = store.required("s", "")
+    store.change("s", "", is_pinned=True, ttl_s=50.0)
+    assert store.put(turn, "")
+    found = store.required("s", "")
+    assert (found.is_pinned, found.ttl_s, found.version) == (True, 50.0, 2)
+    store.change("s", "", ttl_s=60.0)
+    found = store.required("s", "")
+    assert (found.is_pinned, found.ttl_s, found.version) == (True, 60.0, 2)
+    ((_, seconds_left),) = store.listed("")
+    assert 50 < seconds_left <= 60
+    with pytest.raises(RefusedError, match="no session"):
+        store.change("other", "", ttl_s=1.0)
+
+
+def test_names_with_slashes(http: httpx.Client) -> None:
+    """Fault: a conversation with a slash in its name can be made, but not deleted."""
+    chat(http, [user("hi")], session_id="a/b")
+    for name in ("a/b", "a%2Fb"):
+        assert http.post(f"/admin/sessions/{name}", json={"ttl_s": 50}).json()["id"] == "a/b"
+    assert http.delete("/admin/sessions/a/b").status_code == 200
+    body = {"model": MODEL, "messages": [user("hi")], "session_id": "a/"}
+    reply = http.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400 and "ends with a slash" in reply.text
+
+
+def test_ttl_is_bounded(http: httpx.Client) -> None:
+    chat(http, [user("hi")], session_id="s")
+    for ttl_s in (0, 1e300, 86_401):
+        reply = http.post("/admin/sessions/s", json={"ttl_s": ttl_s})
+        assert reply.status_code == 400 and "session_s" in reply.text, reply.text
+
+
+def test_pins_push_out_no_other_keys_sessions() -> None:
+    """Fault: one key with pinned sessions leaves no room to the others."""
+    store = SessionStore(Limits(max_sessions=4), None)
+    store.put(Session("other"), "b")
+    for name in "abcdef":
+        store.put(Session(name), "a")
+        store.change(name, "a", is_pinned=True)
+    assert len(store.listed("b")) == 1 and len(store.listed("a")) == 3

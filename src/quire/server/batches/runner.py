@@ -18,15 +18,15 @@ from typing import IO, NamedTuple
 import msgspec
 from starlette.types import ASGIApp
 
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, QuireError
 from quire.protocol.status import EngineState
 from quire.server.batches.caller import Called, call
 from quire.server.batches.lines import BatchLine, error_line, read_line, result_line
 from quire.server.generation.backend import Backend, describe
 from quire.server.http.gate import InternalCaller
-from quire.server.requests.errors import OVERLOADED
+from quire.server.requests.errors import OVERLOADED, error_reply
 
-__all__ = ["PARTIAL", "BatchCounts", "BatchRunner"]
+__all__ = ["PARTIAL", "BatchCounts", "BatchRunner", "NoRoomError"]
 
 PARTIAL = ".partial"
 GOOD = 200
@@ -36,6 +36,10 @@ UNAVAILABLE = (503, OVERLOADED)
 """The engine was restarting or had no room: nothing was computed, and this run asks again."""
 MAX_TRIES = 3
 PAUSE_S = 1.0
+
+
+class NoRoomError(QuireError):
+    """Answers of a batch may not get longer."""
 
 
 @dataclass(slots=True)
@@ -71,10 +75,11 @@ class BatchRunner:
         caller: InternalCaller | None = None,
         max_tries: int = MAX_TRIES,
         route: str | None = None,
+        has_room: Callable[[int], bool] | None = None,
     ) -> None:
         """backend: of the app. caller: in whose name lines are asked. max_tries: of a line that
-        finds no room. route: that all lines ask, if there is one. ConfigError if a file cannot be
-        read or written."""
+        finds no room. route: that all lines ask, if there is one. has_room: says whether so
+        many bytes of answers may be kept. ConfigError if a file cannot be read or written."""
         if not source.is_file():
             raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
         if not target.absolute().parent.is_dir():
@@ -88,6 +93,7 @@ class BatchRunner:
         self._caller = caller
         self._max_tries = max_tries
         self._route = route
+        self._has_room = has_room
         self.counts = BatchCounts()
 
     @property
@@ -96,7 +102,8 @@ class BatchRunner:
 
     async def run(self, on_line: Callable[[], None]) -> BatchCounts:
         """Answer all lines. on_line: called for each that is done. EngineError if the engine ends
-        for good; what has been answered is left to the next run."""
+        for good, NoRoomError if the answers get too long; what has been answered is left to the
+        next run."""
         places = self._places_of_earlier_run()
         self.counts = counts = BatchCounts(num_kept=len(places))
         with self._aside.open("ab") as aside:
@@ -118,9 +125,14 @@ class BatchRunner:
         room = asyncio.Semaphore(self._max_together)
 
         def done(line: BatchLine, answer: bytes, status: int) -> None:
+            record = line.key.encode() + b" " + answer + b"\n"
+            if self._has_room and not self._has_room(aside.tell() + len(record)):
+                raise NoRoomError(
+                    f"There is no room for more answers than {counts.num_done} "
+                    "(max_kept_file_bytes). Delete files, and send the other lines again."
+                )
             counts.num_failed += status != GOOD
             counts.num_done += 1
-            record = line.key.encode() + b" " + answer + b"\n"
             places[line.key] = _Place(aside.tell() + len(line.key) + 1, len(answer), status)
             aside.write(record)
             aside.flush()
@@ -149,14 +161,22 @@ class BatchRunner:
     async def _asked(self, line: BatchLine) -> Called:
         """Ask when the engine is ready, and again where it was not any more."""
         await self._until_ready()
-        found = await call(self._app, line.url, line.body, self._caller)
+        found = await self._called(line)
         for _ in range(self._max_tries - 1):
             if found.status not in UNAVAILABLE:
                 break
             await asyncio.sleep(PAUSE_S)
             await self._until_ready()
-            found = await call(self._app, line.url, line.body, self._caller)
+            found = await self._called(line)
         return found
+
+    async def _called(self, line: BatchLine) -> Called:
+        """The answer of the route; that it failed, where it raised what nobody expected."""
+        try:
+            return await call(self._app, line.url, line.body, self._caller)
+        except Exception as error:  # noqa: BLE001 - it is logged
+            reply = error_reply(error, {"path": line.url})
+            return Called(reply.status, body=reply.body)
 
     async def _until_ready(self) -> None:
         """Wait while the engine restarts or stalls. EngineError if it ends for good."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp
 
-from quire.errors import EngineError
+from quire.errors import ConfigError, EngineError
 from quire.server.batches.lines import read_line
-from quire.server.batches.runner import PARTIAL, BatchRunner
+from quire.server.batches.runner import PARTIAL, BatchRunner, NoRoomError
 from quire.server.batches.store import BatchStore, KeptBatch
 from quire.server.generation.backend import Backend
 from quire.server.http.gate import InternalCaller
@@ -54,20 +56,40 @@ class BatchService:
     async def run(self) -> None:
         """Never ends. What fails is logged, and tried again."""
         while True:
-            found = self._store.next_batch()
-            status = self._backend.status
-            if found is None or status.capacity is None:
-                await asyncio.sleep(self._poll_s)
-                continue
-            batch, tenant, weight = found
             try:
-                caller = InternalCaller(tenant, weight)
-                await self._serve(batch, caller, status.capacity.max_num_seqs)
-            except (EngineError, OSError) as error:
-                logger.warning("the batch %s waits: %s", batch.id, error)
+                is_busy = await self._serve_next()
+            except Exception as error:
+                known = isinstance(error, EngineError | OSError | sqlite3.OperationalError)
+                logger.warning("batches wait: %s", error, exc_info=None if known else error)
+                is_busy = False
+            if not is_busy:
                 await asyncio.sleep(self._poll_s)
 
+    async def _serve_next(self) -> bool:
+        """Bring the oldest batch to its end. False if there is none, or no engine for it."""
+        found = self._store.next_batch()
+        status = self._backend.status
+        if found is None or status.capacity is None:
+            return False
+        batch, tenant, weight = found
+        try:
+            caller = InternalCaller(tenant, weight)
+            await self._serve(batch, caller, status.capacity.max_num_seqs)
+        except (ConfigError, FileNotFoundError) as error:
+            self._fail(batch, "missing_file", [str(error)])
+        return True
+
+    def _fail(self, batch: KeptBatch, code: str, faults: list[str]) -> None:
+        """End a batch that cannot be served."""
+        logger.warning("the batch %s has failed: %s", batch.id, faults[0])
+        batch.errors = _faults(code, faults)
+        self._store.end_batch(batch, "failed")
+
     async def _serve(self, batch: KeptBatch, caller: InternalCaller, max_together: int) -> None:
+        is_over = self._clock() > batch.expires_at
+        if batch.in_progress_at is None and (is_over or batch.status == "cancelling"):
+            self._store.end_batch(batch, "expired")  # or cancelled; it has not begun
+            return
         if batch.status == "validating" and not await self._begin(batch):
             return
         target = self._store.path(f"{batch.id}.out")
@@ -83,25 +105,25 @@ class BatchService:
             caller=caller,
             max_tries=PATIENT_TRIES,
             route=batch.endpoint,
+            has_room=self._store.has_room,
         )
         ending = "cancelled" if batch.status == "cancelling" else await self._run(batch, runner)
-        if ending != "completed":
+        if not target.exists():
             runner.write_what_is_there()
         await self._end(batch, target, ending, caller.tenant)
 
     async def _begin(self, batch: KeptBatch) -> bool:
         """Count the lines. False if there is nothing to do: then the batch has failed."""
         source = self._store.path(batch.input_file_id)
-        total, faults = await asyncio.to_thread(_survey, source, batch.endpoint)
         most = self._limits.max_batch_lines
+        total, num_faulty, faults = await asyncio.to_thread(_survey, source, batch.endpoint, most)
         if not total or total > most:
-            faults = [f"The file has {total} lines, but a batch has 1 to {most} (max_batch_lines)."]
-        batch.request_counts.total = total
-        if not total or total > most or len(faults) == total:
-            data = [{"code": "invalid_line", "message": each} for each in faults[:MAX_SHOWN_FAULTS]]
-            batch.errors = {"object": "list", "data": data}
-            batch.status, batch.failed_at = "failed", int(self._clock())
-            self._store.put_batch(batch)
+            has = f"more than {most}" if total else "no"
+            faults = [f"The file has {has} lines, but a batch has 1 to {most} (max_batch_lines)."]
+        else:
+            batch.request_counts.total = total
+        if not total or total > most or num_faulty == total:
+            self._fail(batch, "invalid_line", faults)
             return False
         batch.status, batch.in_progress_at = "in_progress", int(self._clock())
         if not self._store.note_progress(batch, "validating"):  # it has been cancelled meanwhile
@@ -121,6 +143,9 @@ class BatchService:
                     return "expired"
             await running
             return "completed"
+        except NoRoomError as error:
+            batch.errors = _faults("no_room", [str(error)])
+            return "failed"
         finally:
             running.cancel()
             await asyncio.wait((running,))
@@ -135,6 +160,7 @@ class BatchService:
         good, bad = target.with_suffix(".good"), target.with_suffix(".bad")
         counts = batch.request_counts
         batch.finalizing_at = int(self._clock())
+        target.with_name(target.name + PARTIAL).unlink(missing_ok=True)
         counts.completed, counts.failed = await asyncio.to_thread(_split, target, good, bad)
         parts = (good, counts.completed, "output"), (bad, counts.failed, "error")
         for part, count, name in parts:
@@ -145,28 +171,35 @@ class BatchService:
                 setattr(batch, f"{name}_file_id", file_id)
             else:
                 part.unlink()
-        batch.status = ending
-        setattr(batch, f"{ending}_at", int(self._clock()))
-        self._store.put_batch(batch)
+        self._store.end_batch(batch, ending)
         target.unlink()
-        target.with_name(target.name + PARTIAL).unlink(missing_ok=True)
+
+
+def _faults(code: str, faults: list[str]) -> dict[str, Any]:
+    return {"object": "list", "data": [{"code": code, "message": each} for each in faults]}
 
 
 class _Answer(msgspec.Struct):
     response: dict[str, msgspec.Raw] | None
 
 
-def _survey(source: Path, route: str) -> tuple[int, list[str]]:
-    """Number of lines, and the faults of those that ask for nothing."""
+def _survey(source: Path, route: str, most: int) -> tuple[int, int, list[str]]:
+    """Number of lines, of those that ask for nothing, and the faults of the first of these. Ends
+    one line after `most`."""
     seen: set[str] = set()
-    total, faults = 0, list[str]()
+    total, num_faulty, faults = 0, 0, list[str]()
     with source.open("rb") as file:
         for text in file:
-            if text.strip():
-                total += 1
-                line = read_line(text.strip(), seen, route)
-                faults += [f"Line {total}: {line.fault}"] if line.fault else []
-    return total, faults
+            if not text.strip():
+                continue
+            total += 1
+            if total > most:
+                break
+            fault = read_line(text.strip(), seen, route).fault
+            num_faulty += bool(fault)
+            if fault and len(faults) < MAX_SHOWN_FAULTS:
+                faults.append(f"Line {total}: {fault}")
+    return total, num_faulty, faults
 
 
 def _split(target: Path, good: Path, bad: Path) -> tuple[int, int]:

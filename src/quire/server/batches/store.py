@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import ConfigError
+from quire.server.requests.databases import open_database
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
@@ -34,7 +35,6 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE INDEX IF NOT EXISTS files_by_tenant ON files (tenant);
 CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
 """
-BUSY_S = 5.0
 WINDOW_S = 86_400
 """Time of a batch, from its arrival: `completion_window` "24h", the only one."""
 
@@ -100,14 +100,7 @@ class BatchStore:
         self._contents = folder / "files"
         try:
             self._contents.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(
-                folder / "batches.sqlite",
-                timeout=BUSY_S,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.executescript(_SCHEMA)
+            self._database = open_database(folder / "batches.sqlite", _SCHEMA, is_lasting=True)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"data_dir is {str(folder)!r}, which cannot be used ({error}). Give a folder that "
@@ -124,8 +117,12 @@ class BatchStore:
         self._check_room(len(data))
         file_id = f"file-{secrets.token_hex(12)}"
         partial = self.path(file_id).with_suffix(".partial")
-        partial.write_bytes(data)
-        return self.adopt(partial, file_id, filename, purpose, tenant)
+        try:
+            partial.write_bytes(data)
+            return self.adopt(partial, file_id, filename, purpose, tenant)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
     def adopt(
         self, written: Path, file_id: str, filename: str, purpose: str, tenant: str
@@ -177,12 +174,20 @@ class BatchStore:
         with contextlib.suppress(FileNotFoundError):
             self.path(file_id).unlink()
 
-    def _check_room(self, num_bytes: int) -> None:
-        limits = self._limits
-        count, size = self._database.execute(
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether so many bytes may be kept beside what is."""
+        return self._total()[1] + num_bytes <= self._limits.max_kept_file_bytes
+
+    def _total(self) -> tuple[int, int]:
+        """Number of files, and their bytes."""
+        return self._database.execute(
             "SELECT count(*), ifnull(sum(num_bytes), 0) FROM files"
         ).fetchone()
-        if count >= limits.max_kept_files or size + num_bytes > limits.max_kept_file_bytes:
+
+    def _check_room(self, num_bytes: int) -> None:
+        limits = self._limits
+        count, size = self._total()
+        if count >= limits.max_kept_files or not self.has_room(num_bytes):
             raise RefusedError(
                 f"The server keeps {count} files of {size} bytes, and may keep "
                 f"{limits.max_kept_files} of {limits.max_kept_file_bytes} (max_kept_files, "
@@ -241,20 +246,35 @@ class BatchStore:
 
     def cancel_batch(self, batch_id: str, tenant: str) -> KeptBatch:
         """Ask for the end of a batch. RefusedError 404 if it is not there, 400 if it has ended."""
-        batch = self.find_batch(batch_id, tenant)
-        if not batch.is_unfinished:
-            raise RefusedError(f"The batch {batch_id} is {batch.status}: it cannot be cancelled.")
-        if batch.status != "cancelling":
+        while True:
+            batch = self.find_batch(batch_id, tenant)
+            if not batch.is_unfinished:
+                raise RefusedError(
+                    f"The batch {batch_id} is {batch.status}: it cannot be cancelled."
+                )
+            was = batch.status
+            if was == "cancelling":
+                return batch
             batch.status, batch.cancelling_at = "cancelling", int(self._clock())
-            self.put_batch(batch)
-        return batch
+            if self.note_progress(batch, was):  # else it has gone on meanwhile
+                return batch
 
-    def put_batch(self, batch: KeptBatch) -> None:
-        """Write down how far a batch is."""
-        self._database.execute(
-            "UPDATE batches SET status = ?, body = ? WHERE id = ?",
-            (batch.status, msgspec.json.encode(batch), batch.id),
-        )
+    def end_batch(self, batch: KeptBatch, ending: str) -> None:
+        """Write down how a batch has ended. One whose end was asked for meanwhile is cancelled,
+        with the answers that it has."""
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            kept = self._database.execute(
+                "SELECT body FROM batches WHERE id = ?", (batch.id,)
+            ).fetchone()
+            asked_at = msgspec.json.decode(kept[0], type=KeptBatch).cancelling_at
+            batch.status = ending if asked_at is None or ending == "failed" else "cancelled"
+            batch.cancelling_at = asked_at
+            setattr(batch, f"{batch.status}_at", int(self._clock()))
+            self._database.execute(
+                "UPDATE batches SET status = ?, body = ? WHERE id = ?",
+                (batch.status, msgspec.json.encode(batch), batch.id),
+            )
 
     def note_progress(self, batch: KeptBatch, was: str) -> bool:
         """Write down how far a batch is that had the status `was`. False, and nothing changes, if

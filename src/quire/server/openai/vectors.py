@@ -270,14 +270,22 @@ async def class_list(
 
 
 def _classifying(params: PoolingParams) -> PoolingParams:
-    """Parameters under which the engine gives the numbers of the classes as they are."""
+    """Parameters under which the engine gives the numbers of the classes as they are. RefusedError
+    if the request has a pooling: the head for classes has its own."""
+    if params.pooling is not None:
+        raise RefusedError(
+            f"pooling is {params.pooling!r}, but this model's head for classes has its own. Leave "
+            "it out.",
+            param="pooling",
+        )
     return replace(params, pooling="classify", normalize=False)
 
 
 async def _pair_scores(
     job: VectorJob, params: PoolingParams, pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[float], PoolingUsage]:
-    """Scores of pairs of texts. RefusedError if the model gives several numbers for a pair."""
+    """Scores of pairs of texts. RefusedError if the model gives several numbers for a pair, or the
+    request has a field that has no effect on pairs."""
     classes = job.classes
     if classes is None:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -289,6 +297,12 @@ async def _pair_scores(
         raise RefusedError(
             f"This model has {len(classes.labels)} classes, and only a single number is a score. "
             "POST /classify gives them all."
+        )
+    if not job.add_special_tokens:
+        raise RefusedError(
+            "add_special_tokens is false, but this model tells two texts apart by special tokens. "
+            "Leave it out.",
+            param="add_special_tokens",
         )
     pooled = await job.run([TextPair(*pair) for pair in pairs], _classifying(params))
     kind = classes.score_activation

@@ -6,7 +6,6 @@ Every call takes some hundred microseconds, so that it is made within the event 
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from quire.server.requests.databases import open_database
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
@@ -47,9 +47,6 @@ DELETE FROM responses WHERE id = (
     LIMIT 1
 )
 """
-BUSY_S = 5.0
-_OPEN_TRIES = 50
-_OPEN_PAUSE_S = 0.02
 LOST_S = 30.0
 """Without a sign of life for so long, the front that makes a response has ended."""
 _LOST = "The process that made the response has ended. Send the request again."
@@ -86,28 +83,7 @@ class ResponseStore:
         """path: of the file that several fronts share; None for memory."""
         self._limits = limits
         self._clock = clock
-        self._database = sqlite3.connect(
-            ":memory:" if path is None else path,
-            timeout=BUSY_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self._database.execute("PRAGMA synchronous = OFF")
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Fronts that start together write to a new file at once, and SQLite does not wait for a
-        change of the journal's mode."""
-        for num_left in reversed(range(_OPEN_TRIES)):
-            try:
-                self._database.execute("PRAGMA journal_mode = WAL")
-                self._database.executescript(_SCHEMA)
-            except sqlite3.OperationalError:
-                if not num_left:
-                    raise
-                time.sleep(_OPEN_PAUSE_S)
-            else:
-                return
+        self._database = open_database(path, _SCHEMA, is_lasting=False)
 
     def close(self) -> None:
         self._database.close()

@@ -130,6 +130,10 @@ class Services:
         check_label("session_id", body.session_id, self.settings.limits)
         if not body.session_id:
             raise RefusedError("session_id is empty. Give a name.", param="session_id")
+        if body.session_id.endswith("/"):  # as a path, it is that of another
+            raise RefusedError(
+                "session_id ends with a slash. Give a name without it.", param="session_id"
+            )
         others = {
             "n": (body.n or 1) > 1,
             "use_beam_search": bool(body.use_beam_search),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -37,25 +36,27 @@ def sessions_router(services: Services) -> APIRouter:
         found = [_shown(*each) for each in store.listed(request.state.tenant)]
         return Response(encode({"sessions": found}), media_type=JSON)
 
-    @router.post("/admin/sessions/{session_id}", openapi_extra=body_of(SessionChange))
+    @router.post("/admin/sessions/{session_id:path}", openapi_extra=body_of(SessionChange))
     async def change_session(request: Request, session_id: str) -> Response:
         """Pin a conversation, with its K/V so far, or say how long it is kept without use."""
         body = await decoder.decode(await services.bodies.read(request))
         tenant = request.state.tenant
         session = store.required(session_id, tenant)
         if body.ttl_s is not None:
-            if not 0 < body.ttl_s < math.inf:
-                raise RefusedError(f"ttl_s is {body.ttl_s:g}. Give seconds above 0.", param="ttl_s")
+            _check_ttl(body.ttl_s, services.settings.limits.session_s)
             session.ttl_s = body.ttl_s
         if body.pinned is not None:
-            session.is_pinned = body.pinned
             await _unpin(services, tenant, session_id)
         if body.pinned:
             await while_connected(request.receive, _pin(services, request, session))
-        store.change(session, tenant)
+        try:
+            session = store.change(session_id, tenant, is_pinned=body.pinned, ttl_s=body.ttl_s)
+        except RefusedError:  # it has been deleted meanwhile
+            await _unpin(services, tenant, session_id)
+            raise
         return Response(encode(_shown(session, session.ttl_s)), media_type=JSON)
 
-    @router.delete("/admin/sessions/{session_id}")
+    @router.delete("/admin/sessions/{session_id:path}")
     async def delete_session(request: Request, session_id: str) -> Response:
         """Forget a conversation, and let its K/V go."""
         store.delete(session_id, request.state.tenant)
@@ -63,6 +64,14 @@ def sessions_router(services: Services) -> APIRouter:
         return Response(encode({"id": session_id, "deleted": True}), media_type=JSON)
 
     return router
+
+
+def _check_ttl(ttl_s: float, most: float) -> None:
+    if not 0 < ttl_s <= most:
+        raise RefusedError(
+            f"ttl_s is {ttl_s:g}. Give seconds above 0, up to {most:g} (session_s).",
+            param="ttl_s",
+        )
 
 
 def _pin_name(session_id: str) -> str:

@@ -5,13 +5,13 @@ They lie in SQLite: in memory, or, where several fronts serve, in a file that al
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from quire.server.requests.databases import open_database
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
@@ -21,23 +21,19 @@ __all__ = ["Session", "SessionStore"]
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT NOT NULL, tenant TEXT NOT NULL, version INTEGER NOT NULL, used_s REAL NOT NULL,
-    expires_s REAL NOT NULL, pinned INTEGER NOT NULL, num_bytes INTEGER NOT NULL,
-    body BLOB NOT NULL,
+    created_s REAL NOT NULL, expires_s REAL NOT NULL, ttl_s REAL NOT NULL,
+    pinned INTEGER NOT NULL, num_bytes INTEGER NOT NULL, body BLOB NOT NULL,
     PRIMARY KEY (tenant, id)
 );
 """
 _EVICT = """
 DELETE FROM sessions WHERE rowid = (
     SELECT rowid FROM sessions WHERE id != ? OR tenant != ? ORDER BY
-        pinned,
-        tenant != (
-            SELECT tenant FROM sessions GROUP BY tenant ORDER BY sum(num_bytes) DESC LIMIT 1
-        ),
-        used_s
+        tenant != (SELECT tenant FROM sessions GROUP BY tenant ORDER BY {} DESC LIMIT 1),
+        pinned, used_s
     LIMIT 1
 )
 """
-BUSY_S = 5.0
 
 
 class Session(msgspec.Struct):
@@ -57,7 +53,8 @@ class Session(msgspec.Struct):
 
 class SessionStore:
     """Bounded by number, bytes and age. Of the caller that has most, what was used least recently
-    goes first, and pinned ones last. Each caller's key sees its own alone."""
+    goes first, and its pinned ones last. Each caller's key sees its own
+    alone."""
 
     def __init__(
         self, limits: Limits, path: Path | None, clock: Callable[[], float] = time.time
@@ -65,67 +62,88 @@ class SessionStore:
         """path: of the file that several fronts share; None for memory."""
         self._limits = limits
         self._clock = clock
-        self._database = sqlite3.connect(
-            ":memory:" if path is None else path,
-            timeout=BUSY_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self._database.execute("PRAGMA synchronous = OFF")
-        self._database.executescript(_SCHEMA)
+        self._database = open_database(path, _SCHEMA, is_lasting=False)
 
     def close(self) -> None:
         self._database.close()
 
     def find(self, session_id: str, tenant: str) -> Session | None:
         """Return a conversation, which counts as a use; None if there is none of that name."""
+        now = self._clock()
         row = self._database.execute(
             "UPDATE sessions SET used_s = ? WHERE tenant = ? AND id = ? AND expires_s > ? "
-            "RETURNING body",
-            (self._clock(), tenant, session_id, self._clock()),
+            "RETURNING body, pinned, ttl_s",
+            (now, tenant, session_id, now),
         ).fetchone()
-        return None if row is None else msgspec.msgpack.decode(row[0], type=Session)
+        return None if row is None else _session(*row)
 
     def required(self, session_id: str, tenant: str) -> Session:
         """The same; RefusedError 404 if there is none."""
         found = self.find(session_id, tenant)
         if found is None:
-            raise RefusedError(
-                f"There is no session {session_id[:80]!r} of this key. It has expired, is deleted, "
-                "or has made room for newer ones.",
-                status=404,
-                param="session_id",
-            )
+            raise _missing(session_id)
         return found
 
     def put(self, session: Session, tenant: str) -> bool:
         """Keep a conversation after a turn. False, and nothing changes, if another turn of it has
-        ended meanwhile."""
+        ended meanwhile, or it is not there any more. Whether it is pinned, and how long it is kept,
+        stays as it is."""
         now = self._clock()
-        session.created_s = session.created_s or now
-        session.ttl_s = session.ttl_s or self._limits.session_s
         was, session.version = session.version, session.version + 1
-        return self._write(session, tenant, was)
+        if was:
+            body = msgspec.msgpack.encode(session)
+            row = self._database.execute(
+                "UPDATE sessions SET version = ?, used_s = ?, expires_s = ? + ttl_s, "
+                "num_bytes = ?, body = ? WHERE tenant = ? AND id = ? AND version = ? AND "
+                "created_s = ? RETURNING id",
+                (
+                    session.version, now, now, len(body), body, tenant, session.id, was,
+                    session.created_s,
+                ),
+            ).fetchone()  # fmt: skip
+        else:
+            session.created_s, session.ttl_s = now, session.ttl_s or self._limits.session_s
+            row = self._insert(session, tenant, now)
+        self._evict(now, session.id, tenant)
+        return row is not None
 
-    def change(self, session: Session, tenant: str) -> None:
-        """Write down what is not of a turn: how long it is kept, whether it is pinned."""
-        self._write(session, tenant, session.version)
-
-    def _write(self, session: Session, tenant: str, was: int) -> bool:
-        now, body = self._clock(), msgspec.msgpack.encode(session)
-        changed = self._database.execute(
-            "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO "
-            "UPDATE SET version = excluded.version, used_s = excluded.used_s, "
-            "expires_s = excluded.expires_s, pinned = excluded.pinned, "
+    def _insert(self, session: Session, tenant: str, now: float) -> object:
+        """None if there is one of that name."""
+        body = msgspec.msgpack.encode(session)
+        return self._database.execute(
+            "INSERT INTO sessions (id, tenant, version, used_s, created_s, expires_s, ttl_s, "
+            "pinned, num_bytes, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (tenant, id) DO UPDATE SET version = excluded.version, "
+            "used_s = excluded.used_s, created_s = excluded.created_s, "
+            "expires_s = excluded.expires_s, ttl_s = excluded.ttl_s, pinned = excluded.pinned, "
             "num_bytes = excluded.num_bytes, body = excluded.body "
-            "WHERE sessions.version = ? OR sessions.expires_s <= ? RETURNING id",
+            "WHERE sessions.expires_s <= ? RETURNING id",
             (
-                session.id, tenant, session.version, now, now + session.ttl_s, session.is_pinned,
-                len(body), body, was, now,
+                session.id, tenant, session.version, now, now, now + session.ttl_s, session.ttl_s,
+                session.is_pinned, len(body), body, now,
             ),
         ).fetchone()  # fmt: skip
-        self._evict(now, session.id, tenant)
-        return changed is not None
+
+    def change(
+        self,
+        session_id: str,
+        tenant: str,
+        *,
+        is_pinned: bool | None = None,
+        ttl_s: float | None = None,
+    ) -> Session:
+        """Write down what is not of a turn: how long it is kept, whether it is pinned; None leaves
+        that as it is. RefusedError 404 if it is not there."""
+        now = self._clock()
+        row = self._database.execute(
+            "UPDATE sessions SET used_s = ?1, pinned = ifnull(?2, pinned), "
+            "ttl_s = ifnull(?3, ttl_s), expires_s = ?1 + ifnull(?3, ttl_s) "
+            "WHERE tenant = ?4 AND id = ?5 AND expires_s > ?1 RETURNING body, pinned, ttl_s",
+            (now, is_pinned, ttl_s, tenant, session_id),
+        ).fetchone()
+        if row is None:
+            raise _missing(session_id)
+        return _session(*row)
 
     def delete(self, session_id: str, tenant: str) -> None:
         """RefusedError 404 if it is not there."""
@@ -138,13 +156,13 @@ class SessionStore:
         """The caller's conversations, used last first, with the seconds until they expire."""
         now = self._clock()
         rows = self._database.execute(
-            "SELECT body, expires_s FROM sessions WHERE tenant = ? AND expires_s > ? "
-            "ORDER BY used_s DESC",
+            "SELECT body, pinned, ttl_s, expires_s FROM sessions "
+            "WHERE tenant = ? AND expires_s > ? ORDER BY used_s DESC",
             (tenant, now),
         )
         return [
-            (msgspec.msgpack.decode(body, type=Session), expires_s - now)
-            for body, expires_s in rows
+            (_session(body, pinned, ttl_s), expires_s - now)
+            for body, pinned, ttl_s, expires_s in rows
         ]
 
     def _evict(self, now: float, session_id: str, tenant: str) -> None:
@@ -155,7 +173,27 @@ class SessionStore:
             count, size = self._database.execute(
                 "SELECT count(*), ifnull(sum(num_bytes), 0) FROM sessions"
             ).fetchone()
-            is_full = count > limits.max_sessions or size > limits.max_session_bytes
-            if not is_full or count < 2:
+            if count < 2:
                 return
-            self._database.execute(_EVICT, (session_id, tenant))
+            if count > limits.max_sessions:
+                self._database.execute(_EVICT.format("count(*)"), (session_id, tenant))
+            elif size > limits.max_session_bytes:
+                self._database.execute(_EVICT.format("sum(num_bytes)"), (session_id, tenant))
+            else:
+                return
+
+
+def _session(body: bytes, pinned: int, ttl_s: float) -> Session:
+    """A conversation as it was at its last turn, and as it is kept now."""
+    session = msgspec.msgpack.decode(body, type=Session)
+    session.is_pinned, session.ttl_s = bool(pinned), ttl_s
+    return session
+
+
+def _missing(session_id: str) -> RefusedError:
+    return RefusedError(
+        f"There is no session {session_id[:80]!r} of this key. It has expired, is deleted, or has "
+        "made room for newer ones.",
+        status=404,
+        param="session_id",
+    )

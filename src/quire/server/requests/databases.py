@@ -1,0 +1,46 @@
+"""Databases that several fronts open at once."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+__all__ = ["open_database"]
+
+BUSY_S = 5.0
+"""Longest wait for another front that writes."""
+_OPEN_TRIES = 50
+_OPEN_PAUSE_S = 0.02
+
+
+def open_database(path: Path | None, schema: str, *, is_lasting: bool) -> sqlite3.Connection:
+    """Open a database, and make what it lacks. path: of the file that fronts share; None for
+    memory. is_lasting: whether it survives the machine's end. sqlite3.Error if it is none.
+
+    Fronts that start together write to a new file at once, and SQLite does not wait for a change of
+    the journal's mode: so this is tried again.
+    """
+    database = sqlite3.connect(
+        ":memory:" if path is None else path,
+        timeout=BUSY_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    if not is_lasting:
+        database.execute("PRAGMA synchronous = OFF")
+    for num_left in reversed(range(_OPEN_TRIES)):
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.executescript(schema)
+        except sqlite3.OperationalError:
+            if not num_left:
+                database.close()
+                raise
+            time.sleep(_OPEN_PAUSE_S)
+        except sqlite3.Error:
+            database.close()
+            raise
+        else:
+            break
+    return database

@@ -1,0 +1,278 @@
+"""Batches beside what goes wrong: a cancel at the last moment, time that is over, lost files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+import time
+import tracemalloc
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.server.app import create_app
+from quire.server.batches.service import BatchService
+from quire.server.batches.store import BatchStore, KeptBatch
+from quire.server.generation.backend import Backend, ServedModel
+from quire.server.generation.served_model import model_dialect
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+from quire.server.settings import ServerSettings
+from tests.server.in_memory import InMemoryClient
+from tests.server.running import MODEL, bundled_front
+from tests.waiting import WAIT_S
+
+ROUTE = "/v1/completions"
+ENDED = ("completed", "failed", "cancelled", "expired")
+
+
+def lines(count: int, **more: Any) -> bytes:
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 2, **more}
+    return b"".join(
+        json.dumps({"custom_id": f"line-{number}", "url": ROUTE, "body": body}).encode() + b"\n"
+        for number in range(count)
+    )
+
+
+class Harness:
+    """A store, and a service over it that polls often."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine = InMemoryClient()
+        self.late_s = 0.0
+        self.store = self.opened()
+
+    def opened(self, limits: Limits | None = None) -> BatchStore:
+        return BatchStore(self.folder, limits or Limits())
+
+    def add(self, data: bytes) -> KeptBatch:
+        file = self.store.add_file("in.jsonl", "batch", data, "")
+        return self.store.add_batch(ROUTE, file.id, None, "", 1.0)
+
+    def found(self, batch: KeptBatch) -> KeptBatch:
+        return self.store.find_batch(batch.id, "")
+
+    def answers(self, file_id: str | None) -> list[dict[str, Any]]:
+        assert file_id is not None
+        return [json.loads(each) for each in self.store.path(file_id).read_bytes().splitlines()]
+
+    @asynccontextmanager
+    async def running(
+        self, limits: Limits | None = None, poll_s: float = 0.02
+    ) -> AsyncGenerator[asyncio.Task[None]]:
+        front, backend = bundled_front(), Backend()
+        backend.serve(self.engine)
+        backend.set_model(ServedModel((MODEL,), MODEL, 1, front, 0, model_dialect(front)))
+        app = create_app(ServerSettings(disable_access_log=True), backend)
+        service = BatchService(
+            app,
+            backend,
+            self.store,
+            limits or Limits(),
+            poll_s=poll_s,
+            clock=lambda: time.time() + self.late_s,
+        )
+        task = asyncio.create_task(service.run())
+        try:
+            async with asyncio.timeout(WAIT_S):
+                yield task
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    def ended(self, batch: KeptBatch, **more: Any) -> KeptBatch:
+        """A batch when the service is done with it."""
+
+        async def work() -> None:
+            async with self.running(**more) as task:
+                await self.until(lambda: self.found(batch).status in ENDED, task)
+
+        asyncio.run(work())
+        return self.found(batch)
+
+    async def until(self, is_so: Callable[[], bool], task: asyncio.Task[None]) -> None:
+        while not is_so():
+            assert not task.done(), "the service has ended"
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    found = Harness(tmp_path)
+    yield found
+    found.store.close()
+    found.engine.engine.core.shutdown()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+def test_an_end_after_the_last_answer_keeps_the_answers(harness: Harness, how: str) -> None:
+    """Fault: what ends a batch between its last answer and the next look loses all of them."""
+    batch = harness.add(lines(5))
+    target = harness.store.path(f"{batch.id}.out")
+
+    async def work() -> None:
+        async with harness.running(poll_s=0.5) as task:
+            await harness.until(lambda: harness.found(batch).status == "in_progress", task)
+            if how == "expired":
+                harness.late_s = 90_000.0
+            else:
+                harness.store.cancel_batch(batch.id, "")
+            await harness.until(lambda: harness.found(batch).status in ENDED, task)
+
+    asyncio.run(work())
+    found = harness.found(batch)
+    assert not target.exists() and found.status in (how, "completed")
+    assert len(harness.answers(found.output_file_id)) == 5
+    if how == "cancelled":
+        assert found.status == "cancelled" and found.cancelling_at is not None
+        assert found.cancelled_at is not None and found.completed_at is None
+
+
+def test_a_cancel_meets_what_has_ended_meanwhile(harness: Harness) -> None:
+    """Fault: a cancel that read the batch just before its end writes over "completed"."""
+    batch = harness.add(lines(1))
+    other = harness.opened()
+    find = other.find_batch
+
+    def late(batch_id: str, tenant: str) -> KeptBatch:
+        found = find(batch_id, tenant)
+        if found.is_unfinished:
+            harness.store.end_batch(harness.found(batch), "completed")
+        return found
+
+    other.find_batch = late
+    with pytest.raises(RefusedError, match="is completed"):
+        other.cancel_batch(batch.id, "")
+    other.close()
+    assert harness.found(batch).status == "completed"
+
+
+def test_a_lost_file_fails_its_batch_alone(harness: Harness) -> None:
+    """Fault: a batch whose file is gone is tried for ever, and those behind it wait."""
+    lost, other = harness.add(lines(1)), harness.add(lines(1))
+    harness.store.path(lost.input_file_id).unlink()
+    assert harness.ended(other).status == "completed"
+    found = harness.found(lost)
+    assert found.status == "failed" and found.errors is not None
+    assert lost.input_file_id in found.errors["data"][0]["message"]
+
+
+def test_a_locked_database_is_waited_for(harness: Harness) -> None:
+    """Fault: any other error than two kinds ends the service, until the server starts again."""
+    batch = harness.add(lines(3))
+    store = harness.store
+    find, note, num_faults = store.next_batch, store.note_progress, 0
+
+    def locked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            nonlocal num_faults
+            num_faults += 1
+            if num_faults < 4:
+                raise sqlite3.OperationalError("database is locked")
+            return function(*given)
+
+        return call
+
+    store.next_batch, store.note_progress = locked(find), locked(note)
+    assert harness.ended(batch).status == "completed" and num_faults >= 4
+
+
+def test_a_line_that_a_route_fails_at_has_an_answer(harness: Harness) -> None:
+    """Fault: an exception that no handler knows ends the batch, and not its line alone."""
+    batch = harness.add(lines(3))
+    add, num_added = harness.engine.add, 0
+
+    async def failing(*given: Any, **more: Any) -> Any:
+        nonlocal num_added
+        num_added += 1
+        if num_added == 2:
+            raise ZeroDivisionError("a fault of ours")
+        return await add(*given, **more)
+
+    harness.engine.add = failing
+    found = harness.ended(batch)
+    assert found.status == "completed" and found.request_counts.completed == 2
+    (answer,) = harness.answers(found.error_file_id)
+    assert answer["response"]["status_code"] == 500
+    assert "its log says why" in answer["response"]["body"]["error"]["message"].lower()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_batch_whose_time_is_over_is_not_begun(harness: Harness, is_cancelled: bool) -> None:
+    batch = harness.add(lines(3))
+    if is_cancelled:
+        harness.store.cancel_batch(batch.id, "")
+    else:
+        harness.late_s = 90_000.0
+    assert harness.ended(batch).status == ("cancelled" if is_cancelled else "expired")
+    assert not harness.engine.added
+
+
+def test_a_file_of_too_many_lines_is_not_read_whole(harness: Harness) -> None:
+    """Fault: a file of bad lines fills the memory with a sentence about each."""
+    batch = harness.add(b"x\n" * 1_000_000)
+    tracemalloc.start()
+    found = harness.ended(batch, limits=Limits(max_batch_lines=3000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.status == "failed" and found.errors is not None
+    (fault,) = found.errors["data"]
+    assert "more than 3000 lines" in fault["message"]
+    assert peak < 16 * 2**20, f"{peak} bytes"
+
+
+def test_the_first_faults_are_shown(harness: Harness) -> None:
+    found = harness.ended(harness.add(b"x\n" * 500))
+    assert found.status == "failed" and found.errors is not None
+    assert found.request_counts.total == 500 and len(found.errors["data"]) == 100
+    assert found.errors["data"][99]["message"].startswith("Line 100: ")
+
+
+def test_answers_need_room(harness: Harness) -> None:
+    """Fault: answers of batches fill the disk, however few bytes files may have."""
+    most = 6000
+    harness.store.close()
+    harness.store = harness.opened(Limits(max_kept_file_bytes=most))
+    found = harness.ended(harness.add(lines(20)))
+    assert found.status == "failed" and found.errors is not None and found.failed_at
+    assert "max_kept_file_bytes" in found.errors["data"][0]["message"]
+    assert 0 < len(harness.answers(found.output_file_id)) < 20
+    kept = sum(path.stat().st_size for path in (harness.folder / "files").iterdir())
+    assert kept == sum(each.bytes for each in harness.store.list_files("")) <= most
+
+
+def test_a_file_that_cannot_be_kept_leaves_nothing(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: parts of files that met a full disk stay on it."""
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:10])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="no space"):
+        harness.add(lines(1))
+    assert not list((harness.folder / "files").iterdir())
+
+
+def test_fronts_open_a_new_folder_together(tmp_path: Path) -> None:
+    """Fault: of several fronts that start at once some end, as the database is locked."""
+    for number in range(30):
+        folder, barrier = tmp_path / f"{number}", threading.Barrier(12)
+
+        def opened(folder: Path, barrier: threading.Barrier) -> None:
+            barrier.wait()
+            BatchStore(folder, Limits()).close()
+
+        with ThreadPoolExecutor(12) as pool:
+            for each in [pool.submit(opened, folder, barrier) for _ in range(12)]:
+                each.result()
