@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from quire.bundled import bundled_model_path
-from quire.cli.answer import print_answer
+from quire.cli.dialogue import print_answer
 from quire.cli.flags import source as source_flags
 from quire.cli.main import main
 from quire.cli.text_source import Piece, ServerSource

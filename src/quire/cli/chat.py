@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.cli.answer import Answer, print_answer
-from quire.cli.ask import ask_lines
+from quire.cli.dialogue import Answer, ask_lines, print_answer
 from quire.cli.flags.sampling import chat_sampling
 from quire.cli.flags.source import add_source_flags, open_source
 from quire.cli.parser import CommandParser, print_error, print_note

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from quire.cli.answer import print_answer
-from quire.cli.ask import ask_lines
+from quire.cli.dialogue import ask_lines, print_answer
 from quire.cli.flags.source import add_source_flags, open_source
 from quire.cli.parser import CommandParser, print_error
 from quire.errors import QuireError

@@ -1,15 +1,17 @@
-"""An answer printed as it comes, with its speed."""
+"""A dialogue at a terminal: lines that a person types, and answers printed as they come."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from quire.cli.text_source import Piece
 
-__all__ = ["Answer", "Clock", "print_answer"]
+__all__ = ["Answer", "Clock", "ask_lines", "print_answer"]
+
+PROMPT = "> "
 
 Clock = Callable[[], float]
 """Seconds, from any start."""
@@ -69,3 +71,37 @@ def print_answer(pieces: Generator[Piece], *, clock: Clock = time.perf_counter) 
     sys.stdout.flush()
     print(f"    {answer.summary()}", file=sys.stderr)
     return answer
+
+
+def ask_lines() -> Iterator[str]:
+    """Lines that are not blank, until Ctrl-D or the end of the input. Ctrl-C drops what was typed;
+    the second in a row ends too. At a terminal they can be edited and called back."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        _allow_editing()
+    was_interrupted = False
+    while True:
+        try:
+            line = input(PROMPT if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                print()
+            return
+        except KeyboardInterrupt:
+            print()
+            if was_interrupted or not is_terminal:
+                return
+            was_interrupted = True
+            print("Ctrl-C once more, or Ctrl-D, ends.", file=sys.stderr)
+            continue
+        was_interrupted = False
+        if line.strip():
+            yield line
+
+
+def _allow_editing() -> None:
+    """Importing it gives `input` arrows and a history, where the system has it."""
+    try:
+        import readline  # noqa: F401
+    except ImportError:
+        return
