@@ -105,7 +105,7 @@ class BatchService:
             caller=caller,
             max_tries=PATIENT_TRIES,
             route=batch.endpoint,
-            has_room=self._store.has_room,
+            has_room=lambda num_bytes: self._store.has_room(num_bytes, caller.tenant),
         )
         ending = "cancelled" if batch.status == "cancelling" else await self._run(batch, runner)
         if not target.exists():
