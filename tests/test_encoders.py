@@ -236,6 +236,8 @@ def test_what_encoders_cannot_do_is_refused(tmp_path: Path, make: Maker) -> None
         llm.encode("king", PoolingParams(pooling="classify"), use_tqdm=False)
     with pytest.raises(ConfigError, match="max_num_batched_tokens=32 is less than the 66"):
         make(tmp_path, max_num_batched_tokens=32)
+    with pytest.raises(ConfigError, match="encoders take no adapters"):
+        make(tmp_path, enable_lora=True)
     settings = json.loads((tmp_path / "config.json").read_text())
     settings["position_embedding_type"] = "relative_key"
     (tmp_path / "config.json").write_text(json.dumps(settings))

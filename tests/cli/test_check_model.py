@@ -33,6 +33,12 @@ def passes(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
     return status, {each["name"]: each for each in report["passes"]}
 
 
+def test_what_is_not_compared_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: one rank without drafts was compared, and called equal."""
+    assert main(["check-model", str(folder), "-tp", "2"]) == 2
+    assert "tensor_parallel_size has no part" in capsys.readouterr().err
+
+
 def test_a_right_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-model", str(folder), "--num-tokens", "23"]) == 0
     text = capsys.readouterr().out

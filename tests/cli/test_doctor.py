@@ -78,8 +78,10 @@ def test_a_gpu_is_examined_beside_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(diagnosis, "ALL_OPS", MappingProxyType({op.name: op}))
     asked: list[str] = []
 
-    def check(op: Op, provider: Provider, *, seed: int, device: torch.device) -> CheckReport:
-        del seed
+    def check(
+        op: Op, provider: Provider, *, seed: int, device: torch.device, expected: object
+    ) -> CheckReport:
+        del seed, expected
         asked.append(device.type)
         wrong = ("rms_norm by same: 7 is not 8",) if device.type == "cuda" else ()
         return CheckReport(op.name, provider.name, 1, wrong)

@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import numpy as np
+import pytest
 
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.supervision.host import EngineHost, host_engine
 from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor
-from quire.protocol import FinishReason
-from quire.protocol.control import Inspect
+from quire.errors import RequestError
+from quire.protocol import EngineRequest, FinishReason, SamplingParams
+from quire.protocol.control import Inspect, ListPins, Unpin
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import KILLER, FakeCoreOptions
 from tests.engine.process_harness import (
@@ -81,6 +88,22 @@ def test_requests_go_to_the_least_busy_engine() -> None:
                 await asyncio.sleep(0.01)
             totals = [each.stats.requests_total for each in clients_of(host)]
             assert sorted(totals) == [3, 8]
+
+    run(work())
+
+
+def test_requests_without_a_limit_are_spread() -> None:
+    """Fault: each of their tokens made an engine look less busy, and it got all new requests."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            for _ in range(6):
+                stream = await ask(client, [1, 2], max_tokens=None)
+                async for _ in stream:
+                    break
+            assert [each.num_unfinished for each in clients_of(host)] == [3, 3]
+            assert all(each.tokens_in_flight > 0 for each in clients_of(host))
 
     run(work())
 
@@ -174,5 +197,144 @@ def test_operations_and_readings_are_of_all_engines() -> None:
             while client.stats.requests_total < 6:
                 await asyncio.sleep(0.01)
             assert client.stats.num_blocks == 3 * clients_of(host)[0].stats.num_blocks
+
+    run(work())
+
+
+def test_the_capacity_is_of_all_engines_that_are_ready() -> None:
+    """Turns red when a front lets in what one engine can serve, or counts one that is gone."""
+
+    async def work() -> None:
+        async with replicas(3) as host:
+            client: Any = host.client
+            one: Any = clients_of(host)[0].status.capacity
+            largest: Any = client.status.capacity
+            assert largest.max_num_seqs == 3 * one.max_num_seqs
+            assert largest.num_blocks == 3 * one.num_blocks
+            assert largest.capacity_tokens == 3 * one.capacity_tokens
+            assert largest.max_model_len == one.max_model_len
+            lost, status = clients_of(host)[0], client.status
+            os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
+            while lost.status.state is EngineState.READY:
+                status = await client.wait_for_change(status)
+            assert client.status.capacity.max_num_seqs == 2 * one.max_num_seqs
+            while client.status.capacity != largest:
+                status = await client.wait_for_change(status)
+            shorter = replace(one, max_model_len=one.max_model_len - 1)
+            lost._watch.connected(lost._watch.instance or 0, shorter)
+            assert client.status.capacity.max_model_len == one.max_model_len - 1
+
+    run(work())
+
+
+PREFIX = list(range(40, 63))  # five blocks of four and a tail of three
+
+
+def pinning(client: Any, prompt: list[int], name: str = "pin") -> EngineRequest:
+    """A request that pins its prompt for ever."""
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    tokens = np.array(prompt, np.int32)
+    handle = client.reserve_handles(1)
+    return EngineRequest(name, handle, tokens, params, 0, pin_seconds=math.inf)
+
+
+async def pins_of(client: Any) -> tuple[PinnedPrefix, ...]:
+    return (await client.control(ListPins())).pins
+
+
+async def num_cached(client: Any, prompt: list[int]) -> int:
+    async with await ask(client, prompt, max_tokens=3) as stream:
+        return (await anext(stream)).num_cached_tokens or 0
+
+
+def test_a_pin_is_in_all_engines() -> None:
+    """Turns red when a request that starts with a pin may go to an engine without it, or a pin is
+    let go in one engine alone."""
+
+    async def work() -> None:
+        async with replicas(3) as host:
+            client: Any = host.client
+            request = pinning(client, PREFIX)
+            found = await collect(await client.add(request))
+            assert found.finishes[0].reason is FinishReason.LENGTH
+            for each in clients_of(host):
+                assert await num_cached(each, [*PREFIX, 7]) == 23
+            (held,) = await pins_of(client)
+            assert (held.handle, held.name) == (request.first_handle, "pin")
+            assert (held.num_tokens, held.num_blocks, held.hits) == (23, 3 * 6, 3)
+            await collect(await client.add(pinning(client, PREFIX)))
+            assert [pin.handle for pin in await pins_of(client)] == [request.first_handle]
+            assert (await client.control(Unpin(held.handle))).was_there
+            assert not (await client.control(Unpin(held.handle))).was_there
+            for each in clients_of(host):
+                assert await pins_of(each) == ()
+
+    run(work())
+
+
+def test_a_prefix_that_a_new_engine_lacks_is_not_held() -> None:
+    """It is again when it has been pinned again, and all let it go by the number of any."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            await collect(await client.add(pinning(client, PREFIX)))
+            (first,) = await pins_of(client)
+            os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
+            while clients_of(host)[0].status.state is EngineState.READY:
+                await asyncio.sleep(0.01)
+            assert len(await pins_of(client)) == 1, "all that are left have it"
+            await until_all_ready(host)
+            assert await pins_of(client) == ()
+            await collect(await client.add(pinning(client, PREFIX)))
+            (second,) = await pins_of(client)
+            assert second.handle != first.handle
+            assert (await client.control(Unpin(second.handle))).was_there
+            for each in clients_of(host):
+                assert await pins_of(each) == ()
+
+    run(work())
+
+
+def test_a_prefix_that_one_engine_refuses_is_pinned_in_none() -> None:
+    """Turns red when a pin that nobody is told of takes blocks."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            full = clients_of(host)[1]
+            for start in 0, 300, 600:
+                large = list(range(start, start + 160))  # forty of the 128 blocks for pins
+                await collect(await full.add(pinning(full, large)))
+            for _ in range(2):  # whoever's turn it is
+                with pytest.raises(RequestError, match="may be pinned"):
+                    await collect(await client.add(pinning(client, list(range(800, 900)))))
+            assert await pins_of(clients_of(host)[0]) == ()
+            assert len(await pins_of(full)) == 3
+
+    run(work())
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_pin_that_nobody_waits_for_any_more_is_in_no_engine(late: int) -> None:
+    """Though one of them has pinned it already."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            os.kill(host.supervisors[late].pid or 0, signal.SIGSTOP)
+            pin = asyncio.ensure_future(client.add(pinning(client, PREFIX)))
+            while not await pins_of(clients_of(host)[1 - late]):
+                assert not pin.done(), "not all engines have it"
+                await asyncio.sleep(0.01)
+            pin.cancel()
+            await asyncio.sleep(0.01)
+            os.kill(host.supervisors[late].pid or 0, signal.SIGCONT)
+            with pytest.raises(asyncio.CancelledError):
+                await pin
+            await until_all_ready(host)
+            for each in clients_of(host):
+                assert await pins_of(each) == ()
+            assert client.num_unfinished == 0
 
     run(work())

@@ -86,3 +86,76 @@ def test_a_spare_request_gives_its_slot_away(policy: str) -> None:
         simulation.apply()
     assert simulation.clients[handle].tokens, "it waits for a spare request to end"
     simulation.drain()
+
+
+def run_held(simulation: Simulation) -> None:
+    """Hold admission until whoever was admitted has ended, as a pause with mode "wait" does."""
+    scheduler = simulation.scheduler
+    scheduler.hold_admission(is_held=True)
+    groups = scheduler.state.roster.groups
+    new = {handle for handle, group in groups.items() if not group.was_admitted}
+    for _ in range(2000):
+        if not scheduler.has_admitted:
+            break
+        simulation.plan()
+        simulation.apply()
+    assert not scheduler.has_admitted, "an admitted request never ends"
+    assert new <= set(groups), "a request was admitted during a pause"
+    scheduler.hold_admission(is_held=False)
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
+def test_spare_requests_end_during_a_pause(policy: str, num_steps: int) -> None:
+    """Fault: one that gave way, before the pause or in it, stays behind the request for which it
+    did, which the pause keeps out, so that nothing can be planned. num_steps: before it."""
+    setup = Setup(max_num_seqs=2, num_blocks=64, policy=policy, max_num_batched_tokens=32)
+    simulation = Simulation(setup)
+    for seed in range(2):
+        simulation.add(range(4, 10), max_tokens=20, seed=seed, scheduling=SPARE)
+    simulation.plan()
+    simulation.apply()
+    for seed in range(3):
+        simulation.add(range(5, 9), max_tokens=8, seed=seed)
+    for _ in range(num_steps):
+        simulation.plan()
+        simulation.apply()
+    run_held(simulation)
+    simulation.drain()
+
+
+def test_no_spare_request_gives_way_during_a_pause() -> None:
+    """Fault: it is computed again for a request that may not come in."""
+    simulation = Simulation(Setup(max_num_seqs=2, num_blocks=64, max_num_batched_tokens=32))
+    for seed in range(2):
+        simulation.add(range(4, 10), max_tokens=20, seed=seed, scheduling=SPARE)
+    simulation.plan()
+    simulation.apply()
+    simulation.add(range(5, 9), max_tokens=2)
+    run_held(simulation)
+    assert simulation.scheduler.stats().preempted_total == 0
+    simulation.drain()
+
+
+@examples(60)
+@given(seed=st.integers(0, 2**32), policy=st.sampled_from(SCHEDULING_POLICIES))
+def test_pauses_end_whoever_waits(seed: int, policy: str) -> None:
+    rng = random.Random(seed)
+    simulation = Simulation(random_setup(rng, policy))
+    for _ in range(80):
+        move = rng.random()
+        if move < 0.3:
+            is_spare = rng.random() < 0.6
+            simulation.add(
+                random_prompt(rng, simulation.setup),
+                max_tokens=rng.choice((1, 3, 8)),
+                n=rng.choice((1, 1, 2)),
+                scheduling=replace(SPARE, is_spare=is_spare),
+            )
+        elif move < 0.35:
+            run_held(simulation)
+        elif move < 0.7:
+            simulation.plan()
+        else:
+            simulation.apply()
+    simulation.drain()

@@ -23,6 +23,7 @@ from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import hosted, run, until_state
+from tests.engine.test_replicas import clients_of, replicas
 from tests.server.running import RunningServer, running_server
 from tests.server.test_run import CODE, children, serving
 from tests.waiting import WAIT_S, wait_for
@@ -191,6 +192,36 @@ def test_prefixes_are_pinned_on_every_core() -> None:
                 while len((await host.client.control(ListPins())).pins) < 2:
                     await asyncio.sleep(0.02)
                 assert all(held.is_shared for held in (await host.client.control(ListPins())).pins)
+            keeping.cancel()
+
+    run(work())
+
+
+def test_prefixes_are_pinned_on_every_replica() -> None:
+    """Fault: one that becomes ready later, or comes back, never has them."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            keeper = PrefixKeeper(host.client, [RenderedPrefix("one", [1, 2, 3, 4, 5])])
+            second = clients_of(host)[1]
+            watch, capacity = second._watch, second.status.capacity
+            instance = watch.instance
+            assert instance is not None and capacity is not None
+            watch.disconnected()  # as if it were still to come
+            await keeper.start()
+            assert len((await clients_of(host)[0].control(ListPins())).pins) == 1
+            keeping = asyncio.ensure_future(keeper.keep())
+            await asyncio.sleep(0.05)
+            watch.connected(instance, capacity)
+            while not (await second.control(ListPins())).pins:
+                await asyncio.sleep(0.02)
+            for index in 0, 1:
+                os.kill(host.supervisors[index].pid or 0, signal.SIGKILL)
+                late = clients_of(host)[index]
+                await until_state(late, EngineState.RESTARTING)
+                await until_state(late, EngineState.READY)
+                while not (await late.control(ListPins())).pins:
+                    await asyncio.sleep(0.02)
             keeping.cancel()
 
     run(work())

@@ -16,6 +16,7 @@ from quire.cli.parser import CommandParser
 from quire.cli.serve import add_arguments
 from quire.errors import ConfigError
 from quire.simulator import Served, StepCost, device_named
+from quire.simulator.memory import num_kv_blocks
 from quire.simulator.models import model_spec
 from quire.simulator.planner import Capacity, parse_slo, plan_capacity, render_capacity, tune
 from quire.simulator.planner import capacity as capacity_module
@@ -147,3 +148,10 @@ def test_the_command_prints_json_text_and_a_plot(
     assert "when the traffic doubles, first breaks" in text
     assert main([*base, "--slo", "ttft=2"]) == 2
     assert main([*base, "--memory"]) == 2
+
+
+def test_a_cache_in_fewer_bits_has_more_blocks() -> None:
+    """Fault: time was counted for one byte per number, and room for two."""
+    device, spec = device_named("a100-80"), model_spec("opt-13b")
+    wide, narrow = (StepCost(device, spec, num_devices=1, kv_bytes=n) for n in (2, 1))
+    assert num_kv_blocks(narrow) == pytest.approx(2 * num_kv_blocks(wide), abs=1)

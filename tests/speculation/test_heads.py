@@ -314,5 +314,9 @@ def test_what_heads_cannot_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read as tensors"):
         start("eagle", folder)
     (folder / "pytorch_model.bin").unlink()
+    (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    with pytest.raises(ConfigError, match="cannot be read as tensors"):
+        start("eagle", folder)
+    (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="has none of medusa_lm_head"):
         start("eagle", folder)

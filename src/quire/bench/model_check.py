@@ -75,6 +75,10 @@ class ModelCheck:
         return {"ok": self.ok, **asdict(self)}
 
 
+NOT_COMPARED = ("enable_lora", "speculative_config", "tensor_parallel_size", "data_parallel_size")
+"""Settings of which the comparison would say nothing: one process computes logits alone."""
+
+
 def check_model(
     settings: EngineSettings, num_tokens: int = 64, tolerance: float | None = None, seed: int = 0
 ) -> ModelCheck:
@@ -82,8 +86,12 @@ def check_model(
     longest of `num_tokens`.
 
     In float32 unless `settings` names a dtype. tolerance: see TOLERANCES, which has the default.
-    Raises ConfigError if one of both cannot load the model, or `transformers` is not installed.
+    Raises ConfigError if one of both cannot load the model, if a setting asks for what is not
+    compared, or if `transformers` is not installed.
     """
+    for name in NOT_COMPARED:
+        if getattr(settings, name) != getattr(EngineSettings(), name):
+            raise ConfigError(f"{name} has no part in this comparison: leave it out")
     plan = _plan(settings, num_tokens)
     spec, dtype = plan.resolved.spec, plan.resolved.settings.dtype
     if spec.prompt_attention is not None:

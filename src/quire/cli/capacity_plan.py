@@ -22,7 +22,6 @@ __all__ = ["add_arguments", "is_asked", "run"]
 
 DEFAULT_SLO = "ttft=1s,tpot=50ms"
 DEFAULT_ACCELERATORS = ("a100-80", "h100", "h200")
-_WEIGHT_BITS = {None: None, "int8": 8, "int4": 4}
 _MIXED = "Give either --workload, for devices that serve it, or --memory or --html, for sizes."
 
 
@@ -88,7 +87,7 @@ def _run_memory(
     kv_dtype = settings.kv_cache_dtype
     kv_bytes = spec.dtype_bytes if kv_dtype == "auto" else KV_DTYPES.get(kv_dtype, (1, 0))[0]
     question = MemoryQuestion(
-        weight_bits=_WEIGHT_BITS[settings.quantization] or 8 * spec.dtype_bytes,
+        weight_bits=_weight_bits(settings) or 8 * spec.dtype_bytes,
         kv_bits=8 * kv_bytes,
         context=context,
         tokens=options.tokens or max(context // 4, 1),
@@ -147,9 +146,16 @@ def _cost_of(device: str, degree: int, spec: ModelSpec, settings: EngineSettings
         spec,
         num_devices=degree,
         block_size=settings.block_size or 16,
-        weight_bits=_WEIGHT_BITS[settings.quantization],
+        weight_bits=_weight_bits(settings),
         kv_bytes=None if kv_dtype == "auto" else KV_DTYPES.get(kv_dtype, (1, 0))[0],
     )
+
+
+def _weight_bits(settings: EngineSettings) -> int | None:
+    """Return the bits of a weight under `quantization`; None as the checkpoint has them."""
+    if settings.quantization is None:
+        return None
+    return 8 if settings.quantization == "int8" else 4
 
 
 def _given_shape(settings: EngineSettings) -> dict[str, Any]:

@@ -101,6 +101,11 @@ def resolve(
             f"enable_lora=True on {device}: LoRA runs on CPUs alone so far. Give device='cpu', or "
             "merge the adapter into the model."
         )
+    if settings.enable_lora and spec.is_encoder:
+        raise ConfigError(
+            f"enable_lora=True with {spec.architecture}: encoders take no adapters. Leave it out, "
+            "or merge the adapter into the model."
+        )
     ranks = settings.tensor_parallel_size
     if ranks > 1:
         check_ranks(settings, spec, platform, has_draft_model=draft is not None)

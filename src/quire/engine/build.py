@@ -117,15 +117,20 @@ def build_core(
     on_phase: Callable[[str], None],
     on_plan: PlanObserver,
     on_lost: Callable[[str], None],
+    free_bytes: int | None = None,
 ) -> BuiltCore:
     """The core alone, for a process whose requests are rendered elsewhere. Errors as above. Its
     kernels are those of the settings, or by processor flags: it measures none.
 
     on_phase: told the name of each phase of the start when it begins. on_lost: told why no more
-    steps can be computed, when a process that computes a part of them has ended.
+    steps can be computed, when a process that computes a part of them has ended. free_bytes: as of
+    `Launch`.
     """
     on_phase("planning")
-    plan = plan_startup(settings, detect_platform())
+    platform = detect_platform()
+    if free_bytes is not None:
+        platform = replace(platform, free_bytes=free_bytes)
+    plan = plan_startup(settings, platform)
     on_phase("loading")
     return _load_core(plan, on_plan, on_lost=on_lost)
 

@@ -47,9 +47,15 @@ class InProcessExecutor:
     interpreter lock. On a device a step is launched while the one before it computes; a second
     thread waits for their results, in order."""
 
-    def __init__(self, make_worker: Callable[[], Worker]) -> None:
+    def __init__(
+        self,
+        make_worker: Callable[[], Worker],
+        on_fault: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
         """make_worker: called by `start` in the thread, because thread settings of the math
-        libraries belong to the thread that computes. What it raises is raised there."""
+        libraries belong to the thread that computes. What it raises is raised there. on_fault: told
+        what ended a step as a whole."""
+        self._on_fault = on_fault
         self._process_id = os.getpid()
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-results")
@@ -75,6 +81,10 @@ class InProcessExecutor:
         """In the thread that computes."""
         worker = self._require_worker()
         return self._launcher.submit(worker.control, op).result()
+
+    def check(self) -> None:
+        """Raise EngineError if no steps can be taken here."""
+        self._require_worker()
 
     def _require_worker(self) -> Worker:
         if self._worker is None:
@@ -155,6 +165,7 @@ class InProcessExecutor:
         try:
             step = worker.launch(plan)
         except BaseException as error:  # noqa: BLE001  whoever waits is where a fault belongs
+            self._on_fault(error)
             launched.fail(error)
             return
         if step.is_over:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from quire.errors import ConfigError
@@ -84,7 +85,14 @@ def read_head_weights(file: Path) -> HeadWeights:
         if file.suffix == ".safetensors":
             return HeadWeights(file, load_file(file))
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+    except (
+        OSError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        pickle.UnpicklingError,
+        SafetensorError,
+    ) as error:
         reason = str(error).split("\n")[0]
         raise ConfigError(
             f"{file}: cannot be read as tensors ({reason}); fetch it again"

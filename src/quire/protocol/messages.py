@@ -172,7 +172,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 class Launch(msgspec.Struct, frozen=True):
     """Launch of a core process, on its standard input, which then stays open while its parent
-    lives. settings: those of `EngineSettings`, by name."""
+    lives. settings: those of `EngineSettings`, by name. free_bytes: memory that all cores share and
+    that was free before the first of them; None to measure it."""
 
     version: int
     instance: int
@@ -181,6 +182,7 @@ class Launch(msgspec.Struct, frozen=True):
     heartbeat_interval_s: float
     max_message_bytes: int
     settings: dict[str, str | int | float | bool | None]
+    free_bytes: int | None = None
 
 
 class StartFailure(msgspec.Struct, frozen=True):

@@ -35,29 +35,24 @@ class Admission:
 
     def take_from_spare(self) -> None:
         """Before a step is shared out: if the one before had no room for a waiting group, a group
-        on spare capacity gives way."""
-        if self._was_short and self._state.waiting.num_urgent:
+        on spare capacity gives way. While admission is held it would give way for nothing."""
+        waiting = self._state.waiting
+        if self._was_short and waiting.num_urgent and not waiting.is_held:
             self._lifecycle.yield_spare()
         self._was_short = False
 
-    def admit(
-        self, slots: Slots, tokens: Slots, now: float, *, only_resumed: bool = False
-    ) -> tuple[Slots, Slots]:
+    def admit(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
         """Admit waiting groups in order until one does not fit; it holds back all after it. They
         compute with tokens that are left, or that running prompts after them had been given.
 
-        slots, tokens: what running sequences compute, [R]; what all compute then. only_resumed:
-            admit those alone that were admitted before.
+        slots, tokens: what running sequences compute, [R]; what all compute then.
         """
         if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
             self._was_short = True
             return slots, tokens
         step = self._budget.open(slots, tokens)
-
-        def may_start(group: SequenceGroup) -> bool:
-            return (group.was_admitted or not only_resumed) and step.may_start(group)
-
-        while group := self._state.waiting.first(may_start, self._state.prefixes.num_uncached):
+        num_uncached = self._state.prefixes.num_uncached
+        while group := self._state.waiting.first(step.may_start, num_uncached):
             if self._state.deadlines.is_late(group, now, self._prefill_speed(now)):
                 self._drop(group)
                 continue

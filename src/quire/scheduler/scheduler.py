@@ -111,7 +111,6 @@ class Scheduler:
         self._counter = queue if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
         self._num_in_flight = 0
-        self._is_admission_held = False
         self._masks = LateMasks(table)
         self._has_grammars = False  # ever: a plain step is not to pay for masks
 
@@ -181,7 +180,7 @@ class Scheduler:
 
     def hold_admission(self, *, is_held: bool) -> None:
         """Admit nobody, but those that were admitted before, until this is undone."""
-        self._is_admission_held = is_held
+        self.state.waiting.is_held = is_held
 
     def abort_all(self) -> None:
         """End every sequence."""
@@ -207,9 +206,7 @@ class Scheduler:
         self._admission.take_from_spare()
         slots, tokens, was_preempted = self._choose_running()
         if len(state.waiting) and not was_preempted:
-            slots, tokens = self._admission.admit(
-                slots, tokens, now, only_resumed=self._is_admission_held
-            )
+            slots, tokens = self._admission.admit(slots, tokens, now)
         if not len(slots) and not self._has_news_to_fetch:
             self._drafts.idle()
             return None
@@ -389,7 +386,7 @@ class Scheduler:
     def waits_for_input(self) -> bool:
         """True if a step could do nothing before some prompt goes on."""
         state = self.state
-        may_wait = self._is_admission_held
+        may_wait = state.waiting.is_held
         return (
             all(
                 group.state is GroupState.BLOCKED or (may_wait and not group.was_admitted)

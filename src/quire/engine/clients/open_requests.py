@@ -17,6 +17,10 @@ from quire.protocol.step import IntArray
 __all__ = ["HandleCounter", "OpenRequests"]
 
 
+USUAL_OUTPUT = 256
+"""Tokens that are counted for an output without a limit of its own."""
+
+
 class HandleCounter:
     """Handles of one client id, each given once."""
 
@@ -90,13 +94,15 @@ class OpenRequests:
     @property
     def tokens_in_flight(self) -> int:
         """Tokens that all streams may still compute: prompts, until they have given something, and
-        outputs to come."""
+        outputs to come; a request that states no limit counts as USUAL_OUTPUT."""
         total = 0
         for stream in self._streams:
             request = stream.request
+            most = request.params.max_tokens
+            if most is None or request.max_tokens_is_default:
+                most = USUAL_OUTPUT
             for index in stream.unfinished():
-                done = len(stream.samples[index].token_ids)
-                total += (request.params.max_tokens or 0) - done
+                total += max(most - len(stream.samples[index].token_ids), 1)
             if not stream.num_tokens:
                 total += len(request.prompt_token_ids)
         return total

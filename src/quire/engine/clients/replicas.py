@@ -11,10 +11,11 @@ from typing import Any
 
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
-from quire.protocol.control import AdminOp, Report
+from quire.protocol.control import AdminOp, ListPins, Report, Unpin
 from quire.protocol.media import MediaInfo
-from quire.protocol.request import EngineRequest
-from quire.protocol.status import EngineState, EngineStatus
+from quire.protocol.pins import PinnedPrefix
+from quire.protocol.request import EngineRequest, FinishReason
+from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 
@@ -46,7 +47,30 @@ class ReplicatedClient:
         return self._replicas[0].reserve_handles(count)
 
     async def add(self, request: EngineRequest) -> RequestStream:
-        return await self._least_busy().add(request)
+        """Send a request to one replica; one that pins its prompt to all that are ready, and then
+        this returns when it has ended there."""
+        if request.pin_seconds is None or not self._in_state(EngineState.READY):
+            return await self._least_busy().add(request)
+        return await self._pin(request)
+
+    async def _pin(self, request: EngineRequest) -> RequestStream:
+        """Return the stream of the first replica, or one that failed: then none keeps what has been
+        pinned for this request."""
+        pinned: list[tuple[ProcessEngineClient, RequestStream]] = []
+        try:
+            for each in self._in_state(EngineState.READY):
+                handle = self.reserve_handles(request.params.n) if pinned else request.first_handle
+                stream = await each.add(replace(request, first_handle=handle))
+                pinned.append((each, stream))
+            for _, stream in pinned:
+                await _end_of(stream)
+        except BaseException:  # whoever waited may be gone
+            await _take_back(pinned)
+            raise
+        failed = [stream for _, stream in pinned if not _is_whole(stream)]
+        if failed:
+            await _take_back(pinned)
+        return failed[0] if failed else pinned[0][1]
 
     def _least_busy(self) -> ProcessEngineClient:
         """The ready replica with the fewest tokens to compute; ties go round. The first one, which
@@ -94,19 +118,44 @@ class ReplicatedClient:
         return any(each.awaits_prompt(handle) for each in self._replicas)
 
     async def control(self, op: AdminOp) -> Report:
-        """On all replicas that can; their answers in one."""
+        """On all replicas that can; their answers in one. Pins are those that all which are ready
+        hold; the blocks and hits of all are theirs."""
+        if isinstance(op, ListPins):
+            reports = await self._list_pins()
+            held = _held_by_all([report.pins for _, report in reports])
+            return replace(reports[0][1], pins=held)
+        if isinstance(op, Unpin):
+            return await self._unpin(op.handle)
         usable = self._in_state(EngineState.READY, EngineState.SLEEPING)
         reports = await asyncio.gather(*(each.control(op) for each in usable or self._replicas[:1]))
-        return replace(
-            reports[0],
-            was_there=any(report.was_there for report in reports),
-            pins=tuple(pin for report in reports for pin in report.pins),
-        )
+        return replace(reports[0], was_there=any(report.was_there for report in reports))
+
+    async def _list_pins(self) -> list[tuple[ProcessEngineClient, Report]]:
+        asked = self._in_state(EngineState.READY) or self._in_state(EngineState.SLEEPING)
+        asked = asked or [self._replicas[0]]
+        reports = await asyncio.gather(*(each.control(ListPins()) for each in asked))
+        return list(zip(asked, reports, strict=True))
+
+    async def _unpin(self, handle: int) -> Report:
+        """Let the prefix go, wherever there is one, that some replica has by this handle."""
+        reports = await self._list_pins()
+        held = [(each, pin) for each, report in reports for pin in report.pins]
+        keys = {pin.key for _, pin in held if pin.handle == handle}
+        ops = [each.control(Unpin(pin.handle)) for each, pin in held if pin.key in keys]
+        answers = await asyncio.gather(*ops)
+        was_there = any(answer.was_there for answer in answers)
+        return replace(reports[0][1], was_there=was_there, pins=())
 
     @property
     def status(self) -> EngineStatus:
+        """The best one, with the capacity of all that are ready together."""
         best = min(self._replicas, key=_worth).status
-        return replace(best, restarts=sum(each.status.restarts for each in self._replicas))
+        ready = [each.status.capacity for each in self._in_state(EngineState.READY)]
+        return replace(
+            best,
+            capacity=_summed([each for each in ready if each is not None]) or best.capacity,
+            restarts=sum(each.status.restarts for each in self._replicas),
+        )
 
     @property
     def stats(self) -> EngineStats:
@@ -151,8 +200,62 @@ class ReplicatedClient:
             each.engine_died(message)
 
 
+async def _end_of(stream: RequestStream) -> None:
+    """Wait until a stream has ended, and take nothing from it."""
+    came = asyncio.Event()
+    stream.listen(came.set)
+    try:
+        while not stream.is_finished:
+            await came.wait()
+            came.clear()
+    finally:
+        stream.listen(None)
+
+
+def _is_whole(stream: RequestStream) -> bool:
+    """Return whether the request was computed to its end."""
+    finishes = [sample.finish for sample in stream.samples]
+    ends = (FinishReason.STOP, FinishReason.LENGTH)
+    return all(finish is not None and finish.reason in ends for finish in finishes)
+
+
+async def _take_back(pinned: Sequence[tuple[ProcessEngineClient, RequestStream]]) -> None:
+    """End requests that pin, and let go what they have pinned; not what others had before."""
+    for _, stream in pinned:
+        stream.abort()
+    ops = (each.control(Unpin(stream.request.first_handle)) for each, stream in pinned)
+    await asyncio.gather(*ops, return_exceptions=True)  # a dead core has no pins
+
+
+def _held_by_all(pins: Sequence[Sequence[PinnedPrefix]]) -> tuple[PinnedPrefix, ...]:
+    """Return the pins that are in each list, with the numbers of all of them together."""
+    by_key = [{pin.key: pin for pin in each} for each in pins]
+    found: list[PinnedPrefix] = []
+    for pin in pins[0]:
+        if all(pin.key in each for each in by_key):
+            same = [each[pin.key] for each in by_key]
+            num_blocks, hits = sum(each.num_blocks for each in same), sum(p.hits for p in same)
+            seconds_left = min(each.seconds_left for each in same)
+            found.append(replace(pin, num_blocks=num_blocks, hits=hits, seconds_left=seconds_left))
+    return tuple(found)
+
+
 def _worth(replica: ProcessEngineClient) -> int:
     return _BY_WORTH.index(replica.status.state)
+
+
+def _summed(capacities: Sequence[EngineCapacity]) -> EngineCapacity | None:
+    """Return the capacity of engines together, None if there are none. A request goes to any of
+    them, so a sequence may be no longer than the least of them allows."""
+    if not capacities:
+        return None
+    return replace(
+        capacities[0],
+        max_model_len=min(each.max_model_len for each in capacities),
+        max_num_seqs=sum(each.max_num_seqs for each in capacities),
+        num_blocks=sum(each.num_blocks for each in capacities),
+        capacity_tokens=sum(each.capacity_tokens for each in capacities),
+    )
 
 
 def _shown(status: EngineStatus) -> tuple[object, ...]:

@@ -159,7 +159,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
     from quire.engine.build import build_core
 
     settings = EngineSettings.from_values(launch.settings)
-    built = build_core(settings, progress.enter, on_plan, _end_without)
+    built = build_core(settings, progress.enter, on_plan, _end_without, launch.free_bytes)
     chosen = built.resolved.settings
     return StartedCore(
         built.core,

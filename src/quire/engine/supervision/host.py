@@ -66,8 +66,10 @@ async def host_engine(
             make_client(each, handles=handles) if size > 1 else make_client(each)
             for each in directories
         ]
+        # A core that replaces another one has its part of the memory, not of what the others left.
+        free = {"free_bytes": detect_platform().free_bytes} if size > 1 else {}
         supervisors = tuple(
-            make_supervisor(directory, chosen, on_dead=client.engine_died)
+            make_supervisor(directory, chosen, on_dead=client.engine_died, **free)
             for directory, client in zip(directories, clients, strict=True)
         )
         supervision = asyncio.ensure_future(_run_all(supervisors))

@@ -75,7 +75,10 @@ class EngineSupervisor:
         max_message_bytes: int = 64 * 2**20,
         stall_limits: StallLimits | None = None,
         restart_policy: RestartPolicy | None = None,
+        free_bytes: int | None = None,
     ) -> None:
+        """free_bytes: as of `Launch`."""
+        self._free_bytes = free_bytes
         self._directory = directory
         self._settings = dict(settings)
         self._on_dead = on_dead
@@ -150,6 +153,7 @@ class EngineSupervisor:
                 heartbeat_interval_s=self._heartbeat_interval_s,
                 max_message_bytes=self._max_message_bytes,
                 settings=self._settings,
+                free_bytes=self._free_bytes,
             )
         )
         assert process.stdin is not None, "spawned with a pipe"

@@ -41,7 +41,9 @@ class ProcessExecutor:
         """make_worker: makes that of rank 0, in the thread that computes. launch: of rank 0,
         without descriptors. on_lost: see `RankGroup`."""
         self._group = RankGroup(launch, on_lost)
-        self._first = InProcessExecutor(lambda: make_worker(self._group.region))
+        self._first = InProcessExecutor(
+            lambda: make_worker(self._group.region), self._group.first_failed
+        )
 
     @property
     def pids(self) -> list[int]:
@@ -69,6 +71,7 @@ class ProcessExecutor:
             )
         if not isinstance(op, WorkerOp):
             raise EngineError(f"{type(op).__name__} is no operation of a worker")
+        self._first.check()
         self._group.send(RankMessage.CONTROL, encode(RankOp(op)))
         try:
             report = self._first.control(op)
@@ -81,6 +84,7 @@ class ProcessExecutor:
 
     def execute(self, plan: StepPlan) -> LaunchedStep:
         """EngineLostError if the ranks are not all there."""
+        self._first.check()
         self._group.send(RankMessage.PLAN, encode_plan(plan))
         return self._first.execute(plan)
 
@@ -104,6 +108,7 @@ class ProcessExecutor:
         return done
 
     def late(self, late: LateInput) -> None:
+        self._first.check()
         self._group.send(RankMessage.LATE, encode_late(late))
         self._first.late(late)
 

@@ -32,6 +32,8 @@ SILENT_S = 0.6
 """A rank that is stopped (SIGSTOP) and has not beaten for so long is ended. One that the system
 gives no time is not stopped, and has longer."""
 MUTE_S = 30.0
+PAUSED_S = 2.0
+"""A look at the ranks that took so long says nothing of them: this process was stopped too."""
 FIRST_BEAT_S = 180.0
 """A process beats when it has imported its libraries."""
 END_S = 5.0
@@ -125,6 +127,11 @@ class RankGroup:
             self.check()
         return found
 
+    def first_failed(self, error: BaseException) -> None:
+        """A step of rank 0 has ended outside of what all ranks agree on: the others wait for it in
+        vain, or would meet it in another step."""
+        self._lose(f"rank 0 failed ({type(error).__name__}: {error})")
+
     def serve(self) -> None:
         """The start has ended well: from now on `on_lost` is called. EngineLostError if a rank is
         lost already."""
@@ -184,11 +191,16 @@ class RankGroup:
         poll = select.poll()
         for each in self._ranks:
             poll.register(each.pidfd, select.POLLIN)
+        looked_at = time.monotonic()
         ended = [number for number, _ in poll.poll(WATCH_S * 1000)]
         for each in self._ranks:
             if each.pidfd in ended:
                 return f"rank {each.rank} (process {each.process.pid}) {_end_of(each.process)}"
         beats, now = self.region.beats(), time.monotonic()
+        if now - looked_at > PAUSED_S:
+            for each in self._ranks:
+                each.last_beat = now
+            return ""
         for each in self._ranks:
             if beats[each.rank] != each.beats:
                 each.beats, each.last_beat = beats[each.rank], now

@@ -21,12 +21,16 @@ SPARE_ACCOUNT = -1
 class SpareLast:
     """Another policy, with the spare groups (`SchedulingParams.is_spare`) behind all of its own:
     they are admitted only while none of these wait, by arrival, and preempted first, the newest of
-    them at first."""
+    them at first.
+
+    is_held: nobody may start but who was admitted before. Spare groups then need not wait for
+    others, which may be kept out for as long as these have not ended."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._spare = SortedGroups()
         self.uses_priority = policy.uses_priority
+        self.is_held = False
 
     def add(self, group: SequenceGroup) -> None:
         if not group.is_spare:
@@ -42,9 +46,17 @@ class SpareLast:
             self._policy.remove(group)
 
     def first(self, may_start: MayStart, num_uncached: NumUncached) -> SequenceGroup | None:
+        """See `Policy.first`. While `is_held`, one that was admitted before."""
         if self.num_urgent:
-            return self._policy.first(may_start, num_uncached)
-        return next((group for group in self._spare if may_start(group)), None)
+            found = self._policy.first(self._unless_held(may_start), num_uncached)
+            if found is not None or not self.is_held:
+                return found
+        return next(filter(self._unless_held(may_start), self._spare), None)
+
+    def _unless_held(self, may_start: MayStart) -> MayStart:
+        if not self.is_held:
+            return may_start
+        return lambda group: group.was_admitted and may_start(group)
 
     @property
     def num_urgent(self) -> int:

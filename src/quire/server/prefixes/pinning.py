@@ -16,7 +16,7 @@ from quire.protocol.control import ListPins
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.protocol.status import EngineState, EngineStatus
+from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.server.prefixes.files import RenderedPrefix
 
 __all__ = ["PrefixKeeper", "pin_prefix"]
@@ -25,6 +25,10 @@ logger = logging.getLogger("quire.server")
 
 RETRY_S = 0.5
 MAX_TRIES = 20
+
+Cores = tuple[int, EngineCapacity | None]
+"""Restarts so far, and the capacity of all replicas that are ready: one of these changes with each
+core that comes."""
 
 
 async def pin_prefix(
@@ -76,12 +80,13 @@ async def pin_prefix(
 
 
 class PrefixKeeper:
-    """Pins the operator's prefixes on the first core, and again on each one that follows."""
+    """Pins the operator's prefixes on the first core, and again on each one that follows or joins
+    it."""
 
     def __init__(self, client: AsyncEngineClient, prefixes: Sequence[RenderedPrefix]) -> None:
         self._client = client
         self._prefixes = prefixes
-        self._served = -1
+        self._served: Cores | None = None
 
     async def start(self) -> None:
         """Wait until all are pinned. ConfigError if one cannot be, EngineError if it fails again
@@ -104,13 +109,13 @@ class PrefixKeeper:
         status = self._client.status
         while self._prefixes:
             if status.state is EngineState.SLEEPING:
-                self._served = -1  # it has let them go
-            if status.state is EngineState.READY and status.restarts != self._served:
+                self._served = None  # it has let them go
+            if status.state is EngineState.READY and _cores(status) != self._served:
                 try:
                     await self._pin_all(status)
                 except RequestError as error:
                     logger.error("a prefix of --pin-prefix is refused: %s", error)
-                    self._served = status.restarts
+                    self._served = _cores(status)
                 except EngineError as error:
                     logger.warning("prefixes are not pinned yet: %s", error)
                     await asyncio.sleep(RETRY_S)
@@ -132,10 +137,14 @@ class PrefixKeeper:
             for prefix in self._prefixes:
                 if prefix_key(prefix.token_ids, "", is_shared=True) not in held:
                     await self._pin(prefix)
-        self._served = status.restarts
+        self._served = _cores(status)
 
     async def _pin(self, prefix: RenderedPrefix) -> None:
         pin = await pin_prefix(self._client, prefix.name, prefix.token_ids, is_shared=True)
         logger.info(
             "Pinned %s: %d tokens in %d KV blocks.", pin.name, pin.num_tokens, pin.num_blocks
         )
+
+
+def _cores(status: EngineStatus) -> Cores:
+    return status.restarts, status.capacity

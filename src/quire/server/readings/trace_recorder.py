@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from typing import TextIO
 
 from quire.errors import ConfigError
 from quire.server.readings.timeline import Timeline
+
+logger = logging.getLogger("quire.server")
 
 __all__ = ["TraceRecorder"]
 
@@ -40,7 +44,13 @@ class TraceRecorder:
             "prompt_tokens": prompt_tokens,
             "output_tokens": -(-output_tokens // n),
         }
-        self._file.write(json.dumps({**line, "n": n} if n > 1 else line) + "\n")
+        try:
+            self._file.write(json.dumps({**line, "n": n} if n > 1 else line) + "\n")
+        except OSError as error:
+            logger.error("record_trace ends here: %s", error)
+            with contextlib.suppress(OSError):
+                self.close()
+            self._file = None
 
     def close(self) -> None:
         """Close the file. May be called twice."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
 from quire.simulator.devices import device_named
 from quire.simulator.memory import num_kv_blocks, weights_fit
 from quire.simulator.planner.replica import Replica, compressed
@@ -111,7 +111,7 @@ def plan_capacity(
             replica = _replica(make_cost(device, degree), settings)
             check_fits(trace, replica.shape.max_model_len)
             found.append((_fewest(replica, trace, slo), replica))
-        except ConfigError as error:
+        except (ConfigError, RequestError) as error:
             unfit[label] = str(error)
     if not found:
         reasons = "; ".join(f"{label}: {why}" for label, why in unfit.items())
