@@ -299,3 +299,15 @@ def test_one_key_leaves_room_to_others(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="2 batches wait already"):
         store.add_batch(ROUTE, store.add_file("e", "batch", b"x", "c").id, None, "c", 1.0)
     store.close()
+
+
+def test_a_restart_tells_some_answers_from_all(harness: Harness) -> None:
+    """Fault: a server that ended while it ended an expired batch calls it completed."""
+    batch = harness.add(lines(3))
+    batch.status, batch.in_progress_at, batch.request_counts.total = "in_progress", 1, 3
+    assert harness.store.note_progress(batch, "validating")
+    answer = {"custom_id": "line-0", "response": {"status_code": 200}}
+    harness.store.path(f"{batch.id}.out").write_text(json.dumps(answer) + "\n")
+    harness.late_s = 90_000.0
+    found = harness.ended(batch)
+    assert found.status == "expired" and len(harness.answers(found.output_file_id)) == 1
