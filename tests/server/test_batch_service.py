@@ -276,3 +276,38 @@ def test_fronts_open_a_new_folder_together(tmp_path: Path) -> None:
         with ThreadPoolExecutor(12) as pool:
             for each in [pool.submit(opened, folder, barrier) for _ in range(12)]:
                 each.result()
+
+
+def test_one_key_leaves_room_to_others(tmp_path: Path) -> None:
+    """Fault: one key takes all files, bytes and batches of the server."""
+    limits = Limits(max_kept_files=4, max_kept_file_bytes=100, max_open_batches=2)
+    store = BatchStore(tmp_path, limits, num_keys=2)
+    first = store.add_file("a", "batch", b"x" * 45, "a")
+    assert store.has_room(5, "a") and not store.has_room(6, "a") and store.has_room(6, "b")
+    with pytest.raises(RefusedError, match=r"This key keeps 1 files of 45 bytes.* 2 of 50 "):
+        store.add_file("b", "batch", b"x" * 6, "a")
+    store.add_file("b", "batch", b"x", "a")
+    with pytest.raises(RefusedError, match="max_kept_files"):
+        store.add_file("c", "batch", b"x", "a")
+    store.add_batch(ROUTE, first.id, None, "a", 1.0)
+    with pytest.raises(RefusedError, match="1 batches of this key wait already"):
+        store.add_batch(ROUTE, first.id, None, "a", 1.0)
+    other = store.add_file("c", "batch", b"x" * 50, "b")
+    store.add_batch(ROUTE, other.id, None, "b", 1.0)
+    with pytest.raises(RefusedError, match="The server keeps 3 files of 96 bytes"):
+        store.add_file("d", "batch", b"x" * 5, "c")
+    with pytest.raises(RefusedError, match="2 batches wait already"):
+        store.add_batch(ROUTE, store.add_file("e", "batch", b"x", "c").id, None, "c", 1.0)
+    store.close()
+
+
+def test_a_restart_tells_some_answers_from_all(harness: Harness) -> None:
+    """Fault: a server that ended while it ended an expired batch calls it completed."""
+    batch = harness.add(lines(3))
+    batch.status, batch.in_progress_at, batch.request_counts.total = "in_progress", 1, 3
+    assert harness.store.note_progress(batch, "validating")
+    answer = {"custom_id": "line-0", "response": {"status_code": 200}}
+    harness.store.path(f"{batch.id}.out").write_text(json.dumps(answer) + "\n")
+    harness.late_s = 90_000.0
+    found = harness.ended(batch)
+    assert found.status == "expired" and len(harness.answers(found.output_file_id)) == 1

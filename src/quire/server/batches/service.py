@@ -94,7 +94,7 @@ class BatchService:
             return
         target = self._store.path(f"{batch.id}.out")
         if target.exists():  # the server ended when all was done but to say so
-            await self._end(batch, target, "completed", caller.tenant)
+            await self._end(batch, target, "expired" if is_over else "completed", caller.tenant)
             return
         runner = BatchRunner(
             self._app,
@@ -105,7 +105,7 @@ class BatchService:
             caller=caller,
             max_tries=PATIENT_TRIES,
             route=batch.endpoint,
-            has_room=self._store.has_room,
+            has_room=lambda num_bytes: self._store.has_room(num_bytes, caller.tenant),
         )
         ending = "cancelled" if batch.status == "cancelling" else await self._run(batch, runner)
         if not target.exists():
@@ -162,6 +162,9 @@ class BatchService:
         batch.finalizing_at = int(self._clock())
         target.with_name(target.name + PARTIAL).unlink(missing_ok=True)
         counts.completed, counts.failed = await asyncio.to_thread(_split, target, good, bad)
+        if ending != "cancelled":
+            is_whole = counts.completed + counts.failed == counts.total
+            ending = "completed" if is_whole else "failed" if ending == "completed" else ending
         parts = (good, counts.completed, "output"), (bad, counts.failed, "error")
         for part, count, name in parts:
             if count:

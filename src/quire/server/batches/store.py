@@ -35,6 +35,8 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE INDEX IF NOT EXISTS files_by_tenant ON files (tenant);
 CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
 """
+NUM_SHARING = 2
+"""One key of several gets this part of each bound at most."""
 WINDOW_S = 86_400
 """Time of a batch, from its arrival: `completion_window` "24h", the only one."""
 
@@ -92,10 +94,17 @@ class BatchStore:
     """For one process; others may have the same folder open."""
 
     def __init__(
-        self, folder: Path, limits: Limits, clock: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        limits: Limits,
+        *,
+        num_keys: int = 1,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """folder: is made if need be. ConfigError if that cannot be, or its database is none."""
+        """folder: is made if need be; ConfigError if that cannot be, or its database is none.
+        num_keys: of callers."""
         self._limits = limits
+        self._num_sharing = NUM_SHARING if num_keys > 1 else 1
         self._clock = clock
         self._contents = folder / "files"
         try:
@@ -114,7 +123,7 @@ class BatchStore:
 
     def add_file(self, filename: str, purpose: str, data: bytes, tenant: str) -> KeptFile:
         """Keep a file. RefusedError if there is no room for it."""
-        self._check_room(len(data))
+        self._check_room(len(data), tenant)
         file_id = f"file-{secrets.token_hex(12)}"
         partial = self.path(file_id).with_suffix(".partial")
         try:
@@ -174,25 +183,31 @@ class BatchStore:
         with contextlib.suppress(FileNotFoundError):
             self.path(file_id).unlink()
 
-    def has_room(self, num_bytes: int) -> bool:
-        """Return whether so many bytes may be kept beside what is."""
-        return self._total()[1] + num_bytes <= self._limits.max_kept_file_bytes
+    def has_room(self, num_bytes: int, tenant: str) -> bool:
+        """Return whether a caller may keep so many bytes more."""
+        return all(size + num_bytes <= most for _, _, _, size, most in self._totals(tenant))
 
-    def _total(self) -> tuple[int, int]:
-        """Number of files, and their bytes."""
-        return self._database.execute(
-            "SELECT count(*), ifnull(sum(num_bytes), 0) FROM files"
-        ).fetchone()
-
-    def _check_room(self, num_bytes: int) -> None:
+    def _totals(self, tenant: str) -> Iterator[tuple[str, int, int, int, int]]:
+        """Files of all, and of one caller: whose, their number and its bound, their bytes and their
+        bound."""
         limits = self._limits
-        count, size = self._total()
-        if count >= limits.max_kept_files or not self.has_room(num_bytes):
-            raise RefusedError(
-                f"The server keeps {count} files of {size} bytes, and may keep "
-                f"{limits.max_kept_files} of {limits.max_kept_file_bytes} (max_kept_files, "
-                "max_kept_file_bytes). Delete some."
-            )
+        for whose, where, given, part in (
+            ("The server", "", (), 1),
+            ("This key", " WHERE tenant = ?", (tenant,), self._num_sharing),
+        ):
+            count, size = self._database.execute(
+                f"SELECT count(*), ifnull(sum(num_bytes), 0) FROM files{where}", given
+            ).fetchone()
+            most = limits.max_kept_files, limits.max_kept_file_bytes
+            yield whose, count, max(1, most[0] // part), size, max(1, most[1] // part)
+
+    def _check_room(self, num_bytes: int, tenant: str) -> None:
+        for whose, count, most, size, most_bytes in self._totals(tenant):
+            if count >= most or size + num_bytes > most_bytes:
+                raise RefusedError(
+                    f"{whose} keeps {count} files of {size} bytes, and may keep {most} of "
+                    f"{most_bytes} (max_kept_files, max_kept_file_bytes). Delete some."
+                )
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -207,12 +222,18 @@ class BatchStore:
         """Queue a batch. RefusedError if the file is not there, or too many batches wait."""
         self.find_file(input_file_id, tenant)
         most = self._limits.max_open_batches
-        if len(list(self._unfinished())) >= most:
-            raise RefusedError(
-                f"{most} batches wait already (max_open_batches). Try again when one has ended.",
-                status=503,
-                retry_after_s=60,
-            )
+        owners = [owner for _, owner, _ in self._unfinished()]
+        for whose, count, bound in (
+            ("", len(owners), most),
+            (" of this key", owners.count(tenant), max(1, most // self._num_sharing)),
+        ):
+            if count >= bound:
+                raise RefusedError(
+                    f"{bound} batches{whose} wait already (max_open_batches). Try again when one "
+                    "has ended.",
+                    status=503,
+                    retry_after_s=60,
+                )
         now = int(self._clock())
         batch = KeptBatch(
             id=f"batch_{secrets.token_hex(12)}",

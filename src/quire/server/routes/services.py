@@ -84,7 +84,11 @@ class Services:
         )
         self._recorder = TraceRecorder(settings.record_trace)
         folder = settings.data_dir
-        self.batches = None if folder is None else BatchStore(Path(folder), limits)
+        self.batches = (
+            None
+            if folder is None
+            else BatchStore(Path(folder), limits, num_keys=len(settings.api_key))
+        )
         self._generations = GenerationService(limits, self.metrics, self.waiting, self._recorder)
 
     def ready(self) -> Ready:
