@@ -345,7 +345,7 @@ def test_a_vector_crosses_the_process_with_its_end() -> None:
     async def work() -> None:
         async with hosted() as host:
             prompt = list(range(40))
-            for pooling in get_args(Pooling):
+            for pooling in set(get_args(Pooling)) - {"classify"}:  # of models with classes
                 stream = await ask(host.client, prompt, pooling=pooling)
                 updates = [update async for update in stream]
                 (vector,) = [u.vector for u in updates if u.vector is not None]

@@ -35,6 +35,7 @@ from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.openai.sampling import completion_params
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
+from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.bodies import ChatRequest, CompletionRequest
 from quire.server.requests.limits import Limits
 from tests.profiles import machine_settings
@@ -109,6 +110,7 @@ class ScriptedJob(Job):
             place=WaitingRoom(limits).enter(Party()),
             timeline=Timeline("id", "/test"),
             metrics=METRICS,
+            recorder=TraceRecorder(""),
         )
         yield generation
         generation.close()

@@ -22,6 +22,7 @@ from quire.server.generation.waiting import Party, WaitingRoom
 from quire.server.http.events import EventSink, EventStream
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
+from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
@@ -221,6 +222,7 @@ def given_up(
         generation = Generation(
             stream, prompt, params, front,
             limits=limits, place=place, timeline=timeline, metrics=ServerMetrics(),
+            recorder=TraceRecorder(""),
         )  # fmt: skip
         for at, act in news:
             loop.call_at(at, act, room, stream)

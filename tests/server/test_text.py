@@ -22,6 +22,7 @@ from quire.server.openai.answer import AnswerHead, ChunkWriter, collect
 from quire.server.openai.chat import CHAT_SHAPE
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
+from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.limits import Limits
 from tests.profiles import examples
 
@@ -98,6 +99,7 @@ def generation(front: ModelFront, stream: CutStream, params: SamplingParams) -> 
         place=WaitingRoom(limits).enter(Party()),
         timeline=Timeline("id", "/test"),
         metrics=ServerMetrics(),
+        recorder=TraceRecorder(""),
     )
 
 
