@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ __all__ = ["Build", "LayerDrafter", "ModelDrafter"]
 Build = Callable[[ScheduledRows], ModelInputs]
 
 
-class LayerDrafter:
+class LayerDrafter(ABC):
     """A `StepDrafter` by layers with K/V of their own, which have an entry per token.
 
     shift: token i + shift of a row is the last one that entry i reads.
@@ -52,10 +53,10 @@ class LayerDrafter:
 
     # --- what differs ---------------------------------------------------------------------------
 
+    @abstractmethod
     def forward(self, slots: Slots, starts: Slots, counts: Slots) -> torch.Tensor:
         """Compute `counts` entries from `starts` of rows. The logits [R, V] after the last one of
         each."""
-        raise NotImplementedError
 
     def follow(self, plan: StepPlan) -> None:
         """Follow a plan's difference, after the rows have."""
