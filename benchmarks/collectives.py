@@ -94,7 +94,7 @@ def echo(ring: int, wakeup: int, back: int, count: int) -> None:
 
 
 def of_two(work: Callable[..., None], *arguments: Any) -> Any:
-    """What two processes that do `work` find."""
+    """Return the findings of two processes that do `work`."""
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     ranks = [context.Process(target=work, args=(rank, *arguments, results)) for rank in range(2)]

@@ -86,7 +86,7 @@ def write_sentence_files(
     default_prompt: str | None = None,
     more: tuple[str, ...] = (),
 ) -> None:
-    """What sentence-transformers puts beside a model. more: further modules."""
+    """Write the files that sentence-transformers puts beside a model. more: further modules."""
     names = ["Transformer", "Pooling", *more, *(["Normalize"] if normalize else [])]
     modules = [
         {

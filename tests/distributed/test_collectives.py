@@ -42,7 +42,7 @@ class Ranks:
         ]
 
     def do(self, work: Callable[[int, Collectives], T]) -> list[T]:
-        """What each rank gives."""
+        """Results of each rank."""
         with ThreadPoolExecutor(len(self.collectives)) as pool:
             return list(pool.map(work, range(len(self.collectives)), self.collectives))
 

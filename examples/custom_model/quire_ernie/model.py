@@ -68,7 +68,8 @@ class ErnieBlock:
 
 
 class ErnieModel:
-    """What the entry point names: made of a spec and a factory, with `blocks` and `weight_map`."""
+    """Model that the entry point names. It is made of a spec and a factory, and has `blocks` and a
+    `weight_map`."""
 
     weight_map = WEIGHTS
 

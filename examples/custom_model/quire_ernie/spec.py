@@ -12,7 +12,7 @@ __all__ = ["ErnieTraits", "read_ernie"]
 
 @dataclass(frozen=True, slots=True)
 class ErnieTraits:
-    """What `model.py` alone reads. bias: projections have one."""
+    """Facts that `model.py` alone reads. bias: projections have one."""
 
     bias: bool
 
@@ -53,7 +53,7 @@ def read_ernie(raw: RawConfig, dtype: str) -> ModelSpec:
         traits=ErnieTraits(bias),
         # For the memory plan, where no files say it:
         parameters=ParameterCounts(vocab * hidden, layer, hidden + (not tied) * vocab * hidden),
-        # What `quantization` may quantize, merged as the layers merge it:
+        # Matrices that `quantization` may quantize, merged as the layers merge it:
         matrices=(
             MatrixShape(queries + 2 * keys, hidden, layers),
             MatrixShape(hidden, queries, layers),

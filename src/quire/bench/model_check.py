@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.bench.stepped_model import Sequences, SteppedModel, Traced
+from quire.bench.stepped_model import Sequences, SteppedModel, Traced, decoder_layers
 from quire.config import ModelSpec
 from quire.config.families.generic import has_transformers
 from quire.config.gguf import is_gguf
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, find_model, plan_startup
 from quire.errors import ConfigError
-from quire.models.generic.layers import decoder_layers
 from quire.platform import detect_platform
 
 __all__ = ["TOLERANCES", "ModelCheck", "PassCheck", "check_model", "render_check"]

@@ -9,19 +9,20 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import nn
 
 from quire.attention import GroupInputs, KVPool, StepInputs, backend_of_isa
 from quire.config import env
 from quire.config.startup import StartupPlan
+from quire.errors import ConfigError
 from quire.models import CausalLM
-from quire.models.generic.layers import decoder_layers
 from quire.models.generic.model import GenericModel
 from quire.ops import REFERENCE, force_gpu_kernels, force_isa, force_linear
 from quire.ops.kv.pages import EMPTY_BYTE
 from quire.worker.load import LoadedModel, load, open_device
 from quire.worker.settings import WorkerSettings
 
-__all__ = ["Sequences", "SteppedModel", "Traced"]
+__all__ = ["Sequences", "SteppedModel", "Traced", "decoder_layers"]
 
 Sequences = Mapping[int, Sequence[int]]
 """Token ids by sequence."""
@@ -125,7 +126,7 @@ class _Trace:
         self._states: list[torch.Tensor] = []
         model: CausalLM = loaded.model
         if isinstance(model, GenericModel):
-            layers = decoder_layers(model.library_model, loaded.spec.num_layers)
+            layers = decoder_layers(model.transformers_model, loaded.spec.num_layers)
             layers[0].register_forward_pre_hook(self._before, with_kwargs=True)
             for layer in layers:
                 layer.register_forward_hook(self._behind)
@@ -201,3 +202,13 @@ def _worker_settings(plan: StartupPlan) -> WorkerSettings:
         preferred_attention=backend_of_isa(chosen.attention_isa),
         max_captured_rows=0,
     )
+
+
+def decoder_layers(model: nn.Module, num_layers: int) -> list[nn.Module]:
+    """Return the layers of the text model in their order, by their number. Raises ConfigError if
+    no part of `model` has so many."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model  # pyright: ignore
+    for part in decoder.modules():
+        if isinstance(part, nn.ModuleList) and len(part) == num_layers:
+            return list(part)
+    raise ConfigError(f"{type(model).__name__} has no list of {num_layers} layers")

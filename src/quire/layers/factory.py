@@ -19,7 +19,6 @@ from quire.errors import ConfigError, EngineError
 from quire.layers.adapted import AdaptedLayers, AdaptedLinear, Additions, Projection
 from quire.layers.attention import Attention, Heads
 from quire.layers.cache_bias import CacheBiases, WithoutBiases
-from quire.layers.classes import ClassHead
 from quire.layers.embedding import (
     Embedding,
     LMHead,
@@ -29,7 +28,7 @@ from quire.layers.embedding import (
 )
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear
-from quire.layers.mlp import MLP, AdaptedGate, GatedMLP, ResidualBlock
+from quire.layers.mlp import MLP, AdaptedGate, ClassHead, GatedMLP, ResidualBlock
 from quire.layers.moe import AdaptedExperts, ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding

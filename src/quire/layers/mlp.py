@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from quire.layers.adapted import Additions, Projection
-from quire.layers.linear import MergedLinear
+from quire.layers.linear import Linear, MergedLinear
 from quire.layers.weights import LayerWeights
 from quire.ops import OpSet
 
-__all__ = ["MLP", "GatedMLP", "AdaptedGate", "ResidualBlock"]
+__all__ = ["MLP", "GatedMLP", "AdaptedGate", "ClassHead", "ResidualBlock"]
 
 
 class AdaptedGate:
@@ -73,3 +73,13 @@ class ResidualBlock:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._add(x, self._activation(self.linear(x), "silu"))
+
+
+class ClassHead:
+    """projection(tanh(dense(x))); x [N, E] → float32 [N, C] (Devlin et al. 2019, section 4.1)."""
+
+    def __init__(self, dense: Linear, projection: Linear) -> None:
+        self.dense, self.projection = dense, projection
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.projection(torch.tanh(self.dense(x))).float()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -29,9 +31,9 @@ from quire.layers import LayerFactory
 from quire.layers.weights import Cut
 from quire.models.causal_lm import CausalLM
 from quire.models.dummy import dummy_weights
-from quire.models.progress import track
 from quire.models.registry import find_model
 from quire.models.weight_map import WeightMap, WeightTarget
+from quire.platform.streams import say
 from quire.quantization import StoredMatrix
 from quire.quantization.gguf import GGUFReader
 
@@ -43,6 +45,8 @@ __all__ = [
     "read_packed",
     "read_weights",
 ]
+
+T = TypeVar("T")
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -373,3 +377,23 @@ def _fill(
         remaining[id(target.weights)] -= 1
         if remaining[id(target.weights)] == 0:
             target.weights.finish()
+
+
+def track(items: Sequence[T], label: str, *, shown: bool) -> Iterator[T]:
+    """Yield the items, writing "label: 50% | 1/2 [3.1s]" to stderr as they are done: one line
+    rewritten on a terminal, only the last state elsewhere."""
+    started = time.monotonic()
+    # pythonw has no standard error.
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]
+    for done, item in enumerate(items):
+        if shown and is_terminal:
+            _write(label, done, len(items), started, "\r")
+        yield item
+    if shown:
+        _write(label, len(items), len(items), started, "\n")
+
+
+def _write(label: str, done: int, total: int, started: float, end: str) -> None:
+    percent = 100 * done // max(total, 1)
+    seconds = time.monotonic() - started
+    say(f"{label}: {percent:3d}% | {done}/{total} [{seconds:.1f}s]{end}")

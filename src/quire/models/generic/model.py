@@ -75,7 +75,7 @@ class GenericModel:
         self.tensors = [*model.parameters(), *model.buffers()]  # what sleep takes
 
     @property
-    def library_model(self) -> nn.Module:
+    def transformers_model(self) -> nn.Module:
         """The model of `transformers`, with quire's attention and projections in it."""
         return self._model
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
 from quire.simulator.devices import device_named
 from quire.simulator.memory import num_kv_blocks, weights_fit
-from quire.simulator.planner.replica import Replica, compressed
 from quire.simulator.planner.slo import METRICS, SLO
-from quire.simulator.run import Served
+from quire.simulator.run import Served, serve
 from quire.simulator.step_cost import StepCost
-from quire.simulator.system import SystemShape
-from quire.simulator.workloads.trace import TraceRequest, check_fits
+from quire.simulator.system import SystemShape, build_core
+from quire.simulator.workloads.trace import TraceRequest, check_fits, engine_requests, longest
 
-__all__ = ["DEGREES", "MAX_REPLICAS", "MAX_REQUESTS", "Capacity", "Option", "plan_capacity"]
+__all__ = [
+    "DEGREES",
+    "MAX_REPLICAS",
+    "MAX_REQUESTS",
+    "Capacity",
+    "Option",
+    "Replica",
+    "plan_capacity",
+]
 
 DEGREES = (1, 2, 4, 8)
 """Devices that share a model, tensor-parallel."""
@@ -34,6 +41,25 @@ BUSY = 0.95
 
 MakeCost = Callable[[str, int], StepCost]
 """(device, devices that share the model) → cost. ConfigError if the heads cannot be shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Server of `cost.num_devices` devices with these settings."""
+
+    cost: StepCost
+    shape: SystemShape
+
+    def serve(self, trace: Sequence[TraceRequest], num_replicas: int = 1) -> Served:
+        """Serve every `num_replicas`-th request, as one of so many servers would."""
+        own = trace[::num_replicas]
+        shape = replace(self.shape, max_model_len=min(self.shape.max_model_len, longest(trace)))
+        return serve(build_core(self.cost, shape), engine_requests(own, self.cost.spec.vocab_size))
+
+
+def compressed(trace: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
+    """Return the same requests, `factor` times as often."""
+    return [replace(each, arrival_s=each.arrival_s / factor) for each in trace]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from quire.simulator.planner.capacity import Option
-from quire.simulator.planner.replica import Replica
+from quire.simulator.planner.capacity import Option, Replica
 from quire.simulator.planner.slo import SLO
 from quire.simulator.step_cost import StepCost
 from quire.simulator.system import SystemShape

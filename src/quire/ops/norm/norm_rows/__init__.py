@@ -6,9 +6,8 @@ Norm and product with the weight are in float32 and rounded once (OLMo 2, arXiv:
 """
 
 from quire.ops.native.cpu_provider import cpu_providers
-from quire.ops.norm.norm_rows.cases import make_inputs
 from quire.ops.norm.norm_rows.cpu import bind
-from quire.ops.norm.norm_rows.reference import norm_rows
+from quire.ops.norm.norm_rows.reference import make_inputs, norm_rows
 from quire.ops.operation import Op, rounding
 
 __all__ = ["OP"]
