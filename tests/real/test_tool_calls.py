@@ -60,6 +60,7 @@ def test_required_calls_all_parse(server: RunningServer) -> None:
             "max_tokens": 120,
         }
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S)
+        assert reply.status_code == 200, reply.text
         return reply.json()["choices"][0]
 
     with ThreadPoolExecutor(8) as threads:

@@ -281,11 +281,13 @@ def test_late_input_of_past_steps_is_dropped():
 
 
 @PLACES
-def test_a_mask_that_allows_everything_changes_nothing(on_device, engines, monkeypatch):
-    """As rows get it that have ended meanwhile; beside rows that have edits of their own."""
+@pytest.mark.parametrize("edits", [{}, {"presence_penalty": 0.7}], ids=["plain", "edited"])
+def test_a_mask_that_allows_everything_changes_nothing(edits, on_device, engines, monkeypatch):
+    """Rows that have ended meanwhile get such a mask. If none of a step has another, no mask is
+    sent at all."""
     keep_rows_on_device(monkeypatch, lambda: on_device)
     engines.append(LLM(**SETTINGS))
-    each = [asked(0), asked(1, presence_penalty=0.7), asked(2, logit_bias={7: 3.0})]
+    each = [asked(0), asked(1, **edits), asked(2, logit_bias={7: 3.0} if edits else None)]
     expected = generate(engines[0], each)
     core = Constrained(engines[0], workload()[:2]).core
     core._grammars.masks = lambda output, drafts: [None] * (1 + len(drafts))

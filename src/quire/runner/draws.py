@@ -38,6 +38,7 @@ from quire.sampling import (
     SamplingState,
     failures_of,
     find_candidates,
+    mask_arguments,
 )
 
 __all__ = ["Draws", "DrawnPiece", "GraphDraws", "Sampled"]
@@ -147,14 +148,12 @@ class GraphDraws:
     ) -> torch.Tensor | None:
         """Draw as a call does, each row i of `slots` from row i of logits, under its mask. None,
         and no row has changed, if one of them has no token."""
-        words = torch.from_numpy(np.ascontiguousarray(masks[0]).view(np.int32))
         count = len(slots)
         token_ids = self._draw(
             logits,
             self._index[:count],
             *self._columns(count),
-            masks=words,
-            mask_rows=torch.from_numpy(masks[1]),
+            **mask_arguments(masks),
         )
         if (token_ids < 0).any():
             return None

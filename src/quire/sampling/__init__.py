@@ -19,6 +19,7 @@ from quire.sampling.sampler import (
     Sampler,
     TokenHistory,
     failures_of,
+    mask_arguments,
 )
 from quire.sampling.state import SamplingState
 
@@ -41,6 +42,7 @@ __all__ = [
     "TokenHistory",
     "failures_of",
     "find_candidates",
+    "mask_arguments",
     "prompt_logprobs",
     "token_logprobs",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from quire.protocol.sampling_params import MAX_LOGPROBS
 from quire.protocol.step import RowFailure, TokenLogprobs
 from quire.sampling.device_edits import DeviceEdits, Upload
 from quire.sampling.device_sampler import NO_MASKS, DeviceSampler
-from quire.sampling.sampler import BANNED, NO_TOKEN, RowsOfMasks, not_finite
+from quire.sampling.sampler import BANNED, NO_TOKEN, RowsOfMasks, mask_arguments, not_finite
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = ["DeviceExtras", "DeviceHistory", "DeviceLogprobs", "ExtraSample"]
@@ -124,7 +124,7 @@ class DeviceExtras:
         if rows is None:
             rows = torch.arange(len(host_slots), device=logits.device)
         is_edited = self._state.edited[host_slots]
-        allowed = self._masks(masks)
+        allowed = NO_MASKS if masks is None else mask_arguments(masks, self._upload)
         token_ids = self._sampler.sample(logits, slots, positions, rows, allowed).token_ids
         edited = np.flatnonzero(is_edited)
         if len(edited):
@@ -147,13 +147,6 @@ class DeviceExtras:
             found = torch.where(drawn.token_ids == NO_TOKEN, BANNED, drawn.token_ids)
             token_ids = token_ids.index_copy(0, which, torch.where(sound, found, NO_TOKEN))
         return ExtraSample(token_ids, self._logprobs(logits, host_slots, rows, token_ids))
-
-    def _masks(self, masks: RowsOfMasks | None) -> Mapping[str, torch.Tensor]:
-        """The arguments of the operation `draw` for these masks."""
-        if masks is None or not (masks[1] >= 0).any():
-            return NO_MASKS
-        words = self._upload(np.ascontiguousarray(masks[0]).view(np.int32))
-        return {"masks": words, "mask_rows": self._upload(masks[1])}
 
     def _logprobs(
         self,

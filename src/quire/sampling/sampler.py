@@ -28,6 +28,7 @@ __all__ = [
     "TokenHistory",
     "check_finite",
     "failures_of",
+    "mask_arguments",
     "not_finite",
 ]
 
@@ -45,6 +46,18 @@ _BANNED = (
     "every token is banned by the request's own logit_bias, allowed_token_ids, bad_words, "
     "min_tokens, logits processors or grammar taken together. Relax them."
 )
+
+
+def mask_arguments(
+    masks: RowsOfMasks, upload: Callable[[npt.NDArray[Any]], torch.Tensor] = torch.from_numpy
+) -> dict[str, torch.Tensor]:
+    """Return the arguments of the operation `draw` for these masks: none if no row has one, since
+    the operation takes at least one mask."""
+    words, index = masks
+    if not (index >= 0).any():
+        return {}
+    words = np.ascontiguousarray(words).view(np.int32)
+    return {"masks": upload(words), "mask_rows": upload(index)}
 
 
 class TokenHistory(Protocol):
@@ -134,7 +147,7 @@ class Sampler:
             np.asarray(slots, np.int64),
             np.asarray(positions, np.int64),
             np.arange(count) if rows is None else rows,
-            masks if masks is not None and (masks[1] >= 0).any() else None,
+            masks,
             np.full(count, NO_TOKEN, np.int32),
         )
         is_edited = self._state.edited[batch.slots]
@@ -209,7 +222,7 @@ class _Batch:
     """The rows of one call on their way to tokens.
 
     slots, positions, rows: int64 [N], the last one which logits each draws from. masks: as of
-    `Sampler.sample`, None if no row has any. token_ids: int32 [N]. failed: by index.
+    `Sampler.sample`. token_ids: int32 [N]. failed: by index.
     """
 
     slots: IdArray
@@ -221,11 +234,7 @@ class _Batch:
 
     def masks_of(self, which: IdArray) -> dict[str, torch.Tensor]:
         """Return the arguments of the operation for these rows."""
-        if self.masks is None or not (self.masks[1][which] >= 0).any():
-            return {}
-        words = np.ascontiguousarray(self.masks[0]).view(np.int32)
-        index = self.masks[1][which]
-        return {"masks": torch.from_numpy(words), "mask_rows": torch.from_numpy(index)}
+        return {} if self.masks is None else mask_arguments((self.masks[0], self.masks[1][which]))
 
     def fail(self, index: int, error: QuireError) -> None:
         self.token_ids[index] = NO_TOKEN
