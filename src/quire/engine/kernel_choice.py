@@ -88,7 +88,8 @@ def choose_kernels(
             _check_asked(name, asked, platform)
             decisions.append(Decision(name, asked, "as asked"))
             continue
-        families = kernel_families(product, platform)
+        # Of a measurement another number of ranks may have another result.
+        families = () if settings.rank_invariant else kernel_families(product, platform)
         if families:
             chosen = _choose(product, families, num_threads, platform, measure)
             decisions.append(Decision(name, *chosen))
