@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-PORT = 16379
+PORT = 6379
 NOTICED_S = 6.0
 """Silence of 3 s is a loss; the rest is for a busy machine."""
 
@@ -80,6 +80,11 @@ class Hosts:
         else:
             words += [f"--address={self.addresses[0]}:{PORT}", "--num-cpus=2"]
         self.start(host, *words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def has_head(self) -> bool:
+        place = (self.addresses[0], PORT)
+        script = f"import socket; socket.create_connection({place!r}, 1)"
+        return self.start(0, "-c", script, stderr=subprocess.DEVNULL).wait() == 0
 
     def set_link(self, state: str) -> None:
         ip("-n", self.names[1], "link", "set", "qb", state)
@@ -154,7 +159,7 @@ def hosts() -> Iterator[Hosts]:
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no namespaces here: {error.stderr}")
     made.start_ray(0)
-    time.sleep(8.0)  # a node that finds no head ends
+    wait_for(made.has_head, "head of the cluster")  # a node that finds none ends
     made.start_ray(1)
     yield made
     made.end()
