@@ -26,8 +26,8 @@ EXCHANGE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class GlooMeeting:
-    """Where ranks on several hosts meet. host, port: of rank 0's store. address: of this rank's
-    host, under which the others reach it."""
+    """The place where ranks on several hosts meet. host, port: of rank 0's store. address: of this
+    rank's host, under which the others reach it."""
 
     size: int
     host: str

@@ -88,7 +88,7 @@ def choose_kernels(
             _check_asked(name, asked, platform)
             decisions.append(Decision(name, asked, "as asked"))
             continue
-        # Of a measurement another number of ranks may have another result.
+        # Another number of ranks may measure other speeds.
         families = () if settings.rank_invariant else kernel_families(product, platform)
         if families:
             chosen = _choose(product, families, num_threads, platform, measure)

@@ -27,7 +27,8 @@ __all__ = ["Linear", "MergedLinear", "RowLinear", "Tree"]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """How a rank adds partial sums. num_pieces: of the inputs that it has. add: the operation."""
+    """The sum that a rank makes of partial sums. num_pieces: of the inputs that it has. add: the
+    operation."""
 
     num_pieces: int
     add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -1,4 +1,4 @@
-"""What processes of this machine take of it, as proc(5) says."""
+"""CPU time and memory of processes of this machine, as proc(5) says."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class RankGroup:
 
     @property
     def meeting(self) -> SharedRegion:
-        """Where rank 0 meets the others."""
+        """The region in which rank 0 meets the others."""
         return self.region
 
     @property
@@ -277,7 +277,7 @@ class RankGroup:
 
 
 def error_of(reply: RankReply) -> Exception:
-    """What a rank that has answered with an error has met."""
+    """Return the error that a rank has answered with."""
     return _ERRORS[reply.at_fault](reply.error)
 
 

@@ -29,8 +29,8 @@ class RankMessage(IntEnum):
 
 
 class RankMeeting(msgspec.Struct, frozen=True):
-    """Where ranks on several hosts meet, as `GlooMeeting` says; each host fills in its own
-    address."""
+    """The place where ranks on several hosts meet, as `GlooMeeting` says; each host fills in its
+    own address."""
 
     host: str
     port: int

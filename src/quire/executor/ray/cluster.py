@@ -1,4 +1,4 @@
-"""What an engine asks of Ray: room for its ranks on hosts, a process on each of these, and word
+"""The part of Ray that an engine uses: room for its ranks on hosts, a process on each of these, and word
 when one ends."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class HostProcess:
     """The actor of a host."""
 
     def run(self, encoded: bytes) -> str:
-        """As `run_host`."""
+        """Serve as `run_host` does."""
         return run_host(encoded)
 
 
@@ -81,7 +81,7 @@ class RayHosts:
         self._runs.append(actor.run.remote(encoded))
 
     def ended(self) -> str:
-        """Why a process has ended, as it or Ray says; empty if none has."""
+        """Say why a process has ended, as it or Ray has it; empty if none has."""
         if not self._runs:
             return ""
         ended, _ = self._ray.wait(self._runs, num_returns=1, timeout=0.0)

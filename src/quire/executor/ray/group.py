@@ -44,7 +44,7 @@ class _Host:
 
 
 class RayRankGroup:
-    """As `RankGroup`, with ranks on several hosts. A host whose connection breaks or is silent is
+    """The same as `RankGroup`, with ranks on several hosts. A host whose connection breaks or is silent is
     lost, and with it the group; so is one of which Ray says that its process has ended."""
 
     def __init__(self, launch: RankLaunch, on_lost: Callable[[str], None]) -> None:
@@ -65,7 +65,7 @@ class RayRankGroup:
 
     @property
     def meeting(self) -> GlooMeeting:
-        """Where rank 0 meets the others; after `start`."""
+        """The place where rank 0 meets the others; after `start`."""
         assert self._meeting is not None, "start comes first"
         return self._meeting
 
@@ -116,11 +116,11 @@ class RayRankGroup:
         return found
 
     def first_failed(self, error: BaseException) -> None:
-        """As of `RankGroup`."""
+        """A step of rank 0 has ended outside of what all ranks agree on."""
         self._lose(f"rank 0 failed ({type(error).__name__}: {error})")
 
     def serve(self) -> None:
-        """As of `RankGroup`."""
+        """The start has ended well: from now on `on_lost` is called."""
         self._is_serving = True
         self.check()
 

@@ -22,7 +22,7 @@ LAST_WORDS_S = 0.5
 
 
 def run_host(encoded: bytes) -> str:
-    """Serve until rank 0 ends, or a rank of this host does. Why it has ended. encoded: a
+    """Serve until rank 0 ends, or a rank of this host does. Returns why it has ended. encoded: a
     `HostLaunch`."""
     asked = Codec[HostLaunch](HostLaunch).decode(encoded)
     assert asked.launch.meeting is not None, "rank 0 says where ranks of several hosts meet"
@@ -71,7 +71,7 @@ class _Host:
             return  # whoever watches the rank, or receives, finds it out too
 
     def _tell_loss(self, reason: str) -> None:
-        """What the rank that ended has said goes first."""
+        """Say what the rank that ended has said, and then that it has."""
         for thread in self._forwarding:
             thread.join(LAST_WORDS_S)
         try:

@@ -42,7 +42,7 @@ class HostHello(msgspec.Struct, frozen=True):
 
 
 class HostReply(msgspec.Struct, frozen=True):
-    """What a rank has answered. reply: an encoded `RankReply`."""
+    """The answer of a rank. reply: an encoded `RankReply`."""
 
     rank: int
     reply: bytes

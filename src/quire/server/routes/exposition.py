@@ -212,7 +212,7 @@ def adapters_metric(stats: EngineStats) -> Metric:
 
 
 def rank_metrics(stats: EngineStats) -> Iterator[Metric]:
-    """What the process of each rank takes; of all replicas together. None with one rank."""
+    """CPU time and memory of each rank's process, of all replicas together. None with one rank."""
     for family, values in (
         (
             CounterMetricFamily("quire:rank_cpu_seconds", "CPU time.", labels=("rank",)),
