@@ -1,5 +1,5 @@
-"""The part of Ray that an engine uses: room for its ranks on hosts, a process on each of these, and word
-when one ends."""
+"""The part of Ray that an engine uses: room for its ranks on hosts, a process on each of these,
+and word when one ends."""
 
 from __future__ import annotations
 

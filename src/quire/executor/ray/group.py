@@ -44,8 +44,9 @@ class _Host:
 
 
 class RayRankGroup:
-    """The same as `RankGroup`, with ranks on several hosts. A host whose connection breaks or is silent is
-    lost, and with it the group; so is one of which Ray says that its process has ended."""
+    """The same as `RankGroup`, with ranks on several hosts. A host whose connection breaks or is
+    silent is lost, and with it the group; so is one of which Ray says that its process has
+    ended."""
 
     def __init__(self, launch: RankLaunch, on_lost: Callable[[str], None]) -> None:
         """launch: of rank 0, without descriptors. on_lost: as of `RankGroup`, in any thread."""
