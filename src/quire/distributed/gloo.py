@@ -7,6 +7,7 @@ Torch's module for it is imported where it is used, as few engines do.
 
 from __future__ import annotations
 
+import importlib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,9 +47,8 @@ class GlooStore:
 
     def __init__(self, host: str) -> None:
         """host: address of this host."""
-        from torch.distributed import TCPStore
-
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        distributed: Any = importlib.import_module("torch.distributed")
+        self._store = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self.port = self._store.port
 
 
@@ -56,20 +56,21 @@ class GlooCollectives:
     """`Collectives` of one rank."""
 
     def __init__(self, meeting: GlooMeeting, rank: int) -> None:
-        from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
-
+        distributed: Any = importlib.import_module("torch.distributed")
         timeout = timedelta(seconds=EXCHANGE_S)
         self.size = meeting.size
         self._mark = 0
-        maker: Any = ProcessGroupGloo  # names of its options that torch's stubs lack
+        maker = distributed.ProcessGroupGloo
         options = maker._Options()  # noqa: SLF001
         options._timeout = timeout  # noqa: SLF001
         options._devices = [maker.create_device(hostname=meeting.address)]  # noqa: SLF001
         try:
-            store = TCPStore(
+            store = distributed.TCPStore(
                 meeting.host, meeting.port, is_master=False, timeout=timeout, wait_for_workers=False
             )
-            self._group = maker(PrefixStore("quire", store), rank, meeting.size, options)
+            self._group = maker(
+                distributed.PrefixStore("quire", store), rank, meeting.size, options
+            )
         except RuntimeError as error:
             raise lost() from error
 

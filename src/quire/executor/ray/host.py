@@ -11,7 +11,7 @@ import msgspec
 
 from quire.errors import EngineError
 from quire.executor.processes.group import RankGroup
-from quire.executor.processes.messages import RankLaunch
+from quire.executor.processes.messages import RankLaunch, RankMessage
 from quire.executor.ray.link import SILENT_S, Link
 from quire.executor.ray.messages import HostHello, HostLaunch, HostMessage, HostReply
 from quire.protocol.codec import Codec, encode, read_exactly
@@ -55,7 +55,8 @@ class _Host:
                 self._forwarding.append(thread)
             self._group.serve()
             while True:
-                self._group.send(*self._link.receive())
+                kind, message = self._link.receive()
+                self._group.send(RankMessage(kind), message)
         except EngineError as error:
             return str(error)
         finally:
