@@ -7,8 +7,9 @@ A turn is so many seconds of four plain streams alone, then as many beside a cli
 hostile grammar after the other (tests/grammar/hostile.py, in a seeded order, and a body that is no
 UTF-8), each made new by a number so that no cache answers. That client is a process of its own,
 with bodies made before, so that it does not slow those that measure. A *gap* is the time between
-two chunks of a stream. Exit status 1 if the 99th percentile of the gaps is more than twice that without the
-grammars in any turn, if a gap is longer than 500 ms, or if a grammar gets anything but 200 or 4xx.
+two chunks of a stream. Exit status 1 if the 99th percentile of the gaps is more than twice that
+without the grammars in any turn, if a gap is longer than 500 ms, or if a grammar gets anything but
+200 or 4xx.
 """
 
 from __future__ import annotations
