@@ -22,8 +22,8 @@ Slots = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Transfer:
-    """Copies to the device under one ticket: host blocks and device blocks, which it owns beside
-    whoever else does until it ends."""
+    """Copies to the device under one ticket: host blocks and device blocks. It owns the blocks,
+    beside their other owners, until the copies end."""
 
     host: list[int] = field(default_factory=list[int])
     device: list[int] = field(default_factory=list[int])
@@ -176,6 +176,6 @@ class Swaps:
 
 
 def _num_full(swapped: SavedTables, group: KVGroup) -> int:
-    """Blocks of a group that nobody writes any more; a partly filled one is not shared after a
-    swap, because each of its owners is about to write into it."""
+    """Return the blocks of a group that nothing writes any more. A partly filled block is not
+    shared after a swap, because each of its owners is about to write into it."""
     return swapped.num_tokens // group.tokens_per_block
