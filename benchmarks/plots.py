@@ -18,6 +18,8 @@ from plot_data import PLOTS, Panel, Plot
 
 DEFAULT_FOLDER = Path(__file__).parents[1] / "docs" / "plots"
 PANEL_INCHES = (4.8, 3.2)
+MAX_IN_ROW = 3
+"""More panels stand in two rows."""
 # Okabe and Ito 2008: told apart also by colour-blind readers.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 MARKERS = ("o", "s", "^", "D")
@@ -35,9 +37,11 @@ STYLE = {
 
 def draw(plot: Plot) -> Figure:
     width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * len(plot.panels), height), layout="constrained")
-    row = figure.subplots(1, len(plot.panels), squeeze=False)[0]
-    for axes, panel in zip(row, plot.panels, strict=True):
+    rows = 1 if len(plot.panels) <= MAX_IN_ROW else 2
+    columns = -(-len(plot.panels) // rows)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in zip(grid, plot.panels, strict=True):
         if isinstance(panel.series[0].x[0], str):
             draw_bars(axes, panel)
         else:
