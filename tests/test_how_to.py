@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
 SUFFIXES = (".py", ".cpp", ".h")
 EXAMPLES = {
     "Add a sampling parameter": r"\brepetition_penalty\b",
-    "Add a filter of draws": r"\bmin_p\b",
+    "Add a filter of draws": r"\bmin_p(_ptr)?\b",
     "Add a route": r'"/tokenizer_info"',
     "Add a model family": r"MptForCausalLM|MPTModel|read_mpt|MPTTraits",
     "Add an operation": r"\bappend_tokens\b",
