@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PLOTS", "RESULTS", "Panel", "Plot", "Series"]
+__all__ = ["PLOTS", "RESULTS", "Panel", "Plot", "Series", "shown"]
 
 RESULTS = Path(__file__).parent / "results"
 POLICIES = {
@@ -56,6 +56,11 @@ class Plot:
 
 
 Figures = Mapping[str, float]
+
+
+def shown(value: float) -> str:
+    """Return the text of a bar's value."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def read_figures(source: str) -> Figures:

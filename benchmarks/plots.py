@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
-from plot_data import PLOTS, Panel, Plot
+from plot_data import PLOTS, Panel, Plot, shown
 
 DEFAULT_FOLDER = Path(__file__).parents[1] / "docs" / "plots"
 PANEL_INCHES = (4.8, 3.2)
@@ -75,7 +75,7 @@ def draw_bars(axes: Axes, panel: Panel) -> None:
     for i, (series, color) in enumerate(zip(panel.series, COLORS, strict=False)):
         places = [place + (i - (count - 1) / 2) * width for place in range(len(names))]
         bars = axes.bar(places, series.y, width * 0.94, label=series.label, color=color)
-        axes.bar_label(bars, fmt="%.3g", fontsize=6.5, padding=1)
+        axes.bar_label(bars, fmt=shown, fontsize=6.5, padding=1)
     axes.set_xticks(range(len(names)), names, fontsize=7 if max(map(len, names)) > 3 else 9)
     axes.grid(visible=False, axis="x")
 
