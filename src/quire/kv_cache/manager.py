@@ -167,7 +167,7 @@ class KVManager:
         self._updates.forget_entries(slots)
 
     def forget_copies(self) -> None:
-        """Drop copies into blocks that nobody holds any more."""
+        """Drop copies into blocks that have no owner any more."""
         for block in self._updates.forget_copies(lambda dst: self.pool.ref_count(dst) > 0):
             self.pool.release(block)
 

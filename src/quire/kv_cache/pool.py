@@ -77,7 +77,7 @@ class BlockPool:
             self._ref_count[block] += 1
 
     def num_unused(self, blocks: Iterable[int | None]) -> int:
-        """Count the blocks that nobody refers to."""
+        """Count the blocks without an owner."""
         return sum(self._ref_count[block] == 0 for block in blocks if block is not None)
 
     def release(self, block: int) -> None:

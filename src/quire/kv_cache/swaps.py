@@ -137,7 +137,7 @@ class Swaps:
 
     @property
     def num_orphaned(self) -> int:
-        """Device blocks that nobody but copies under way holds."""
+        """Return the number of device blocks that only running copies hold."""
         return sum(self._pool.ref_count(block) == 1 for block in self.held_blocks())
 
     def held_blocks(self) -> Iterator[int]:
@@ -146,7 +146,7 @@ class Swaps:
             yield from transfer.device
 
     def discard(self, swapped: SavedTables) -> None:
-        """Nobody wants this sequence's K/V back."""
+        """Drop this sequence's K/V on the host."""
         self._updates.forget_swaps_out(set(self._host.release(swapped)))
 
     def _fetch(
