@@ -77,7 +77,9 @@ def test_a_value_that_asks_for_more_is_explained(name: str, value: object, words
 
 def test_only_near_names_are_suggested() -> None:
     """Fault: `distributed_backend` was answered with attention_backend."""
-    for name in ("distributed_backend", "kernel_backend", "tensor_size"):
+    with pytest.raises(ConfigError, match=r"Did you mean distributed_executor_backend\?"):
+        EngineSettings.from_options({"distributed_backend": "mp"})
+    for name in ("kernel_backend", "tensor_size"):
         with pytest.raises(ConfigError, match="Use one of"):
             EngineSettings.from_options({name: "mp"})
 

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from tests.engine.process_harness import (
     until_idle,
     until_state,
 )
+from tests.engine.test_replicas import clients_of, replicas
 
 WORDS = [2**40 + i for i in range(50)]
 
@@ -180,5 +182,25 @@ def test_no_core_takes_no_media() -> None:
             with pytest.raises(EngineUnavailableError):
                 await put(host.client, WORDS)
             assert not host.client._media
+
+    run(work())
+
+
+def test_an_engine_that_is_ready_later_has_media_from_before() -> None:
+    """Fault: media went to the replicas that were ready then, and a request to one that is now."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            first, second = clients_of(host)
+            wanted = await collect(await ask_media(client, await put(client, WORDS), seed=1))
+            os.kill(host.supervisors[1].pid or 0, signal.SIGKILL)
+            await until_state(second, EngineState.RESTARTING)
+            media = await put(client, WORDS)
+            await until_state(second, EngineState.READY)
+            found = await collect(await ask_media(second, media, seed=1))
+            assert found.tokens == wanted.tokens
+            client.drop_media([media.span.handle])
+            assert all(media.span.handle not in each._media for each in (first, second))
 
     run(work())

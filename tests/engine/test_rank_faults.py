@@ -19,9 +19,13 @@ from quire.bundled import bundled_model_path
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.executor.processes.group import RankGroup
+from quire.ops.native.capture import ArenaFullError, NotCapturableError
 from quire.protocol.status import EngineState
+from quire.runner.graphs.recorder import NativeRecorder
+from quire.server.routes.exposition import rank_metrics
 from tests.engine.failing_rank import COMMAND, FATAL
 from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
+from tests.engine.test_laws import has_kernels
 from tests.models.families import Case, write_checkpoint
 from tests.profiles import SCALE
 from tests.waiting import wait_for
@@ -63,6 +67,12 @@ def uncut() -> list[list[int]]:
         ]
         prompts = [{"prompt_token_ids": each} for each in PROMPTS]
         return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def runner_of(llm: LLM) -> Any:
+    """The runner of rank 0."""
+    client: Any = llm.engine.client
+    return client._core._executor._first._worker._assembly.runner
 
 
 async def start_all(client: ProcessEngineClient) -> tuple[list[Any], list[Collected]]:
@@ -148,6 +158,22 @@ def test_an_idle_engine_notices_too(number: int) -> None:
     run(work())
 
 
+def test_metrics_tell_the_ranks_apart() -> None:
+    """Turns red when a rank is missing, or a dead process counts."""
+
+    async def work() -> None:
+        async with hosted(settings=SETTINGS) as host:
+            await collect(await ask(host.client, [5], max_tokens=3))
+            client: Any = host.client
+            while len(client.stats.rank_resident_bytes) < 2:
+                await asyncio.sleep(0.05)
+            samples = [each for found in rank_metrics(client.stats) for each in found.samples]
+            assert [each.labels["rank"] for each in samples] == ["0", "1"] * 2
+            assert min(each.value for each in samples) > 0.0
+
+    run(work())
+
+
 def test_ranks_end_with_their_core() -> None:
     """Turns red when a killed core leaves processes, even stopped ones."""
 
@@ -200,6 +226,32 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPa
             assert [list(found[i].outputs[0].token_ids) for i in good] == [wanted[i] for i in good]
 
 
+@pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
+@pytest.mark.parametrize(
+    "fault", [NotCapturableError("no"), ArenaFullError("no room"), RuntimeError("a bug")]
+)
+def test_a_capture_that_fails_on_one_rank_fails_on_all(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 cannot record its steps, rank 1 could. Turns red when rank 1 replays and meets nobody:
+    the call hangs."""
+    asked = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
+    settings = {**SETTINGS, "skip_tokenizer_init": True}
+    with LLM(**settings) as llm:
+        wanted = [o.outputs[0].token_ids for o in llm.generate(asked, params, use_tqdm=False)]
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(NativeRecorder, "result_of", fail)
+    with LLM(**settings) as llm:
+        found = [o.outputs[0].token_ids for o in llm.generate(asked, params, use_tqdm=False)]
+        runner: Any = runner_of(llm)
+        assert not runner._decode.drawing.recorded
+    assert found == wanted
+
+
 def test_a_model_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
     """SmolLM2 has 9 query heads. Turns red when that is found out after minutes of loading."""
     sizes = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8}
@@ -214,10 +266,8 @@ def test_a_model_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"enable_lora": True}, "and enable_lora do not go together"),
         ({"enable_prompt_embeds": True}, "and enable_prompt_embeds do not go together"),
         ({"torch_compile": True}, "and torch_compile do not go together"),
-        ({"distributed_executor_backend": "ray"}, "ranks are processes of one machine so far"),
     ],
 )
 def test_what_does_not_work_beside_ranks_is_refused(settings: Any, words: str) -> None:

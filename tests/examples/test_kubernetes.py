@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from quire.cli import serve
@@ -51,3 +52,11 @@ def test_streams_have_time_to_end() -> None:
 def test_the_service_finds_the_pods() -> None:
     labels = documents()["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert documents()["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+def test_the_manifests_are_what_kubernetes_publishes() -> None:
+    """By the JSON schemas of a release, if the package that has them is installed
+    (kubernetes-validate). Turns red when a field is misspelled, which a server would ignore."""
+    validate: Any = pytest.importorskip("kubernetes_validate")
+    for document in documents().values():
+        validate.validate(document, validate.latest_version(), strict=True)

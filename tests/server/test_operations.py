@@ -132,14 +132,22 @@ def test_both_tiers_of_the_cache_are_shown(front: ModelFront) -> None:
 def test_every_declared_reading_is_a_metric(front: ModelFront) -> None:
     """Fault: a counter is declared and filled, and /metrics does not show it."""
     many = ("step_tokens", "accepted_drafts_at", "running_adapters", "waiting_adapters")
+    many += ("rank_cpu_seconds", "rank_resident_bytes")
     names = [each.name for each in fields(EngineStats) if each.name not in many]
     values = {name: 10 + i for i, name in enumerate(names)}
-    stats = EngineStats(**values, accepted_drafts_at=(3, 1))
+    stats = EngineStats(
+        **values,
+        accepted_drafts_at=(3, 1),
+        rank_cpu_seconds=(0.5, 1.25),
+        rank_resident_bytes=(100, 200),
+    )
     with running_server(front, client=ClientWithStats(stats)) as server:
         found = samples(waiting.get(f"{server.url}/metrics").text)
     for name, _, value, is_total in engine_metrics(stats):
         assert found[f"{name}_total" if is_total else name] == value, name
     assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == 4
+    assert found["quire:rank_cpu_seconds_total"] == 1.75
+    assert found["quire:rank_resident_bytes"] == 300
 
 
 class ClientWithStats(InMemoryClient):

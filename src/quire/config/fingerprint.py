@@ -36,7 +36,9 @@ def fingerprint(resolved: Resolved, checkpoint: Checkpoint | None, kernel_family
     parts = (spec, resolved.layout, settings.kv_cache_dtype, settings.quantization, kernel_family)
     for part in parts:
         _add(digest, repr(part).encode())
-    if settings.tensor_parallel_size > 1:  # sums over ranks round otherwise
+    if settings.rank_invariant:
+        _add(digest, b"any number of ranks")
+    elif settings.tensor_parallel_size > 1:  # sums over ranks round otherwise
         _add(digest, f"ranks {settings.tensor_parallel_size}".encode())
     if checkpoint is None:
         _add(digest, f"seed {settings.seed}".encode())

@@ -26,7 +26,13 @@ from quire.config.memory.plan import (
     weight_bytes,
 )
 from quire.config.memory.pool_size import PoolSizing
-from quire.config.memory.ranks import check_ranks, describe_rank, rank_layout, rank_weight_bytes
+from quire.config.memory.ranks import (
+    check_rank_invariant,
+    check_ranks,
+    describe_rank,
+    rank_layout,
+    rank_weight_bytes,
+)
 from quire.config.model_spec import GenericTraits, LongRopeScaling, ModelSpec
 from quire.config.packed import PackedLayout, describe_layouts
 from quire.config.quantization import choose_format
@@ -106,7 +112,14 @@ def resolve(
             f"enable_lora=True with {spec.architecture}: encoders take no adapters. Leave it out, "
             "or merge the adapter into the model."
         )
+    if settings.rank_invariant:
+        check_rank_invariant(settings, spec, platform)
     ranks = settings.tensor_parallel_size
+    if ranks == 1 and settings.distributed_executor_backend == "ray":
+        raise ConfigError(
+            "distributed_executor_backend='ray' places ranks, and tensor_parallel_size is 1: leave "
+            "it out, or give a larger size."
+        )
     if ranks > 1:
         check_ranks(settings, spec, platform, has_draft_model=draft is not None)
     dtype, dtype_reason = choose_dtype(settings, spec, platform)

@@ -66,6 +66,7 @@ _SPELLINGS: Mapping[tuple[str, str], str] = {
     ("dtype", "float"): "float32",
     ("generation_config", "vllm"): "none",
     ("device", "gpu"): "cuda",
+    ("distributed_executor_backend", "uni"): "mp",
     ("device", "rocm"): "cuda",
 }
 """Values that vLLM users know, by setting, and what they are called here."""
@@ -261,6 +262,12 @@ class RuntimeSettings:
         low=1,
         high=64,
     )
+    distributed_executor_backend: str = _setting(
+        "mp",
+        "where the ranks are; mp: processes of this machine; ray: on hosts of a Ray cluster "
+        "(RAY_ADDRESS, else one that runs here), as Ray places them",
+        choices=("mp", "ray"),
+    )
     data_parallel_size: int = _setting(
         1,
         "engines behind one server, each with all of the model; requests go to the least busy one",
@@ -312,6 +319,11 @@ class NumericsSettings:
         False,
         "results of a request have the same bits whatever is computed beside it, at the price of "
         "slower prompts on a GPU; on CPUs compiled kernels see to it in any case",
+    )
+    rank_invariant: bool = _setting(
+        False,
+        "results have the same bits with 1, 2, 4 and 8 tensor-parallel processes: sums that these "
+        "share are made in 8 pieces, which is slower; for models without quantization or experts",
     )
 
 

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError
 
-__all__ = ["ONE_RANK", "Shard", "Share"]
+__all__ = ["NUM_PIECES", "ONE_RANK", "Shard", "Share"]
+
+NUM_PIECES = 8
+"""Pieces of inputs whose sums do not depend on the number of ranks, if that divides it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from quire.distributed.collectives import (
     Alone,
     Collectives,
     Reduction,
+    as_tree,
     look_up_in_parts,
     together,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "PlainCollectives",
     "Reduction",
     "SharedRegion",
+    "as_tree",
     "look_up_in_parts",
     "together",
 ]

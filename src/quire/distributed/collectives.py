@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
 import torch
 
 from quire.errors import EngineError
 
-__all__ = ["ALONE", "Alone", "Collectives", "Reduction", "look_up_in_parts", "together"]
+__all__ = [
+    "ALONE",
+    "Alone",
+    "Collectives",
+    "Reduction",
+    "as_tree",
+    "in_order",
+    "look_up_in_parts",
+    "together",
+]
 
 Reduction = Literal["sum", "max"]
 Result = TypeVar("Result")
+Join = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Collectives(Protocol):
@@ -59,6 +69,22 @@ class Collectives(Protocol):
     def note(self, decided: bytes) -> None:
         """Note what this rank has decided, such as drawn tokens: all must decide the same."""
         ...
+
+
+def in_order(add: Join, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors of all ranks added in the order of the ranks, as `Collectives.all_reduce` does."""
+    total = given[0].clone()
+    for other in given[1:]:
+        total = add(total, other)
+    return total
+
+
+def as_tree(add: Join, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One of 1, 2, 4 … tensors added as a binary tree: neighbours first, then pairs of them."""
+    if len(given) == 1:
+        return given[0]
+    half = len(given) // 2
+    return add(as_tree(add, given[:half]), as_tree(add, given[half:]))
 
 
 def look_up_in_parts(

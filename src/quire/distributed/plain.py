@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from quire.distributed.collectives import Reduction, look_up_in_parts
+from quire.distributed.collectives import Reduction, in_order, look_up_in_parts
 from quire.distributed.region import SharedRegion
 from quire.errors import EngineError, EngineLostError
 
@@ -53,10 +53,7 @@ class PlainCollectives:
         flat = x.contiguous().view(-1)
         out = torch.empty_like(flat)
         for piece, given in self._exchange(flat):
-            total = given[0].clone()
-            for other in given[1:]:
-                total = add(total, other)
-            out[piece] = total
+            out[piece] = in_order(add, given)
         return out.view(x.shape)
 
     def sum_rows(

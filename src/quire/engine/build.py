@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -192,8 +193,18 @@ def _build_core(
         hooks,
         num_adapters,
         takes_functions=chosen.tensor_parallel_size == 1,
+        rank_pids=_rank_pids(executor, chosen.distributed_executor_backend),
     )
     return BuiltCore(core, resolved, report, costs)
+
+
+def _rank_pids(executor: Executor, backend: str) -> Callable[[], Sequence[int]]:
+    """Return what gives the processes of all ranks: of several on this host, that of rank 0 too."""
+    from quire.executor.processes import ProcessExecutor
+
+    if not isinstance(executor, ProcessExecutor) or backend == "ray":
+        return tuple
+    return lambda: (os.getpid(), *executor.pids)
 
 
 def _grammars(plan: StartupPlan) -> Grammars | None:
@@ -258,12 +269,15 @@ def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts |
 
 def _executor(plan: StartupPlan, on_lost: Callable[[str], None]) -> Executor:
     """Imports torch."""
+    from quire.distributed import SharedRegion
     from quire.executor.in_process import InProcessExecutor
     from quire.worker import Worker
     from quire.worker.planned import worker_settings
 
     settings = worker_settings(plan)
     if settings.shard.size == 1:
+        if plan.resolved.settings.rank_invariant:  # its sums end as those of several ranks
+            settings = replace(settings, meeting=SharedRegion.create(1))
         return InProcessExecutor(lambda: Worker(settings))
     from quire.executor.processes import ProcessExecutor
     from quire.executor.processes.messages import RankLaunch
@@ -276,7 +290,14 @@ def _executor(plan: StartupPlan, on_lost: Callable[[str], None]) -> Executor:
         free_bytes=platform.free_bytes,
         memory_bytes=platform.memory_bytes,
     )
-    return ProcessExecutor(lambda region: Worker(replace(settings, region=region)), launch, on_lost)
+    make_ranks = None
+    if plan.resolved.settings.distributed_executor_backend == "ray":
+        from quire.executor.ray import RayRankGroup
+
+        make_ranks = RayRankGroup
+    return ProcessExecutor(
+        lambda meeting: Worker(replace(settings, meeting=meeting)), launch, on_lost, make_ranks
+    )
 
 
 def _build_scheduler(

@@ -88,7 +88,8 @@ def choose_kernels(
             _check_asked(name, asked, platform)
             decisions.append(Decision(name, asked, "as asked"))
             continue
-        families = kernel_families(product, platform)
+        # Another number of ranks may measure other speeds.
+        families = () if settings.rank_invariant else kernel_families(product, platform)
         if families:
             chosen = _choose(product, families, num_threads, platform, measure)
             decisions.append(Decision(name, *chosen))

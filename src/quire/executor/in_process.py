@@ -131,6 +131,11 @@ class InProcessExecutor:
         self._reader.submit(read)
         return done
 
+    def read_adapter(self, ref: AdapterRef) -> None:
+        """Read an adapter that `put_adapter` is to put into a slot, so that it is in memory then.
+        RequestError as there."""
+        self._require_worker().read_adapter(ref)
+
     def late(self, late: LateInput) -> None:
         self._require_worker().late(late)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from quire.config.shard import Share
 from quire.layers.adapter_contents import (
     BiasPlace,
     ExpertContent,
@@ -20,7 +21,7 @@ from quire.layers.adapter_contents import (
     add_bias,
 )
 from quire.layers.token_columns import TokenColumn
-from quire.layers.weights import DenseWeights, LayerWeights, PackedWeights
+from quire.layers.weights import Cut, DenseWeights, LayerWeights, PackedWeights
 from quire.ops.linear.low_rank import LowRankTables
 
 __all__ = ["ADAPTER_COLUMN", "AdaptedLayers", "AdaptedLinear", "Additions", "Projection"]
@@ -49,12 +50,14 @@ class Additions:
         slots: TokenColumn,
         low_rank: Callable[..., None],
         biases: SlotContents[torch.Tensor],
+        of_all_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """low_rank: the operation."""
+        """low_rank: the operation. of_all_ranks: makes A x of ranks that share the inputs."""
         self._tables = tables
         self._slots = slots
         self._low_rank = low_rank
         self._biases = biases
+        self._of_all_ranks = of_all_ranks
 
     @property
     def are_none(self) -> bool:
@@ -63,7 +66,7 @@ class Additions:
 
     def add(self, y: torch.Tensor, x: torch.Tensor) -> None:
         """Add to y [T, O] what adapters make of x [T, I]. In steps in which a row has one."""
-        self._low_rank(y, x, self._slots.values, self._tables)
+        self._low_rank(y, x, self._slots.values, self._tables, self._of_all_ranks)
         add_bias(y, self._biases)
 
 
@@ -88,29 +91,35 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class _TablesPlace:
-    """A part of the outputs of a projection. order: as of `PackedWeights`."""
+    """A part of the outputs of a projection. order: as of `PackedWeights`. outputs, inputs: of
+    this rank."""
 
     tables: LowRankTables
     part: int
     order: torch.Tensor | None
+    outputs: Share
+    inputs: Share
     is_apart: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.tables.parts[self.part], self.tables.a.shape[-1]
+        return self.outputs.total, self.inputs.total
 
     def put(self, slot: int, matrices: LowRank) -> None:
-        b = matrices.b if self.order is None else matrices.b[self.order]
-        self.tables.put(slot, self.part, matrices.a, b, matrices.scale)
+        a, b = Cut(1, self.inputs).of(matrices.a), Cut(0, self.outputs).of(matrices.b)
+        b = b if self.order is None else b[self.order]
+        self.tables.put(slot, self.part, a, b, matrices.scale)
 
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A projection that adapters may change. parts: outputs by name."""
+    """A projection that adapters may change. inputs, parts: inputs and, by name, outputs of this
+    rank."""
 
     weights: PackedWeights[Any]
     tables: LowRankTables
-    parts: Mapping[str, int]
+    inputs: Share
+    parts: Mapping[str, Share]
     biases: SlotContents[torch.Tensor]
 
 
@@ -143,16 +152,21 @@ class AdaptedLayers:
         self._contents: list[SlotContents[Any]] = []
 
     def additions(
-        self, weights: PackedWeights[Any], inputs: int, parts: Mapping[str, int]
+        self,
+        weights: PackedWeights[Any],
+        inputs: Share,
+        parts: Mapping[str, Share],
+        of_all_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> Additions:
-        """Places for adapters of a layer. weights: of the layer. parts: outputs by name; "" of an
-        only one."""
+        """Places for adapters of a layer. weights: of the layer. inputs, parts: inputs of this rank
+        and its outputs by name; "" of an only one. of_all_ranks: as of `Additions`."""
+        sizes = [share.count for share in parts.values()]
         tables = LowRankTables(
-            self.num_slots, self.max_rank, inputs, list(parts.values()), self._dtype, self._device
+            self.num_slots, self.max_rank, inputs.count, sizes, self._dtype, self._device
         )
         biases = self._kept(SlotContents[torch.Tensor](self._slots))
-        self._changed[id(weights)] = _Changed(weights, tables, parts, biases)
-        return Additions(tables, self._slots, self._low_rank, biases)
+        self._changed[id(weights)] = _Changed(weights, tables, inputs, parts, biases)
+        return Additions(tables, self._slots, self._low_rank, biases, of_all_ranks)
 
     def norm_biases(self, weights: DenseWeights) -> SlotContents[torch.Tensor]:
         """Places for the biases of a norm. weights: of the norm."""
@@ -198,25 +212,27 @@ class AdaptedLayers:
         if found is None or kind != "weight":
             return None
         order = found.weights.orders.get(owner)
-        return _TablesPlace(found.tables, list(found.parts).index(owner), order)
+        part_index = list(found.parts).index(owner)
+        return _TablesPlace(found.tables, part_index, order, found.parts[owner], found.inputs)
 
     def find_bias(self, weights: LayerWeights, part: str) -> BiasPlace | None:
         """The place of a bias; None if adapters cannot change it. part: as above. After the model
         has been loaded."""
         if (norm := self._norms.get(id(weights))) is not None:
             base = norm[0].part(part).float()
-            return BiasPlace(norm[1], len(base), 0, base)
+            return BiasPlace(norm[1], len(base), 0, base, Share.whole(len(base)))
         found = self._changed.get(id(weights))
         owner = part.rpartition(".")[0]
         if found is None or owner not in found.parts:
             return None
-        first, size = 0, sum(found.parts.values())
-        for name, count in found.parts.items():
+        first, size = 0, sum(share.count for share in found.parts.values())
+        for name, share in found.parts.items():
             if name == owner:
                 break
-            first += count
-        base = found.weights.bias[first : first + found.parts[owner]].float()
-        return BiasPlace(found.biases, size, first, base, found.weights.orders.get(owner))
+            first += share.count
+        own = found.parts[owner]
+        base = found.weights.bias[first : first + own.count].float()
+        return BiasPlace(found.biases, size, first, base, own, found.weights.orders.get(owner))
 
     def set_apart(self, slot: int, *, is_apart: bool) -> None:
         """Say whether steps with this slot, from 0 on, are computed call by call."""

@@ -11,7 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from quire.config.shard import Share
 from quire.layers.token_columns import TokenColumn
+from quire.layers.weights import Cut
 
 __all__ = [
     "BiasPlace",
@@ -136,21 +138,23 @@ class HeadPlace:
 
 @dataclass(frozen=True, slots=True)
 class BiasPlace:
-    """Outputs first to last of a layer, `size` in all. order: as of `PackedWeights`. base: their
-    bias; float32."""
+    """Outputs first to last of a layer, `size` in all. base: their bias; float32. share: which of
+    the model's they are. order: as of `PackedWeights`."""
 
     contents: SlotContents[torch.Tensor]
     size: int
     first: int
     base: torch.Tensor
+    share: Share
     order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.base.shape)
+        return (self.share.total,)
 
     def put(self, slot: int, bias: torch.Tensor) -> None:
         """Have a slot compute with this bias in place of the base's."""
+        bias = Cut(0, self.share).of(bias)
         bias = bias if self.order is None else bias[self.order]
         whole = self.contents.get(slot)
         whole = torch.zeros(self.size) if whole is None else whole

@@ -13,7 +13,7 @@ import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
 from quire.config.model_spec import ExpertsSpec, MatrixShape, RopeSpec
-from quire.config.shard import ONE_RANK, Shard, Share
+from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
 from quire.layers.adapted import AdaptedLayers, AdaptedLinear, Additions, Projection
@@ -27,7 +27,7 @@ from quire.layers.embedding import (
     Vocabulary,
 )
 from quire.layers.given import GivenEmbeddings
-from quire.layers.linear import Linear, MergedLinear, RowLinear
+from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
 from quire.layers.mlp import MLP, AdaptedGate, ClassHead, GatedMLP, ResidualBlock
 from quire.layers.moe import AdaptedExperts, ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
@@ -50,6 +50,7 @@ class LayerFactory:
     that attention can add. shard: the rank whose layers are made. collectives: how it reaches the
     other ranks. columns: where layers find facts of a token's row. adapters: what rows may have
     added to the outputs of projections; None for nothing. taps: who reads states between layers.
+    rank_invariant: sums over inputs that ranks may share have the same bits on 1, 2, 4 and 8.
 
     given: embeddings that requests bring; the table of tokens reads them there.
     """
@@ -69,17 +70,12 @@ class LayerFactory:
         columns: TokenColumns | None = None,
         adapters: AdaptedLayers | None = None,
         taps: StateTaps | None = None,
+        rank_invariant: bool = False,
     ) -> None:
-        """Raises EngineError if the ranks of `shard` are not those of `collectives`, ConfigError
-        for adapters of a model that ranks share."""
+        """Raises EngineError if the ranks of `shard` are not those of `collectives`."""
         if collectives.size != shard.size:
             raise EngineError(
                 f"a rank of {shard.size} was given collectives of {collectives.size}; this is a bug"
-            )
-        if adapters is not None and shard.size > 1:
-            raise ConfigError(
-                f"LoRA adapters beside {shard.size} tensor-parallel ranks are not supported: "
-                "use one rank, or merge the adapter into the model"
             )
         self._ops = ops
         self._backends = attention
@@ -92,6 +88,7 @@ class LayerFactory:
         self._columns = columns or TokenColumns(ops)
         self._adapters = adapters
         self._taps = taps
+        self._tree = Tree(NUM_PIECES // shard.size, ops.add) if rank_invariant else None
         self.given = GivenEmbeddings()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
@@ -117,17 +114,25 @@ class LayerFactory:
     ) -> Projection:
         """Each rank has an equal part of the inputs, as a column projection before it gives them,
         and all outputs."""
-        if self._shard.size == 1:
+        if self._shard.size == 1 and self._tree is None:
             return self.replicated(in_features, out_features, bias=bias, transposed=transposed)
-        return RowLinear(
+        inputs = self._shard.equal(in_features, "inputs of a projection")
+        row = RowLinear(
             self._formats.choose(MatrixShape(out_features, in_features)),
-            self._shard.equal(in_features, "inputs of a projection"),
+            inputs,
             out_features,
             self._dtype,
             self._device,
             self._collectives,
             bias=bias,
             transposed=transposed,
+            tree=self._tree,
+        )
+        if self._adapters is None:
+            return row
+        outputs, of_all_ranks = {"": Share.whole(out_features)}, self._collectives.all_reduce
+        return AdaptedLinear(
+            row, self._adapters.additions(row.weights, inputs, outputs, of_all_ranks)
         )
 
     def replicated(
@@ -257,8 +262,7 @@ class LayerFactory:
     ) -> Additions | None:
         if self._adapters is None:
             return None
-        sizes = {part: share.count for part, share in shares.items()}
-        return self._adapters.additions(layer.weights, in_features, sizes)
+        return self._adapters.additions(layer.weights, Share.whole(in_features), shares)
 
     def _qkv_format(
         self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm | None
@@ -490,6 +494,11 @@ class LayerFactory:
         return MLP(self._ops, up, down, activation)
 
     def _shared_rms_norm(self, share: Share, eps: float) -> SharedRMSNorm:
+        if self._tree is not None:
+            raise ConfigError(
+                "rank_invariant=True: this model has norms over the heads of all ranks, whose sums "
+                "depend on the number of ranks. Leave it out."
+            )
         return SharedRMSNorm(self._ops, share, eps, self._dtype, self._device, self._collectives)
 
     def _query_heads(self, total: int) -> Share:

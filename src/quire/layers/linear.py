@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from quire.config.shard import Share
-from quire.distributed import Collectives
+from quire.distributed import Collectives, as_tree
+from quire.errors import ConfigError
 from quire.layers.weights import NO_ORDERS, PackedWeights
 from quire.ops import PackedMatrix, PartialMatrix
 from quire.ops.linear.plain.contract import GatedPacked
-from quire.ops.linear.plain.partial import PlainPartial
+from quire.ops.linear.plain.partial import PlainPartial, ProductInPieces
 from quire.quantization import (
     CutFormat,
     CuttableFormat,
@@ -20,7 +22,16 @@ from quire.quantization import (
     WidensStored,
 )
 
-__all__ = ["Linear", "MergedLinear", "RowLinear"]
+__all__ = ["Linear", "MergedLinear", "RowLinear", "Tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The sum that a rank makes of partial sums. num_pieces: of the inputs that it has. add: the
+    operation."""
+
+    num_pieces: int
+    add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Linear:
@@ -103,7 +114,8 @@ class RowLinear:
 
     Numbers of a format are made of the whole matrix, of which the rank keeps its part. So what
     integer layers of all ranks give is, to the bit, what the uncut matrix gives. transposed: as in
-    `Linear`.
+    `Linear`. tree: adds partial sums of a plain matrix, as `ProductInPieces` does; None for one
+    product.
     """
 
     def __init__(
@@ -117,12 +129,18 @@ class RowLinear:
         *,
         bias: bool,
         transposed: bool = False,
+        tree: Tree | None = None,
     ) -> None:
         """Raises ConfigError if the format cannot be cut there."""
         (kept,) = inputs.ranges
         cut_format = weight_format.cut(kept)
+        if cut_format is not None and tree is not None:
+            raise ConfigError(
+                "rank_invariant=True: sums of quantized matrices are not made as a tree. Leave it "
+                "out, or load the model without quantization."
+            )
         self.weights: PackedWeights[PartialMatrix] = PackedWeights(
-            _PlainInputs(weight_format) if cut_format is None else _CutInputs(cut_format),
+            _PlainInputs(weight_format, tree) if cut_format is None else _CutInputs(cut_format),
             inputs if cut_format is None else Share.whole(inputs.total),
             {"": Share.whole(out_features)},
             dtype,
@@ -130,12 +148,16 @@ class RowLinear:
             bias=bias,
             transposed=transposed,
         )
-        self._collectives = collectives
+        self._collectives, self._tree = collectives, tree
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         matrix, collectives = self.weights.matrix, self._collectives
         if isinstance(matrix, PlainPartial):
-            return collectives.sum_rows(matrix.partial(x), matrix.bias, x.dtype)
+            partial = matrix.partial(x)
+            if self._tree is not None and collectives.size > 2:  # in order, they are no tree
+                parts = collectives.all_gather(partial).chunk(collectives.size, dim=-1)
+                return matrix.complete(as_tree(torch.add, parts), None, x.dtype)
+            return collectives.sum_rows(partial, matrix.bias, x.dtype)
         largest = matrix.largest(x)
         if largest is not None:
             largest = collectives.all_reduce(largest, "max")
@@ -146,14 +168,18 @@ class RowLinear:
 class _PlainInputs:
     """Some inputs of a matrix that is cut before it is packed."""
 
-    def __init__(self, weight_format: CuttableFormat) -> None:
-        self._format = weight_format
-        self.keeps_stored = weight_format.keeps_stored
+    def __init__(self, weight_format: CuttableFormat, tree: Tree | None) -> None:
+        self._format, self._tree = weight_format, tree
+        self.keeps_stored = weight_format.keeps_stored and tree is None
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PartialMatrix:
-        return PlainPartial(self._format.pack(weight, None, gate=gate), bias)
+        if self._tree is None:
+            return PlainPartial(self._format.pack(weight, None, gate=gate), bias)
+        pieces = weight.chunk(self._tree.num_pieces, dim=1)
+        packed = [self._format.pack(piece.contiguous(), None) for piece in pieces]
+        return PlainPartial(ProductInPieces(packed, self._tree.add), bias)
 
     def keep(
         self,

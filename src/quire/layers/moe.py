@@ -152,7 +152,7 @@ class _Told:
 
 
 class AdaptedExperts:
-    """The experts of rows whose adapter changes some of them, call by call; one rank has all."""
+    """The experts of rows whose adapter changes some of them, call by call."""
 
     def __init__(
         self, ops: OpSet, experts: Experts, contents: SlotContents[ExpertContent], activation: str
@@ -171,7 +171,7 @@ class AdaptedExperts:
         shared: torch.Tensor | None,
         shared_logits: torch.Tensor | None,
     ) -> torch.Tensor:
-        """y [T, H]: what the experts of the base make of x [T, H]; returned with the rows of
+        """y [T, H]: what this rank's experts of the base make of x [T, H]; returned with rows of
         adapters computed anew. The others as of `quire.ops.moe.experts`."""
         for rows, content in self._contents.of_rows():
             total = torch.zeros(len(rows), x.shape[1])
@@ -186,10 +186,11 @@ class AdaptedExperts:
 
     def _outputs(self, content: ExpertContent, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """x [N, H], ids [N, k] → [N, k, H]."""
-        outputs = x.new_empty((*ids.shape, x.shape[1]))
+        outputs = x.new_zeros((*ids.shape, x.shape[1]))
         for expert in ids.unique().tolist():
             gate_up, down = self._experts.gate_up[expert], self._experts.down[expert]
-            assert gate_up is not None and down is not None, "one rank has all"
+            if gate_up is None or down is None:  # of another rank
+                continue
             tokens, slots = (ids == expert).nonzero(as_tuple=True)
             inner = gate_up.ungated(x[tokens])
             gate, up = inner.chunk(2, dim=1)
@@ -253,7 +254,10 @@ class MixtureOfExperts:
             if self._adapted is None:
                 return y
             return self._adapted.change(y, x, ids, weights, shared, shared_logits)
-        total = self._collectives.all_reduce(self.experts(x, ids, weights, out_dtype=torch.float32))
+        own = self.experts(x, ids, weights, out_dtype=torch.float32)
+        if self._adapted is not None:
+            own = self._adapted.change(own, x, ids, weights, None, None)
+        total = self._collectives.all_reduce(own)
         if shared is not None:
             gate = 1.0 if shared_logits is None else shared_logits.sigmoid()
             total = total + gate * shared.float()

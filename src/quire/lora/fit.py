@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -11,7 +12,14 @@ from quire.config.adapters import AdapterFolder, LowRankPair
 from quire.config.hf import StoredTensor
 from quire.errors import ConfigError
 from quire.layers.adapted import AdaptedLayers
-from quire.layers.adapter_contents import BiasPlace, HeadPlace, LowRank, Place, TablePlace
+from quire.layers.adapter_contents import (
+    BiasPlace,
+    ExpertPlace,
+    HeadPlace,
+    LowRank,
+    Place,
+    TablePlace,
+)
 from quire.models import CausalLM
 from quire.models.weight_map import Stacked
 
@@ -52,6 +60,7 @@ class ModelPlaces:
                 self.projections[module] = layers.find(target.weights, target.part)
             elif kind == "bias":
                 self.biases[module] = layers.find_bias(target.weights, target.part)
+        self.projections.update(self._experts_elsewhere(model))
         embedding = self._names.embedding.removesuffix(".weight")
         head = self._names.head.removesuffix(".weight")
         assert layers.table is not None and layers.head is not None, "the model was made"
@@ -60,6 +69,19 @@ class ModelPlaces:
         self.whole: dict[str, TablePlace | HeadPlace] = {
             embedding: layers.table, head: layers.head
         }  # fmt: skip
+
+    def _experts_elsewhere(self, model: CausalLM) -> dict[str, Place | None]:
+        """Places of experts that other ranks have, by the module: like those of this rank's."""
+        own: dict[tuple[str, str], ExpertPlace] = {}
+        for module, place in self.projections.items():
+            if isinstance(place, ExpertPlace):
+                owner, _, part = module.rsplit(".", 2)
+                own[owner, part] = place
+        found: dict[str, Place | None] = {}
+        for module in self._names.elsewhere(model):
+            owner, number, part = module.rsplit(".", 2)
+            found[module] = replace(own[owner, part], expert=int(number))
+        return found
 
     def name_of(self, module: str, known: Mapping[str, object]) -> str:
         """The module as the model's weights name it, if it is known; some adapters leave the prefix

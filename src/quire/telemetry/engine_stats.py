@@ -95,7 +95,8 @@ class EngineStats(SchedulerStats):
     requests_total: taken. refused_total: requests that the core could never serve. aborted_total:
     sequences that clients ended early. garbled_messages_total: messages of clients that could not
     be read. max_adapters: slots of adapters. running_adapters, waiting_adapters: names of those
-    that requests have, or wait for.
+    that requests have, or wait for. rank_cpu_seconds, rank_resident_bytes: of the process of each
+    rank of the model; empty with one rank, and of ranks on several hosts.
     """
 
     generation_tokens_total: int = 0
@@ -110,6 +111,8 @@ class EngineStats(SchedulerStats):
     max_adapters: int = 0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
+    rank_cpu_seconds: tuple[float, ...] = ()
+    rank_resident_bytes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, scheduler: SchedulerStats, **own: Any) -> Self:

@@ -8,6 +8,7 @@ import torch
 
 from quire.attention import KVPool
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
+from quire.config.shard import NUM_PIECES
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
@@ -92,6 +93,7 @@ def _on_host(
         capture_bytes(loaded.spec, max_captured, max_tokens)
         + capture_table_bytes(layout, max_captured, size.max_model_len)
         + _kept_bytes(loaded, kept, max_captured, max_tokens)
+        + (_tree_bytes(loaded, max_tokens) if settings.chosen.rank_invariant else 0)
     )
     graph_draws = GraphDraws(sampling, kernel_rows, ops.draw, ops.append_tokens)
     sizes = tuple(range(1, max_captured + 1))
@@ -100,8 +102,14 @@ def _on_host(
         inputs,
         kernel_rows.slots,
         graph_draws,
-        LazyGraphs(sizes, wanted=0, steps_between=0),
-        LazyGraphs(sizes, wanted=0, steps_between=0, name="decode steps"),
+        LazyGraphs(sizes, wanted=0, steps_between=0, collectives=loaded.collectives),
+        LazyGraphs(
+            sizes,
+            wanted=0,
+            steps_between=0,
+            name="decode steps",
+            collectives=loaded.collectives,
+        ),
         NativeRecorder(loaded.team, arena),
         has_spare_row=False,
         collectives=loaded.collectives,
@@ -140,6 +148,13 @@ def _on_host(
         collectives=loaded.collectives,
     )
     return Assembly(runner, kv.pages, host, nullcontext)
+
+
+def _tree_bytes(loaded: LoadedModel, max_tokens: int) -> int:
+    """Return the bytes of sums that wait for others: one for each level of the tree, and the one
+    that is being made."""
+    levels = NUM_PIECES.bit_length() + 1
+    return levels * (max_tokens * loaded.spec.hidden_size * torch.float32.itemsize + CACHE_LINE)
 
 
 def _kept_bytes(

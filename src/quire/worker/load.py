@@ -15,6 +15,7 @@ from quire.config.model_spec import GenericTraits
 from quire.config.packed import CacheScales, read_cache_scales
 from quire.config.speculation.draft_model import DraftModel
 from quire.distributed import ALONE, Collectives
+from quire.distributed.gloo import GlooMeeting
 from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, StateTaps, TokenColumns
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
@@ -137,8 +138,10 @@ def load(
     if settings.chosen.torch_compile:
         ops = with_compiled(ops, device)
     collectives: Collectives = ALONE
-    if settings.region is not None:
-        collectives = join_region(settings.region, settings.shard.rank, ops.chosen["linear"], team)
+    if isinstance(settings.meeting, GlooMeeting):
+        collectives = settings.meeting.join(settings.shard.rank)
+    elif settings.meeting is not None:
+        collectives = join_region(settings.meeting, settings.shard.rank, ops.chosen["linear"], team)
     attention = _attention(settings, spec, kv_dtype, team)
     formats = QuantizedFormats(settings.chosen.quantization, ops)
     columns = TokenColumns(ops)
@@ -171,6 +174,7 @@ def load(
         columns=columns,
         adapters=adapters,
         taps=taps,
+        rank_invariant=settings.chosen.rank_invariant,
     )
     with torch.inference_mode():
         model = load_model(

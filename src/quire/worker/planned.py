@@ -19,7 +19,7 @@ def worker_settings(plan: StartupPlan, rank: int = 0) -> WorkerSettings:
     """The settings by which a rank of the model computes. All ranks choose the same kernels."""
     resolved, chosen = plan.resolved, plan.resolved.settings
     forced_ops, forced_attention = _forced_kernels(chosen)
-    if chosen.batch_invariant:
+    if chosen.batch_invariant or chosen.rank_invariant:
         forced_ops = force_invariance(resolved.platform, forced_ops)
         if chosen.device != "cpu":
             forced_attention = forced_attention or "triton"

@@ -12,6 +12,7 @@ from quire.config.resolved import ResolvedSettings
 from quire.config.shard import ONE_RANK, Shard
 from quire.config.speculation.draft_model import Draft, DraftModel, draft_layout
 from quire.distributed import SharedRegion
+from quire.distributed.gloo import GlooMeeting
 from quire.models import LoadFormat
 from quire.platform import Platform
 
@@ -27,7 +28,7 @@ class WorkerSettings:
     forced_ops: op name → provider. attention_backend: the one to take. preferred_attention: the
     backend to take if it serves and none is forced. max_captured_rows: of decode steps that are
     captured, 0 for none. draft: weights that guess tokens. shard: what of the model this worker
-    has; `layout` is that of its part. region: where the ranks meet; None for one alone.
+    has; `layout` is that of its part. meeting: where the ranks meet; None for one alone.
     """
 
     chosen: ResolvedSettings
@@ -42,7 +43,7 @@ class WorkerSettings:
     max_captured_rows: int
     draft: Draft | None = None
     shard: Shard = ONE_RANK
-    region: SharedRegion | None = None
+    meeting: SharedRegion | GlooMeeting | None = None
 
     @property
     def load_format(self) -> LoadFormat:
@@ -59,5 +60,5 @@ class WorkerSettings:
             layout=draft_layout(draft.spec, self.layout),
             draft=None,
             shard=ONE_RANK,
-            region=None,
+            meeting=None,
         )

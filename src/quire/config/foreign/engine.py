@@ -99,12 +99,7 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
 """Settings that mostly ask for the default behaviour."""
 
 _MISSING: Mapping[str, ForeignName] = {
-    **_names(
-        "distributed_executor_backend",
-        "ranks are processes of one machine so far",
-        ("mp", "uni"),
-    ),
-    **_names("worker_use_ray", "ranks are processes of one machine so far"),
+    **_names("worker_use_ray", "distributed_executor_backend='ray' does it"),
     **_names(
         "pipeline_parallel_size nnodes "
         "prefill_context_parallel_size decode_context_parallel_size data_parallel_size_local "

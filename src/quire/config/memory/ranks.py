@@ -6,11 +6,17 @@ from __future__ import annotations
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
-from quire.config.shard import Shard
+from quire.config.shard import NUM_PIECES, Shard
 from quire.errors import ConfigError
 from quire.platform import Platform
 
-__all__ = ["check_ranks", "describe_rank", "rank_layout", "rank_weight_bytes"]
+__all__ = [
+    "check_rank_invariant",
+    "check_ranks",
+    "describe_rank",
+    "rank_layout",
+    "rank_weight_bytes",
+]
 
 
 def check_ranks(
@@ -35,7 +41,6 @@ def check_ranks(
             "an architecture of quire's own."
         )
     beside = {
-        "enable_lora": settings.enable_lora,
         "enable_prompt_embeds": settings.enable_prompt_embeds,
         "torch_compile": settings.torch_compile,
         "a draft model": has_draft_model,
@@ -50,6 +55,28 @@ def check_ranks(
             _shares(spec, Shard(rank, settings.tensor_parallel_size))
         except ConfigError as error:
             raise ConfigError(f"{asked}: the model ({spec.architecture}) has {error}.") from None
+
+
+def check_rank_invariant(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> None:
+    """Raise ConfigError, which names the reason, where results would depend on the number of
+    ranks."""
+    ranks, inner = settings.tensor_parallel_size, spec.intermediate_size
+    heads = spec.num_heads * spec.head_dim
+    reasons = {
+        f"tensor_parallel_size={ranks} does not divide {NUM_PIECES}": NUM_PIECES % ranks != 0,
+        "ranks run on CPUs of Linux alone": (platform.device, platform.system) != ("cpu", "linux"),
+        f"transformers computes {spec.architecture}": isinstance(spec.traits, GenericTraits),
+        "ranks have different experts": spec.experts is not None,
+        "quantized rows are cut in another way": settings.quantization is not None,
+        "adapters are added in another order": settings.enable_lora,
+        "torch compiles sums of its own": settings.torch_compile,
+        f"{heads} outputs of heads or {inner} neurons are no multiple of {NUM_PIECES}": bool(
+            heads % NUM_PIECES or inner % NUM_PIECES
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"rank_invariant=True: {reason}. Leave one of them out.")
 
 
 def _shares(spec: ModelSpec, shard: Shard) -> dict[str, tuple[int, int]]:

@@ -138,6 +138,11 @@ class ProcessEngineClient:
             raise
         return answer.report.media
 
+    def keep_media(self, handle: int, data: bytes) -> None:
+        """Keep media that another core has taken: they are sent with the first request that comes
+        here and has them."""
+        self._media[handle] = data
+
     def drop_media(self, handles: Iterable[int]) -> None:
         known = [handle for handle in handles if self._media.pop(handle, None) is not None]
         in_core = [handle for handle in known if handle in self._media_in_core]

@@ -94,9 +94,13 @@ class ReplicatedClient:
         return [each for each in self._replicas if each.status.state in states]
 
     async def put_media(self, handle: int, data: bytes) -> MediaInfo:
-        """To all replicas, since any may take the request, or take it over."""
+        """To all replicas, since any may take the request, or take it over: also those that are
+        ready later."""
         ready = self._in_state(EngineState.READY) or list(self._replicas[:1])
         found = await asyncio.gather(*(each.put_media(handle, data) for each in ready))
+        for each in self._replicas:
+            if each not in ready:
+                each.keep_media(handle, data)
         return found[0]
 
     def drop_media(self, handles: Iterable[int]) -> None:
@@ -270,4 +274,5 @@ def _joined(values: Sequence[Any]) -> Any:
         return sum(values)
     if any(isinstance(item, str) for value in values for item in value):
         return tuple(sorted({item for value in values for item in value}))
-    return tuple(map(sum, zip(*values, strict=True)))
+    counted = [value for value in values if value]  # one that has not begun has none
+    return tuple(map(sum, zip(*counted, strict=True)))

@@ -17,6 +17,7 @@ from quire.engine.core.hook_runner import HookRunner
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.executor import Executor, StepFuture
 from quire.grammar import Grammars
+from quire.platform.usage import usage_of
 from quire.protocol.control import (
     ControlOp,
     ExtendPrompt,
@@ -72,12 +73,14 @@ class EngineCore:
         num_adapter_slots: int = 0,
         *,
         takes_functions: bool = True,
+        rank_pids: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed. report:
         the executor's, of its start. grammars: None where requests may state none. hooks: whose
         `watches` the scheduler has; None where nothing is watched. num_adapter_slots: adapters that
         may be in use at a time; 0 where requests may name none. takes_functions: whether the
-        executor can call those that requests bring."""
+        executor can call those that requests bring. rank_pids: processes of the ranks of the model;
+        empty with one."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
@@ -85,6 +88,7 @@ class EngineCore:
         self._grammars = grammars
         self._hooks = hooks
         self._takes_functions = takes_functions
+        self._rank_pids = rank_pids
         self._in_flight: deque[StepFuture] = deque()
         self._opening: list[_Opening] = []
         self._adapters: AdapterSlots | None = None
@@ -401,6 +405,14 @@ class EngineCore:
         return self._scheduler.fail_running(
             f"the engine lost the step that computed this request ({error}): send it again"
         )
+
+    def rank_stats(self) -> Mapping[str, Any]:
+        """Fields of `EngineStats` on the ranks of the model."""
+        usage = [usage_of(pid) for pid in self._rank_pids()]
+        return {
+            "rank_cpu_seconds": tuple(each.cpu_seconds for each in usage),
+            "rank_resident_bytes": tuple(each.resident_bytes for each in usage),
+        }
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

@@ -187,6 +187,7 @@ class CoreLoop:
         self._progress.stats = EngineStats.of(
             self._core.stats(),
             **self._core.adapter_stats(),
+            **self._core.rank_stats(),
             step_seconds_total=self._step_seconds,
             step_tokens=tuple(self._step_tokens),
             garbled_messages_total=self._num_garbled,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Protocol
 
 from quire.distributed import SharedRegion
-from quire.errors import EngineError, RequestError
+from quire.distributed.gloo import GlooMeeting
+from quire.errors import EngineError, EngineLostError, RequestError
 from quire.executor.in_process import InProcessExecutor
 from quire.executor.launched_step import LaunchedStep
 from quire.executor.processes.group import RankGroup
-from quire.executor.processes.messages import RankLaunch, RankMessage, RankOp
+from quire.executor.processes.messages import (
+    RankAdapter,
+    RankLaunch,
+    RankMessage,
+    RankOp,
+    RankReply,
+)
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.codec import encode
 from quire.protocol.control import ControlOp, Report, UpdateWeights, WorkerOp
@@ -24,6 +33,33 @@ from quire.worker import Worker
 __all__ = ["ProcessExecutor"]
 
 
+Meeting = SharedRegion | GlooMeeting
+
+
+class Ranks(Protocol):
+    """The ranks 1 … size - 1, of this host or others; `RankGroup` says what its methods do."""
+
+    @property
+    def meeting(self) -> Meeting: ...
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def start(self) -> None: ...
+
+    def send(self, kind: RankMessage, message: bytes) -> None: ...
+
+    def check(self) -> None: ...
+
+    def replies(self) -> list[RankReply]: ...
+
+    def first_failed(self, error: BaseException) -> None: ...
+
+    def serve(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
 class ProcessExecutor:
     """Every rank gets every plan, through a ring in shared memory, and keeps all rows. Ranks meet
     in the collectives of a step's forward and in nothing else; they draw the same tokens from the
@@ -34,16 +70,20 @@ class ProcessExecutor:
 
     def __init__(
         self,
-        make_worker: Callable[[SharedRegion], Worker],
+        make_worker: Callable[[Meeting], Worker],
         launch: RankLaunch,
         on_lost: Callable[[str], None],
+        make_ranks: Callable[[RankLaunch, Callable[[str], None]], Ranks] | None = None,
     ) -> None:
         """make_worker: makes that of rank 0, in the thread that computes. launch: of rank 0,
-        without descriptors. on_lost: see `RankGroup`."""
-        self._group = RankGroup(launch, on_lost)
+        without descriptors. on_lost: see `RankGroup`. make_ranks: of these two arguments; None for
+        processes of this host."""
+        self._group: Ranks = (make_ranks or RankGroup)(launch, on_lost)
         self._first = InProcessExecutor(
-            lambda: make_worker(self._group.region), self._group.first_failed
+            lambda: make_worker(self._group.meeting), self._group.first_failed
         )
+        self._adapters = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-adapters")
+        self._asking = threading.Lock()  # held from what is asked of ranks until all have answered
 
     @property
     def pids(self) -> list[int]:
@@ -54,7 +94,11 @@ class ProcessExecutor:
         """Ranks load at the same time."""
         try:
             self._group.start()
-            report = self._first.start()
+            try:
+                report = self._first.start()
+            except EngineLostError:
+                self._group.replies()  # raises what a rank has said of itself
+                raise
             self._group.replies()
             self._group.serve()
         except BaseException:
@@ -72,11 +116,12 @@ class ProcessExecutor:
         if not isinstance(op, WorkerOp):
             raise EngineError(f"{type(op).__name__} is no operation of a worker")
         self._first.check()
-        self._group.send(RankMessage.CONTROL, encode(RankOp(op)))
-        try:
-            report = self._first.control(op)
-        finally:
-            replies = self._group.replies()
+        with self._asking:
+            self._group.send(RankMessage.CONTROL, encode(RankOp(op)))
+            try:
+                report = self._first.control(op)
+            finally:
+                replies = self._group.replies()
         if report.recovery_costs is None:
             return report
         costs = [report.recovery_costs, *(reply.recovery_costs for reply in replies)]
@@ -98,14 +143,23 @@ class ProcessExecutor:
         """There are none."""
 
     def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
-        done = Future[None]()
-        done.set_exception(
-            RequestError(
-                f"the adapter {ref.name!r} has no slot {slot}: an engine with "
-                "tensor_parallel_size above 1 takes none"
-            )
-        )
-        return done
+        """Read by all ranks, and put into its slot when all of them have it."""
+        self._first.check()
+        return self._adapters.submit(self._put_adapter, slot, ref)
+
+    def _put_adapter(self, slot: int, ref: AdapterRef) -> None:
+        asked = encode(RankAdapter(slot, ref))
+        with self._asking:
+            self._group.send(RankMessage.READ_ADAPTER, asked)
+            try:
+                self._first.read_adapter(ref)
+            finally:
+                self._group.replies()
+            self._group.send(RankMessage.PUT_ADAPTER, asked)
+            try:
+                self._first.put_adapter(slot, ref).result()
+            finally:
+                self._group.replies()
 
     def late(self, late: LateInput) -> None:
         self._first.check()
@@ -117,6 +171,7 @@ class ProcessExecutor:
 
     def shutdown(self) -> None:
         self._first.shutdown()
+        self._adapters.shutdown(wait=True, cancel_futures=True)
         self._group.shutdown()
 
 

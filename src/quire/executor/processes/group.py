@@ -10,19 +10,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from quire.distributed import SharedRegion
-from quire.errors import ConfigError, EngineError, EngineLostError
+from quire.errors import ConfigError, EngineError, EngineLostError, RequestError
 from quire.executor.processes.messages import RankLaunch, RankMessage, RankReply
 from quire.executor.processes.ring import RingWriter, create_ring
 from quire.protocol.codec import Codec, GarbledMessageError, launch_bytes, read_exactly
 
-__all__ = ["RANK_COMMAND", "RankGroup"]
+__all__ = ["RANK_COMMAND", "RankGroup", "error_of"]
 
 logger = logging.getLogger("quire")
 
@@ -37,6 +37,7 @@ PAUSED_S = 2.0
 FIRST_BEAT_S = 180.0
 """A process beats when it has imported its libraries."""
 END_S = 5.0
+_ERRORS = {"engine": EngineError, "settings": ConfigError, "request": RequestError}
 
 
 @dataclass(slots=True)
@@ -53,8 +54,9 @@ class _Rank:
 
 
 class RankGroup:
-    """The ranks 1 … size - 1 of a model; rank 0 is in this process. One thread starts them, since
-    the kernel ends them with the thread that did, and watches them.
+    """The ranks 1 … size - 1 of a model, or some of them; rank 0 is in this process, or on another
+    host. One thread starts them, since the kernel ends them with the thread that did, and watches
+    them.
 
     on_lost: called once, in that thread, with the reason, when a rank has ended or hangs. Then the
     others are ended, and whoever waits in an exchange is told.
@@ -65,8 +67,9 @@ class RankGroup:
         launch: RankLaunch,
         on_lost: Callable[[str], None],
         command: tuple[str, ...] = RANK_COMMAND,
+        ranks: Sequence[int] = (),
     ) -> None:
-        """launch: of rank 0, without descriptors."""
+        """launch: of rank 0, without descriptors. ranks: those here; all if empty."""
         self.region = SharedRegion.create(launch.size)
         self._launch = launch
         self._on_lost = on_lost
@@ -78,7 +81,8 @@ class RankGroup:
         self._lost = ""
         self._is_serving = False
         self._codec: Codec[RankReply] = Codec(RankReply)
-        self._wakeups = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(1, launch.size)]
+        self._numbers = tuple(ranks) or tuple(range(1, launch.size))
+        self._wakeups = [os.eventfd(0, os.EFD_CLOEXEC) for _ in self._numbers]
         self._ring_descriptor = create_ring()
         region = self.region
         self._ring = RingWriter(self._ring_descriptor, self._wakeups, lambda: region.is_aborted)
@@ -90,6 +94,16 @@ class RankGroup:
         self._is_started.wait()
         if self._start_error is not None:
             raise EngineError(f"a rank's process cannot be started: {self._start_error}")
+
+    @property
+    def meeting(self) -> SharedRegion:
+        """The region in which rank 0 meets the others."""
+        return self.region
+
+    @property
+    def reply_pipes(self) -> dict[int, int]:
+        """The pipe on which each rank answers, for whoever reads them in place of `replies`."""
+        return {each.rank: each.replies for each in self._ranks}
 
     @property
     def pids(self) -> list[int]:
@@ -121,7 +135,7 @@ class RankGroup:
                 missing.append(each.rank)
         for reply in found:
             if reply.error:
-                raise (ConfigError if reply.is_config else EngineError)(reply.error)
+                raise error_of(reply)
         if missing:
             self._lose(f"rank {missing[0]} ended without an answer")
             self.check()
@@ -142,8 +156,8 @@ class RankGroup:
 
     def _run(self) -> None:
         try:
-            for rank in range(1, self._launch.size):
-                self._ranks.append(self._spawn(rank))
+            for reader, rank in enumerate(self._numbers):
+                self._ranks.append(self._spawn(rank, reader))
         except OSError as error:
             self._start_error = error
             self._kill()
@@ -157,7 +171,7 @@ class RankGroup:
                 return
         self._await_end()
 
-    def _spawn(self, rank: int) -> _Rank:
+    def _spawn(self, rank: int, reader: int) -> _Rank:
         read, write = os.pipe()
         try:
             launch = msgspec.structs.replace(
@@ -166,7 +180,8 @@ class RankGroup:
                 parent_pid=os.getpid(),
                 region=self.region.descriptor,
                 ring=self._ring_descriptor,
-                wakeup=self._wakeups[rank - 1],
+                reader=reader,
+                wakeup=self._wakeups[reader],
                 replies=write,
             )
             process = subprocess.Popen(
@@ -259,6 +274,11 @@ class RankGroup:
                 os.close(descriptor)
         self._ring_descriptor, self._wakeups = -1, []
         self.region.close()
+
+
+def error_of(reply: RankReply) -> Exception:
+    """Return the error that a rank has answered with."""
+    return _ERRORS[reply.at_fault](reply.error)
 
 
 def _is_stopped(rank: _Rank) -> bool:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import Literal
 
 import msgspec
 
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import WorkerOp
 from quire.protocol.recovery import RecoveryCosts
 
-__all__ = ["RankLaunch", "RankMessage", "RankOp", "RankReply"]
+__all__ = ["RankAdapter", "RankLaunch", "RankMeeting", "RankMessage", "RankOp", "RankReply"]
 
 
 class RankMessage(IntEnum):
@@ -22,14 +24,27 @@ class RankMessage(IntEnum):
     PLAN = 1
     LATE = 2
     CONTROL = 3
+    READ_ADAPTER = 4
+    PUT_ADAPTER = 5
+
+
+class RankMeeting(msgspec.Struct, frozen=True):
+    """The place where ranks on several hosts meet, as `GlooMeeting` says; each host fills in its
+    own address."""
+
+    host: str
+    port: int
+    address: str = ""
 
 
 class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to the process of a rank, on its standard input.
 
     settings: of `EngineSettings`, by name, with all that was measured. free_bytes, memory_bytes:
-    of the host, as the core saw them, so that every rank makes the core's plan. region, ring,
-    wakeup, replies: descriptors that the process inherits. `RankGroup` fills in the last five.
+    of the host, as the core saw them, so that every rank makes the core's plan. meeting: of ranks
+    on several hosts; None if they meet in the region. region, ring, wakeup, replies: descriptors
+    that the process inherits. reader: its number among those of the ring. `RankGroup` fills in the
+    last six.
     """
 
     rank: int
@@ -37,9 +52,11 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, str | int | float | bool | None]
     free_bytes: int
     memory_bytes: int
+    meeting: RankMeeting | None = None
     parent_pid: int = 0
     region: int = -1
     ring: int = -1
+    reader: int = 0
     wakeup: int = -1
     replies: int = -1
 
@@ -50,10 +67,18 @@ class RankOp(msgspec.Struct, frozen=True):
     op: WorkerOp
 
 
+class RankAdapter(msgspec.Struct, frozen=True):
+    """An adapter for a slot: to be read beside steps, or to be put there between two of them. Both
+    are answered by `RankReply`."""
+
+    slot: int
+    ref: AdapterRef
+
+
 class RankReply(msgspec.Struct, frozen=True):
     """The end of a start, or of an operation. error: why it did not end well, empty if it did.
-    is_config: whether the settings are at fault."""
+    at_fault: the engine, its settings, or a request."""
 
     error: str = ""
-    is_config: bool = False
+    at_fault: Literal["engine", "settings", "request"] = "engine"
     recovery_costs: RecoveryCosts | None = None

@@ -19,14 +19,22 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
 from quire.distributed import SharedRegion
-from quire.errors import ConfigError
-from quire.executor.processes.messages import RankLaunch, RankMessage, RankOp, RankReply
+from quire.distributed.gloo import GlooMeeting
+from quire.errors import ConfigError, RequestError
+from quire.executor.processes.messages import (
+    RankAdapter,
+    RankLaunch,
+    RankMessage,
+    RankOp,
+    RankReply,
+)
 from quire.executor.processes.ring import RingReader
+from quire.lora.bank import HostAdapter
 from quire.platform import detect_platform
 from quire.platform.streams import claim_streams
 from quire.protocol.codec import Codec, encode, framed, read_message
@@ -42,7 +50,17 @@ logger = logging.getLogger("quire")
 
 BEAT_S = 0.1
 PR_SET_PDEATHSIG = 1
-_Work = StepPlan | WorkerOp
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """An adapter that takes its slot after the steps before."""
+
+    slot: int
+    adapter: HostAdapter
+
+
+_Work = StepPlan | WorkerOp | _Put
 
 
 def run_rank() -> int:
@@ -91,6 +109,7 @@ class _Loop:
         self._worker = worker
         self._work = queue.SimpleQueue[_Work]()
         self._ops: Codec[RankOp] = Codec(RankOp)
+        self._adapters: Codec[RankAdapter] = Codec(RankAdapter)
 
     def run(self) -> None:
         _start_thread(self._receive)
@@ -98,6 +117,9 @@ class _Loop:
             work = self._work.get()
             if isinstance(work, StepPlan):
                 self._worker.execute(work)  # what it raises as a whole ends this rank
+            elif isinstance(work, _Put):
+                self._worker.put_adapter(work.slot, work.adapter)
+                _reply(self._launch, RankReply())
             else:
                 self._control(work)
 
@@ -110,7 +132,7 @@ class _Loop:
             _reply(self._launch, RankReply(recovery_costs=costs))
 
     def _receive(self) -> None:
-        ring = RingReader(self._launch.ring, self._launch.rank - 1, self._launch.wakeup)
+        ring = RingReader(self._launch.ring, self._launch.reader, self._launch.wakeup)
         try:
             while True:
                 kind, data = ring.read()
@@ -118,15 +140,32 @@ class _Loop:
                     self._work.put(decode_plan(data))
                 elif kind == RankMessage.LATE:
                     self._worker.late(decode_late(data))
-                else:
+                elif kind == RankMessage.CONTROL:
                     self._work.put(self._ops.decode(data).op)
+                elif kind == RankMessage.READ_ADAPTER:
+                    _start_thread(self._read_adapter, self._adapters.decode(data))
+                else:
+                    asked = self._adapters.decode(data)
+                    self._work.put(_Put(asked.slot, self._worker.read_adapter(asked.ref)))
         except BaseException:
             logger.exception("the rank cannot read its plans")
             os._exit(1)
 
+    def _read_adapter(self, asked: RankAdapter) -> None:
+        """Read it beside steps, so that it is in memory when it is to be put into its slot."""
+        try:
+            self._worker.read_adapter(asked.ref)
+        except Exception as error:  # noqa: BLE001  as above
+            _reply(self._launch, _failure(error))
+        else:
+            _reply(self._launch, RankReply())
+
 
 def _load(launch: RankLaunch, region: SharedRegion) -> Worker:
-    return Worker(replace(worker_settings(_plan(launch), launch.rank), region=region))
+    meeting: SharedRegion | GlooMeeting = region
+    if (asked := launch.meeting) is not None:
+        meeting = GlooMeeting(launch.size, asked.host, asked.port, asked.address)
+    return Worker(replace(worker_settings(_plan(launch), launch.rank), meeting=meeting))
 
 
 def _plan(launch: RankLaunch) -> StartupPlan:
@@ -140,9 +179,11 @@ def _plan(launch: RankLaunch) -> StartupPlan:
 
 
 def _failure(error: Exception) -> RankReply:
-    is_config = isinstance(error, ConfigError)
-    text = str(error) if is_config else f"{type(error).__name__}: {error}"
-    return RankReply(error=text, is_config=is_config)
+    if isinstance(error, ConfigError):
+        return RankReply(str(error), "settings")
+    if isinstance(error, RequestError):
+        return RankReply(str(error), "request")
+    return RankReply(f"{type(error).__name__}: {error}")
 
 
 def _reply(launch: RankLaunch, reply: RankReply) -> None:

@@ -6,8 +6,12 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Generic, TypeVar
 
+import torch
+
+from quire.distributed import ALONE, Collectives
 from quire.layers.token_columns import Variant
 from quire.ops.native.capture import ArenaFullError, NotCapturableError
 
@@ -29,9 +33,18 @@ def ladder(largest: int) -> tuple[int, ...]:
     return (*(size for size in steps if size < largest), largest) if largest > 0 else ()
 
 
+class _Ending(IntEnum):
+    """Ends of a recording; of several ranks the largest counts."""
+
+    RECORDED = 0
+    FULL = 1
+    FAILED = 2
+
+
 class LazyGraphs(Generic[Recorded]):
     """Steps are padded to the sizes of a ladder. A size is recorded after it was computed a few
-    times, so that a start waits for none. If recording fails, steps go on without graphs.
+    times, so that a start waits for none. If recording fails, steps go on without graphs. All ranks
+    record at the same time: if one of them cannot, none does, as they would meet in other steps.
 
     recorded: by size. of_variants: of all variants (`TokenColumns`), of which `recorded` is that
     without optional columns.
@@ -43,10 +56,12 @@ class LazyGraphs(Generic[Recorded]):
         wanted: int = WANTED,
         steps_between: int = STEPS_BETWEEN,
         name: str = "",
+        collectives: Collectives = ALONE,
     ) -> None:
         """name: of the steps, for the log; empty if others take over when these cannot be
-        captured."""
+        captured. collectives: of the ranks that record the same steps."""
         self._name = name
+        self._collectives = collectives
         self._sizes = sizes
         self._wanted = wanted
         self._steps_between = steps_between
@@ -74,18 +89,34 @@ class LazyGraphs(Generic[Recorded]):
         if self._counts[key] <= self._wanted or self._since_last <= self._steps_between:
             return None
         self._since_last = 0
-        try:
-            recorded[size] = record(size)
-        except ArenaFullError as error:
+        made, ending = self._recorded(size, record)
+        worst = self._collectives.all_reduce(torch.tensor([ending], dtype=torch.int32), "max")
+        ending_of_all = _Ending(int(worst))
+        if made is not None and ending_of_all is _Ending.RECORDED:
+            recorded[size] = made
+            return made
+        if made is not None:
+            self._log(logging.WARNING, f"of {size} rows are not captured: another rank cannot")
+        if ending_of_all is _Ending.FULL:
             self._sizes = tuple(each for each in self._sizes if each < size)
-            self._log(logging.WARNING, f"of {size} rows and more are not captured: {error}")
-        except NotCapturableError as error:
+        else:
             self.end()
+        return None
+
+    def _recorded(
+        self, size: int, record: Callable[[int], Recorded]
+    ) -> tuple[Recorded | None, _Ending]:
+        """Return the recording that this rank has made, None if it could not; the log says why."""
+        try:
+            return record(size), _Ending.RECORDED
+        except ArenaFullError as error:
+            self._log(logging.WARNING, f"of {size} rows and more are not captured: {error}")
+            return None, _Ending.FULL
+        except NotCapturableError as error:
             self._log(logging.INFO, f"of this model are not captured: {error}")
         except Exception:  # noqa: BLE001  whatever it is, steps do without graphs
-            self.end()
             _log.warning("steps are not captured in graphs any more", exc_info=True)
-        return recorded.get(size)
+        return None, _Ending.FAILED
 
     def _of(self, variant: Variant) -> dict[int, Recorded]:
         return self.of_variants.setdefault(variant, {})

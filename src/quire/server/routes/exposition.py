@@ -22,7 +22,7 @@ from quire.server.readings.metrics import ServerMetrics
 from quire.server.routes.services import Services
 from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_metrics
 
-__all__ = ["Exposition", "adapters_metric"]
+__all__ = ["Exposition", "adapters_metric", "rank_metrics"]
 
 _LABELS = ("model_name", "engine")
 _ENDINGS = ("stop", "length", "content_filter", "abort", "error")
@@ -66,6 +66,7 @@ class _ServerCollector(Collector):
         yield _accepted_drafts(stats, labels)
         if stats.max_adapters:
             yield adapters_metric(stats)
+        yield from rank_metrics(stats)
         yield from self._http(fronts.metrics)
         yield from self._state()
 
@@ -208,6 +209,24 @@ def adapters_metric(stats: EngineStats) -> Metric:
     names = (",".join(each) for each in (stats.running_adapters, stats.waiting_adapters))
     family.add_metric((str(stats.max_adapters), *names), time.time())
     return family
+
+
+def rank_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """CPU time and memory of each rank's process, of all replicas together. None with one rank."""
+    for family, values in (
+        (
+            CounterMetricFamily("quire:rank_cpu_seconds", "CPU time.", labels=("rank",)),
+            stats.rank_cpu_seconds,
+        ),
+        (
+            GaugeMetricFamily("quire:rank_resident_bytes", "Memory in use.", labels=("rank",)),
+            stats.rank_resident_bytes,
+        ),
+    ):
+        for rank, value in enumerate(values):
+            family.add_metric((str(rank),), float(value))
+        if values:
+            yield family
 
 
 def _step_tokens(stats: EngineStats, labels: tuple[str, str]) -> Metric:

@@ -19,7 +19,11 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
     call = library.call
 
     def low_rank(
-        y: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, tables: LowRankTables
+        y: torch.Tensor,
+        x: torch.Tensor,
+        slots: torch.Tensor,
+        tables: LowRankTables,
+        of_all_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         adapters, parts, rank, inputs = tables.a.shape
         rows, outputs = y.shape
@@ -42,6 +46,8 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
             "low_rank_shrink", x.data_ptr(), x.stride(0), where, tables.a.data_ptr(), ranks,
             t.data_ptr(), rows, inputs, adapters, parts, rank, code,
         )  # fmt: skip
+        if of_all_ranks is not None:
+            t = of_all_ranks(t)
         call(
             "low_rank_expand", t.data_ptr(), where, tables.b.data_ptr(), ranks,
             tables.scales.data_ptr(), tables.ends.data_ptr(), y.data_ptr(), y.stride(0), rows,

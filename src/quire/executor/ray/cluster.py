@@ -1,0 +1,117 @@
+"""The part of Ray that an engine uses: room for its ranks on hosts, a process on each of these,
+and word when one ends."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.executor.ray.host import run_host
+
+__all__ = ["HostProcess", "RayHosts"]
+
+PLACE_S = 60.0
+END_S = 5.0
+
+
+class HostProcess:
+    """The actor of a host."""
+
+    def run(self, encoded: bytes) -> str:
+        """Serve as `run_host` does."""
+        return run_host(encoded)
+
+
+class RayHosts:
+    """Processes on hosts of the cluster of RAY_ADDRESS, else of one that runs here, else of one
+    that is started for this engine. All calls in one thread."""
+
+    def __init__(self, num_ranks: int) -> None:
+        """num_ranks: to be placed, a CPU for each. ConfigError if there is no Ray, or no room."""
+        self._ray = _import_ray()
+        self._started_it = not self._ray.is_initialized()
+        if self._started_it:
+            namespace = f"quire-{secrets.token_hex(4)}"
+            self._ray.init(namespace=namespace, log_to_driver=False, logging_level="WARNING")
+        self._actors: list[Any] = []
+        self._runs: list[Any] = []
+        self._group: Any = None
+        try:
+            self._place(num_ranks)
+        except BaseException:
+            self.end()
+            raise
+
+    def _place(self, num_ranks: int) -> None:
+        self._group = self._ray.util.placement_group([{"CPU": 1}] * num_ranks, strategy="PACK")
+        if not self._group.wait(timeout_seconds=PLACE_S):
+            there = self._ray.available_resources().get("CPU", 0)
+            raise ConfigError(
+                f"Ray has not placed {num_ranks} ranks within {PLACE_S:.0f} s: each of them takes "
+                f"one CPU, and {there:g} are free. Add hosts to the cluster, or lower "
+                "tensor_parallel_size."
+            )
+
+    @property
+    def own_address(self) -> str:
+        """The address of this host in the cluster."""
+        return str(self._ray.util.get_node_ip_address())
+
+    @property
+    def bundles(self) -> Mapping[str, Sequence[int]]:
+        """The places of each host, by its id."""
+        table = self._ray.util.placement_group_table(self._group)
+        found: dict[str, list[int]] = {}
+        for bundle, host in sorted(table["bundles_to_node_id"].items()):
+            found.setdefault(host, []).append(int(bundle))
+        return found
+
+    def start(self, bundle: int, encoded: bytes) -> None:
+        """Start the process of the host that has this place. encoded: as of `run_host`."""
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        strategy = strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=bundle
+        )
+        remote = self._ray.remote(num_cpus=1, max_restarts=0)(HostProcess)
+        actor = remote.options(scheduling_strategy=strategy).remote()
+        self._actors.append(actor)
+        self._runs.append(actor.run.remote(encoded))
+
+    def ended(self) -> str:
+        """Say why a process has ended, as it or Ray has it; empty if none has."""
+        if not self._runs:
+            return ""
+        ended, _ = self._ray.wait(self._runs, num_returns=1, timeout=0.0)
+        if not ended:
+            return ""
+        try:
+            return str(self._ray.get(ended[0]))
+        except self._ray.exceptions.RayError as error:
+            return " ".join(str(error).split())[:300]
+
+    def end(self) -> None:
+        """End all processes, and give their places back."""
+        if self._runs:
+            self._ray.wait(self._runs, num_returns=len(self._runs), timeout=END_S)
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors, self._runs = [], []
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
+            self._group = None
+        if self._started_it:
+            self._ray.shutdown()
+            self._started_it = False
+
+
+def _import_ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigError(
+            f"distributed_executor_backend='ray' needs Ray ({error}): install quire[ray], or leave "
+            "it out for processes of this machine."
+        ) from error

@@ -1,0 +1,238 @@
+"""Ranks on hosts of a Ray cluster: their start, their watch, their end. Rank 0 is in this
+process."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+
+from quire.distributed.gloo import GlooMeeting, GlooStore
+from quire.errors import EngineError, EngineLostError
+from quire.executor.processes.group import error_of
+from quire.executor.processes.messages import RankLaunch, RankMeeting, RankMessage, RankReply
+from quire.executor.ray.cluster import RayHosts
+from quire.executor.ray.link import Link
+from quire.executor.ray.messages import HostHello, HostLaunch, HostMessage, HostReply
+from quire.protocol.codec import Codec, GarbledMessageError, encode
+
+__all__ = ["RayRankGroup"]
+
+logger = logging.getLogger("quire")
+
+START_S = 120.0
+"""Ray's worker on a host imports its libraries before it says hello."""
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """ranks: that it holds. pid: of the process that holds them."""
+
+    ranks: tuple[int, ...]
+    pid: int
+    link: Link
+
+
+class RayRankGroup:
+    """The same as `RankGroup`, with ranks on several hosts. A host whose connection breaks or is
+    silent is lost, and with it the group; so is one of which Ray says that its process has
+    ended."""
+
+    def __init__(self, launch: RankLaunch, on_lost: Callable[[str], None]) -> None:
+        """launch: of rank 0, without descriptors. on_lost: as of `RankGroup`, in any thread."""
+        self._launch = launch
+        self._on_lost = on_lost
+        self._hosts: list[_Host] = []
+        self._threads: list[threading.Thread] = []
+        self._replies = queue.SimpleQueue[HostReply]()
+        self._lock = threading.Lock()
+        self._lost = ""
+        self._is_serving = False
+        self._is_ending = threading.Event()
+        self._ray = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-ray")
+        self._placed: RayHosts | None = None
+        self._store: GlooStore | None = None
+        self._meeting: GlooMeeting | None = None
+
+    @property
+    def meeting(self) -> GlooMeeting:
+        """The place where rank 0 meets the others; after `start`."""
+        assert self._meeting is not None, "start comes first"
+        return self._meeting
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, on their hosts, of those that hold the ranks."""
+        return [host.pid for host in self._hosts]
+
+    def start(self) -> None:
+        """Have Ray place the ranks, and start them; `replies` tells how that ended. ConfigError if
+        there is no room, EngineError if they cannot be started."""
+        self._ray.submit(self._start).result()
+        for host in self._hosts:
+            self._run(self._receive, host)
+        self._run(self._watch)
+
+    def send(self, kind: RankMessage, message: bytes) -> None:
+        """Give a message to all ranks. EngineLostError if they are not all there."""
+        self.check()
+        for host in self._hosts:
+            try:
+                host.link.send(kind, message)
+            except EngineLostError as error:
+                self._lose(f"{_name_of(host)}: {error}")
+                self.check()
+
+    def check(self) -> None:
+        """Raise EngineLostError if a rank is lost."""
+        if self._lost:
+            raise EngineLostError(f"{self._lost}: start a new engine")
+
+    def replies(self) -> list[RankReply]:
+        """Wait for one answer of each rank. Raises the first error among them."""
+        found: list[RankReply] = []
+        while len(found) < self._launch.size - 1:
+            is_over = bool(self._lost)
+            try:
+                answer = self._replies.get(timeout=0.1)
+            except queue.Empty:
+                if is_over:
+                    break
+                continue
+            found.append(Codec[RankReply](RankReply).decode(answer.reply))
+        for reply in found:
+            if reply.error:
+                raise error_of(reply)
+        self.check()
+        return found
+
+    def first_failed(self, error: BaseException) -> None:
+        """A step of rank 0 has ended outside of what all ranks agree on."""
+        self._lose(f"rank 0 failed ({type(error).__name__}: {error})")
+
+    def serve(self) -> None:
+        """The start has ended well: from now on `on_lost` is called."""
+        self._is_serving = True
+        self.check()
+
+    def shutdown(self) -> None:
+        """End all ranks, and wait until they have. May be called twice."""
+        self._is_ending.set()
+        for host in self._hosts:
+            host.link.close()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        if self._placed is not None:
+            self._ray.submit(self._placed.end).result()
+            self._placed = None
+        self._ray.shutdown()
+        self._store = None
+
+    # --- in Ray's thread ------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._placed = placed = RayHosts(self._launch.size - 1)
+        address, token = placed.own_address, secrets.token_hex(16)
+        self._store = GlooStore(address)
+        self._meeting = GlooMeeting(self._launch.size, address, self._store.port, address)
+        launch = msgspec.structs.replace(
+            self._launch, meeting=RankMeeting(address, self._store.port)
+        )
+        with socket.create_server((address, 0)) as server:
+            port = server.getsockname()[1]
+            asked: list[HostLaunch] = []
+            for number, bundles in enumerate(placed.bundles.values()):
+                ranks = tuple(1 + bundle for bundle in bundles)
+                asked.append(HostLaunch(address, port, token, number, ranks, launch))
+                placed.start(bundles[0], encode(asked[-1]))
+            self._accept_all(server, placed, asked)
+
+    def _accept_all(self, server: socket.socket, placed: RayHosts, asked: list[HostLaunch]) -> None:
+        """Wait for a connection of each host. EngineError if one does not come."""
+        deadline = time.monotonic() + START_S
+        server.settimeout(LOOK_S)
+        missing = {launch.host: launch for launch in asked}
+        while missing:
+            if reason := placed.ended():
+                raise EngineError(f"a host's process ended before it had started: {reason}")
+            if time.monotonic() > deadline:
+                ranks = sorted(rank for launch in missing.values() for rank in launch.ranks)
+                raise EngineError(f"ranks {ranks} have not connected within {START_S:.0f} s")
+            try:
+                connected, _ = server.accept()
+            except TimeoutError:
+                continue
+            link = Link(connected)
+            hello = _hello(link, asked[0].token)
+            launch = None if hello is None else missing.pop(hello.host, None)
+            if hello is None or launch is None:
+                link.close()
+                continue
+            self._hosts.append(_Host(launch.ranks, hello.pid, link))
+
+    # --- in threads of their own ----------------------------------------------------------------
+
+    def _run(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, name="quire-hosts", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _receive(self, host: _Host) -> None:
+        """Take what a host says until it is lost."""
+        codec = Codec[HostReply](HostReply)
+        try:
+            while True:
+                kind, message = host.link.receive()
+                if kind == HostMessage.REPLY:
+                    self._replies.put(codec.decode(message))
+                elif kind == HostMessage.LOST:
+                    self._lose(message.decode())
+        except (EngineLostError, GarbledMessageError) as error:
+            self._lose(f"{_name_of(host)}: {error}")
+
+    def _watch(self) -> None:
+        """Ask Ray whether all processes are there."""
+        placed = self._placed
+        assert placed is not None, "it has placed them"
+        while not self._is_ending.wait(LOOK_S):
+            if reason := self._ray.submit(placed.ended).result():
+                self._lose(f"a host's process has ended: {reason}")
+                return
+
+    def _lose(self, reason: str) -> None:
+        with self._lock:
+            if self._is_ending.is_set() or self._lost:
+                return
+            self._lost = reason
+        if self._is_serving:
+            logger.error("%s; the other ranks are ended", reason)
+            self._on_lost(reason)
+        for host in self._hosts:
+            host.link.close()
+
+
+def _hello(link: Link, token: str) -> HostHello | None:
+    """Return what a peer says first; None for one that does not know the token."""
+    try:
+        kind, message = link.receive()
+        hello = Codec[HostHello](HostHello).decode(message)
+    except (EngineLostError, GarbledMessageError):
+        return None
+    is_known = kind == HostMessage.HELLO and hmac.compare_digest(hello.token, token)
+    return hello if is_known else None
+
+
+def _name_of(host: _Host) -> str:
+    ranks = ", ".join(map(str, host.ranks))
+    return f"the host of rank {ranks} (process {host.pid})"

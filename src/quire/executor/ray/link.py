@@ -1,0 +1,87 @@
+"""A connection between the process of rank 0 and that of another host.
+
+A message is its length u32, its kind u8 and its bytes. Both sides send beats while they live, so
+that silence tells a lost host or network from an idle one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import Final
+
+from quire.errors import EngineLostError
+
+__all__ = ["BEAT", "SILENT_S", "Link"]
+
+BEAT: Final = 0
+"""Kind of a message that says nothing but that its sender lives."""
+BEAT_S = 0.2
+SILENT_S = 3.0
+"""A peer that says nothing for so long is lost."""
+
+_HEADER = struct.Struct("<IB")
+
+
+class Link:
+    """One end. Any thread may send, one receives."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        connected.settimeout(SILENT_S)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=self._beat, name="quire-beats", daemon=True).start()
+
+    @property
+    def own_address(self) -> str:
+        """The address of this host on the route to the peer."""
+        return self._socket.getsockname()[0]
+
+    def send(self, kind: int, message: bytes = b"") -> None:
+        """EngineLostError if the peer takes nothing any more."""
+        try:
+            with self._lock:
+                self._socket.sendall(_HEADER.pack(len(message), kind) + message)
+        except OSError as error:
+            raise EngineLostError(f"the connection is lost ({error})") from error
+
+    def receive(self) -> tuple[int, bytes]:
+        """Wait for the next message that is no beat. EngineLostError if the peer ends or is
+        silent."""
+        while True:
+            length, kind = _HEADER.unpack(self._take(_HEADER.size))
+            message = self._take(length)
+            if kind != BEAT:
+                return kind, message
+
+    def _take(self, count: int) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            try:
+                part = self._socket.recv(count - len(found))
+            except TimeoutError as error:
+                raise EngineLostError(f"no sign of life for {SILENT_S} s") from error
+            except OSError as error:
+                raise EngineLostError(f"the connection is lost ({error})") from error
+            if not part:
+                raise EngineLostError("the connection was closed")
+            found += part
+        return bytes(found)
+
+    def _beat(self) -> None:
+        while not self._is_closed.wait(BEAT_S):
+            try:
+                self.send(BEAT)
+            except EngineLostError:
+                return  # whoever receives finds it out too
+
+    def close(self) -> None:
+        """May be called twice, and while another thread receives."""
+        self._is_closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

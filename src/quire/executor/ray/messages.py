@@ -1,0 +1,48 @@
+"""Messages between the process of rank 0 and those that hold the ranks of other hosts."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from quire.executor.processes.messages import RankLaunch
+
+__all__ = ["HostHello", "HostLaunch", "HostMessage", "HostReply"]
+
+
+class HostMessage(IntEnum):
+    """Kinds of messages from a host. To a host go messages to its ranks, with the numbers of
+    `RankMessage`."""
+
+    HELLO = 1
+    REPLY = 2
+    LOST = 3
+
+
+class HostLaunch(msgspec.Struct, frozen=True):
+    """The argument of a host's process. head, port: where the process of rank 0 listens. token: to
+    be said there. host: number of this host. ranks: that it holds. launch: of
+    rank 0."""
+
+    head: str
+    port: int
+    token: str
+    host: int
+    ranks: tuple[int, ...]
+    launch: RankLaunch
+
+
+class HostHello(msgspec.Struct, frozen=True):
+    """The first message of a host. pid: of its process."""
+
+    token: str
+    host: int
+    pid: int
+
+
+class HostReply(msgspec.Struct, frozen=True):
+    """The answer of a rank. reply: an encoded `RankReply`."""
+
+    rank: int
+    reply: bytes

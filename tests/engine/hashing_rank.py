@@ -1,0 +1,34 @@
+"""A rank of a model that notes the bits of all logits, so that ranks with other ones end.
+
+Run in place of `quire.executor.processes.rank_process`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # in place of this file's folder
+
+import torch  # noqa: E402
+
+from quire.executor.processes.rank_process import run_rank  # noqa: E402
+from quire.layers.embedding import LMHead  # noqa: E402
+
+COMMAND = (sys.executable, __file__)
+
+_call = LMHead.__call__
+
+
+def call_and_note(self: LMHead, hidden: torch.Tensor) -> torch.Tensor:
+    """`LMHead.__call__`, after which the rank has noted the logits."""
+    logits = _call(self, hidden)
+    self._vocabulary._collectives.note(logits.numpy().tobytes())
+    return logits
+
+
+if __name__ == "__main__":
+    LMHead.__call__ = call_and_note  # type: ignore[method-assign]
+    sys.exit(run_rank())

@@ -1,0 +1,123 @@
+"""Ranks that Ray places: two nodes of a cluster on this machine. Skipped without Ray."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError, EngineError
+from tests.models.families import Case, write_checkpoint
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+PROMPTS = [[5 + i, 17, 30, 42, 8] * (1 + i) for i in range(4)]
+SIZES = {
+    "hidden_size": 64,
+    "head_dim": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 64,
+}
+NUM_CPUS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("dense")
+    write_checkpoint(Case("dense", "llama", SIZES), path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without room for ranks, and a node with some."""
+    try:
+        utils = importlib.import_module("ray.cluster_utils")
+    except ImportError:
+        pytest.skip("Ray is not installed")
+    made = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    made.add_node(num_cpus=NUM_CPUS)
+    before = os.environ.get("RAY_ADDRESS")
+    os.environ["RAY_ADDRESS"] = made.address
+    yield made
+    if before is None:
+        del os.environ["RAY_ADDRESS"]
+    made.shutdown()
+
+
+def settings(folder: str, **more: Any) -> dict[str, Any]:
+    return {
+        "model": folder,
+        "max_model_len": 64,
+        "num_kv_blocks": 128,
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "quiet": True,
+        **more,
+    }
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    params = [
+        SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8 * (i % 2), seed=i)
+        for i in range(len(PROMPTS))
+    ]
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert not [each.error for each in outputs if each.error]
+    return [list(each.outputs[0].token_ids) for each in outputs]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_on_another_node_give_what_processes_give(
+    folder: str, cluster: Any, ranks: int
+) -> None:
+    """Both add partial sums in the same order, so bits are equal."""
+    with LLM(**settings(folder, tensor_parallel_size=ranks)) as llm:
+        wanted = answers(llm)
+    by_ray = settings(folder, tensor_parallel_size=ranks, distributed_executor_backend="ray")
+    with LLM(**by_ray) as llm:
+        assert answers(llm) == wanted
+        assert answers(llm) == wanted
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_host_is_noticed(folder: str, cluster: Any, number: int) -> None:
+    """The process that holds a host's ranks is killed or stopped, as when its host is lost. Turns
+    red when a call hangs, or nothing says what was lost."""
+    by_ray = settings(folder, tensor_parallel_size=2, distributed_executor_backend="ray")
+    with LLM(**by_ray) as llm:
+        answers(llm)
+        client: Any = llm.engine.client
+        group = client._core._executor._group
+        (pid,) = group.pids
+        os.kill(pid, number)
+        started = time.monotonic()
+        wait_for(lambda: group._lost, "notice")
+        assert time.monotonic() - started < 5.0
+        with pytest.raises(EngineError, match=r"the host of rank 1 .*start a new engine"):
+            answers(llm)
+    with LLM(**by_ray) as llm:
+        answers(llm)
+
+
+def test_without_room_the_start_says_what_is_free(
+    folder: str, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.executor.ray.cluster.PLACE_S", 2.0)
+    with pytest.raises(ConfigError, match=f"one CPU, and {NUM_CPUS} are free"):
+        LLM(**settings(folder, tensor_parallel_size=8, distributed_executor_backend="ray"))
+
+
+def test_one_rank_needs_no_ray(folder: str) -> None:
+    with pytest.raises(ConfigError, match="places ranks, and tensor_parallel_size is 1"):
+        LLM(**settings(folder, distributed_executor_backend="ray"))
