@@ -31,11 +31,11 @@ class TokenSide:
         self._add = ops.add
 
     def __call__(self, token_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """token_ids [T], embeddings x [T, E] → [T, layers, N]."""
+        """token_ids [T], embeddings x [T, E] → [T, layers · N]."""
         rows = self._of_table(self.table(token_ids))
         size = self.norm.weight.shape[0]
         projected = self.norm(self._of_projection(self.projection(x)).view(-1, size))
-        return self._of_sum(self._add(projected.view(rows.shape), rows)).view(len(x), -1, size)
+        return self._of_sum(self._add(projected.view(rows.shape), rows))
 
 
 class SideLayer:

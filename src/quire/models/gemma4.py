@@ -76,9 +76,11 @@ class Gemma4Block:
             kv_layer=traits.kv_sources[layer],
         )
         self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=False)
+        self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.row(spec.num_heads * head_dim, size, bias=False)
         self.mlp = make.gated_mlp(size, traits.inner_sizes[layer], spec.activation)
         self.side = None
+        self._own = slice(layer * traits.token_size, (layer + 1) * traits.token_size)
         if traits.token_size:
             self.side = make.side_layer(size, traits.token_size, spec.activation, eps)
         self.factor = make.own_factor()
@@ -91,12 +93,15 @@ class Gemma4Block:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> torch.Tensor:
-        """x [T, E]; beside [T, N], what this layer has of each token → [T, E]."""
-        attended = self.output(self.attention(self.qkv(self.attention_norm(x)), positions, step))
-        normed, x = self.mlp_norm.add(self.attention_post_norm(attended), x)
+        """x [T, E]; beside [T, layers · N], what layers have of each token → [T, E]; of the last
+        block that of the wanted tokens."""
+        attended = self.attention(self.qkv(self.attention_norm(x)), positions, step)
+        attended, x = self.wanted.of(step, attended, x)
+        normed, x = self.mlp_norm.add(self.attention_post_norm(self.output(attended)), x)
         x = self._add(self.mlp_post_norm(self.mlp(normed)), x)
         if self.side is not None and beside is not None:
-            x = self._add(self.side(x, beside), x)
+            (beside,) = self.wanted.of(step, beside)
+            x = self._add(self.side(x, beside[:, self._own]), x)
         return self.factor(x)
 
 
@@ -127,7 +132,6 @@ class Gemma4Model:
                 rows, spec.hidden_size, traits.token_size, spec.num_layers, spec.norm_eps
             )
         self.blocks = [Gemma4Block(spec, traits, layer, make) for layer in range(spec.num_layers)]
-        self._wanted = make.wanted_tokens(is_last=True)
         self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps)
         self._cap = None if traits.logit_cap is None else make.soft_cap(traits.logit_cap)
 
@@ -137,10 +141,8 @@ class Gemma4Model:
         """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x = self._embed_scale(self.embed(token_ids))
         beside = None if self.side is None else self.side(token_ids, x)
-        for layer, block in enumerate(self.blocks):
-            own = None if beside is None else beside[:, layer]
-            x = block(x, own, positions, step)
-        (x,) = self._wanted.of(step, x)
+        for block in self.blocks:
+            x = block(x, beside, positions, step)
         return self.norm(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
