@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_gemma3_answers_are_those_of_transformers(gemma3: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     outputs = answers(gemma3, "quire")
-    model = AutoModelForCausalLM.from_pretrained(gemma3, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(gemma3, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     for output in outputs:
         prompt = torch.tensor([output.prompt_token_ids])
