@@ -76,7 +76,7 @@ def convert_model(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """config.json without what says how weights are stored."""
+    """Return config.json without its statements on how weights are stored."""
     if is_gguf(folder):
         stated = config_of(read_gguf_parts(folder)).as_dict()
         # null is a value to transformers, where the file says nothing
