@@ -103,6 +103,8 @@ def engines() -> Iterator[list[LLM]]:
         ("bloom-6-heads", {"dtype": "bfloat16"}),
         ("mpt", {}),
         ("ministral3", {}),
+        ("gemma4", {"dtype": "bfloat16", "kv_cache_dtype": "int8", "depth": 3}),
+        ("gemma4-31b", {"quantization": "int8"}),
         ("falcon-40b", {}),
         ("nemotron-bias", {"dtype": "bfloat16"}),
     ],
