@@ -256,7 +256,15 @@ _MOE_NAMES = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
-_MOE = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral")
+_MOE_POST_NORM_NAMES = {
+    **_MOE_NAMES, "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj":
+    "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}  # fmt: skip
+_BARE_NAMES = {
+    "self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+}  # fmt: skip
+_MOE = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral", "glm4moe", "gpt-oss")
 _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 """Architectures whose files have rows of q and k in the order of the rotated pairs."""
 
@@ -264,6 +272,11 @@ _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 def gguf_name(name: str, architecture: str) -> str:
     own = {"gemma3": _GEMMA_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES}
     names = _MOE_NAMES if architecture in _MOE else own.get(architecture, _NAMES)
+    if architecture in ("glm4moe", "gpt-oss"):
+        names = _MOE_POST_NORM_NAMES
+    for bare, stored in _BARE_NAMES.items():
+        if name.endswith(bare):
+            return f"blk.{name.split('.')[2]}.{stored}"
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
@@ -298,7 +311,13 @@ def _without_experts(
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, values in plain.items():
         layer = name.split(".")[2] if name.startswith("model.layers.") else ""
-        if ".experts." in name:
+        if ".mlp.experts." in name and values.dim() == 3 and "_proj" in name:  # gpt-oss
+            for part, columns in _parts_of_gpt_oss(name, values.transpose(1, 2)):
+                experts[f"blk.{layer}.{part}.weight"] = dict(enumerate(columns))
+        elif name.endswith("_proj_bias"):
+            for part, rows in _parts_of_gpt_oss(name, values):
+                experts[f"blk.{layer}.{part}.bias"] = dict(enumerate(rows))
+        elif ".experts." in name:
             number, part, _ = name.partition(".experts.")[2].split(".")
             stack = experts.setdefault(f"blk.{layer}.{_EXPERT_NAMES[part]}.weight", {})
             stack[int(number)] = values
@@ -313,6 +332,13 @@ def _without_experts(
         name: torch.stack([own[number] for number in sorted(own)]) for name, own in experts.items()
     }
     return others, stacked
+
+
+def _parts_of_gpt_oss(name: str, rows: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """rows [experts, rows, …]; those of gate and up take turns."""
+    if "down_proj" in name:
+        return [("ffn_down_exps", rows)]
+    return [("ffn_gate_exps", rows[:, ::2]), ("ffn_up_exps", rows[:, 1::2])]
 
 
 def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
@@ -334,10 +360,28 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     }
     if architecture in _MOE:
         values |= {
-            f"{a}.expert_count": getattr(config, "num_experts", None) or config.num_local_experts,
+            f"{a}.expert_count": getattr(config, "num_experts", None)
+            or getattr(config, "num_local_experts", 0),
             f"{a}.expert_used_count": config.num_experts_per_tok,
         }
-    if architecture in ("qwen2moe", "qwen3moe"):
+    if a == "gpt-oss":
+        values |= {
+            f"{a}.expert_feed_forward_length": config.intermediate_size,
+            f"{a}.attention.sliding_window": config.sliding_window,
+        }
+    if a == "glm4moe":
+        values |= {
+            f"{a}.expert_count": config.n_routed_experts,
+            f"{a}.expert_shared_count": config.n_shared_experts,
+            f"{a}.leading_dense_block_count": config.first_k_dense_replace,
+            f"{a}.expert_weights_scale": float(config.routed_scaling_factor),
+            f"{a}.expert_weights_norm": config.norm_topk_prob,
+            f"{a}.expert_group_count": config.n_group,
+            f"{a}.expert_group_used_count": config.topk_group,
+            f"{a}.nextn_predict_layers": 1,
+            f"{a}.block_count": config.num_hidden_layers + 1,
+        }
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe"):
         values[f"{a}.expert_feed_forward_length"] = config.moe_intermediate_size
     if architecture == "qwen2moe":
         values[f"{a}.expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
@@ -352,7 +396,7 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
         }
     if a in ("phi3", "olmo2") and getattr(config, "sliding_window", None):
         values[f"{a}.attention.sliding_window"] = config.sliding_window
-    if a in ("phi3", "glm4"):
+    if a in ("phi3", "glm4", "glm4moe"):
         head_dim = values[f"{a}.attention.key_length"]
         partial = config.rope_parameters["partial_rotary_factor"]
         values[f"{a}.rope.dimension_count"] = int(head_dim * partial)

@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from engines.random_checkpoint import Floats, random_tensors, read_config
+from engines.random_checkpoint import Floats, num_experts, random_tensors, read_config
 
 __all__ = ["write_gguf"]
 
-DENSE, WITH_EXPERTS = "qwen3", "qwen3moe"
+DENSE, WITH_EXPERTS, GPT_OSS = "qwen3", "qwen3moe", "gpt-oss"
 
 # Names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md ("Standardized tensor names").
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-_TENSORS = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)(?:\.(weight|bias))?")
+_TENSORS = {
+    "model.embed_tokens.weight": "token_embd",
+    "model.norm.weight": "output_norm",
+    "lm_head.weight": "output",
+}
 _LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -30,7 +34,9 @@ _LAYER_TENSORS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.sinks": "attn_sinks",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -49,18 +55,27 @@ def write_gguf(model: Path, target: Path, weights: str, seed: int) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_suffix(".tmp")
     config = read_config(model)
-    writer = GGUFWriter(staged, WITH_EXPERTS if "num_experts" in config else DENSE)
+    architecture = _architecture(config)
+    writer = GGUFWriter(staged, architecture)
     _write_facts(writer, config)
-    for name, tensor in _stacked(random_tensors(config, seed), config.get("num_experts", 0)):
-        is_plain = tensor.ndim == 1 or name.endswith("mlp.gate.weight")
+    for name, tensor in _stacked(random_tensors(config, seed), num_experts(config)):
+        is_router = name.endswith(("mlp.gate.weight", "mlp.router.weight"))
+        is_plain = tensor.ndim == 1 or is_router or name.endswith(".bias")
         kind = GGMLQuantizationType.F32 if is_plain else GGMLQuantizationType[weights]
-        writer.add_tensor(_gguf_name(name), quantize(tensor, kind), raw_dtype=kind)
+        stored = _gguf_name(name, architecture)
+        writer.add_tensor(stored, quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     staged.rename(target)
     return target
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    if config.get("model_type") == "gpt_oss":
+        return GPT_OSS
+    return WITH_EXPERTS if num_experts(config) else DENSE
 
 
 def _stacked(tensors: Iterable[tuple[str, Floats]], count: int) -> Iterator[tuple[str, Floats]]:
@@ -78,14 +93,23 @@ def _stacked(tensors: Iterable[tuple[str, Floats]], count: int) -> Iterator[tupl
 
 
 def _write_facts(writer: Any, config: dict[str, Any]) -> None:
+    from gguf import RopeScalingType
+
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    if "num_experts" in config:
-        writer.add_expert_count(config["num_experts"])
+    if num_experts(config):
+        inner = config.get("moe_intermediate_size", config["intermediate_size"])
+        writer.add_expert_count(num_experts(config))
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_feed_forward_length(inner)
+    if "sliding_window" in config:
+        writer.add_sliding_window(config["sliding_window"])
+    if scaling := config.get("rope_scaling"):
+        writer.add_rope_scaling_type(RopeScalingType(scaling["rope_type"]))
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
@@ -96,8 +120,11 @@ def _write_facts(writer: Any, config: dict[str, Any]) -> None:
     writer.add_tokenizer_model("no_vocab")
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, architecture: str) -> str:
     match = _LAYER.fullmatch(name)
     if match is None:
         return f"{_TENSORS[name]}.weight"
-    return f"blk.{match[1]}.{_LAYER_TENSORS[match[2]]}.weight"
+    stored = _LAYER_TENSORS[match[2]]
+    if architecture == GPT_OSS and stored == "ffn_norm":
+        stored = "post_attention_norm"
+    return f"blk.{match[1]}.{stored}.{match[3] or 'weight'}"

@@ -145,11 +145,11 @@ def test_forcing_is_obeyed_or_refused() -> None:
 def test_a_preference_gives_way_to_what_can_serve() -> None:
     """Turns red when kernels that were measured to be fast are not taken, or when a model that they
     cannot serve does not start."""
-    slopes = replace(NEEDS, scores=frozenset({"alibi_slopes"}))
+    latent = replace(NEEDS, head_dim=72, value_dim=64)
     if BACKENDS["cpu_avx2"].refusal(PLATFORM, NEEDS) is None:
         taken = select_backend(PLATFORM, NEEDS, preferred="cpu_avx2")
         assert taken.backend.name == "cpu_avx2"
-        assert select_backend(PLATFORM, slopes, preferred="cpu_avx2").backend.name == "reference"
+        assert select_backend(PLATFORM, latent, preferred="cpu_avx2").backend.name == "reference"
         forced = select_backend(PLATFORM, NEEDS, "reference", preferred="cpu_avx2")
         assert forced.backend.name == "reference"
     assert select_backend(BARE, NEEDS, preferred="cpu_avx2").backend.name == "reference"

@@ -341,7 +341,42 @@ def test_every_tensor_has_its_own_name_in_gguf() -> None:
     """Turns red when one tensor of a llama.cpp model replaces another."""
     module = importlib.import_module("engines.gguf_file")
     names = [name for name, _ in module.random_tensors(TINY, 0)]
-    assert len({module._gguf_name(name) for name in names}) == len(names) == 11 * 2 + 2
+    assert len({module._gguf_name(name, "qwen3") for name in names}) == len(names) == 11 * 2 + 2
+
+
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+    "sliding_window": 16,
+    "attention_bias": True,
+}
+
+
+def test_the_random_gpt_oss_is_a_model(tmp_path: Path) -> None:
+    """Turns red when a tensor has a wrong name or shape, one of a llama.cpp model replaces another,
+    or the weights that a token reads are counted wrong."""
+    module, gguf = (
+        importlib.import_module(f"engines.{n}") for n in ("random_checkpoint", "gguf_file")
+    )
+    config = TINY | GPT_OSS
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    folder = module.write_checkpoint(tmp_path, tmp_path / "checkpoint", "bfloat16", 0)
+    with LLM(str(folder), skip_tokenizer_init=True, num_threads=1, quiet=True) as llm:
+        [output] = llm.generate([{"prompt_token_ids": [1, 2, 3]}], use_tqdm=False)
+        assert output.error is None
+    hidden, inner = TINY["hidden_size"], TINY["intermediate_size"]
+    heads = 2 * (TINY["num_attention_heads"] + TINY["num_key_value_heads"]) * TINY["head_dim"]
+    attention, router, expert = hidden * heads, 4 * hidden, 3 * hidden * inner
+    layers, head = module.count_weights(config)
+    assert layers == TINY["num_hidden_layers"] * (attention + router + 2 * expert)
+    assert head == TINY["vocab_size"] * hidden
+    stacked = [name for name, _ in gguf._stacked(module.random_tensors(config, 0), 4)]
+    names = {gguf._gguf_name(name, "gpt-oss") for name in stacked}
+    assert len(names) == len(stacked) == 19 * TINY["num_hidden_layers"] + 3
+    assert {"blk.0.attn_sinks.weight", "blk.1.ffn_up_exps.bias", "output.weight"} <= names
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1))

@@ -98,6 +98,16 @@ BASES = {
     "smollm3": {**_LLAMA, "num_hidden_layers": 4},
     "gemma2": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 7},
     "gemma3_text": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 6, "sliding_window": 7},
+    "gemma4_text": {
+        **_LLAMA,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "sliding_window": 7,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+    },
     "mixtral": {**_LLAMA, "num_local_experts": 5},
     "qwen2_moe": {**_LLAMA, **_MOE, "shared_expert_intermediate_size": 40},
     "qwen3_moe": {**_LLAMA, **_MOE, "head_dim": 16},
@@ -377,6 +387,18 @@ CASES = (
             "tie_word_embeddings": False,
         },
     ),
+    Case("gemma4", "gemma4_text", {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    Case(
+        "gemma4-31b",
+        "gemma4_text",
+        {
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": False,
+        },
+    ),
     Case("mixtral", "mixtral"),
     Case("mixtral-window", "mixtral", {"sliding_window": 6, "num_experts_per_tok": 3}),
     Case("qwen2-moe", "qwen2_moe"),
@@ -525,8 +547,11 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
             is_norm = "norm" in name or ".ln_" in name
             parameter.copy_(noise + 1.0 if is_norm and name.endswith("weight") else noise)
         for name, buffer in model.named_buffers():
+            noise = torch.randn(buffer.shape, generator=generator) * 0.2
             if name.endswith("e_score_correction_bias"):
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+                buffer.copy_(noise)
+            if name.endswith("layer_scalar"):
+                buffer.copy_(noise + 1.0)
     model = model.to(dtype)
     model.save_pretrained(folder, max_shard_size=case.shard_size)
     return model

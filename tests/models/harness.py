@@ -21,7 +21,7 @@ from quire.attention import (
     select_backend,
 )
 from quire.config import ModelSpec, read_model_spec
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import KVLayout
 from quire.config.shard import ONE_RANK, Shard
 from quire.distributed import ALONE, Collectives
 from quire.layers import LayerFactory
@@ -91,8 +91,12 @@ class PagedModel:
         return dict(zip(chunks, pieces, strict=True))
 
     def share(self, seq: int, other: int, num_blocks: int) -> None:
-        """Begin the sequence `other` with the first blocks of `seq`, which are full."""
-        self._tables[other] = [table[:num_blocks] for table in self._tables[seq]]
+        """Begin the sequence `other` with the first blocks of `seq`, full in each group."""
+        tokens = num_blocks * BLOCK_SIZE
+        self._tables[other] = [
+            table[: tokens // group.tokens_per_block]
+            for table, group in zip(self._tables[seq], self._groups, strict=True)
+        ]
         self._lengths[other] = num_blocks * BLOCK_SIZE
 
     def inputs(
@@ -114,8 +118,8 @@ class PagedModel:
     def _extend(self, seq: int, num_tokens: int) -> None:
         tables = self._tables.setdefault(seq, [[] for _ in self._groups])
         self._lengths[seq] = self._lengths.get(seq, 0) + num_tokens
-        for table in tables:
-            while len(table) * BLOCK_SIZE < self._lengths[seq]:
+        for table, group in zip(tables, self._groups, strict=True):
+            while len(table) * group.tokens_per_block < self._lengths[seq]:
                 table.append(self._free.pop())
 
     def _inputs(self, chunks: Mapping[int, Sequence[int]], starts: Mapping[int, int]) -> StepInputs:
@@ -129,8 +133,9 @@ class PagedModel:
             width = max(len(table) for table in tables)
             padded = [table + [0] * (width - len(table)) for table in tables]
             block_table = torch.tensor(padded, dtype=torch.int32)
+            size = group.tokens_per_block
             slots = [
-                table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+                table[position // size] * size + position % size
                 for seq, table in zip(chunks, tables, strict=True)
                 for position in range(starts[seq], self._lengths[seq])
             ]
@@ -144,7 +149,8 @@ class PagedModel:
         for seq in chunks:
             for index, group in enumerate(self._groups):
                 if group.window is not None:
-                    unseen = max(0, self._lengths[seq] - group.window + 1) // BLOCK_SIZE
+                    unseen = max(0, self._lengths[seq] - group.window + 1)
+                    unseen //= group.tokens_per_block
                     dead = self._tables[seq][index][:unseen]
                     for layer in group.layers:
                         cache = self._pool.layers[layer]
@@ -203,9 +209,7 @@ def _new_backend(
 
 
 def _layout(spec: ModelSpec, dtype: torch.dtype) -> KVLayout:
-    name = str(dtype).removeprefix("torch.")
-    kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, name)
-    return KVLayout.of_windows(spec.windows, BLOCK_SIZE, kv_format)
+    return KVLayout.of_model(spec, BLOCK_SIZE, str(dtype).removeprefix("torch."))
 
 
 def _new_pool(layout: KVLayout, dtype: torch.dtype) -> KVPool:

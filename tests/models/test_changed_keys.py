@@ -90,12 +90,13 @@ def model_of(config: Mapping[str, Any], model_type: str) -> Any:
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             is_buffer = "." not in name or name not in dict(model.named_parameters())
-            if is_buffer and not name.endswith("e_score_correction_bias"):
+            if is_buffer and not name.endswith(("e_score_correction_bias", "layer_scalar")):
                 continue
             seed = zlib.crc32(f"{name}{list(tensor.shape)}".encode())
             noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)) * 0.2
             is_norm = ("norm" in name or ".ln_" in name) and name.endswith("weight")
-            tensor.copy_(noise + 1.0 if is_norm else noise)
+            is_factor = is_norm or name.endswith("layer_scalar")
+            tensor.copy_(noise + 1.0 if is_factor else noise)
     return model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -20,6 +20,7 @@ OP = ALL_OPS["paged_attention"]
 TEAMS = {threads: Team(threads) for threads in (1, 2)}
 PLATFORM = detect_platform()
 Kernel = Callable[..., torch.Tensor]
+SCORED = ("sinks", "soft_cap", "alibi_slopes")
 
 
 @pytest.fixture(params=OP.providers, ids=lambda provider: provider.name)
@@ -59,16 +60,15 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
     window=st.none() | st.integers(1, 700),
     seed=st.integers(0, 2**31),
     threads=st.sampled_from([1, 2]),
-    has_sinks=st.booleans(),
+    scored=st.sets(st.sampled_from(SCORED)),
 )
 def test_any_shape_equals_the_reference(
-    shape: dict[str, object], window: int | None, seed: int, threads: int, has_sinks: bool
+    shape: dict[str, object], window: int | None, seed: int, threads: int, scored: set[str]
 ) -> None:
-    """The pool is NaN where no token is. Turns red on a wrong mask, tail, group, page or span."""
+    """The pool is NaN where no token is. Turns red on a wrong mask, tail, group, page or span, or
+    the cap or slope of another head, query or key."""
     batch = paged_batch(torch.Generator().manual_seed(seed), **shape)  # type: ignore[arg-type]
-    options = {"window": window, **scales(batch)}
-    if has_sinks:
-        options["sinks"] = random_sinks(batch.q.shape[1])
+    options = {"window": window, **scales(batch), **score_options(scored, batch.q.shape[1])}
     case = Case("random", (*arguments(batch), batch.q.shape[-1] ** -0.5), options)
     for provider in OP.providers:
         if provider.unavailable(PLATFORM) is None:
@@ -77,9 +77,15 @@ def test_any_shape_equals_the_reference(
             assert difference is None, f"{provider.name}: {difference}"
 
 
-def random_sinks(num_heads: int) -> torch.Tensor:
-    """Some of them are above all scores."""
-    return 4 * torch.randn(num_heads, generator=torch.Generator().manual_seed(7))
+def score_options(names: Collection[str], num_heads: int) -> dict[str, object]:
+    """Sinks, of which some are above all scores; a cap near them; slopes of which one is 0."""
+    generator = torch.Generator().manual_seed(7)
+    every = {
+        "sinks": 4 * torch.randn(num_heads, generator=generator),
+        "soft_cap": 2.0,
+        "alibi_slopes": torch.linspace(0.3, 0.0, num_heads),
+    }
+    return {name: every[name] for name in names}
 
 
 # Positions around the edges of key blocks (64), spans (512) and tiles.
@@ -87,7 +93,16 @@ CUTS = ((0, 1), (1, 64), (63, 66), (100, 107), (511, 513), (0, 513), (512, 1200)
 
 
 @pytest.mark.parametrize(
-    ("window", "has_sinks"), [(None, False), (1, False), (70, True), (600, False), (None, True)]
+    ("window", "scored"),
+    [
+        (None, ()),
+        (1, ()),
+        (70, ("sinks",)),
+        (600, ()),
+        (None, ("sinks",)),
+        (70, ("soft_cap", "alibi_slopes")),
+        (None, ("alibi_slopes",)),
+    ],
 )
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size", "dtype", "cache_dtype"),
@@ -112,7 +127,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     window: int | None,
-    has_sinks: bool,
+    scored: tuple[str, ...],
 ) -> None:
     """Batched = alone, chunked = whole, decode = prefill. Turns red when the order of a query's
     sums depends on its tile, its batch or the number of threads."""
@@ -127,7 +142,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_chunk(
         dtype=dtype,
         cache_dtype=cache_dtype,
     )
-    options = scales(batch) | ({"sinks": random_sinks(num_heads)} if has_sinks else {})
+    options = scales(batch) | score_options(scored, num_heads)
     whole = kernel(*arguments(batch), 0.1, window, **options)
     for low, high in CUTS:
         chunk = slice(5 + low, 5 + high)

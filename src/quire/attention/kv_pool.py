@@ -26,6 +26,13 @@ class LayerCache:
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
 
+    def without_heads(self) -> LayerCache:
+        """The same pages with no kv head, into which nothing is written."""
+        scales = (
+            None if scale is None else scale[:, :, :0] for scale in (self.k_scale, self.v_scale)
+        )
+        return LayerCache(self.k[:, :, :0], self.v[:, :, :0], *scales)
+
 
 @dataclass(frozen=True, slots=True)
 class KVPool:

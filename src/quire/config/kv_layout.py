@@ -15,7 +15,7 @@ from math import lcm
 from types import MappingProxyType
 from typing import Literal
 
-from quire.config.model_spec import DTYPE_BYTES
+from quire.config.model_spec import DTYPE_BYTES, ModelSpec
 from quire.config.shard import Shard
 
 __all__ = [
@@ -165,6 +165,17 @@ class KVLayout:
     ) -> KVLayout:
         """Layout of layers that differ in their windows alone."""
         layers = [LayerKV.with_window(window, kv_format) for window in windows]
+        return cls(group_layers(layers, block_size), block_size)
+
+    @classmethod
+    def of_model(cls, spec: ModelSpec, block_size: int, kv_dtype: str) -> KVLayout:
+        """Layout of a model's cache. kv_dtype: a name in KV_DTYPES."""
+        num_layers = spec.num_layers - spec.num_shared_kv
+        shapes = spec.kv_shapes or ((spec.num_kv_heads, spec.head_dim),) * num_layers
+        layers = [
+            LayerKV.with_window(window, KVFormat.plain(*shape, kv_dtype))
+            for window, shape in zip(spec.windows[:num_layers], shapes[:num_layers], strict=True)
+        ]
         return cls(group_layers(layers, block_size), block_size)
 
     def of_rank(self, shard: Shard) -> KVLayout:

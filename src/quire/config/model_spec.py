@@ -25,6 +25,7 @@ __all__ = [
     "GPTNeoXTraits",
     "Gemma2Traits",
     "Gemma3Traits",
+    "Gemma4Traits",
     "GenerationDefaults",
     "GenericTraits",
     "LinearScaling",
@@ -36,6 +37,7 @@ __all__ = [
     "ModelSpec",
     "OPTTraits",
     "ParameterCounts",
+    "ProportionalScaling",
     "RopeScaling",
     "RopeSpec",
     "Routing",
@@ -100,7 +102,23 @@ class LongRopeScaling:
     long_attention_factor: float | None = None
 
 
-RopeScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """The first `share` of the pairs turn, as slowly as among all of them, by 1 / `factor` (Gemma
+    4)."""
+
+    share: float
+    factor: float = 1.0
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicNTKScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongRopeScaling
+    | ProportionalScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +244,21 @@ class Gemma2Traits:
 @dataclass(frozen=True, slots=True)
 class Gemma3Traits(Gemma2Traits):
     """Gemma 3: as Gemma 2, with norms on the heads of q and k."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Traits:
+    """Gemma 4's text model. keys_are_values: by layer, whether V is K before its norm. kv_sources:
+    by layer, the one whose K and V it reads. inner_sizes: by layer, of its MLP. token_size: of what
+    each layer has of each token besides, in a table of token_vocab rows; 0: nothing. logit_cap: of
+    logits."""
+
+    keys_are_values: tuple[bool, ...]
+    kv_sources: tuple[int, ...]
+    inner_sizes: tuple[int, ...]
+    token_size: int
+    token_vocab: int
+    logit_cap: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +432,10 @@ class ModelSpec:
     windows, ropes: per layer; the window counts the query itself, None is full attention; a layer
     without rope sees no positions. No rope at all and no ALiBi slopes mean that positions are
     learned, and then `max_context` cannot be exceeded.
+    kv_shapes: number of kv heads and head_dim of each layer, if they are not `num_kv_heads` and
+    `head_dim`, which are the largest then. num_shared_kv: so many of the last layers read K and V
+    of layers before them, and have none. side_size: elements of a token that a forward holds from
+    its beginning on, beside the residual stream.
     score_options: what attention does to scores besides scaling them, by the names of
     `quire.attention.ScoreOptions`.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
@@ -440,6 +477,9 @@ class ModelSpec:
     is_encoder: bool = False
     classes: ClassesSpec | None = None
     token_types: int = 0
+    kv_shapes: tuple[tuple[int, int], ...] = ()
+    num_shared_kv: int = 0
+    side_size: int = 0
 
     @property
     def whole_prompts(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from quire.config import env
 from quire.config.checkpoint import Checkpoint
 from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
-from quire.config.kv_layout import FP8_DTYPES, KVFormat, KVLayout
+from quire.config.kv_layout import FP8_DTYPES, KVLayout
 from quire.config.memory.budget import (
     MemoryBudget,
     check_host_memory,
@@ -130,8 +130,7 @@ def resolve(
     num_seqs, seqs_reason = choose_seqs(settings, platform)
     step_tokens, tokens_reason = choose_step_tokens(settings, spec, platform, num_seqs)
     threads, threads_reason = _choose_threads(settings, platform)
-    kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, kv_dtype)
-    layout = KVLayout.of_windows(spec.windows, block_size, kv_format)
+    layout = KVLayout.of_model(spec, block_size, kv_dtype)
     if spec.whole_prompts:
         settings = _of_whole_prompts(settings)
     of_rank, rank_platform = _of_rank(settings, platform)

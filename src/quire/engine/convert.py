@@ -78,7 +78,9 @@ def convert_model(
 def _config(folder: Path) -> dict[str, Any]:
     """Return config.json without its statements on how weights are stored."""
     if is_gguf(folder):
-        return config_of(read_gguf_parts(folder)).as_dict()
+        stated = config_of(read_gguf_parts(folder)).as_dict()
+        # null is a value to transformers, where the file says nothing
+        return {key: value for key, value in stated.items() if value is not None}
     config = flat_config(read_json(folder / "config.json")).as_dict()
     stored = ("quantization_config", "compression_config", "torch_dtype")
     return {key: value for key, value in config.items() if key not in stored}

@@ -10,6 +10,7 @@ from quire.layers.moe import MixtureOfExperts
 from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import Scale
+from quire.layers.side import TokenSide
 from quire.layers.taps import StateTaps
 from quire.layers.token_columns import TokenColumn, TokenColumns
 from quire.layers.wanted import WantedTokens
@@ -37,6 +38,7 @@ __all__ = [
     "TiedEmbedding",
     "TokenColumn",
     "TokenColumns",
+    "TokenSide",
     "WantedTokens",
     "WeightedLayer",
 ]

@@ -9,7 +9,7 @@ import torch
 from quire.attention import AttentionBackend, StepInputs
 from quire.config.shard import Share
 from quire.layers.cache_bias import CacheBiases
-from quire.layers.norm import RMSNorm, SharedRMSNorm
+from quire.layers.norm import HeadNorm, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import QueryGrowth
 from quire.ops import OpSet
@@ -52,7 +52,9 @@ class Attention:
     """Norms and rotates the heads where the model does, writes K/V, attends to the cache.
 
     layer: model layer index, which picks the plane and the group of the KV pool. scale: on q·k.
-    biases: what else is done to q·k, and what the cache lacks.
+    biases: what else is done to q·k, and what the cache lacks. kv_layer: whose K and V are read, if
+    they are another layer's; then qkv is q alone. keys_are_values: qkv is q and k, and V is k
+    before its norm. v_norm: over a head of V. parts: of qkv, with their outputs.
     q_norm, k_norm: norms over a head (Qwen3) or the row of all heads (OLMo 2), or None. rotary:
     None if positions are learned, or the layer sees none. growth: of queries by their positions,
     None for none.
@@ -71,10 +73,25 @@ class Attention:
         k_norm: RMSNorm | SharedRMSNorm | None = None,
         *,
         growth: QueryGrowth | None = None,
+        kv_layer: int | None = None,
+        keys_are_values: bool = False,
+        v_norm: HeadNorm | None = None,
     ) -> None:
         self._rope_and_write_kv = ops.rope_and_write_kv
+        self._take_columns = ops.take_columns
         self._backend = backend
-        self._layer = layer
+        self._layer = layer if kv_layer is None else kv_layer
+        self._reads_another = self._layer != layer
+        self._v_norm = None if self._reads_another else v_norm
+        self.parts = heads.projections
+        if self._reads_another:
+            self.parts = {"q": self.parts["q"]}
+        elif keys_are_values:
+            self.parts = {part: self.parts[part] for part in "qk"}
+        self._with_values = None
+        if keys_are_values and not self._reads_another:
+            count, rows = heads.own[1] * heads.dim, (heads.own[0] + heads.own[1]) * heads.dim
+            self._with_values = torch.cat((torch.arange(rows), torch.arange(rows - count, rows)))
         self.heads = heads
         self._num_heads, self._num_kv_heads, self._head_dim = heads.own
         self._scale, self.biases = scale, biases
@@ -107,23 +124,28 @@ class Attention:
         self, qkv: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
         """qkv [T, (H + 2K)·D], changed in place; positions [T] or [3, T] → [T, H·D]."""
+        if self._with_values is not None:
+            qkv = self._take_columns(qkv, self._with_values)
+        if self._v_norm is not None:
+            self._v_norm(qkv[:, -self._num_kv_heads * self._head_dim :])
         cos = sin = None
         q_norm, k_norm = self._norms_of_heads(qkv)
         if self._rotary is not None:
             positions, cos, sin = self._rotary.at(positions)
         cache = step.kv.layers[self._layer]
         group = step.groups[step.kv.groups[self._layer]]
+        own = cache.without_heads() if self._reads_another else cache
         self._rope_and_write_kv(
             qkv,
             self._num_heads,
             positions,
             cos,
             sin,
-            cache.k,
-            cache.v,
+            own.k,
+            own.v,
             group.slot_mapping,
-            cache.k_scale,
-            cache.v_scale,
+            own.k_scale,
+            own.v_scale,
             None if q_norm is None else q_norm.weight,
             None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps,
@@ -136,6 +158,8 @@ class Attention:
     def _norms_of_heads(self, qkv: torch.Tensor) -> tuple[RMSNorm | None, RMSNorm | None]:
         """Return the norms that are left to do when the norms of whole rows are done."""
         q_norm, k_norm = self.q_norm, self.k_norm
+        if self._reads_another:  # there is no key
+            k_norm = q_norm
         if not (isinstance(q_norm, SharedRMSNorm) and isinstance(k_norm, SharedRMSNorm)):
             assert not isinstance(q_norm, SharedRMSNorm)
             assert not isinstance(k_norm, SharedRMSNorm)

@@ -30,9 +30,10 @@ from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
 from quire.layers.mlp import MLP, AdaptedGate, ClassHead, GatedMLP, ResidualBlock
 from quire.layers.moe import AdaptedExperts, ChoiceBias, Experts, MixtureOfExperts, SharedExpert
-from quire.layers.norm import LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
+from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
-from quire.layers.scaling import QueryGrowth, Scale, SoftCap
+from quire.layers.scaling import OwnFactor, QueryGrowth, Scale, SoftCap
+from quire.layers.side import SideLayer, TokenSide
 from quire.layers.sinks import Sinks
 from quire.layers.taps import StateTaps
 from quire.layers.token_columns import TokenColumn, TokenColumns
@@ -186,7 +187,7 @@ class LayerFactory:
         """Parts "q", "k", "v", for `attention`; norm: of the input, None if it has none. Each rank
         has the outputs of its heads. fused: the parts are one tensor on disk. pairs_neighbours:
         rotated rows of a head of q and k are there in the order of their pairs."""
-        on_disk = _parts(attention.heads.projections, fused=fused)
+        on_disk = _parts(attention.parts, fused=fused)
         merged = MergedLinear(
             self._qkv_format(in_features, attention, norm),
             in_features,
@@ -267,7 +268,7 @@ class LayerFactory:
     def _qkv_format(
         self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm | None
     ) -> WeightFormat:
-        outputs = sum(share.total for share in attention.heads.projections.values())
+        outputs = sum(share.total for share in attention.parts.values())
         chosen = self._formats.choose(MatrixShape(outputs, in_features))
         if not self._quantized_cache or norm is None:
             return chosen
@@ -367,7 +368,9 @@ class LayerFactory:
     def alibi(self, slopes: Sequence[float]) -> ScoreOptions:
         """One slope for each query head of the model."""
         (own,) = self._query_heads(len(slopes)).ranges
-        tensor = torch.tensor(slopes[own.start : own.stop], device=self._device)
+        tensor = torch.tensor(
+            slopes[own.start : own.stop], dtype=torch.float32, device=self._device
+        )
         return ScoreOptions(alibi_slopes=tensor)
 
     def attention(
@@ -382,14 +385,18 @@ class LayerFactory:
         qk_norm_over_row: bool = False,
         scores: ScoreOptions = PLAIN_SCORES,
         query_growth: tuple[float, int] | None = None,
+        v_norm: bool = False,
+        keys_are_values: bool = False,
+        kv_layer: int | None = None,
     ) -> Attention:
         """heads: number of query heads of the model, of kv heads, and head_dim. scale: default
         head_dim^-1/2. qk_norm_eps: set if q and k heads have norms; qk_norm_offset: by how much
         their weights are larger than on disk; qk_norm_over_row: they are over the row of all
-        heads. query_growth: beta and length of `QueryGrowth`."""
+        heads. query_growth: beta and length of `QueryGrowth`. v_norm: heads of V have a norm
+        without a weight. keys_are_values, kv_layer: as of `Attention`."""
         num_heads, num_kv_heads, head_dim = heads
         shared = Heads(self._query_heads(num_heads), self._shard.kv_heads(num_kv_heads), head_dim)
-        backend = self._backends[layer]
+        backend = self._backends[layer if kv_layer is None else kv_layer]
         rotary = None if rope is None else self._rotary(rope)
         biases = CacheBiases(
             shared.own,
@@ -404,9 +411,15 @@ class LayerFactory:
             rows = (shared.projections["q"], shared.projections["k"])
             norms = tuple(self._shared_rms_norm(row, qk_norm_eps) for row in rows)
         elif qk_norm_eps is not None:
+            has_keys = kv_layer in (None, layer)
             norms = tuple(
-                self.rms_norm(head_dim, qk_norm_eps, offset=qk_norm_offset) for _ in range(2)
+                self.rms_norm(head_dim, qk_norm_eps, offset=qk_norm_offset)
+                for _ in range(1 + has_keys)
             )
+        head_norm = None
+        if v_norm:
+            assert qk_norm_eps is not None, "norms of q, k and v have one eps"
+            head_norm = HeadNorm(self._ops, head_dim, qk_norm_eps, self._dtype, self._device)
         return Attention(
             self._ops,
             backend,
@@ -417,7 +430,40 @@ class LayerFactory:
             biases,
             *norms,
             growth=self._growth(query_growth),
+            kv_layer=kv_layer,
+            keys_are_values=keys_are_values,
+            v_norm=head_norm,
         )
+
+    def token_side(
+        self, num_rows: int, size: int, side_size: int, num_layers: int, eps: float
+    ) -> TokenSide:
+        """num_rows: of its table. side_size: of a layer's vector of a token. Each rank has all."""
+        total = side_size * num_layers
+        scales = (
+            self.scale(side_size**0.5),
+            self.scale(size**-0.5, is_rounded=False),
+            self.scale(2**-0.5, is_rounded=False),
+        )
+        return TokenSide(
+            self._ops,
+            self.embedding(num_rows, total),
+            self.replicated(size, total, bias=False),
+            self.rms_norm(side_size, eps),
+            scales,
+        )
+
+    def side_layer(self, size: int, side_size: int, activation: str, eps: float) -> SideLayer:
+        return SideLayer(
+            self._ops,
+            self.replicated(size, side_size, bias=False),
+            self.replicated(side_size, size, bias=False),
+            self.rms_norm(size, eps),
+            activation,
+        )
+
+    def own_factor(self) -> OwnFactor:
+        return OwnFactor(self._ops, self._dtype, self._device)
 
     def wanted_tokens(self, *, is_last: bool, layer: int | None = None) -> WantedTokens:
         """layer: number of the block, if what enters it may be asked for."""
@@ -508,7 +554,7 @@ class LayerFactory:
         """None also if no position is far enough to grow."""
         if wanted is None or self._max_positions <= wanted[1]:
             return None
-        return QueryGrowth(*wanted, self._max_positions, self._dtype, self._device)
+        return QueryGrowth(self._ops, *wanted, self._max_positions, self._dtype, self._device)
 
     def _rotary(self, rope: RopeSpec) -> RotaryEmbedding:
         """Layers of one kind share one pair of tables."""

@@ -10,7 +10,7 @@ from quire.layers.adapter_contents import SlotContents, add_bias
 from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
 
-__all__ = ["LayerNorm", "RMSNorm", "ResidualAdd", "SharedRMSNorm"]
+__all__ = ["HeadNorm", "LayerNorm", "RMSNorm", "ResidualAdd", "SharedRMSNorm"]
 
 
 class RMSNorm:
@@ -45,6 +45,23 @@ class RMSNorm:
         if residual is None:
             return self(x), x
         return self._add_norm(x, residual, self.weight, self.eps)
+
+
+class HeadNorm:
+    """Root mean square norm over each head, without a weight, in place."""
+
+    def __init__(
+        self, ops: OpSet, size: int, eps: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._norm_rows = ops.norm_rows
+        self._ones = torch.ones((size,), dtype=dtype, device=device)
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> None:
+        """x [T, heads · size], rows with a stride."""
+        size = len(self._ones)
+        for start in range(0, x.shape[1], size):
+            self._norm_rows(x[:, start : start + size], self._ones, self._eps)
 
 
 class SharedRMSNorm:

@@ -17,6 +17,7 @@ from quire.config.model_spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeSpec,
     YarnScaling,
 )
@@ -73,6 +74,9 @@ def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch
             frequencies = _dynamic_ntk(rope, scaling, positions)
         case Llama3Scaling() as scaling:
             frequencies = _llama3(rope, scaling)
+        case ProportionalScaling(share, factor):
+            frequencies = _frequencies(rope) / factor
+            frequencies[int(share * rope.rotary_dim // 2) :] = 0.0
         case YarnScaling() as scaling:
             frequencies = _yarn(rope, scaling)
             attention_factor = scaling.attention_factor

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from quire.layers.weights import DenseWeights
 from quire.ops import OpSet
 
-__all__ = ["QueryGrowth", "Scale", "SoftCap"]
+__all__ = ["OwnFactor", "QueryGrowth", "Scale", "SoftCap"]
 
 
 class Scale:
@@ -18,6 +19,18 @@ class Scale:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._rescale(x, self._factor)
+
+
+class OwnFactor:
+    """x · a number of the checkpoint, in place; x [T, E]."""
+
+    def __init__(self, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+        self._rescale_rows = ops.rescale_rows
+        self._factor = torch.empty(1, dtype=dtype, device=device)
+        self.weights = DenseWeights({"": self._factor})
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._rescale_rows(x, self._factor)
 
 
 class SoftCap:
@@ -37,16 +50,18 @@ class QueryGrowth:
 
     def __init__(
         self,
+        ops: OpSet,
         beta: float,
         length: int,
         max_positions: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self._rescale_rows = ops.rescale_rows
         times = torch.arange(max_positions, device=device) // length
         factors = 1.0 + beta * torch.log1p(times.float())
-        self._factors = factors.to(dtype).view(-1, 1, 1)
+        self._factors = factors.to(dtype)
 
     def __call__(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """q [T, H, D], positions [T]."""
-        return q.mul_(self._factors[positions])
+        return self._rescale_rows(q, self._factors, positions)

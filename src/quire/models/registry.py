@@ -26,6 +26,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "CohereForCausalLM": "quire.models.parallel:CohereModel",
         "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2Model",
         "Gemma3ForCausalLM": "quire.models.gemma2:Gemma2Model",
+        "Gemma4ForCausalLM": "quire.models.gemma4:Gemma4Model",
         "Exaone4ForCausalLM": "quire.models.llama:LlamaModel",
         "FalconForCausalLM": "quire.models.centered:CenteredModel",
         "GPT2LMHeadModel": "quire.models.gpt2:GPT2Model",

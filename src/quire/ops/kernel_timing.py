@@ -56,6 +56,7 @@ _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK = 16, 8, 128, 16
 _NO_BIASES = (*(None,) * 4, *(0,) * 3, None)  # of K and of V (csrc/attention/paged_attention.cpp)
 _OWN_POSITION = None  # as the last key of each query
 _NO_SINKS = None
+_NO_CAP, _NO_SLOPES = 0.0, None
 _FEW_ROWS_SEE, _MANY_ROWS_SEE = 1024, 256
 
 Call = Callable[[], object]
@@ -188,6 +189,8 @@ def _attention_calls(
             *_NO_BIASES,
             _OWN_POSITION,
             _NO_SINKS,
+            _NO_CAP,
+            _NO_SLOPES,
         )
 
     return _with_both_rows(libraries, call)

@@ -38,8 +38,10 @@ from quire.ops.norm.rms_norm import OP as RMS_NORM
 from quire.ops.operation import Op
 from quire.ops.pointwise.activation import MUL_OP as ACTIVATION_AND_MUL
 from quire.ops.pointwise.activation import OP as ACTIVATION
+from quire.ops.pointwise.activation_times import OP as ACTIVATION_TIMES
 from quire.ops.pointwise.add import OP as ADD
 from quire.ops.pointwise.rescale import OP as RESCALE
+from quire.ops.pointwise.rescale_rows import OP as RESCALE_ROWS
 from quire.ops.pointwise.take_columns import OP as TAKE_COLUMNS
 from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
 from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
@@ -78,10 +80,12 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             NORM_ROWS,
             ADD,
             RESCALE,
+            RESCALE_ROWS,
             TAKE_COLUMNS,
             ROPE_AND_WRITE_KV,
             ACTIVATION,
             ACTIVATION_AND_MUL,
+            ACTIVATION_TIMES,
             LINEAR,
             LINEAR_INT8,
             LINEAR_INT4,
@@ -120,10 +124,12 @@ class OpSet:
     norm_rows: Callable[..., None]
     add: Callable[..., torch.Tensor]
     rescale: Callable[..., torch.Tensor]
+    rescale_rows: Callable[..., torch.Tensor]
     take_columns: Callable[..., torch.Tensor]
     rope_and_write_kv: Callable[..., None]
     activation: Callable[..., torch.Tensor]
     activation_and_mul: Callable[..., torch.Tensor]
+    activation_times: Callable[..., torch.Tensor]
     linear: Callable[..., PackedMatrix]
     linear_int8: Callable[..., PackedMatrix]
     linear_int4: Callable[..., PackedMatrix]

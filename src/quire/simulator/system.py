@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import ModelSpec
 from quire.config.resolved import ResolvedScheduler
 from quire.engine.core.engine_core import EngineCore
@@ -49,8 +49,7 @@ class BuiltSystem:
 
 def layout_of(spec: ModelSpec, block_size: int, kv_dtype: str | None = None) -> KVLayout:
     """Return the layout of a model's cache. kv_dtype: None as in the dtype of the model."""
-    kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, kv_dtype or spec.dtype)
-    return KVLayout.of_windows(spec.windows, block_size, kv_format)
+    return KVLayout.of_model(spec, block_size, kv_dtype or spec.dtype)
 
 
 def build_core(cost: StepCost, shape: SystemShape, seed: int = 0) -> BuiltSystem:

@@ -63,6 +63,13 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3": {**_QWEN, "head_dim": 128},
         "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         "gemma3_text": {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072},
+        "gemma4_text": {
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+        },
     }
 )
 """Values of transformers' config classes where a file is silent, by model_type."""

@@ -38,6 +38,7 @@ from quire.config.families.experts import (
     read_qwen3_moe,
 )
 from quire.config.families.gemma import read_gemma2, read_gemma3
+from quire.config.families.gemma4 import read_gemma4
 from quire.config.families.generic import has_transformers, read_generic
 from quire.config.families.gpt import read_gpt2, read_gpt_neox, read_opt
 from quire.config.families.llama import (
@@ -240,6 +241,7 @@ _READERS: dict[str, SpecReader] = {
     "CohereForCausalLM": read_cohere,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
+    "Gemma4ForCausalLM": read_gemma4,
     "Exaone4ForCausalLM": read_exaone4,
     "FalconForCausalLM": read_falcon,
     "GPT2LMHeadModel": read_gpt2,
@@ -286,6 +288,7 @@ _ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "falcon": "FalconForCausalLM",
     "gpt2": "GPT2LMHeadModel",

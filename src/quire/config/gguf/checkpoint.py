@@ -17,6 +17,7 @@ __all__ = [
     "GGUFLayout",
     "find_architecture",
     "layout_of",
+    "num_draft_blocks",
 ]
 
 _OUTER = {
@@ -87,6 +88,30 @@ _MIXTRAL_BLOCK = _with_experts(
 _GRANITE_BLOCK = _with_experts(
     "block_sparse_moe.router.layer", "block_sparse_moe.experts", _PROJECTIONS
 )
+_GLM4_MOE_BLOCK = _with_experts(
+    "mlp.gate",
+    "mlp.experts",
+    _PROJECTIONS,
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    },
+)
+_GPT_OSS_BLOCK = _with_experts(
+    "mlp.router",
+    "mlp.experts",
+    _PROJECTIONS,
+    {"post_attention_norm": "post_attention_layernorm"},
+)
+_WHOLE_NAMES = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+"""Tensors of a block whose names have no ending in folders."""
+
+_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
@@ -124,6 +149,8 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
         "granitemoe": GGUFArchitecture(
             "GraniteMoeForCausalLM", "granitemoe", _GRANITE_BLOCK, pairs_heads=True
         ),
+        "glm4moe": GGUFArchitecture("Glm4MoeForCausalLM", "glm4_moe", _GLM4_MOE_BLOCK),
+        "gpt-oss": GGUFArchitecture("GptOssForCausalLM", "gpt_oss", _GPT_OSS_BLOCK),
         "gemma3": GGUFArchitecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA_BLOCK, adds_one=True),
     }
 )
@@ -162,9 +189,14 @@ def find_architecture(header: GGUFHeader) -> tuple[str, GGUFArchitecture]:
     return name, ARCHITECTURES[name]
 
 
+def num_draft_blocks(header: GGUFHeader, name: str) -> int:
+    """Blocks behind the last layer that guess further tokens."""
+    return header.integer(f"{name}.nextn_predict_layers") or 0
+
+
 def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
     """Every weight of the model by its Hugging Face name, those of experts one by one; a tensor
-    that has none keeps its own.
+    that has none keeps its own. Blocks that guess further tokens are left out.
 
     Raises ConfigError for an unknown architecture, or heads that do not divide the rows."""
     name, architecture = find_architecture(header)
@@ -174,8 +206,12 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
         "attn_k": header.integer(f"{name}.attention.head_count_kv") or num_heads,
     }
     found: dict[str, GGUFLayout] = {}
+    drafts = num_draft_blocks(header, name)
+    num_layers = (header.integer(f"{name}.block_count") or 0) - drafts
     for entry in header.tensors.values():
-        if entry.name in BUFFERS:
+        layer = _LAYER.match(entry.name)
+        is_draft = drafts > 0 and layer is not None and int(layer[1]) >= num_layers
+        if entry.name in BUFFERS or is_draft:
             continue
         match = _TENSOR.fullmatch(entry.name)
         part = match["part"] if match else ""
@@ -201,7 +237,7 @@ def _one_by_one(place: str, entry: GGUFEntry) -> Iterator[tuple[str, GGUFEntry]]
     """Yield a tensor by its name, or the matrices of all experts that it holds by theirs."""
     if entry.name.endswith(f"{_SHARED}.weight") and len(entry.shape) == 1:
         entry = replace(entry, shape=(1, *entry.shape))  # a projection to one number
-    if "{}" not in place or len(entry.shape) != 3:
+    if "{}" not in place or len(entry.shape) != (2 if place.endswith(".bias") else 3):
         yield place, entry
         return
     size = (entry.end - entry.start) // entry.shape[0]
@@ -217,5 +253,8 @@ def _hugging_face_name(match: re.Match[str] | None, architecture: GGUFArchitectu
     names, prefix = _OUTER, ""
     if match["layer"] is not None:
         names, prefix = architecture.block, f"model.layers.{int(match['layer'])}."
+        whole = _WHOLE_NAMES.get(f"{match['part']}.{match['kind']}")
+        if whole is not None:
+            return prefix + whole
     place = names.get(match["part"])
     return None if place is None else f"{prefix}{place}.{match['kind']}"

@@ -6,7 +6,7 @@ import math
 import struct
 from typing import Any
 
-from quire.config.gguf.checkpoint import find_architecture
+from quire.config.gguf.checkpoint import find_architecture, num_draft_blocks
 from quire.config.gguf.header import GGUFHeader
 from quire.config.hf import RawConfig
 from quire.errors import ConfigError
@@ -16,7 +16,7 @@ __all__ = ["config_of", "dtype_of", "end_token_ids"]
 _DTYPES = {"F32": "float32", "F16": "float16"}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _MAX_DIVISORS = 1 << 16
-_PARTLY_ROTATED = ("phi3", "glm4")
+_PARTLY_ROTATED = ("phi3", "glm4", "glm4moe")
 """Architectures whose heads may be rotated in part."""
 
 _GRANITE = {
@@ -25,6 +25,9 @@ _GRANITE = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
+_GPT_OSS_RAMP = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+"""YaRN of gpt-oss as far as files do not say it."""
+
 _GEMMA3_PATTERN = 6
 _GEMMA3_27B_LAYERS = 62
 """Layers of the one size whose factor on q·k comes from hidden size over heads."""
@@ -165,18 +168,53 @@ def _of_family(
             return factors | _experts(header, name)
         case "llama" | "qwen2moe" | "qwen3moe" | "olmoe":
             return _experts(header, name)
+        case "glm4moe":
+            return _experts(header, name) | _glm4_moe(header, name, values)
+        case "gpt-oss":
+            scaling = values["rope_scaling"]
+            return _experts(header, name) | {
+                "intermediate_size": _value(header, f"{name}.expert_feed_forward_length")
+                or values["intermediate_size"],
+                "sliding_window": window,
+                "rope_scaling": None if scaling is None else {**scaling, **_GPT_OSS_RAMP},
+            }
         case _ if name in _PARTLY_ROTATED:
-            size, head_dim = header.integer(f"{name}.rope.dimension_count"), values["head_dim"]
             original = _value(header, f"{name}.rope.scaling.original_context_length")
             return {
                 "sliding_window": window,
-                "partial_rotary_factor": size / head_dim if size and head_dim else None,
+                "partial_rotary_factor": _rotated_share(header, name, values),
                 "original_max_position_embeddings": original,
             }
         case "olmo2" if window:
             return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window}
         case _:
             return {}
+
+
+def _rotated_share(header: GGUFHeader, name: str, values: dict[str, Any]) -> float | None:
+    size, head_dim = header.integer(f"{name}.rope.dimension_count"), values["head_dim"]
+    return size / head_dim if size and head_dim else None
+
+
+def _glm4_moe(header: GGUFHeader, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The router's settings; blocks that guess further tokens count no layers."""
+    drafts = num_draft_blocks(header, name)
+    found = {
+        "num_hidden_layers": _value(header, f"{name}.block_count"),
+        "num_nextn_predict_layers": 0,
+        "partial_rotary_factor": _rotated_share(header, name, values),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors,
+        "n_routed_experts": header.integer(f"{name}.expert_count"),
+        "n_shared_experts": header.integer(f"{name}.expert_shared_count"),
+        "first_k_dense_replace": header.integer(f"{name}.leading_dense_block_count"),
+        "routed_scaling_factor": _float32(_value(header, f"{name}.expert_weights_scale")),
+        "norm_topk_prob": header.flag(f"{name}.expert_weights_norm"),
+        "n_group": header.integer(f"{name}.expert_group_count"),
+        "topk_group": header.integer(f"{name}.expert_group_used_count"),
+    }
+    if drafts and isinstance(found["num_hidden_layers"], int):
+        found["num_hidden_layers"] -= drafts
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _experts(header: GGUFHeader, name: str) -> dict[str, Any]:

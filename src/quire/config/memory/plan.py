@@ -184,7 +184,8 @@ def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
     both, or q, k, v with copies and the attention's output, or the MLP's merged input and its
     product, of which a gate in the same kernel leaves the second alone. An embedding wider than the
     residual stream counts as its width. Experts hold the output of each that a token chose, and two
-    outputs more where all tokens share a network. Counted at 4 bytes per element whatever the
+    outputs more where all tokens share a network. What a token has besides is made of two
+    parts. Counted at 4 bytes per element whatever the
     dtype, because the references in plain torch compute in float32.
     """
     heads = (matrix.inputs for matrix in spec.matrices if matrix.is_head)
@@ -195,7 +196,7 @@ def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
     if spec.experts is not None:
         shared = 3 * (spec.experts.shared_size or 0)
         inner = max(inner, (spec.experts.routing.top_k + 2) * width + shared)
-    return num_tokens * (4 * width + inner) * _FLOAT32_BYTES
+    return num_tokens * (4 * width + inner + 3 * spec.side_size) * _FLOAT32_BYTES
 
 
 def expert_bytes(spec: ModelSpec, num_tokens: int, num_threads: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from quire.config.checkpoint import Checkpoint, read_checkpoint
 from quire.config.families import read_model_spec
 from quire.config.hub import resolve_model_folder
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import KVLayout
 from quire.config.memory.plan import (
     activation_bytes,
     capture_bytes,
@@ -88,8 +88,7 @@ def draft_layout(draft: ModelSpec, target: KVLayout) -> KVLayout:
     """Return the layout of the draft model's K/V. Its blocks are those of the target's group with
     full attention: a block with one number holds the K/V of the same tokens in both pools."""
     group = next(group for group in target.groups if group.window is None)
-    kv_format = KVFormat.plain(draft.num_kv_heads, draft.head_dim, draft.dtype)
-    layout = KVLayout.of_windows(draft.windows, group.tokens_per_block, kv_format)
+    layout = KVLayout.of_model(draft, group.tokens_per_block, draft.dtype)
     return replace(layout, block_size=group.tokens_per_block)
 
 

@@ -62,7 +62,6 @@ _ORDER = rounding("online softmax sums in another order than the reference", flo
 _BF16_WEIGHTS = {**_ORDER, torch.bfloat16: _WEIGHTS_ROUNDED[torch.bfloat16]}
 _NOT_IN_TRITON = frozenset({"key_bias", "value_bias", "last_key"})
 _WITH_BF16_WEIGHTS = frozenset({"cpu_amx", "cpu_avx512_bf16"})
-_NOT_IN_CPP = frozenset({"soft_cap", "alibi_slopes"})
 
 OP = Op(
     name="paged_attention",
@@ -73,7 +72,6 @@ OP = Op(
         *(
             replace(
                 provider,
-                lacks=_NOT_IN_CPP,
                 tolerance=_BF16_WEIGHTS if provider.name in _WITH_BF16_WEIGHTS else None,
             )
             for provider in cpu_providers(bind)

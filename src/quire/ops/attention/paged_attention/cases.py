@@ -37,6 +37,13 @@ _SCORED = (
     (torch.float16, torch.float16, (_MIXED, 6, 2, 64, 16, None), ("soft_cap", "alibi_slopes")),
     (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "sinks")),
     (torch.bfloat16, torch.bfloat16, (_DECODE, 4, 1, 64, 16, 300), ("soft_cap", "sinks")),
+    (torch.bfloat16, torch.bfloat16, (_MIXED, 4, 2, 256, 16, 50), ("soft_cap",)),
+    *(
+        (dtype, cache_dtype, shape, ("alibi_slopes",))
+        for dtype, cache_dtype in ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
+        for shape in ((_DECODE, 8, 8, 64, 16, None), (_PREFILL, 6, 3, 64, 16, None))
+    ),
+    (torch.bfloat16, torch.int8, (_PREFILL, 8, 8, 64, 16, None), ("alibi_slopes", "value_bias")),
     (torch.bfloat16, torch.int8, (_MIXED, 4, 2, 40, 16, 50), ("soft_cap", "key_bias")),
     (torch.float32, torch.float32, (_PREFILL, 4, 2, 40, 16, None), ("last_key", "alibi_slopes")),
     (torch.float16, torch.float16, (_MIXED, 4, 2, 64, 16, 50), ("last_key", "soft_cap", "sinks")),

@@ -35,6 +35,8 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
         max_query_len: int | None = None,  # noqa: ARG001  the contract's
+        soft_cap: float | None = None,
+        alibi_slopes: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
         key_bias: KeyBias | None = None,
         value_bias: torch.Tensor | None = None,
@@ -71,6 +73,8 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             pointer(value_bias),
             pointer(last_key),
             pointer(sinks),
+            soft_cap or 0.0,
+            pointer(alibi_slopes),
         )
         return out
 

@@ -49,7 +49,7 @@ class LanePiece {
   static constexpr int kMostRows = 512;
   static int64_t scratch_size(const Batch& b) {
     const int64_t states = b.num_states;
-    return states * (b.head_dim / 2 + kKeyBlock + kKeyBlock / 2 + 2) + kKeyBlock * b.head_dim +
+    return states * (b.head_dim / 2 + kKeyBlock + kKeyBlock / 2 + 4) + kKeyBlock * b.head_dim +
            gathered_size(b);
   }
 
@@ -68,7 +68,9 @@ class LanePiece {
     copy_ = values_ + kKeyBlock * b.head_dim;
     first_ = reinterpret_cast<int32_t*>(copy_ + kKeyBlock * b.head_dim);
     last_ = first_ + states;
-    gathered_ = reinterpret_cast<bf16*>(last_ + states);
+    position_ = last_ + states;
+    slope_ = reinterpret_cast<float*>(position_ + states);
+    gathered_ = reinterpret_cast<bf16*>(slope_ + states);
     load_queries(work);
     find_limits();
   }
@@ -185,11 +187,15 @@ class LanePiece {
     const int states = lanes_.blocks() * kBlockLanes;
     std::fill(first_, first_ + states, 0);
     std::fill(last_, last_ + states, -1);
+    std::fill(position_, position_ + states, 0);
+    std::fill(slope_, slope_ + states, 0.0f);
     for (int head = 0; head < lanes_.heads; ++head)
       for (int row = 0; row < tile_.rows; ++row) {
         const int state = lanes_.state(head, row);
         first_[state] = static_cast<int32_t>(tile_.low(row));
         last_[state] = static_cast<int32_t>(tile_.last_key(row));
+        position_[state] = static_cast<int32_t>(tile_.position(row));
+        slope_[state] = tile_.bend.slope(int64_t{head} * b_.group + row % b_.group);
       }
   }
 
@@ -283,6 +289,21 @@ class LanePiece {
     }
   }
 
+  // Scores of one block of lanes become scaled and bent ones, for the tokens that soften() reads.
+  void bend(const KeyTiles& tiles, int state) {
+    float* s = scores_ + state * kKeyBlock;
+    const vf scale = set1(b_.scale * kLog2E), slope = load(slope_ + state);
+    const float cap = tile_.bend.cap * kLog2E;
+    const __m512i block = _mm512_set1_epi32(static_cast<int32_t>(tiles.block));
+    const vf behind =
+        _mm512_cvtepi32_ps(_mm512_sub_epi32(block, _mm512_loadu_si512(position_ + state)));
+    for (int t = tiles.first_pair() * kPairTokens; t < tiles.end_pair() * kPairTokens; ++t) {
+      const vf x = mul(load(s + t * kLanes), scale);
+      const vf distance = add(set1(static_cast<float>(t)), behind);
+      quire::store(s + t * kLanes, RowBend::bent(x, cap, slope, distance));
+    }
+  }
+
   // Softmax of one block of lanes, and what becomes of its acc.
   void soften(const KeyTiles& tiles, int block, Lines* ahead, int lines) {
     const int state = block * kBlockLanes;
@@ -297,7 +318,9 @@ class LanePiece {
     const LaneKeys keys{from, _mm512_max_epi32(_mm512_sub_epi32(end, from),
                                                _mm512_setzero_si512())};
     const bool all = _mm512_cmpeq_epi32_mask(keys.count, _mm512_set1_epi32(kKeyBlock)) == 0xffff;
-    const vf scale = set1(b_.scale * kLog2E);
+    const bool bends = tile_.bend.any();
+    if (bends) bend(tiles, state);
+    const vf scale = set1(bends ? 1.0f : b_.scale * kLog2E);
     float factors[kLanes];
     auto run = [&](auto masked) {
       return soften_lanes<masked>(scores_ + state * kKeyBlock, scale, keys, tiles.first_pair(),
@@ -422,6 +445,8 @@ class LanePiece {
   bf16* copy_;     // [kKeyBlock, head_dim]
   int32_t* first_;  // [states], keys that a lane sees
   int32_t* last_;
+  int32_t* position_;
+  float* slope_;
   bf16* gathered_;
   KeyTiles following_;
   bool follows_ = false;

@@ -31,6 +31,7 @@ struct Batch {
   KeyBias key_bias;         // that an int8 cache lacks; a count of 0 if none
   const float* value_bias;  // [K, D], or null
   const float* sinks;       // [H], or null
+  Bend bend;                // slopes: [H], or null
   int most_rows = kMaxTileRows;  // of a tile with more than one token
   int num_states = 0;            // of the largest piece of work
 
@@ -158,7 +159,8 @@ inline Tile make_tile(const Batch& b, const Work& work) {
               b.head_dim,
               b.width,
               b.window,
-              b.integers()};
+              b.integers(),
+              b.bend.from_head(int64_t{work.kv_head} * b.group)};
 }
 
 template <class E>

@@ -403,11 +403,22 @@ class PairPiece {
   float* acc(int head) const { return span_.acc + int64_t{head} * tile_.rows * tile_.width; }
 
   void soften(const Range& range) {
-    const vf scale = set1(b_.scale * kLog2E);
+    const bool bends = tile_.bend.any();
+    const vf scale = set1(b_.scale * kLog2E), after = bends ? set1(1.0f) : scale;
     for (int head = 0; head < tile_.kv_heads; ++head)
-      for (int row = 0; row < tile_.rows; ++row)
-        soften_pairs(scores_, tile_.width, head * tile_.rows + row, range.low(tile_, row),
-                     range.high(tile_, row), scale, span_);
+      for (int row = 0; row < tile_.rows; ++row) {
+        const int state = head * tile_.rows + row;
+        const int low = range.low(tile_, row), high = range.high(tile_, row);
+        if (bends) bend(tile_.bend_of(head, row, range.block), state, low, high, scale);
+        soften_pairs(scores_, tile_.width, state, low, high, after, span_);
+      }
+  }
+
+  // Scores become scaled and bent ones, for the vectors of keys in which one is seen.
+  void bend(const RowBend& bend, int state, int low, int high, vf scale) const {
+    float* s = scores_ + int64_t{state} * kKeyBlock;
+    for (int k = low / kLanes * kLanes; k < high; k += kLanes)
+      quire::store(s + k, bend(mul(load(s + k), scale), k));
   }
 
   // As attend_block().

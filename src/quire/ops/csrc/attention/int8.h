@@ -186,10 +186,13 @@ class Softening {
     const float* const k_scale = scales(i).k;
     const vf step = set1(scratch_.integers.q_step[first_ + i]), none = set1(kNegativeInfinity);
     const float* const more = scratch_.lacking(first_ + i);
+    const RowBend bend = tile_.bend_of(head_[i], (first_ + i) % tile_.rows, range_.block);
+    const bool bends = bend.any();
     vf top = none;
     for (int k = from_; k < to_; k += kLanes) {
       vf x = mul(mul(load(s + k), step), load(k_scale + k));
       if (more != nullptr) x = add(x, load(more + k));
+      if (bends) x = bend(x, k);
       store(s + k, x);
       top = max(seen<Masked>(keys_[i], k, x, none), top);
     }

@@ -318,7 +318,8 @@ bool run(const Batch& b, Team* team) {
 // [B, S, K] with strides in floats, else null. window: 0 for none. Returns 0, or 1 for an unknown
 // dtype, 2 when scratch memory is exhausted. What an int8 cache lacks: of K num_bias_pairs pairs of
 // dims (KeyBias), of V value_bias, [K, D] or null. last_key: [T], the last key of each query; null:
-// that at its own position. sinks: [H], scores of a key without a value, or null.
+// that at its own position. sinks: [H], scores of a key without a value, or null. soft_cap: 0 for
+// none; alibi_slopes: [H], or null.
 QUIRE_API int quire_paged_attention(
     const void* q, const void* k_cache, const void* v_cache, const float* k_scale,
     const float* v_scale, void* out, const int32_t* block_table, const int32_t* query_start_loc,
@@ -328,7 +329,8 @@ QUIRE_API int quire_paged_attention(
     int32_t head_dim, float scale, int32_t window, int32_t q_dtype, int32_t cache_dtype,
     const int32_t* bias_pairs, const float* key_bias, const float* bias_cos, const float* bias_sin,
     int64_t num_bias_pairs, int64_t bias_half, int64_t bias_stride, const float* value_bias,
-    const int32_t* last_key, const float* sinks, quire::Team* team) {
+    const int32_t* last_key, const float* sinks, float soft_cap, const float* alibi_slopes,
+    quire::Team* team) {
   using namespace quire;
   using namespace quire::attention;
   const int width = (head_dim + kLanes - 1) / kLanes * kLanes;
@@ -362,7 +364,8 @@ QUIRE_API int quire_paged_attention(
                     KeyBias{bias_pairs, key_bias, bias_cos, bias_sin, num_bias_pairs, bias_half,
                             bias_stride},
                     value_bias,
-                    sinks};
+                    sinks,
+                    Bend{soft_cap, alibi_slopes}};
   bool ok = true;
   const int unknown = dispatch_cache(cache_dtype, [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;

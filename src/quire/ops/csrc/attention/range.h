@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "attention/ahead.h"
+#include "attention/bend.h"
 #include "attention/bias.h"
 #include "attention/keys.h"
 #include "attention/softmax.h"
@@ -83,12 +84,17 @@ struct Tile {
   int width;       // head_dim rounded up to whole vectors
   int64_t window;  // 0: none
   bool integers;   // scores and outputs by exact products of integers
+  Bend bend;       // from the first query head of the tile on
 
   int depth() const { return integer_depth(head_dim); }
   int num_states() const { return kv_heads * rows; }
   int64_t position(int row) const { return first_position + row / group; }
   int64_t last_key(int row) const { return last == nullptr ? position(row) : last[row / group]; }
   int64_t end() const { return last_key(rows - 1) + 1; }
+  // Of a row of one kv head with the keys of the block at `block`.
+  RowBend bend_of(int head, int row, int64_t block) const {
+    return bend.row(int64_t{head} * group + row % group, block - position(row));
+  }
   int64_t low(int row) const {
     const int64_t from = position(row) - window + 1;
     return window > 0 && from > 0 ? from : 0;
@@ -183,7 +189,8 @@ inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>&
     for (int row = 0; row < tile.rows; ++row) {
       const int state = head * tile.rows + row;
       soften(tile.width, scratch.scores, state, range.low(tile, row), range.high(tile, row),
-             scaled ? scratch.scales + head : nullptr, scratch.lacking(state), scratch.span);
+             scaled ? scratch.scales + head : nullptr, scratch.lacking(state),
+             tile.bend_of(head, row, range.block), scratch.span);
     }
 }
 

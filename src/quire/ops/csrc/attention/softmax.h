@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "attention/keys.h"
+#include "attention/bend.h"
 
 namespace quire::attention {
 
@@ -22,19 +22,22 @@ inline uint64_t key_bits(int low, int high) {
 // One row's scores of a key block become weights 2^(score - max); the row's state is rescaled.
 // Keys outside low <= key < high get weight 0 whatever their score is. scales: of the keys of a
 // quantized cache, null for others; V's scale goes into the weight, not into the sum of weights.
-// more: is added to what was scaled, for these keys; or null.
+// more: is added to what was scaled, for these keys; or null. bend: of what comes out.
 inline void soften(int width, float* scores, int row, int low, int high,
-                   const HeadScales* scales, const float* more, const State& state) {
+                   const HeadScales* scales, const float* more, const RowBend& bend,
+                   const State& state) {
   float* s = scores + row * kKeyBlock;
   if (low >= high) {
     std::memset(s, 0, kKeyBlock * sizeof(float));
     return;
   }
+  const bool bends = bend.any();
   vf top = set1(kNegativeInfinity);
   for (int k = 0; k < kKeyBlock; k += kLanes) {
     vf x = load(s + k);
     if (scales != nullptr) store(s + k, x = mul(x, load(scales->k + k)));
     if (more != nullptr) store(s + k, x = add(x, load(more + k)));
+    if (bends) store(s + k, x = bend(x, k));
     top = max(select(lanes(low - k, high - k), x, set1(kNegativeInfinity)), top);
   }
   const float before = state.max[row], best = maximum(top);

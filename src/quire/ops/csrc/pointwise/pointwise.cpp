@@ -35,19 +35,6 @@ QUIRE_INLINE vf2 on_each(F&& f, vf2 x) {
   return {f(x.a), f(x.b)};
 }
 
-// tanh x = (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x, which is 1 from 20 on. Near zero, where
-// that difference has few digits, by the series of x to x⁷: the next term is below 1e-8 of the sum.
-QUIRE_INLINE vf tanh_of(vf x) {
-  x = max(set1(-20.0f), min(set1(20.0f), x));
-  const vf size = absolute(x), square = mul(x, x);
-  vf series = fma(square, set1(-17.0f / 315.0f), set1(2.0f / 15.0f));
-  series = fma(series, square, set1(-1.0f / 3.0f));
-  series = fma(mul(series, square), x, x);
-  const vf e = exp_of_minus(add(size, size));
-  const vf ratio = div(sub(set1(1.0f), e), mul(size, add(set1(1.0f), e)));
-  return select(less(size, set1(0.15f)), series, mul(ratio, x));
-}
-
 // Elements of activation(gate) · up; y may be gate.
 template <class A, class E, class Size>
 QUIRE_INLINE void put_gated(A activation, const E* gate, const E* up, E* y, Size size) {
@@ -148,3 +135,22 @@ QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out,
   });
 }
 QUIRE_REPLAYABLE(quire_activation_and_mul)
+
+// x, up: rows of `width` > 0 elements with strides; out: contiguous rows.
+QUIRE_API int quire_activation_times(const void* x, int64_t stride, const void* up,
+                                     int64_t up_stride, void* out, int64_t rows, int64_t width,
+                                     int32_t kind, int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  return dispatch(static_cast<DType>(dtype), kind, [&](auto* tag, auto activation) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    each_piece(rows, width, team, [&](int64_t row, int64_t first, int64_t last) {
+      const E* gate = static_cast<const E*>(x) + row * stride;
+      const E* factor = static_cast<const E*>(up) + row * up_stride;
+      E* y = static_cast<E*>(out) + row * width;
+      each_two(first, last, [&](int64_t i, auto size) {
+        put_gated(activation, gate + i, factor + i, y + i, size);
+      });
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_activation_times)

@@ -1,0 +1,196 @@
+"""Gemma 4's text model: layers of two shapes, the last of which read K and V of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.config.families.llama import read_llama_like
+from quire.config.families.shared import (
+    ACTIVATIONS,
+    FULL,
+    SLIDING,
+    read_layer_types,
+    read_num_layers,
+)
+from quire.config.hf import RawConfig
+from quire.config.model_spec import (
+    Gemma4Traits,
+    LlamaTraits,
+    MatrixShape,
+    ModelSpec,
+    ParameterCounts,
+    ProportionalScaling,
+    RopeSpec,
+)
+from quire.errors import ConfigError
+
+__all__ = ["read_gemma4"]
+
+_DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+}
+"""Values that the family means where the file is silent."""
+
+_ROPES = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+_SHAPE_KEYS = {"head_dim", "num_key_value_heads"}
+
+
+def read_gemma4(raw: RawConfig, dtype: str) -> ModelSpec:
+    raw = raw.with_defaults(_DEFAULTS)
+    raw.reject("use_bidirectional_attention", "all", "quire serves decoder-only models")
+    raw.reject("enable_moe_block", True, "quire serves the dense models of Gemma 4")
+    raw.reject("attention_bias", True, "quire serves Gemma 4 without biases")
+    num_layers = read_num_layers(raw)
+    by_pattern = tuple(SLIDING if (layer + 1) % 6 else FULL for layer in range(num_layers))
+    layer_types = (*read_layer_types(raw, num_layers, by_pattern)[:-1], FULL)
+    shapes = _kv_shapes(raw, layer_types)
+    sources, num_shared = _kv_sources(raw, layer_types)
+    double = 2 if raw.read(bool, "use_double_wide_mlp", default=False) else 1
+    inner = raw.read_size("intermediate_size")
+    sizes = tuple(
+        inner * (1 if source == layer else double) for layer, source in enumerate(sources)
+    )
+    same = raw.read(bool, "attention_k_eq_v", default=False)
+    traits = Gemma4Traits(
+        keys_are_values=tuple(same and kind == FULL for kind in layer_types),
+        kv_sources=sources,
+        inner_sizes=sizes,
+        token_size=raw.read(int, "hidden_size_per_layer_input") or 0,
+        token_vocab=raw.read_size("vocab_size_per_layer_input"),
+        logit_cap=raw.read_optional(float, "final_logit_softcapping"),
+    )
+    without_ropes = raw.overridden({"rope_parameters": None, "hidden_act": None})
+    spec = read_llama_like(without_ropes, dtype, LlamaTraits(), layer_types, tied=True)
+    spec = replace(
+        spec,
+        activation=raw.read_choice(ACTIVATIONS, "hidden_activation", default="gelu_pytorch_tanh"),
+        num_kv_heads=max(kv_heads for kv_heads, _ in shapes),
+        head_dim=max(head_dim for _, head_dim in shapes),
+        intermediate_size=max(sizes),
+        ropes=_ropes(raw, layer_types, shapes),
+        traits=traits,
+        kv_shapes=shapes,
+        num_shared_kv=num_shared,
+        side_size=traits.token_size * num_layers,
+    )
+    return _counted(spec, traits)
+
+
+def _kv_shapes(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """Number of kv heads and head_dim of each layer. Files of `transformers` 5.24 have them by
+    layer, published ones for all full layers."""
+    own = raw.read_size("num_key_value_heads"), raw.read_size("head_dim")
+    by_layer = raw.section("per_layer_config")
+    full_heads = own[0]
+    if raw.read(bool, "attention_k_eq_v", default=False):
+        full_heads = raw.read_size("num_global_key_value_heads", default=own[0])
+    full = full_heads, raw.read_size("global_head_dim", default=512)
+    found: list[tuple[int, int]] = []
+    for layer, kind in enumerate(layer_types):
+        shape = full if kind == FULL else own
+        if by_layer is not None:
+            section = by_layer.section(str(layer)) or RawConfig({}, by_layer.source)
+            if unknown := set(section) - _SHAPE_KEYS:
+                raise ConfigError(
+                    f"{section.source}: {', '.join(sorted(unknown))} of one layer is not supported"
+                )
+            shape = (
+                section.read_size("num_key_value_heads", default=own[0]),
+                section.read_size("head_dim", default=own[1]),
+            )
+        found.append(shape)
+    num_heads = raw.read_size("num_attention_heads")
+    if any(num_heads % kv_heads for kv_heads, _ in found):
+        raise ConfigError(
+            f"{raw.source}: num_attention_heads={num_heads} is not a multiple of each layer's "
+            "num_key_value_heads"
+        )
+    return tuple(found)
+
+
+def _kv_sources(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[tuple[int, ...], int]:
+    """The layer whose K and V each one reads, and how many read those of another: these take the
+    last one of their kind that has its own."""
+    num_layers, num_shared = len(layer_types), raw.read(int, "num_kv_shared_layers", default=0)
+    first = num_layers - num_shared
+    if num_shared < 0 or not set(layer_types) <= set(layer_types[: max(first, 0)]):
+        raise ConfigError(
+            f"{raw.source}: num_kv_shared_layers={num_shared} of {num_layers} leaves no layer of "
+            "each kind with K and V of its own"
+        )
+    last = {kind: layer for layer, kind in enumerate(layer_types[:first])}
+    own = tuple(range(first))
+    return (*own, *(last[kind] for kind in layer_types[first:])), num_shared
+
+
+def _ropes(
+    raw: RawConfig, layer_types: tuple[str, ...], shapes: tuple[tuple[int, int], ...]
+) -> tuple[RopeSpec, ...]:
+    section = raw.section("rope_parameters") or RawConfig(_ROPES, raw.source)
+    found: list[RopeSpec] = []
+    for kind, (_, head_dim) in zip(layer_types, shapes, strict=True):
+        rope = section.section(kind)
+        if rope is None:
+            raise ConfigError(f"{section.source}: no entry for layer type {kind!r}; add one")
+        chosen = rope.read_choice(("default", "proportional"), "rope_type", default="default")
+        theta = rope.read(float, "rope_theta", default=1e4)
+        scaling = None
+        if chosen == "proportional":
+            share = rope.read(float, "partial_rotary_factor", default=1.0)
+            scaling = ProportionalScaling(share, rope.read(float, "factor", default=1.0))
+            if not 0 <= share <= 1 or scaling.factor <= 0:
+                raise ConfigError(
+                    f"{rope.source}: partial_rotary_factor={share} must be from 0 to 1, and "
+                    f"factor={scaling.factor} positive"
+                )
+        if theta <= 0:
+            raise ConfigError(f"{rope.source}: rope_theta={theta} must be positive")
+        found.append(RopeSpec(head_dim, theta, scaling))
+    return tuple(found)
+
+
+def _counted(spec: ModelSpec, traits: Gemma4Traits) -> ModelSpec:
+    """The spec with its matrices and parameters."""
+    hidden, side, total = spec.hidden_size, traits.token_size, traits.token_size * spec.num_layers
+    matrices: list[MatrixShape] = []
+    norms = 0
+    for layer, (kv_heads, head_dim) in enumerate(spec.kv_shapes):
+        is_own = traits.kv_sources[layer] == layer
+        planes = (1 if traits.keys_are_values[layer] else 2) if is_own else 0
+        queries, inner = spec.num_heads * head_dim, traits.inner_sizes[layer]
+        matrices += [
+            MatrixShape(queries + planes * kv_heads * head_dim, hidden),
+            MatrixShape(hidden, queries),
+            MatrixShape(2 * inner, hidden),
+            MatrixShape(hidden, inner),
+        ]
+        norms += 4 * hidden + (2 if is_own else 1) * head_dim + 1
+        if side:
+            matrices += [MatrixShape(side, hidden), MatrixShape(hidden, side)]
+            norms += hidden
+    if side:
+        matrices.append(MatrixShape(total, hidden))
+        norms += side
+    layers = norms + sum(each.outputs * each.inputs for each in matrices)
+    per_layer, rest = divmod(layers, spec.num_layers)
+    table = spec.vocab_size * hidden + traits.token_vocab * total
+    head = hidden + (0 if spec.tie_word_embeddings else spec.vocab_size * hidden)
+    merged = {(each.outputs, each.inputs): 0 for each in matrices}
+    for each in matrices:
+        merged[each.outputs, each.inputs] += 1
+    return replace(
+        spec,
+        parameters=ParameterCounts(table, per_layer, head, extra=rest),
+        matrices=(
+            *(MatrixShape(*shape, count) for shape, count in merged.items()),
+            MatrixShape(spec.vocab_size, hidden, is_head=True),
+        ),
+    )
