@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from quire.cli.main import main
 from quire.simulator.paper import FIGURES, Finding, write_figures
 from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import Curve, Outcome, Run, find_rate, perform
+from quire.simulator.paper.runs import Curve, Outcome, Run, perform
 from quire.simulator.simulation import SYSTEM_NAMES
 
 SHORT = ("--rate", "1", "--seconds", "30")
@@ -87,10 +88,24 @@ def test_what_cannot_be_simulated_is_refused(
 
 def test_a_found_rate_lies_below_the_capacity_and_keeps_the_limit() -> None:
     """Turns red when the search goes the wrong way."""
-    curve = find_rate(Run("opt-13b", "orca-oracle", "sharegpt", seconds=20))
+    (curve,) = RunPool(1, 1.0).curves([Run("opt-13b", "orca-oracle", "sharegpt", seconds=20)])
     assert 0.05 * curve.capacity < curve.sustained < 1.5 * curve.capacity
     within = [rate for rate, latency in curve.points if latency <= 0.5]
     assert curve.sustained == pytest.approx(max(within))
+
+
+def test_equal_runs_are_simulated_once() -> None:
+    """A saturated one is the same whatever the length of its trace. Turns red when figures that
+    share runs pay for them again, or get those of others."""
+    pool = RunPool(1, 1.0)
+    first = Run("opt-13b", "orca-max", "sharegpt", seconds=5)
+    waiting, longer, at_rate, other = pool.outcomes(
+        [first, replace(first, seconds=9), replace(first, rate=1.0), replace(first, seed=1)]
+    )
+    assert waiting is longer
+    assert waiting.memory["held"] > 0
+    assert len({each.mean_running for each in (waiting, at_rate, other)}) == 3
+    pool.close()
 
 
 def test_a_changed_constant_changes_a_run() -> None:

@@ -21,7 +21,7 @@ WHY_BATCHES = (
 
 def figure_2(pool: RunPool) -> Figure:
     """Use of KV memory while requests wait: OPT-13B, ShareGPT."""
-    runs = [Run("opt-13b", system, "sharegpt", reads_memory=True) for system in BATCHING]
+    runs = [Run("opt-13b", system, "sharegpt") for system in BATCHING]
     shares = [outcome.memory for outcome in pool.outcomes(runs)]
     names = tuple(SYSTEMS[system] for system in BATCHING)
     parts = {"held": "tokens", "reserved": "reserved", "internal": "internal", "free": "external"}
@@ -93,7 +93,7 @@ def figure_15(pool: RunPool) -> Figure:
     }
     runs = [
         Run("opt-13b", "quire", data, rate=2.0, seconds=pool.seconds(120.0), n=n,
-            is_search=is_search, reads_memory=True)
+            is_search=is_search)
         for (data, is_search), n in product(paper, sizes)
     ]  # fmt: skip
     saved = {

@@ -83,7 +83,7 @@ SYSTEMS: Mapping[str, str] = {
 class Run:
     """rate: requests per second; inf: all wait from the start, and as many as saturate the memory.
     changes: settings of `SystemShape` by name. scale: name and factor of a constant of the device
-    that is changed. reads_memory: look at the blocks while it runs."""
+    that is changed."""
 
     setup: str
     system: str
@@ -95,7 +95,6 @@ class Run:
     is_search: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
     scale: tuple[str, float] = ("", 1.0)
-    reads_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +177,9 @@ def perform(run: Run) -> Outcome:
     return _outcome(served, trace, memory=memory.shares())
 
 
-def find_rate(run: Run) -> Curve:
-    """Find the highest rate whose normalized latency is within the limit, by bisection."""
-    capacity = perform(replace(run, rate=math.inf)).requests_per_s
+def find_rate(run: Run, capacity: float) -> Curve:
+    """Find the highest rate whose normalized latency is within the limit, by bisection. capacity:
+    requests per second while all wait."""
     low, high = LOWEST_LOAD * capacity, HIGHEST_LOAD * capacity
     points: list[tuple[float, float]] = []
     for _ in range(HALVINGS):
@@ -203,8 +202,6 @@ def _perform_quire(run: Run, setup: Setup, trace: Sequence[TraceRequest]) -> Out
     }
     system = build_core(_cost_of(run, setup, block_size), SystemShape(**values), run.seed)
     requests = engine_requests(trace, model_spec(setup.model).vocab_size)
-    if not run.reads_memory:
-        return _outcome(serve(system, requests), trace)
     readings = _BlockReadings()
     served = serve(system, requests, partial(readings.read, system, block_size))
     saved = readings.saved / readings.entries if readings.entries else 0.0
