@@ -14,7 +14,7 @@ from quire.protocol.control import MeasureRecovery
 from quire.protocol.step import StepPlan
 from quire.runner.rows import RowTable
 from quire.scheduler import Scheduler
-from quire.simulator import Served, serve
+from quire.simulator import Served, StepCost, SystemShape, build_core, device_named, serve
 from quire.simulator.executor import TOKEN
 from quire.simulator.row_counts import ComputedRows, RowCounts
 from quire.simulator.workloads import Piece, TraceRequest, draw_chat, engine_requests
@@ -45,6 +45,22 @@ def test_a_run_takes_the_time_of_its_steps() -> None:
     assert served.tpot_s == pytest.approx([decode / 3] * 2)
     assert served.normalized_latency_s == pytest.approx((prefill + decode) / 4)
     assert (served.num_preempted, served.num_steps) == (0, 10)
+
+
+def test_a_cpu_waits_for_its_own_host_when_rows_change() -> None:
+    """One prompt of a step, then 3 decodes: the first changes its number of tokens. The step after
+    the last one ends the row."""
+    cost = StepCost(device_named("xeon-amx-2"), COST.spec)
+    served = serve(
+        build_core(cost, SystemShape(num_kv_blocks=100)),
+        engine_requests([TraceRequest(0.0, 64, 4)], VOCAB),
+    )
+    rows = [(0, 64), (64, 1), (65, 1), (66, 1)]
+    kernels = [cost.seconds(*np.array([row], np.int64).T, 1) for row in rows]
+    changed = cost.host_s(0, changes_rows=True)
+    entered = cost.host_s(1, changes_rows=True)
+    assert served.first_token_s == pytest.approx([kernels[0] + entered])
+    assert served.finished_s == pytest.approx([sum(kernels) + entered + changed])
 
 
 def test_the_parts_are_the_real_ones() -> None:

@@ -119,6 +119,8 @@ class SimulatedExecutor:
         seconds = self._cost.seconds(rows.num_computed, rows.num_tokens, num_sampled)
         seconds += self._cost.copy_s(len(plan.swap_out_src))
         seconds += self._cost.duplicate_s(len(plan.copy_src))
+        if self._cost.waits_for_host:
+            seconds += self._cost.host_s(len(plan.enter), changes_rows=not plan.keeps_rows)
         self._start_copies(plan, start)
         if not len(rows.slots) and self._tickets:  # a step that only waits for news
             seconds = max(seconds, min(self._tickets.values()) - start)

@@ -127,9 +127,18 @@ class StepCost:
             self._weights_read_s(total), total * self.token_s + num_sampled * self.logits_s
         )
         attention = self._attention_s(num_computed, num_tokens, total)
-        device = self.device
-        host = device.host_step_s + device.host_row_s * len(num_tokens)
-        return linear + attention + self.launch_s + self._exchange_s(total) + host
+        return linear + attention + self.launch_s + self._exchange_s(total)
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Return whether `host_s` is anything but 0."""
+        return self.device.host_change_s + self.device.host_enter_s > 0
+
+    def host_s(self, num_entering: int, *, changes_rows: bool) -> float:
+        """Return the host time that a step of the engine adds. changes_rows: whether any sequence
+        comes, goes or computes another number of tokens than in the step before."""
+        kernels = KERNELS_PER_LAYER * self.spec.num_layers if changes_rows else 0
+        return kernels * self.device.host_change_s + num_entering * self.device.host_enter_s
 
     def copy_s(self, num_blocks: int) -> float:
         """To copy blocks to or from the host: one call for K and one for V of each block and layer,

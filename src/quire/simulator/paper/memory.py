@@ -12,7 +12,7 @@ from quire.simulator.paper.runs import SYSTEMS, Run
 __all__ = ["figure_2", "figure_13", "figure_15"]
 
 BATCHING = ("orca-max", "orca-pow2", "orca-oracle", "quire")
-SECONDS = 900.0
+SECONDS = 450.0
 WHY_BATCHES = (
     "sequences are rate times latency: steps of the modelled A100 are shorter than the paper's, "
     "so that 2 requests/s do not fill it"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from quire.errors import ConfigError
@@ -41,7 +41,7 @@ FIGURES: Mapping[str, Callable[[RunPool], Figure]] = {
 
 
 def make_figures(keys: Sequence[str], *, jobs: int, scale: float) -> Iterator[Figure]:
-    """Simulate figures, `jobs` runs at a time, and give them in this order. scale: of the traces'
+    """Simulate figures, `jobs` runs at a time, and give each when it is there. scale: of traces'
     lengths. ConfigError if there is no such figure."""
     unknown = [key for key in keys if key not in FIGURES]
     if unknown:
@@ -51,7 +51,9 @@ def make_figures(keys: Sequence[str], *, jobs: int, scale: float) -> Iterator[Fi
     pool = RunPool(jobs, scale)
     with ThreadPoolExecutor(len(keys)) as makers:  # they wait for runs
         try:
-            yield from makers.map(lambda key: FIGURES[key](pool), keys)
+            made = [makers.submit(FIGURES[key], pool) for key in keys]
+            for future in as_completed(made):
+                yield future.result()
         finally:
             pool.close()
 
@@ -73,8 +75,9 @@ def write_figures(figures: Sequence[Figure], folder: Path, scale: float) -> None
         ) from error
 
 
-def render_table(figures: Sequence[Figure]) -> str:
+def render_table(figures: Iterable[Figure]) -> str:
     """All headlines as a table of Markdown, and then those by changed constant."""
+    figures = sorted(figures, key=lambda figure: list(FIGURES).index(figure.key))
     lines = [
         "| figure | headline | paper | here | within 15 % | why not |",
         "|---|---|---|---|---|---|",

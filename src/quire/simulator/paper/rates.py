@@ -13,8 +13,11 @@ __all__ = ["figure_12", "figure_14", "figure_16", "figure_17"]
 
 ORCAS = ("orca-oracle", "orca-pow2", "orca-max")
 MODELS = ("opt-13b", "opt-66b", "opt-175b")
-SECONDS = 450.0
-"""Length of a trace; the paper has 15 minutes for OPT-175B and an hour for the others."""
+SECONDS, SECONDS_OF_SHORT = 450.0, 225.0
+"""Length of a trace, and of one whose requests take a few seconds each; the paper has 15 minutes
+for OPT-175B and an hour for the others."""
+
+LONG_WORKLOADS = ("sharegpt", "paper-chat")
 
 WHY_RATES = (
     "the limit of latency is ours, and the lengths have the paper's means, not its histograms"
@@ -157,7 +160,8 @@ def _curves(
 ) -> dict[tuple[str, str, str], Curve]:
     """Curves by workload, setup and system. changes: of quire."""
     runs = [
-        Run(model, system, data, seconds=pool.seconds(SECONDS),
+        Run(model, system, data,
+            seconds=pool.seconds(SECONDS if data in LONG_WORKLOADS else SECONDS_OF_SHORT),
             changes=changes if system == "quire" else ())
         for (data, model), system in product(cells, systems)
     ]  # fmt: skip
