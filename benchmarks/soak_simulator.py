@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -75,18 +76,20 @@ def walk(seed: int, check_every: int) -> Walk:
     return Walk(seed, counts, system.executor.trace_hash())
 
 
-def soak(pool: ProcessPoolExecutor, first_seed: int, steps: int, check_every: int) -> list[Walk]:
-    """Walks from a seed on, until these have so many steps or a whole batch has failed."""
+def batches(
+    pool: ProcessPoolExecutor, first_seed: int, steps: int, check_every: int
+) -> Iterator[list[Walk]]:
+    """All walks so far, batch after batch, until these have so many steps or a batch has failed."""
     found: list[Walk] = []
-    done, seed, batch = 0, first_seed, list[Walk]()
-    while done < steps and not (batch and all(each.failure for each in batch)):
+    seed = first_seed
+    while sum(each.counts["steps"] for each in found) < steps:
         seeds = range(seed, seed + BATCH)
         batch = list(pool.map(partial(walk, check_every=check_every), seeds))
         found += batch
-        done += sum(each.counts["steps"] for each in batch)
+        yield found
+        if all(each.failure for each in batch):
+            return
         seed += BATCH
-        print(f"{done} steps", flush=True)
-    return found
 
 
 def describe(found: list[Walk], check_every: int) -> dict[str, object]:
@@ -103,6 +106,22 @@ def describe(found: list[Walk], check_every: int) -> dict[str, object]:
     }
 
 
+def differing(each_step: list[Walk], sparse: list[Walk]) -> list[int]:
+    """Seeds whose walks were done twice, with different hashes."""
+    pairs = zip(each_step, sparse, strict=False)
+    return [one.seed for one, other in pairs if one.trace_hash != other.trace_hash]
+
+
+def compare(each_step: list[Walk], sparse: list[Walk]) -> dict[str, object]:
+    """For the record."""
+    return {
+        "each_step": describe(each_step, 1),
+        "sparse": describe(sparse, CHECK_EVERY),
+        "walks_done_twice": min(len(each_step), len(sparse)),
+        "seeds_with_two_hashes": differing(each_step, sparse),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -113,27 +132,25 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     arguments = parser.parse_args()
-    commit, began = current_commit(), time.monotonic()
-    with ProcessPoolExecutor(arguments.processes) as pool:
-        each_step = soak(pool, arguments.seed, arguments.checked, 1)
-        sparse = soak(pool, arguments.seed, arguments.steps, CHECK_EVERY)
-    pairs = list(zip(each_step, sparse, strict=False))
-    differing = [one.seed for one, other in pairs if one.trace_hash != other.trace_hash]
-    report = {
+    about = {
         "benchmark": "soak_simulator",
         "command": " ".join(sys.argv),
-        "commit": commit,
+        "commit": current_commit(),
         "machine": dataclasses.asdict(describe_machine()),
         "seed": arguments.seed,
-        "seconds": round(time.monotonic() - began),
-        "each_step": describe(each_step, 1),
-        "sparse": describe(sparse, CHECK_EVERY),
-        "walks_done_twice": len(pairs),
-        "seeds_with_two_hashes": differing,
     }
-    print(json.dumps(report, indent=1))
-    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if differing or any(each.failure for each in [*each_step, *sparse]) else 0
+    began = time.monotonic()
+    each_step, sparse = list[Walk](), list[Walk]()
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        parts = (each_step, arguments.checked, 1), (sparse, arguments.steps, CHECK_EVERY)
+        for found, steps, check_every in parts:
+            for so_far in batches(pool, arguments.seed, steps, check_every):
+                found[:] = so_far
+                result = compare(each_step, sparse) | {"seconds": round(time.monotonic() - began)}
+                arguments.output.write_text(json.dumps(about | result, indent=1) + "\n")
+    print(json.dumps(compare(each_step, sparse), indent=1))
+    has_failed = any(each.failure for each in [*each_step, *sparse])
+    return 1 if has_failed or differing(each_step, sparse) else 0
 
 
 if __name__ == "__main__":
