@@ -56,7 +56,7 @@ def test_a_cpu_waits_for_its_own_host_when_rows_change() -> None:
         engine_requests([TraceRequest(0.0, 64, 4)], VOCAB),
     )
     rows = [(0, 64), (64, 1), (65, 1), (66, 1)]
-    kernels = [cost.seconds(*np.array([row], np.int64).T, 1) for row in rows]
+    kernels = [cost.seconds(np.array([done]), np.array([tokens]), 1) for done, tokens in rows]
     changed = cost.host_s(0, changes_rows=True)
     entered = cost.host_s(1, changes_rows=True)
     assert served.first_token_s == pytest.approx([kernels[0] + entered])

@@ -12,7 +12,9 @@ from quire.simulator.paper.runs import SYSTEMS, Run
 __all__ = ["figure_2", "figure_13", "figure_15"]
 
 BATCHING = ("orca-max", "orca-pow2", "orca-oracle", "quire")
-SECONDS = 450.0
+SECONDS = {"sharegpt": 3600.0, "alpaca": 450.0}
+"""Length of the traces of figure 13. At the paper's rate ShareGPT fills its device slowly."""
+
 WHY_BATCHES = (
     "sequences are rate times latency: steps of the modelled A100 are shorter than the paper's, "
     "so that 2 requests/s do not fill it"
@@ -45,7 +47,7 @@ def figure_13(pool: RunPool) -> Figure:
     wait, since the paper's rates fill its device."""
     cells = (("sharegpt", 2.0), ("alpaca", 30.0), ("sharegpt", inf), ("alpaca", inf))
     runs = [
-        Run("opt-13b", system, data, rate=rate, seconds=pool.seconds(SECONDS))
+        Run("opt-13b", system, data, rate=rate, seconds=pool.seconds(SECONDS[data]))
         for (data, rate), system in product(cells, BATCHING)
     ]
     mean = {
