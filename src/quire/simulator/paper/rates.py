@@ -91,7 +91,10 @@ def figure_14(pool: RunPool) -> Figure:
     def over_oracle(n: int, *, is_search: bool) -> float:
         return rates[n, is_search, "quire"] / rates[n, is_search, "orca-oracle"]
 
-    why = "rates while all wait, not at equal latency"
+    why = (
+        "rates while all wait, not at equal latency; and to Orca's favour its sequences compute "
+        "their prompt once, and its beams copy no K/V"
+    )
     findings = [
         Finding(
             "rate over Orca (Oracle), one sample",
