@@ -29,7 +29,7 @@ from quire.simulator.workloads import (
 )
 
 __all__ = ["LATENCY_LIMIT_S", "SETUPS", "SYSTEMS", "Curve", "Outcome", "Run", "Setup", "find_rate",
-           "perform"]  # fmt: skip
+           "perform", "sustained_rate"]  # fmt: skip
 
 MAX_NUM_SEQS = 1024
 """Sequences in a step at most, of all systems: the memory is the limit."""
@@ -40,9 +40,9 @@ MAX_MODEL_LEN = 2048
 LATENCY_LIMIT_S = 0.5
 """Normalized latency up to which a rate counts as sustained: the middle of the paper's axes."""
 
-LOWEST_LOAD, HIGHEST_LOAD, HALVINGS = 0.05, 1.5, 6
-"""Rates between which `find_rate` searches, over that at which all requests wait; and how often it
-halves the range."""
+LOADS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
+"""Rates of a curve, over that at which all requests wait. Above it the latency is that of a queue
+which grows as long as the trace lasts."""
 
 SATURATING = 6
 """Requests of a saturated run, over those that fit the memory together."""
@@ -118,8 +118,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """points: (rate, normalized latency), by rate. sustained: the highest rate within the limit.
-    capacity: requests per second while all wait."""
+    """points: (rate, normalized latency), by rate. sustained: the highest rate within the limit and
+    `capacity`, the requests per second while all wait."""
 
     capacity: float
     sustained: float
@@ -178,16 +178,25 @@ def perform(run: Run) -> Outcome:
 
 
 def find_rate(run: Run, capacity: float) -> Curve:
-    """Find the highest rate whose normalized latency is within the limit, by bisection. capacity:
-    requests per second while all wait."""
-    low, high = LOWEST_LOAD * capacity, HIGHEST_LOAD * capacity
-    points: list[tuple[float, float]] = []
-    for _ in range(HALVINGS):
-        middle = math.sqrt(low * high)
-        latency = perform(replace(run, rate=middle)).normalized_latency_s
-        points.append((middle, latency))
-        low, high = (middle, high) if latency <= LATENCY_LIMIT_S else (low, middle)
-    return Curve(capacity, low, tuple(sorted(points)))
+    """Serve at `LOADS`. capacity: requests per second while all wait."""
+    rates = [load * capacity for load in LOADS]
+    latencies = [perform(replace(run, rate=rate)).normalized_latency_s for rate in rates]
+    points = tuple(zip(rates, latencies, strict=True))
+    return Curve(capacity, sustained_rate(points), points)
+
+
+def sustained_rate(points: Sequence[tuple[float, float]]) -> float:
+    """Return the rate at which a curve of (rate, latency) crosses the limit, on a line between the
+    logarithms; the last rate if it never does, the first one if that is above it."""
+    rates, latencies = zip(*points, strict=True)
+    above = next((i for i, each in enumerate(latencies) if each > LATENCY_LIMIT_S), None)
+    if above is None:
+        return rates[-1]
+    if above == 0:
+        return rates[0]
+    low, high = latencies[above - 1 : above + 1]
+    share = math.log(LATENCY_LIMIT_S / low) / math.log(high / low)
+    return rates[above - 1] * (rates[above] / rates[above - 1]) ** share
 
 
 def _perform_quire(run: Run, setup: Setup, trace: Sequence[TraceRequest]) -> Outcome:
