@@ -248,13 +248,18 @@ def _trace_of(run: Run, setup: Setup) -> list[TraceRequest]:
 
 
 def _mean_tokens(workload: str) -> float:
-    """Return the tokens that a request of the workload holds in the mean over its life, roughly."""
+    """Return the tokens that a request of the workload holds for itself alone in the mean over its
+    life, roughly."""
     sample = (
         draw_chat_prompts(rate=100, seconds=1, seed=0)
         if workload == "paper-chat"
         else draw_trace(workload, rate=100, seconds=1, seed=0, max_model_len=MAX_MODEL_LEN)
     )
-    return float(np.mean([each.prompt_tokens + each.output_tokens / 2 for each in sample]))
+    own = [
+        each.prompt_tokens - sum(piece.length for piece in each.pieces) + each.output_tokens / 2
+        for each in sample
+    ]
+    return float(np.mean(own))
 
 
 def _outcome(
