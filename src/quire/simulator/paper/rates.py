@@ -105,8 +105,12 @@ def figure_14(pool: RunPool) -> Figure:
             "×",
             why,
         ),
-        Finding("the same, six samples", over_oracle(6, is_search=False), None, None, "×"),
-        Finding("the same, six beams", over_oracle(6, is_search=True), 2.3, 2.3, "×", why),
+        Finding(
+            "rate over Orca (Oracle), six samples", over_oracle(6, is_search=False), None, None, "×"
+        ),
+        Finding(
+            "rate over Orca (Oracle), six beams", over_oracle(6, is_search=True), 2.3, 2.3, "×", why
+        ),
     ]
     return Figure("14", "Figure 14: samples and beams", tuple(panels), tuple(findings))
 
@@ -124,7 +128,7 @@ def figure_16(pool: RunPool) -> Figure:
     why = "the paper does not give the lengths of its sentences; ours are stated in the workload"
     findings = [
         Finding(
-            f"{data.removeprefix('translation-')} tokens: rate over Orca (Oracle)",
+            f"{data.removeprefix('translation-')} tokens of prefix: rate over Orca (Oracle)",
             curves[data, model, "quire"].sustained / curves[data, model, "orca-oracle"].sustained,
             paper,
             paper,
@@ -143,7 +147,7 @@ def figure_17(pool: RunPool) -> Figure:
     of = {name: curves["paper-chat", "opt-13b", name] for name in systems}
     findings = [
         Finding(
-            f"rate over {SYSTEMS[name]}",
+            f"chat: rate over {SYSTEMS[name]}",
             of["quire"].sustained / of[name].sustained,
             2.0,
             2.0,
