@@ -2,12 +2,12 @@
 
     python benchmarks/shared_prefix_simulated.py [--requests 3000] [--output FILE]
 
-LLaMA-13B on an A100 with the 15,700 KV slots of the paper's table 1: the real scheduler and block
-manager over `cost_model.py`, without reuse of prefixes (off), with automatic reuse (cached), and
-with the prefix pinned, so that its partly filled last block is shared too (pinned); and Orca
-(Oracle) in the same memory (`orca.py`). Requests per second while all wait, and at shares of that
-rate the mean normalized latency: seconds from arrival to end per output token. The same on any
-machine.
+LLaMA-13B on an A100 with the 15,700 KV slots of the paper's table 1, by `quire.simulator`: without
+reuse of prefixes (off), with automatic reuse (cached), and with the prefix pinned, so that its
+partly filled last block is shared too (pinned); and Orca (Oracle) in the same memory. `make paper`
+has the curves of the paper's figure 16; what no reuse costs and a pin brings is here. Requests per
+second while all wait, and at shares of that rate the mean normalized latency: seconds from arrival
+to end per output token. The same on any machine.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from quire.protocol.control import MeasureRecovery
 from quire.protocol.step import StepPlan
 from quire.runner.rows import RowTable
 from quire.scheduler import Scheduler
-from quire.simulator import Served, SystemShape, build_core, serve
+from quire.simulator import Served, StepCost, SystemShape, build_core, device_named, serve
 from quire.simulator.executor import TOKEN
 from quire.simulator.row_counts import ComputedRows, RowCounts
 from quire.simulator.workloads import Piece, TraceRequest, draw_chat, engine_requests
 from tests.profiles import seeds
-from tests.simulator.systems import COST, sharegpt, system
+from tests.simulator.systems import COST, crowded_system, crowded_trace, sharegpt, system
 
 VOCAB = COST.spec.vocab_size
 
@@ -45,6 +45,22 @@ def test_a_run_takes_the_time_of_its_steps() -> None:
     assert served.tpot_s == pytest.approx([decode / 3] * 2)
     assert served.normalized_latency_s == pytest.approx((prefill + decode) / 4)
     assert (served.num_preempted, served.num_steps) == (0, 10)
+
+
+def test_a_cpu_waits_for_its_own_host_when_rows_change() -> None:
+    """One prompt of a step, then 3 decodes: the first changes its number of tokens. The step after
+    the last one ends the row."""
+    cost = StepCost(device_named("xeon-amx-2"), COST.spec)
+    served = serve(
+        build_core(cost, SystemShape(num_kv_blocks=100)),
+        engine_requests([TraceRequest(0.0, 64, 4)], VOCAB),
+    )
+    rows = [(0, 64), (64, 1), (65, 1), (66, 1)]
+    kernels = [cost.seconds(np.array([done]), np.array([tokens]), 1) for done, tokens in rows]
+    changed = cost.host_s(0, changes_rows=True)
+    entered = cost.host_s(1, changes_rows=True)
+    assert served.first_token_s == pytest.approx([kernels[0] + entered])
+    assert served.finished_s == pytest.approx([sum(kernels) + entered + changed])
 
 
 def test_the_parts_are_the_real_ones() -> None:
@@ -172,8 +188,9 @@ class BothRows(RowCounts):
         self.real.apply(plan)
         expected = self.real.scheduled()
         found = super().compute(plan)
-        for name in ("slots", "num_computed", "num_tokens", "samples"):
+        for name in ("slots", "num_computed", "num_tokens"):
             assert (getattr(found, name) == getattr(expected, name)).all(), name
+        assert (found.drawing == expected.slots[expected.samples]).all()
         self.real.commit_computed(expected)
         self.num_compared += 1
         return found
@@ -191,35 +208,10 @@ class BothRows(RowCounts):
 def test_invariants_hold_after_every_step(seed: int) -> None:
     """2,500 steps (50,000 when soaking) with a small pool, preemption, swaps, beams and forks. The
     counts of rows are those of the real runner's."""
-    rng = np.random.default_rng(seed)
-    trace: list[TraceRequest] = []
-    for index in range(310):
-        kind = int(rng.integers(4))
-        trace.append(
-            TraceRequest(
-                index * 0.1,
-                int(rng.integers(1, 120)),
-                int(rng.integers(1, 80)),
-                (Piece(int(rng.integers(3)), 48),) if rng.random() < 0.5 else (),
-                n=1 if kind < 2 else 3,
-                is_search=kind == 3,
-            )
-        )
-    built = build_core(
-        COST,
-        SystemShape(
-            num_kv_blocks=48,
-            max_num_seqs=16,
-            max_num_batched_tokens=128,
-            enable_prefix_caching=True,
-            num_host_blocks=64,
-            preemption_mode="auto" if seed % 2 else "swap",
-            scheduling_policy=("fcfs", "srtf", "two_level")[seed % 3],
-        ),
-        seed,
-    )
+    built = crowded_system(seed)
     rows = built.executor._rows = BothRows(16)
-    served = serve(built, engine_requests(trace, VOCAB), built.core.check_invariants)
+    requests = engine_requests(crowded_trace(seed), VOCAB)
+    served = serve(built, requests, built.core.check_invariants)
     assert rows.num_compared == served.num_steps
     stats = built.scheduler.stats()
     assert served.num_steps >= 2500, "too few steps for what the name says"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from quire.cli.main import main
 from quire.simulator.paper import FIGURES, Finding, write_figures
 from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import Curve, Outcome, Run, find_rate, perform
+from quire.simulator.paper.runs import Curve, Outcome, Run, perform, sustained_rate
 from quire.simulator.simulation import SYSTEM_NAMES
 
 SHORT = ("--rate", "1", "--seconds", "30")
@@ -85,12 +86,40 @@ def test_what_cannot_be_simulated_is_refused(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_found_rate_lies_below_the_capacity_and_keeps_the_limit() -> None:
-    """Turns red when the search goes the wrong way."""
-    curve = find_rate(Run("opt-13b", "orca-oracle", "sharegpt", seconds=20))
-    assert 0.05 * curve.capacity < curve.sustained < 1.5 * curve.capacity
-    within = [rate for rate, latency in curve.points if latency <= 0.5]
-    assert curve.sustained == pytest.approx(max(within))
+@pytest.mark.parametrize(
+    ("latencies", "rate"),
+    [((0.1, 0.2, 0.3), 4.0), ((0.1, 0.25, 1.0), 2 * 2**0.5), ((0.1, 1.0, 0.2), 1.6233),
+     ((0.6, 0.7, 0.8), 1.0)],
+)  # fmt: skip
+def test_a_sustained_rate_is_where_the_curve_crosses_the_limit(
+    latencies: tuple[float, ...], rate: float
+) -> None:
+    """Turns red when the rate is read off the wrong place."""
+    assert sustained_rate(list(zip((1.0, 2.0, 4.0), latencies, strict=True))) == pytest.approx(
+        rate, rel=1e-4
+    )
+
+
+def test_a_curve_reaches_from_a_fifth_of_the_capacity_to_all_of_it() -> None:
+    (curve,) = RunPool(1, 1.0).curves([Run("opt-13b", "orca-oracle", "sharegpt", seconds=20)])
+    rates, latencies = zip(*curve.points, strict=True)
+    assert rates[0] == pytest.approx(0.2 * curve.capacity)
+    assert rates[-1] == curve.sustained == curve.capacity
+    assert latencies[-1] > latencies[0] > 0
+
+
+def test_equal_runs_are_simulated_once() -> None:
+    """A saturated one is the same whatever the length of its trace. Turns red when figures that
+    share runs pay for them again, or get those of others."""
+    pool = RunPool(1, 1.0)
+    first = Run("opt-13b", "orca-max", "sharegpt", seconds=5)
+    waiting, longer, at_rate, other = pool.outcomes(
+        [first, replace(first, seconds=9), replace(first, rate=1.0), replace(first, seed=1)]
+    )
+    assert waiting is longer
+    assert waiting.memory["held"] > 0
+    assert len({each.mean_running for each in (waiting, at_rate, other)}) == 3
+    pool.close()
 
 
 def test_a_changed_constant_changes_a_run() -> None:
@@ -168,9 +197,8 @@ def test_the_page_shows_what_the_committed_figures_say() -> None:
     page = (root / "docs" / "simulator.md").read_text(encoding="utf-8")
     table = (root / "benchmarks" / "results" / "paper" / "table.md").read_text(encoding="utf-8")
     made = {row[2]: row for row in ([c.strip() for c in r.split("|")] for r in table.splitlines())}
-    names = ("tokens in KV memory", "over Orca")
-    shown = [line for line in page.splitlines() if any(name in line for name in names)]
-    assert len(shown) == 5
-    for line in shown:
+    lines = page.split("| headline | paper | here |\n")[1].split("\n\n")[0].splitlines()[1:]
+    assert len(lines) >= 5
+    for line in lines:
         _, name, paper, ours, _ = (cell.strip() for cell in line.split("|"))
         assert made[name][3:5] == [paper, ours]

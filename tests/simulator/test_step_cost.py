@@ -141,18 +141,18 @@ def test_devices_and_models_are_all_usable_and_others_refused() -> None:
 @pytest.mark.parametrize("rows", [1, 4, 16, 32])
 def test_the_xeon_decodes_as_fast_as_it_was_measured(rows: int) -> None:
     """31 steps after prompts of 64 tokens, as `benchmarks/cpu_table.py` measures them. Turns red
-    when the device or the roofline is further than 15 % from the committed run."""
+    when the device or the roofline is further than 10 % from the committed run."""
     seconds_of = StepCost(device_named("xeon-amx-2"), model_spec(str(QWEN))).seconds
     spent = sum(
         seconds_of(np.full(rows, 64 + step), np.ones(rows, np.int64), rows) for step in range(31)
     )
-    assert 31 * rows / spent == pytest.approx(measured(f"decode_{rows}_tokens_per_s"), rel=0.15)
+    assert 31 * rows / spent == pytest.approx(measured(f"decode_{rows}_tokens_per_s"), rel=0.1)
 
 
 def test_the_xeon_computes_prompts_as_fast_as_it_was_measured() -> None:
     cost = StepCost(device_named("xeon-amx-2"), model_spec(str(QWEN)))
     spent = seconds(cost, *[(0, 64)] * 16, sampled=16)
-    assert 16 * 64 / spent == pytest.approx(measured("prefill_tokens_per_s"), rel=0.15)
+    assert 16 * 64 / spent == pytest.approx(measured("prefill_tokens_per_s"), rel=0.1)
 
 
 def measured(figure: str) -> float:
@@ -165,3 +165,13 @@ def test_a_cpu_reads_and_multiplies_one_after_the_other() -> None:
     cpu = device_named("xeon-amx-2")
     plain, overlapped = (StepCost(device, OPT_13B) for device in (cpu, replace(cpu, overlaps=True)))
     assert seconds(plain, *[(9, 1)] * 32) > 1.2 * seconds(overlapped, *[(9, 1)] * 32)
+
+
+def test_only_a_device_that_is_the_host_itself_waits_for_it() -> None:
+    """Turns red when GPUs wait for the host, or a small model on a CPU does not."""
+    for name in device_names():
+        cost = StepCost(device_named(name), OPT_13B)
+        assert cost.waits_for_host == (not cost.device.overlaps)
+        changed = cost.host_s(0, changes_rows=True)
+        assert changed == 12 * OPT_13B.num_layers * cost.device.host_change_s
+        assert cost.host_s(2, changes_rows=False) == 2 * cost.device.host_enter_s

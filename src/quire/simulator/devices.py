@@ -18,7 +18,7 @@ CONSTANTS = (
     "bytes_per_s", "flop_per_s", "read_share", "arithmetic_share", "link_bytes_per_s",
     "host_bytes_per_s", "launch_s", "all_reduce_s", "copy_call_s", "load_latency_s",
 )  # fmt: skip
-"""The constants of a device that decide how long a step takes."""
+"""The constants that decide how long a step of a GPU takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class Device:
         memory, in one direction.
     launch_s: between two kernels. all_reduce_s: of an exchange of nothing. copy_call_s: of one
         call that copies to or from the host.
+    host_change_s, host_enter_s: host time where the device itself is the host, 0 where it hides
+        behind the step before: between two kernels of a step whose rows change, beside `launch_s`;
+        and for each sequence that enters.
     load_latency_s: of one load from its memory. max_warps: groups of threads that wait for loads
         at the same time.
     """
@@ -49,6 +52,8 @@ class Device:
     launch_s: float
     all_reduce_s: float
     copy_call_s: float
+    host_change_s: float
+    host_enter_s: float
     load_latency_s: float
     max_warps: int
 

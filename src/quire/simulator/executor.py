@@ -115,10 +115,12 @@ class SimulatedExecutor:
     def execute(self, plan: StepPlan) -> _Step:
         start = max(self._free_at, self._clock.now)
         rows = self._rows.compute(plan)
-        seconds = self._cost.copy_s(len(plan.swap_out_src))
+        num_sampled = len(rows.drawing) + len(plan.forks)
+        seconds = self._cost.seconds(rows.num_computed, rows.num_tokens, num_sampled)
+        seconds += self._cost.copy_s(len(plan.swap_out_src))
         seconds += self._cost.duplicate_s(len(plan.copy_src))
-        num_sampled = int(np.count_nonzero(rows.samples)) + len(plan.forks)
-        seconds += self._cost.seconds(rows.num_computed, rows.num_tokens, num_sampled)
+        if self._cost.waits_for_host:
+            seconds += self._cost.host_s(len(plan.enter), changes_rows=not plan.keeps_rows)
         self._start_copies(plan, start)
         if not len(rows.slots) and self._tickets:  # a step that only waits for news
             seconds = max(seconds, min(self._tickets.values()) - start)
@@ -162,7 +164,7 @@ class SimulatedExecutor:
     def _end_step(
         self, plan: StepPlan, rows: ComputedRows, seconds: float, end: float
     ) -> StepResult:
-        drawing = rows.slots[rows.samples]
+        drawing = rows.drawing
         if plan.forks:
             for fork in plan.forks:
                 self._rows.fork(fork.src, fork.dst)
@@ -172,9 +174,11 @@ class SimulatedExecutor:
             choosing = self._rows.num_candidates[drawing] > 0
             candidates = self._candidates_of(drawing[choosing])
             drawing = drawing[~choosing]
-        done = tuple(ticket for ticket, moment in self._tickets.items() if moment <= end)
-        for ticket in done:
-            del self._tickets[ticket]
+        done: tuple[int, ...] = ()
+        if self._tickets:
+            done = tuple(ticket for ticket, moment in self._tickets.items() if moment <= end)
+            for ticket in done:
+                del self._tickets[ticket]
         self._rows.append(drawing)
         return StepResult(
             plan.step_id,

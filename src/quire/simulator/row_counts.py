@@ -18,13 +18,13 @@ Slots = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """Rows of a step: slots, num_computed before it, num_tokens, int64 [R]; bool [R] samples,
-    those that reach their last token."""
+    """Rows of a step: slots, num_computed before it, num_tokens, int64 [R]; drawing, int64 [D]: the
+    slots that reach their last token."""
 
     slots: Slots
     num_computed: Slots
     num_tokens: Slots
-    samples: npt.NDArray[np.bool_]
+    drawing: Slots
 
 
 class RowCounts:
@@ -48,14 +48,18 @@ class RowCounts:
         computed = self.num_computed[slots]
         ends = computed + tokens
         total = self.num_total[slots]
-        if (ends > total).any():
-            bad = int(np.argmax(ends > total))
-            raise EngineError(
-                f"the plan computes up to token {int(ends[bad])} of slot {int(slots[bad])}, which "
-                f"has {int(total[bad])}"
-            )
+        samples = ends == total
+        drawing = slots
+        if not np.logical_and.reduce(samples):
+            if (ends > total).any():
+                bad = int(np.argmax(ends > total))
+                raise EngineError(
+                    f"the plan computes up to token {int(ends[bad])} of slot {int(slots[bad])}, "
+                    f"which has {int(total[bad])}"
+                )
+            drawing = slots[samples]
         self.num_computed[slots] = ends
-        return ComputedRows(slots, computed, tokens, ends == total)
+        return ComputedRows(slots, computed, tokens, drawing)
 
     def fork(self, src: int, dst: int) -> None:
         """Make `dst` a copy of `src` as it is now."""

@@ -3,7 +3,7 @@
 Linear layers read all weights once per step and multiply every token by them; attention reads the
 K/V of every sequence's context. Each takes the longer of its memory and its arithmetic time (their
 sum on a device that does not overlap them), and they run one after the other (Williams et al. 2009,
-Roofline). Host time is taken as hidden behind the step before.
+Roofline). Host time hides behind the step before, but for a device that is the host itself.
 
 Small blocks limit attention on a GPU: a warp has one block's loads under way at a time, so that
 as many blocks as warps arrive per load latency (Little's law).
@@ -120,14 +120,25 @@ class StepCost:
     def seconds(self, num_computed: Counts, num_tokens: Counts, num_sampled: int) -> float:
         """Return the time of a step in which each sequence computes `num_tokens` after
         `num_computed`, both int64 [number of sequences], and `num_sampled` of them draw a token."""
-        total = int(num_tokens.sum())
+        total = int(np.add.reduce(num_tokens))
         if not total:
             return 0.0
         linear = self._longer(
             self._weights_read_s(total), total * self.token_s + num_sampled * self.logits_s
         )
-        attention = self._attention_s(num_computed, num_tokens)
+        attention = self._attention_s(num_computed, num_tokens, total)
         return linear + attention + self.launch_s + self._exchange_s(total)
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Return whether `host_s` is anything but 0."""
+        return self.device.host_change_s + self.device.host_enter_s > 0
+
+    def host_s(self, num_entering: int, *, changes_rows: bool) -> float:
+        """Return the host time that a step of the engine adds. changes_rows: whether any sequence
+        comes, goes or computes another number of tokens than in the step before."""
+        kernels = KERNELS_PER_LAYER * self.spec.num_layers if changes_rows else 0
+        return kernels * self.device.host_change_s + num_entering * self.device.host_enter_s
 
     def copy_s(self, num_blocks: int) -> float:
         """To copy blocks to or from the host: one call for K and one for V of each block and layer,
@@ -163,11 +174,15 @@ class StepCost:
             "launch_s": self.launch_s,
         }
 
-    def _attention_s(self, num_computed: Counts, num_tokens: Counts) -> float:
+    def _attention_s(self, num_computed: Counts, num_tokens: Counts, total: int) -> float:
+        is_decode = total == len(num_tokens) and int(np.maximum.reduce(num_tokens)) == 1
+        if is_decode and not self._has_windows:  # most steps: pairs are contexts
+            contexts = int(np.add.reduce(num_computed)) + total
+            one = self._longer(self._context_s, self._pair_s) * contexts
+            if self._most_loads_s(contexts, total) > one:
+                one = max(one, self._loads_s(num_computed + 1))
+            return one * self.spec.num_layers
         ends = num_computed + num_tokens
-        if not self._has_windows and int(num_tokens.max()) == 1:  # most steps: pairs are contexts
-            one = self._longer(self._context_s, self._pair_s) * int(ends.sum())
-            return max(one, self._loads_s(ends, one)) * self.spec.num_layers
         seconds = 0.0
         pairs = num_tokens * (num_computed + (num_tokens + 1) / 2)
         for part in self._windows:
@@ -180,20 +195,26 @@ class StepCost:
                 one = float(np.maximum(reading, multiplying).sum())
             else:
                 one = float((reading + multiplying).sum())
-            seconds += max(one, self._loads_s(seen, one)) * part.num_layers
+            seconds += max(one, self._loads_s(seen)) * part.num_layers
         return seconds
 
-    def _loads_s(self, seen: Counts, least: float) -> float:
-        """Seconds in which the blocks of one layer arrive, however few bytes they have. A bound of
-        it, if that is below `least` already."""
+    def _loads_s(self, seen: Counts) -> float:
+        """Seconds in which the blocks of one layer arrive, however few bytes they have."""
         if not self._block_s or self.block_size is None:
             return 0.0
-        heads = len(seen) * self.spec.num_heads / self.num_devices
-        one = self._block_s / min(heads * WARPS_PER_HEAD, self.device.max_warps)
-        most = (int(seen.sum()) / self.block_size + len(seen)) * one
-        if most <= least:
-            return most
-        return int((-(-seen // self.block_size)).sum()) * one
+        num_blocks = int((-(-seen // self.block_size)).sum())
+        return num_blocks * self._seconds_per_load(len(seen))
+
+    def _most_loads_s(self, contexts: int, num_sequences: int) -> float:
+        """Return an upper bound of `_loads_s` by the sum of what the sequences see."""
+        if not self._block_s or self.block_size is None:
+            return 0.0
+        num_blocks = contexts / self.block_size + num_sequences
+        return num_blocks * self._seconds_per_load(num_sequences)
+
+    def _seconds_per_load(self, num_sequences: int) -> float:
+        heads = num_sequences * self.spec.num_heads / self.num_devices
+        return self._block_s / min(heads * WARPS_PER_HEAD, self.device.max_warps)
 
     def _seconds_per_block(self) -> float:
         """Return what the blocks of all heads of one sequence cost one warp."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from quire.errors import ConfigError
@@ -11,9 +12,9 @@ from quire.simulator.paper.ablations import (
     figure_18b,
     figure_19,
     figure_budgets,
-    figure_constants,
     figure_policies,
 )
+from quire.simulator.paper.constants import figure_constants
 from quire.simulator.paper.figure import Figure
 from quire.simulator.paper.memory import figure_2, figure_13, figure_15
 from quire.simulator.paper.pool import RunPool
@@ -40,19 +41,21 @@ FIGURES: Mapping[str, Callable[[RunPool], Figure]] = {
 
 
 def make_figures(keys: Sequence[str], *, jobs: int, scale: float) -> Iterator[Figure]:
-    """Simulate figures one after the other, `jobs` runs at a time. scale: of the traces' lengths.
-    ConfigError if there is no such figure."""
+    """Simulate figures, `jobs` runs at a time, and give each when it is there. scale: of traces'
+    lengths. ConfigError if there is no such figure."""
     unknown = [key for key in keys if key not in FIGURES]
     if unknown:
         raise ConfigError(
             f"Figure {unknown[0]!r} is not known. Give some of: {', '.join(FIGURES)}."
         )
     pool = RunPool(jobs, scale)
-    try:
-        for key in keys:
-            yield FIGURES[key](pool)
-    finally:
-        pool.close()
+    with ThreadPoolExecutor(len(keys)) as makers:  # they wait for runs
+        try:
+            made = [makers.submit(FIGURES[key], pool) for key in keys]
+            for future in as_completed(made):
+                yield future.result()
+        finally:
+            pool.close()
 
 
 def write_figures(figures: Sequence[Figure], folder: Path, scale: float) -> None:
@@ -72,8 +75,9 @@ def write_figures(figures: Sequence[Figure], folder: Path, scale: float) -> None
         ) from error
 
 
-def render_table(figures: Sequence[Figure]) -> str:
-    """All headlines as a table of Markdown."""
+def render_table(figures: Iterable[Figure]) -> str:
+    """All headlines as a table of Markdown, and then those by changed constant."""
+    figures = sorted(figures, key=lambda figure: list(FIGURES).index(figure.key))
     lines = [
         "| figure | headline | paper | here | within 15 % | why not |",
         "|---|---|---|---|---|---|",
@@ -85,4 +89,17 @@ def render_table(figures: Sequence[Figure]) -> str:
             why = "" if each.is_near else each.why
             ours = f"{each.ours:.3g}{each.unit}"
             lines.append(f"| {figure.key} | {each.name} | {each.paper} | {ours} | {near} | {why} |")
+    for figure in figures:
+        if figure.key == "constants":
+            lines += ["", *_table_of_bars(figure)]
     return "\n".join([*lines, ""])
+
+
+def _table_of_bars(figure: Figure) -> list[str]:
+    """Lines of a table with a row for each panel, whose bars have the same names."""
+    names = figure.panels[0].series[0].x
+    lines = [f"| headline | {' | '.join(map(str, names))} |", "|---" * (len(names) + 1) + "|"]
+    for panel in figure.panels:
+        values = " | ".join(f"{value:.3g}" for value in panel.series[0].y)
+        lines.append(f"| {panel.title} | {values} |")
+    return lines

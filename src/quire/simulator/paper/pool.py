@@ -1,26 +1,31 @@
-"""Runs of a figure side by side, in processes of their own."""
+"""Runs of all figures side by side, in processes of their own, each run once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
-from typing import TypeVar
+from threading import Lock
 
 from quire.simulator.paper.runs import Curve, Outcome, Run, find_rate, perform
 
 __all__ = ["RunPool"]
 
-T = TypeVar("T")
-
 
 class RunPool:
-    """Simulates runs, `jobs` at a time. scale: of all traces' seconds, to try a figure quickly;
+    """Simulates runs, `jobs` at a time, for figures that ask from threads of their own. A run that
+    several figures need is simulated once. scale: of all traces' seconds, to try a figure quickly;
     saturated runs are not shortened."""
 
     def __init__(self, jobs: int, scale: float) -> None:
         self._scale = scale
-        self._pool = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else None
+        self._pool = (
+            ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else ThreadPoolExecutor(1)
+        )
+        self._begun: dict[Run, Future[Outcome]] = {}
+        self._lock = Lock()
 
     def seconds(self, full: float) -> float:
         """Return the seconds of a trace that has so many at full scale."""
@@ -28,16 +33,25 @@ class RunPool:
 
     def outcomes(self, runs: Sequence[Run]) -> list[Outcome]:
         """Perform each."""
-        return self._map(perform, runs)
+        return [future.result() for future in [self._begin(run) for run in runs]]
 
     def curves(self, runs: Sequence[Run]) -> list[Curve]:
         """Find the sustained rate of each."""
-        return self._map(find_rate, runs)
+        full = self.outcomes([replace(run, rate=math.inf) for run in runs])
+        found = [
+            self._pool.submit(find_rate, run, outcome.requests_per_s)
+            for run, outcome in zip(runs, full, strict=True)
+        ]
+        return [future.result() for future in found]
 
     def close(self) -> None:
-        """End the processes."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        """End the processes; runs that have not begun are cancelled."""
+        self._pool.shutdown(cancel_futures=True)
 
-    def _map(self, function: Callable[[Run], T], runs: Sequence[Run]) -> list[T]:
-        return list((self._pool.map if self._pool else map)(function, runs))
+    def _begin(self, run: Run) -> Future[Outcome]:
+        if math.isinf(run.rate):  # all requests come at once, however long the trace
+            run = replace(run, seconds=0.0)
+        with self._lock:
+            if run not in self._begun:
+                self._begun[run] = self._pool.submit(perform, run)
+            return self._begun[run]

@@ -29,7 +29,7 @@ from quire.simulator.workloads import (
 )
 
 __all__ = ["LATENCY_LIMIT_S", "SETUPS", "SYSTEMS", "Curve", "Outcome", "Run", "Setup", "find_rate",
-           "perform"]  # fmt: skip
+           "perform", "sustained_rate"]  # fmt: skip
 
 MAX_NUM_SEQS = 1024
 """Sequences in a step at most, of all systems: the memory is the limit."""
@@ -40,9 +40,9 @@ MAX_MODEL_LEN = 2048
 LATENCY_LIMIT_S = 0.5
 """Normalized latency up to which a rate counts as sustained: the middle of the paper's axes."""
 
-LOWEST_LOAD, HIGHEST_LOAD, HALVINGS = 0.05, 1.5, 6
-"""Rates between which `find_rate` searches, over that at which all requests wait; and how often it
-halves the range."""
+LOADS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
+"""Rates of a curve, over that at which all requests wait. Above it the latency is that of a queue
+which grows as long as the trace lasts."""
 
 SATURATING = 6
 """Requests of a saturated run, over those that fit the memory together."""
@@ -83,7 +83,7 @@ SYSTEMS: Mapping[str, str] = {
 class Run:
     """rate: requests per second; inf: all wait from the start, and as many as saturate the memory.
     changes: settings of `SystemShape` by name. scale: name and factor of a constant of the device
-    that is changed. reads_memory: look at the blocks while it runs."""
+    that is changed."""
 
     setup: str
     system: str
@@ -95,7 +95,6 @@ class Run:
     is_search: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
     scale: tuple[str, float] = ("", 1.0)
-    reads_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +118,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """points: (rate, normalized latency), by rate. sustained: the highest rate within the limit.
-    capacity: requests per second while all wait."""
+    """points: (rate, normalized latency), by rate. sustained: the highest rate within the limit and
+    `capacity`, the requests per second while all wait."""
 
     capacity: float
     sustained: float
@@ -178,17 +177,26 @@ def perform(run: Run) -> Outcome:
     return _outcome(served, trace, memory=memory.shares())
 
 
-def find_rate(run: Run) -> Curve:
-    """Find the highest rate whose normalized latency is within the limit, by bisection."""
-    capacity = perform(replace(run, rate=math.inf)).requests_per_s
-    low, high = LOWEST_LOAD * capacity, HIGHEST_LOAD * capacity
-    points: list[tuple[float, float]] = []
-    for _ in range(HALVINGS):
-        middle = math.sqrt(low * high)
-        latency = perform(replace(run, rate=middle)).normalized_latency_s
-        points.append((middle, latency))
-        low, high = (middle, high) if latency <= LATENCY_LIMIT_S else (low, middle)
-    return Curve(capacity, low, tuple(sorted(points)))
+def find_rate(run: Run, capacity: float) -> Curve:
+    """Serve at `LOADS`. capacity: requests per second while all wait."""
+    rates = [load * capacity for load in LOADS]
+    latencies = [perform(replace(run, rate=rate)).normalized_latency_s for rate in rates]
+    points = tuple(zip(rates, latencies, strict=True))
+    return Curve(capacity, sustained_rate(points), points)
+
+
+def sustained_rate(points: Sequence[tuple[float, float]]) -> float:
+    """Return the rate at which a curve of (rate, latency) crosses the limit, on a line between the
+    logarithms; the last rate if it never does, the first one if that is above it."""
+    rates, latencies = zip(*points, strict=True)
+    above = next((i for i, each in enumerate(latencies) if each > LATENCY_LIMIT_S), None)
+    if above is None:
+        return rates[-1]
+    if above == 0:
+        return rates[0]
+    low, high = latencies[above - 1 : above + 1]
+    share = math.log(LATENCY_LIMIT_S / low) / math.log(high / low)
+    return rates[above - 1] * (rates[above] / rates[above - 1]) ** share
 
 
 def _perform_quire(run: Run, setup: Setup, trace: Sequence[TraceRequest]) -> Outcome:
@@ -203,8 +211,6 @@ def _perform_quire(run: Run, setup: Setup, trace: Sequence[TraceRequest]) -> Out
     }
     system = build_core(_cost_of(run, setup, block_size), SystemShape(**values), run.seed)
     requests = engine_requests(trace, model_spec(setup.model).vocab_size)
-    if not run.reads_memory:
-        return _outcome(serve(system, requests), trace)
     readings = _BlockReadings()
     served = serve(system, requests, partial(readings.read, system, block_size))
     saved = readings.saved / readings.entries if readings.entries else 0.0
@@ -242,13 +248,18 @@ def _trace_of(run: Run, setup: Setup) -> list[TraceRequest]:
 
 
 def _mean_tokens(workload: str) -> float:
-    """Return the tokens that a request of the workload holds in the mean over its life, roughly."""
+    """Return the tokens that a request of the workload holds for itself alone in the mean over its
+    life, roughly."""
     sample = (
         draw_chat_prompts(rate=100, seconds=1, seed=0)
         if workload == "paper-chat"
         else draw_trace(workload, rate=100, seconds=1, seed=0, max_model_len=MAX_MODEL_LEN)
     )
-    return float(np.mean([each.prompt_tokens + each.output_tokens / 2 for each in sample]))
+    own = [
+        each.prompt_tokens - sum(piece.length for piece in each.pieces) + each.output_tokens / 2
+        for each in sample
+    ]
+    return float(np.mean(own))
 
 
 def _outcome(

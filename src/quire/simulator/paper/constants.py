@@ -1,0 +1,119 @@
+"""Headlines with each constant of the device 20 % down and up, while all requests wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+from quire.simulator.devices import CONSTANTS
+from quire.simulator.paper.figure import Figure, Finding, Panel, Series
+from quire.simulator.paper.pool import RunPool
+from quire.simulator.paper.runs import SETUPS, SYSTEMS, Outcome, Run
+
+__all__ = ["figure_constants"]
+
+CHANGE = 0.2
+AS_STATED = ("", 1.0)
+
+PRODUCTS = {"read_share": "bytes_per_s", "arithmetic_share": "flop_per_s"}
+"""Constants that only count times another: 20 % of one is 20 % of the other."""
+
+OF_SEVERAL_DEVICES = ("link_bytes_per_s", "all_reduce_s")
+OF_COPIES = ("host_bytes_per_s", "copy_call_s")
+"""These count where K/V are copied to the host, which recomputation does not."""
+
+Scale = tuple[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Headline:
+    """A figure of quire's run, over that of another system ("" for none)."""
+
+    name: str
+    run: Run
+    over: str
+    value: Callable[[Outcome], float]
+
+
+def _rate(outcome: Outcome) -> float:
+    return outcome.requests_per_s
+
+
+def _sequences(outcome: Outcome) -> float:
+    return outcome.mean_running
+
+
+def _held(outcome: Outcome) -> float:
+    return 100 * outcome.memory["held"]
+
+
+def _headlines() -> list[_Headline]:
+    small = Run("opt-13b", "quire", "sharegpt")
+    beams = Run("opt-13b", "quire", "alpaca", n=6, is_search=True)
+    reuse = (("enable_prefix_caching", True),)
+    return [
+        _Headline("2: KV memory with tokens, %", small, "", _held),
+        *(
+            _Headline(f"12: {setup}, rate over {SYSTEMS[over]}", replace(small, setup=setup), over,
+                      _rate)
+            for setup, over in product(
+                ("opt-13b", "opt-66b", "opt-175b"),
+                ("orca-oracle", "orca-max", "faster-transformer"),
+            )
+        ),
+        *(
+            _Headline(f"13: sequences over {SYSTEMS[over]}", small, over, _sequences)
+            for over in ("orca-oracle", "orca-max")
+        ),
+        _Headline("14: six beams, rate over Orca (Oracle)", beams, "orca-oracle", _rate),
+        *(
+            _Headline(
+                f"16: prefix of {prefix}, rate over Orca (Oracle)",
+                Run("llama-13b", "quire", f"translation-{prefix}", changes=reuse),
+                "orca-oracle",
+                _rate,
+            )
+            for prefix in (80, 341)
+        ),
+        _Headline("17: chat, rate over Orca (Oracle)",
+                  replace(small, workload="paper-chat"), "orca-oracle", _rate),
+    ]  # fmt: skip
+
+
+def figure_constants(pool: RunPool) -> Figure:
+    """All headlines by changed constant."""
+    headlines = _headlines()
+    scales = [AS_STATED, *product(CONSTANTS, (1 - CHANGE, 1 + CHANGE))]
+    cells = list(product(headlines, scales))
+    ours = pool.outcomes([_scaled(each.run, scale) for each, scale in cells])
+    others = pool.outcomes(
+        [
+            _scaled(replace(each.run, system=each.over, changes=()) if each.over else each.run,
+                    scale)
+            for each, scale in cells
+        ]
+    )  # fmt: skip
+    values = [
+        each.value(mine) / (each.value(other) if each.over else 1.0)
+        for (each, _), mine, other in zip(cells, ours, others, strict=True)
+    ]
+    labels = tuple(f"{name} × {factor:g}" if name else "as stated" for name, factor in scales)
+    panels: list[Panel] = []
+    findings: list[Finding] = []
+    for place, headline in enumerate(headlines):
+        row = values[place * len(scales) : (place + 1) * len(scales)]
+        series = Series("quire", labels, tuple(row))
+        panels.append(Panel(headline.name, "", "", (series,), has_bars=True))
+        change = 100 * max(abs(value / row[0] - 1) for value in row)
+        findings.append(Finding(f"{headline.name}: most by one constant", change, unit=" %"))
+    return Figure("constants", "Each constant 20 % down and up", tuple(panels), tuple(findings))
+
+
+def _scaled(run: Run, scale: Scale) -> Run:
+    """Return the run with a constant changed; one that it does not depend on stays as it is."""
+    name, factor = scale
+    is_idle = name in OF_COPIES or (
+        name in OF_SEVERAL_DEVICES and SETUPS[run.setup].num_devices == 1
+    )
+    return replace(run, scale=AS_STATED if is_idle else (PRODUCTS.get(name, name), factor))
