@@ -19,7 +19,7 @@ from tests import waiting
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.profiles import SCALE, seeds
 from tests.server.fake_serve import FakeServeOptions, FakeServer, fake_server
-from tests.server.load import leftovers, until_ready
+from tests.server.load import get_json, leftovers, until_ready
 from tests.server.running import MODEL, RunningServer
 from tests.waiting import WAIT_S
 
@@ -123,13 +123,20 @@ async def _one_run(server: FakeServer, http: httpx.AsyncClient, run: int) -> lis
         asyncio.create_task(http.post(route, json=asked(route, run, choose.randrange(8, 120))))
         for route in STREAMS
     ]
-    for death in range(1 + run % MOST_DEATHS):
-        if death:
-            await until_ready(server.port)
+    for _ in range(1 + run % MOST_DEATHS):
         await asyncio.sleep(choose.random() * 0.4)
-        for core in server.descendants():
-            os.kill(core, signal.SIGKILL)
+        await _kill_core(server)
     replies = await asyncio.gather(*streams)
     return [
         f"{route} {ending(route, reply)}" for route, reply in zip(STREAMS, replies, strict=True)
     ]
+
+
+async def _kill_core(server: FakeServer) -> None:
+    """And wait for the next one: the server gives up after several that never became ready."""
+    before = (await get_json(server.port, "/admin/status"))["restarts"]
+    for core in server.descendants():
+        os.kill(core, signal.SIGKILL)
+    while (await get_json(server.port, "/admin/status"))["restarts"] == before:
+        await asyncio.sleep(0.01)
+    await until_ready(server.port)
