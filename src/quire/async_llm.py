@@ -323,7 +323,7 @@ class AsyncLLM:
         request_id: str,
         scheduling: SchedulingParams,
     ) -> _OpenVector:
-        """As `_add`, for a vector."""
+        """Open a request for a vector."""
         params = self.engine.sentences.settled(params)
         longest = self.engine.resolved.settings.max_model_len
         rendered = truncated(rendered, params, longest, is_encoder=self.engine.spec.is_encoder)

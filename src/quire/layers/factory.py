@@ -315,7 +315,7 @@ class LayerFactory:
         )
 
     def score_head(self, size: int, num_classes: int) -> ScoreHead:
-        """As `class_head`, without what stands before the projection."""
+        """A head of one projection alone, otherwise like `class_head`."""
         return ScoreHead(self._unquantized(size, num_classes, bias=False))
 
     def head_of(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:

@@ -31,7 +31,7 @@ the mean of all. "classify": the numbers that the model has for its classes, by 
 "classify_last": by the last one."""
 
 CLASSIFYING: tuple[Pooling, ...] = ("classify", "classify_last")
-"""Those that want the classes of the model."""
+"""Ways to pool that give the numbers of classes."""
 
 ClassActivation = Literal["softmax", "sigmoid", "none"]
 """Function of the numbers of all classes together, of each alone, or none."""

@@ -60,7 +60,7 @@ class BatchService:
         self._poll_s = poll_s
         self._clock = clock
         self._num_failures: Counter[str] = Counter()
-        """By batch."""
+        """Unexpected failures of each batch."""
 
     async def run(self) -> None:
         """Never ends. What fails is logged, and tried again; for an error that nobody expected, a

@@ -24,7 +24,7 @@ SUMMARY_QUESTION = (
     "Summarize our conversation so far, so that you can go on with it from the summary alone: what "
     "I asked for, what was decided and found out, and what is still to be done."
 )
-"""What an item of compaction is the answer to."""
+"""The question that an item of compaction answers."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _LEFT_OUT = "[{} left out: this model reads text only]"
 _CONTENT = 'Send a string or a list of parts such as {"type": "input_text", "text": "Hello"}.'
