@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from quire import LLM, PoolingParams, RequestError, SamplingParams
+from quire import LLM, AsyncLLM, PoolingParams, RequestError, SamplingParams
 from tests.models.families import CASES, write_checkpoint
 
 NAMES = ("mistral-window", "qwen2-mixed", "gemma2", "gpt2")
 POOLINGS = pytest.mark.parametrize("pooling", ["last", "cls", "mean"])
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "quiet": True,
+    "skip_tokenizer_init": True,
+    "num_kv_blocks": 256,
+    "block_size": 4,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 64,
+}
 
 Maker = Callable[..., LLM]
 
@@ -42,17 +54,7 @@ def make(folder: Path) -> Iterator[Maker]:
     engines: list[LLM] = []
 
     def maker(**settings: Any) -> LLM:
-        defaults: dict[str, Any] = {
-            "dtype": "float32",
-            "quiet": True,
-            "skip_tokenizer_init": True,
-            "num_kv_blocks": 256,
-            "block_size": 4,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 64,
-            "max_model_len": 64,
-        }
-        engines.append(LLM(str(folder), **{**defaults, **settings}))
+        engines.append(LLM(str(folder), **{**SETTINGS, **settings}))
         return engines[-1]
 
     yield maker
@@ -150,3 +152,35 @@ def test_what_means_nothing_is_refused() -> None:
         assert bad.error
         assert bad.outputs.data is None
         assert abs(float(good.outputs.data.norm()) - 1) < 1e-6
+
+
+def test_vectors_for_asyncio(folder: Path, make: Maker) -> None:
+    """Those of several prompts at once are those of `LLM`; one that is ended early says so."""
+    expected = make().encode(prompts(), use_tqdm=False)
+
+    async def vector(llm: AsyncLLM, prompt: list[int], request_id: str) -> Any:
+        (found,) = [each async for each in llm.encode(prompt, None, request_id)]
+        return found
+
+    async def use(llm: AsyncLLM) -> None:
+        asked = [vector(llm, prompt, f"{i}") for i, prompt in enumerate(prompts())]
+        for found, output in zip(await asyncio.gather(*asked), expected, strict=True):
+            assert torch.equal(found.outputs.data, output.outputs.data)
+            assert found.prompt_token_ids == output.prompt_token_ids
+        await llm.pause_generation()
+        late = asyncio.create_task(vector(llm, prompts()[0], "late"))
+        while "late" not in llm._open:
+            await asyncio.sleep(0.01)
+        with pytest.raises(RequestError, match="is open already"):
+            await vector(llm, prompts()[0], "late")
+        await llm.abort("late")
+        with pytest.raises(RequestError, match="aborted"):
+            await late
+        await llm.resume_generation()
+        with pytest.raises(RequestError, match="no classes"):
+            async for _ in llm.encode(prompts()[0], PoolingParams(pooling="classify")):
+                pass
+        assert (await vector(llm, prompts()[0], "again")).finished
+
+    with AsyncLLM(str(folder), **SETTINGS) as llm:
+        asyncio.run(use(llm))

@@ -63,6 +63,11 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "XLM-R": (
             "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",
         ),
+        "Decoders with a head for classes": (
+            "LlamaForSequenceClassification", "MistralForSequenceClassification",
+            "Phi3ForSequenceClassification", "Qwen2ForSequenceClassification",
+            "Qwen3ForSequenceClassification",
+        ),
     }
 )  # fmt: skip
 """Names of families, with the architectures of each."""
@@ -92,9 +97,13 @@ def _rows() -> Iterator[str]:
     for family, names in FAMILIES.items():
         found = [(case, spec) for case, spec in specs if spec.architecture in names]
         in_gguf = "yes" if set(names) & gguf else ""
-        cases = ", ".join(case for case, _ in found) or "`tests/test_encoders.py`"
+        is_decoder = "Model" not in names[0]
+        others = "`tests/test_class_heads.py`" if is_decoder else "`tests/test_encoders.py`"
+        cases = ", ".join(case for case, _ in found) or others
         shown = ", ".join(f"`{name}`" for name in names)
-        kind = ", ".join(_kinds(spec for _, spec in found)) or "encoder"
+        kind = ", ".join(_kinds(spec for _, spec in found)) or (
+            "dense" if is_decoder else "encoder"
+        )
         yield f"| {family} | {shown} | {kind} | {in_gguf} | {cases} |"
 
 

@@ -33,8 +33,9 @@ from quire.protocol.control import (
     StopProfile,
     Wake,
 )
-from quire.protocol.outputs import RequestOutput
-from quire.protocol.request import EngineOutput
+from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
+from quire.protocol.pooling_params import PoolingParams
+from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import (
@@ -145,6 +146,24 @@ class _Open:
         self.handles = handles
         self.news = asyncio.Event()
 
+    def mark_aborted(self) -> None:
+        for completion in self.output.outputs:
+            completion.finish_reason = completion.finish_reason or "abort"
+        self.output.finished = True
+
+
+class _OpenVector:
+    """A request for a vector, likewise."""
+
+    def __init__(self, output: PoolingRequestOutput, handle: int) -> None:
+        self.output = output
+        self.handles = range(handle, handle + 1)
+        self.news = asyncio.Event()
+
+    def mark_aborted(self) -> None:
+        self.output.error = "the request was aborted"
+        self.output.finished = True
+
 
 class AsyncLLM:
     """An engine in a thread of this process, for requests of one event loop.
@@ -160,7 +179,7 @@ class AsyncLLM:
         self._requests = RequestRenderer(self.engine.renderer, eos, seed)
         self._adapters = PromptAdapters(self.engine.resolved.settings.max_lora_rank)
         self._assembler = OutputAssembler(self.engine.renderer, eos)
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _Open | _OpenVector] = {}
         self._next_handle = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._death: BaseException | None = None
@@ -199,11 +218,7 @@ class AsyncLLM:
         params = sampling_params or SamplingParams.from_optional(self.engine.default_sampling)
         scheduling = scheduling_params or SchedulingParams(priority=priority)
         rendered = await self._render(prompt, lora_request)
-        if request_id is None:
-            numbers = itertools.count(self._next_handle)
-            request_id = next(i for n in numbers if (i := f"request-{n}") not in self._open)
-        if request_id in self._open:
-            raise RequestError(f"request_id {request_id!r} is open already: give another one")
+        request_id = self._free_id(request_id)
         opened = await self._add(rendered, params, request_id, scheduling)
         try:
             while True:
@@ -220,12 +235,58 @@ class AsyncLLM:
         finally:
             self._end(request_id)
 
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        *,
+        priority: int = 0,
+        scheduling_params: SchedulingParams | None = None,
+        **others: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Make one vector of a prompt, as `LLM.encode` does: the one output, whose `outputs.data`
+        is a float32 tensor [hidden size]. pooling_params: None as the model's files say. Others,
+        and errors, as in `generate`; RequestError for what `abort` ended."""
+        import torch
+
+        check_foreign(RequestError, "encode", CALL_ARGUMENTS, others)
+        self._check_alive()
+        self._enter_loop()
+        scheduling = scheduling_params or SchedulingParams(priority=priority)
+        rendered = await self._render(prompt, lora_request)
+        request_id = self._free_id(request_id)
+        params = pooling_params or PoolingParams()
+        opened = await self._add_pooled(rendered, params, request_id, scheduling)
+        try:
+            while not opened.output.finished:
+                await opened.news.wait()
+                opened.news.clear()
+                self._check_alive()
+            output = opened.output
+            if output.error is not None:
+                raise RequestError(output.error)
+            output.outputs.data = torch.from_numpy(output.outputs.data)
+            yield output
+        finally:
+            self._end(request_id)
+
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests: their last outputs come with finish_reason "abort". Unknown ones are passed
         over."""
         for each in [request_id] if isinstance(request_id, str) else request_id:
             if each in self._open:
                 self._abort(self._open[each])
+
+    def _free_id(self, request_id: str | None) -> str:
+        """The id, or a new one in place of None. RequestError if it is of an open request."""
+        if request_id is None:
+            numbers = itertools.count(self._next_handle)
+            return next(i for n in numbers if (i := f"request-{n}") not in self._open)
+        if request_id in self._open:
+            raise RequestError(f"request_id {request_id!r} is open already: give another one")
+        return request_id
 
     async def _render(self, prompt: Prompt, lora: LoRARequest | None) -> RenderedPrompt:
         """A prompt with its adapter. Other requests may be added meanwhile."""
@@ -252,23 +313,44 @@ class AsyncLLM:
         output = self._assembler.add(request_id, handle, rendered, params)
         self._next_handle += params.n
         opened = self._open[request_id] = _Open(output, params, handles)
+        await self._send(request_id, request)
+        return opened
+
+    async def _add_pooled(
+        self,
+        rendered: RenderedPrompt,
+        params: PoolingParams,
+        request_id: str,
+        scheduling: SchedulingParams,
+    ) -> _OpenVector:
+        """Open a request for a vector."""
+        params = self.engine.sentences.settled(params)
+        longest = self.engine.resolved.settings.max_model_len
+        rendered = truncated(rendered, params, longest, is_encoder=self.engine.spec.is_encoder)
+        handle, self._next_handle = self._next_handle, self._next_handle + 1
+        now = time.monotonic()
+        request = self._requests.render_pooled(request_id, handle, rendered, params, now)
+        output = self._assembler.add_pooled(request_id, handle, rendered, params)
+        opened = self._open[request_id] = _OpenVector(output, handle)
+        await self._send(request_id, replace(request, scheduling=scheduling))
+        return opened
+
+    async def _send(self, request_id: str, request: EngineRequest) -> None:
+        """Have the engine take a request that is open."""
         try:
             await asyncio.wrap_future(self._thread.do(lambda client: client.add(request)))
         except BaseException:
             self._end(request_id)
             raise
-        return opened
 
-    def _abort(self, opened: _Open) -> None:
+    def _abort(self, opened: _Open | _OpenVector) -> None:
         """Mark what has not ended, and tell the engine."""
         live = set(self._assembler.handles()) & set(opened.handles)
         if not live:
             return
         self._assembler.drop(list(live))
         self._thread.do(lambda client: client.abort(sorted(live)))
-        for completion in opened.output.outputs:
-            completion.finish_reason = completion.finish_reason or "abort"
-        opened.output.finished = True
+        opened.mark_aborted()
         opened.news.set()
 
     def _end(self, request_id: str) -> None:
@@ -298,7 +380,7 @@ class AsyncLLM:
         update = self._assembler.process(output)
         if update.aborts:
             self._thread.do(lambda client: client.abort(update.aborts))
-        for request_id in update.requests:
+        for request_id in (*update.requests, *update.pooled):
             if request_id in self._open:
                 self._open[request_id].news.set()
 

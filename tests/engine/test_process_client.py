@@ -34,7 +34,7 @@ from quire.protocol.messages import (
     Rejected,
     Welcome,
 )
-from quire.protocol.pooling_params import Pooling
+from quire.protocol.pooling_params import CLASSIFYING, Pooling
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import (
@@ -345,7 +345,7 @@ def test_a_vector_crosses_the_process_with_its_end() -> None:
     async def work() -> None:
         async with hosted() as host:
             prompt = list(range(40))
-            for pooling in set(get_args(Pooling)) - {"classify"}:  # of models with classes
+            for pooling in set(get_args(Pooling)) - set(CLASSIFYING):
                 stream = await ask(host.client, prompt, pooling=pooling)
                 updates = [update async for update in stream]
                 (vector,) = [u.vector for u in updates if u.vector is not None]

@@ -27,7 +27,9 @@ def scheduler_of(num_blocks: int, num_seqs: int, step_tokens: int) -> Scheduler:
         kv=KVManager(layout, num_blocks, num_seqs, MOST),
         hasher=BlockHasher(4, b"test"),
         policy=Fcfs(),
-        feasibility=Feasibility(layout, num_blocks, num_seqs, step_tokens, MOST, is_encoder=True),
+        feasibility=Feasibility(
+            layout, num_blocks, num_seqs, step_tokens, MOST, draws_tokens=False
+        ),
         settings=settings,
         max_model_len=MOST,
         enable_prefix_caching=False,

@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this file's folder
 
 from quire.config.settings import EngineSettings  # noqa: E402
-from quire.engine.supervision.supervisor import EngineSupervisor  # noqa: E402
+from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy  # noqa: E402
 from quire.server import Limits, ServerSettings, run_server  # noqa: E402
 from tests.engine.fake_core_process import FakeCoreOptions  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
@@ -33,11 +33,13 @@ from tests.waiting import wait_for  # noqa: E402
 
 @dataclasses.dataclass(frozen=True)
 class FakeServeOptions:
-    """limits: those of `Limits` that differ from their defaults."""
+    """limits: those of `Limits` that differ from their defaults. restarts_at_once: a core that died
+    is replaced without a pause, however many have."""
 
     core: FakeCoreOptions = dataclasses.field(default_factory=FakeCoreOptions)
     limits: dict[str, Any] = dataclasses.field(default_factory=dict)
     shutdown_timeout: float = 120.0
+    restarts_at_once: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +123,8 @@ def main() -> int:
         shutdown_timeout=given["shutdown_timeout"],
         limits=Limits(**given["limits"]),
     )
-    make_supervisor = partial(EngineSupervisor, command=core.command())
+    policy = RestartPolicy(0.0, 0.0) if given["restarts_at_once"] else None
+    make_supervisor = partial(EngineSupervisor, command=core.command(), restart_policy=policy)
     return run_server(EngineSettings(), server, make_supervisor=make_supervisor)
 
 

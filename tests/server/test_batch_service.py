@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from quire.server.app import create_app
+from quire.server.batches import runner, service
 from quire.server.batches.service import BatchService
 from quire.server.batches.store import BatchStore, KeptBatch
 from quire.server.generation.backend import Backend, ServedModel
@@ -204,6 +205,98 @@ def test_a_line_that_a_route_fails_at_has_an_answer(harness: Harness) -> None:
     assert "its log says why" in answer["response"]["body"]["error"]["message"].lower()
 
 
+@pytest.mark.parametrize("num_faults", [2, 10**9])
+def test_an_unknown_fault_is_met_a_few_times(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, num_faults: int
+) -> None:
+    """Fault: a batch at which the server always fails is tried for ever, and those behind it
+    wait."""
+    bad, other = harness.add(lines(2)), harness.add(lines(2))
+    split, num_met = service._split, 0
+
+    def failing(target: Path, *parts: Path) -> tuple[int, int]:
+        nonlocal num_met
+        if bad.id in target.name and num_met < num_faults:
+            num_met += 1
+            raise ZeroDivisionError("a fault of ours")
+        return split(target, *parts)
+
+    monkeypatch.setattr(service, "_split", failing)
+    assert harness.ended(other).status == "completed"
+    found = harness.found(bad)
+    if num_faults == 2:
+        assert found.status == "completed" and found.errors is None
+        return
+    assert found.status == "failed" and found.failed_at and found.errors is not None
+    (fault,) = found.errors["data"]
+    assert fault["code"] == "server_error" and "ZeroDivisionError" in fault["message"]
+    assert not list((harness.folder / "files").glob(f"{bad.id}*"))
+
+
+def test_a_batch_that_is_given_up_keeps_its_answers(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = [lines(6, max_tokens=2 + 15 * number).splitlines()[number] for number in range(6)]
+    batch = harness.add(b"\n".join(data))
+    run, num_runs = runner.BatchRunner.run, 0
+
+    async def failing(self: runner.BatchRunner, on_line: Callable[[], None]) -> Any:
+        nonlocal num_runs
+        num_runs += 1
+        num_done = 0
+
+        def one() -> None:
+            nonlocal num_done
+            num_done += 1
+            if num_done > 3:
+                raise ZeroDivisionError("a fault of ours")
+            on_line()
+
+        return await run(self, one)
+
+    monkeypatch.setattr(runner.BatchRunner, "run", failing)
+    found = harness.ended(batch)
+    assert found.status == "failed" and num_runs == 3
+    assert 4 <= len(harness.answers(found.output_file_id)) < 6
+
+
+def test_large_batches_are_read_and_written_beside_the_loop(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: all streams of a front stand still while the lines and answers of a batch, which was
+    taken up again or has ended, are read and put in order."""
+    threads: list[threading.Thread] = []
+
+    def watched(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def call(*given: Any) -> Any:
+            threads.append(threading.current_thread())
+            return function(*given)
+
+        monkeypatch.setattr(module, name, call)
+
+    watched(runner, "read_line")
+    watched(runner, "_status")
+    watched(runner.os, "fsync")
+    watched(service, "_split")
+    data = lines(300)
+    batch = harness.add(data)
+    batch.status, batch.in_progress_at, batch.request_counts.total = "in_progress", 1, 300
+    assert harness.store.note_progress(batch, "validating")
+    aside = harness.store.path(f"{batch.id}.out{runner.PARTIAL}")
+    with aside.open("wb") as file:
+        for text in data.splitlines()[:299]:
+            line = runner.read_line(text, set())
+            answer = runner.result_line(line, 200, "x", b"{}")
+            file.write(line.key.encode() + b" " + answer + b"\n")
+    threads.clear()
+    found = harness.ended(batch)
+    assert found.status == "completed" and found.request_counts.completed == 300
+    assert len(harness.engine.added) == 1
+    assert len(threads) >= 300 + 299 + 300 and threading.main_thread() not in threads
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_batch_whose_time_is_over_is_not_begun(harness: Harness, is_cancelled: bool) -> None:
     batch = harness.add(lines(3))
@@ -281,7 +374,7 @@ def test_fronts_open_a_new_folder_together(tmp_path: Path) -> None:
 def test_one_key_leaves_room_to_others(tmp_path: Path) -> None:
     """Fault: one key takes all files, bytes and batches of the server."""
     limits = Limits(max_kept_files=4, max_kept_file_bytes=100, max_open_batches=2)
-    store = BatchStore(tmp_path, limits, num_keys=2)
+    store = BatchStore(tmp_path, limits, tenants=("a", "b"))
     first = store.add_file("a", "batch", b"x" * 45, "a")
     assert store.has_room(5, "a") and not store.has_room(6, "a") and store.has_room(6, "b")
     with pytest.raises(RefusedError, match=r"This key keeps 1 files of 45 bytes.* 2 of 50 "):

@@ -244,6 +244,19 @@ def test_keys_are_tenants_with_weights(guarded: RunningServer) -> None:
     assert len({request.scheduling.tenant for request in guarded.client.added[-2:]}) == 2
 
 
+def test_a_lone_key_is_the_tenant_that_it_is_beside_others(
+    front: ModelFront, guarded: RunningServer
+) -> None:
+    """Fault: a second key makes another caller of the first, who loses what was kept."""
+    lone = ServerSettings(api_key=KEYS[:1], disable_access_log=True)
+    with running_server(front, lone) as server:
+        for each in (server, guarded):
+            asked = {**BODY, "max_tokens": 1}
+            waiting.post(f"{each.url}/v1/completions", json=asked, headers={"x-api-key": KEYS[0]})
+        named = [each.client.added[-1].scheduling.tenant for each in (server, guarded)]
+    assert named[0] == named[1] != ""
+
+
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0, 3.0), (1.0, 0.0), (1.0, float("nan"))])
 def test_weights_are_one_for_each_key_and_above_zero(weights: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="api_key_weight"):

@@ -206,6 +206,30 @@ def test_keys_see_their_own(tmp_path: Path) -> None:
         assert len(names) == 1 and "" not in names
 
 
+def test_a_second_key_hides_nothing_of_the_first(tmp_path: Path) -> None:
+    """Fault: what a lone key kept is nobody's any more when there is another one; nor may the other
+    one see it. Files that were kept without a key are the lone one's too."""
+    sources: list[str] = []
+    for number, keys in enumerate(((), KEYS[:1], KEYS, (KEYS[1], KEYS[0]))):
+        with (
+            running_server(bundled_front(), settings(tmp_path, api_key=keys)) as server,
+            openai.OpenAI(
+                base_url=f"{server.url}/v1", api_key=KEYS[0], max_retries=0, timeout=WAIT_S
+            ) as one,
+        ):
+            if number == 1:  # as a lone key's were kept before
+                batch = one.batches.create(
+                    input_file_id=sources[0], endpoint=ROUTE, completion_window="24h"
+                ).id
+                assert finished(one, batch).status == "completed"
+            assert {each.id for each in one.files.list()} >= set(sources)
+            if number > 1:
+                assert one.batches.retrieve(batch).output_file_id
+                other = one.with_options(api_key=KEYS[1])
+                assert not list(other.files.list()) and not list(other.batches.list())
+            sources.append(upload(one, line(f"{number}")))
+
+
 def test_without_a_folder_nothing_is_kept(server: RunningServer) -> None:
     with waiting.PatientClient(base_url=server.url) as http:
         for reply in (

@@ -14,9 +14,12 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import Route
 
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
+from quire.server.app import create_app
+from quire.server.generation.backend import Backend
 from quire.server.readings.histogram import SHORT_BOUNDS, Histogram
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.stats_line import StatsLine
@@ -30,6 +33,7 @@ from tests.server.in_memory import InMemoryClient
 from tests.server.running import MODEL, RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
+UNDESCRIBED = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "ignore_eos": True}
 
 DASHBOARD_NAMES = [
@@ -231,6 +235,35 @@ def test_requests_are_logged_without_their_text(
         assert waiting.post(server.url + CHAT, json=body).status_code == 200
     assert any("'max_tokens': 6" in message for message in caplog.messages)
     assert "secret" not in caplog.text
+
+
+def test_every_route_is_described_and_counted(front: ModelFront, tmp_path: Path) -> None:
+    """Fault: a route that nobody finds in the schema, whose answers it does not name, or whose
+    requests are in no metric."""
+    settings = ServerSettings(
+        disable_access_log=True, data_dir=str(tmp_path), enable_engine_control=True
+    )
+    routes = [
+        route
+        for route in create_app(settings, Backend()).routes
+        if isinstance(route, Route) and route.path not in UNDESCRIBED
+    ]
+    with (
+        running_server(front, settings) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        document = http.get("/openapi.json").json()
+        for route in routes:
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                described = document["paths"][route.path][method.lower()]["responses"]
+                path = re.sub(r"\{.*?\}", "none", route.path)
+                reply = http.request(method, path, json={} if method == "POST" else None)
+                assert str(reply.status_code) in described, (route.path, reply.text)
+        text = http.get("/metrics").text
+    for route in routes:
+        assert f'handler="{route.path}"' in text, route.path
+    named = {"quire:kept_sessions", "quire:kept_files", "quire:open_batches"}
+    assert named | {"quire:stored_responses"} <= samples(text).keys()
 
 
 def test_schema_names_every_route_and_field(http: httpx.Client) -> None:

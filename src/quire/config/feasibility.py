@@ -8,7 +8,7 @@ from typing import Protocol
 from quire.config.kv_layout import most_blocks
 from quire.errors import RequestError
 from quire.protocol.media import check_media
-from quire.protocol.pooling_params import POOLED_PARAMS
+from quire.protocol.pooling_params import CLASSIFYING, POOLED_PARAMS
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineCapacity
 
@@ -25,7 +25,7 @@ def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
         capacity.max_num_seqs,
         capacity.max_num_batched_tokens,
         capacity.max_model_len,
-        is_encoder=capacity.is_encoder,
+        draws_tokens=capacity.draws_tokens,
         num_classes=capacity.num_classes,
     )
     feasibility.max_total_tokens(request)
@@ -65,11 +65,11 @@ class Feasibility:
         max_num_batched_tokens: int,
         max_model_len: int,
         *,
-        is_encoder: bool = False,
+        draws_tokens: bool = True,
         num_classes: int = 0,
     ) -> None:
-        """is_encoder, num_classes: as in `ModelSpec`."""
-        self._is_encoder, self._num_classes = is_encoder, num_classes
+        """draws_tokens, num_classes: as in `ModelSpec`."""
+        self._draws_tokens, self._num_classes = draws_tokens, num_classes
         self._layout = layout
         self._num_blocks = num_blocks
         self._max_num_seqs = max_num_seqs
@@ -83,10 +83,10 @@ class Feasibility:
         num_prompt = len(request.prompt_token_ids)
         if request.pooling is not None:
             return self._max_total_of_pooled(request)
-        if self._is_encoder:
+        if not self._draws_tokens:
             raise RequestError(
-                "this model is an encoder, which draws no tokens: ask for vectors (embed, "
-                "/v1/embeddings), scores or classes"
+                "this model is an encoder, or has a head for classes alone, and draws no tokens: "
+                "ask for vectors (embed, /v1/embeddings), scores or classes"
             )
         if num_prompt == 0:
             raise RequestError("the prompt is empty (0 tokens): give at least one token")
@@ -133,7 +133,7 @@ class Feasibility:
     def _max_total_of_pooled(self, request: EngineRequest) -> int:
         """Count one token after the prompt, which is never computed."""
         _check_pooled(request)
-        if request.pooling == "classify" and not self._num_classes:
+        if request.pooling in CLASSIFYING and not self._num_classes:
             raise RequestError(
                 "this model has no classes to sort texts into: use one with a head for them "
                 "(…ForSequenceClassification), or ask for vectors"

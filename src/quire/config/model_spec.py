@@ -285,11 +285,15 @@ class EncoderTraits:
 class ClassesSpec:
     """Classes that a model sorts prompts into. labels: their names. activation: what makes
     probabilities of the model's numbers. score_activation: what makes a score of the number of a
-    model with one class."""
+    model with one class. pooling: by which token the model tells. answers: tokens of "no" and
+    "yes" of a model that was trained to say one of them; its one number is by how much the logit
+    of the second is greater."""
 
     labels: tuple[str, ...]
     activation: ClassActivation
     score_activation: ClassActivation
+    pooling: Literal["classify", "classify_last"] = "classify"
+    answers: tuple[int, int] | None = None
 
     @property
     def gives_scores(self) -> bool:
@@ -485,6 +489,12 @@ class ModelSpec:
     def whole_prompts(self) -> bool:
         """True if tokens of a prompt see all of it, so that one step computes it."""
         return self.prompt_attention == "bidirectional"
+
+    @property
+    def draws_tokens(self) -> bool:
+        """False of encoders, and where a head for classes stands in place of that for logits."""
+        has_logits = self.classes is None or self.classes.answers is not None
+        return has_logits and not self.is_encoder
 
     @property
     def num_classes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,12 +42,13 @@ _SWITCHES: Mapping[str, str] = {
 class SentenceSettings:
     """pooling, normalize: of vectors, where a request names none. prompts: texts that stand before
     those of requests, by name; default_prompt: the name of one that stands there unless a request
-    names another."""
+    names another. classes: how the model's classes are told."""
 
     pooling: Pooling = "last"
     normalize: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     default_prompt: str | None = None
+    classes: Pooling = "classify"
 
     def prompt(self, name: str | None) -> str:
         """The text before that of a request. RequestError for a name that the model has not."""
@@ -61,19 +62,23 @@ class SentenceSettings:
 
     def settled(self, params: PoolingParams) -> PoolingParams:
         """Parameters with the model's own values where they have none."""
+        if params.pooling == "classify":
+            params = replace(params, pooling=self.classes)
         return params.settled(self.pooling, normalize=self.normalize)
 
 
-def read_sentence_settings(folder: Path, *, is_encoder: bool) -> SentenceSettings:
+def read_sentence_settings(
+    folder: Path, *, is_encoder: bool, classes: Pooling = "classify"
+) -> SentenceSettings:
     """Read what is there. is_encoder: the mean of an encoder's states is the default, as
-    sentence-transformers has it; else the last one's.
+    sentence-transformers has it; else the last one's. classes: as of `SentenceSettings`.
 
     Raises ConfigError for modules and modes that quire lacks.
     """
     default: Pooling = "mean" if is_encoder else "last"
     path = folder / "modules.json"
     if not path.is_file():
-        return SentenceSettings(default)
+        return SentenceSettings(default, classes=classes)
     pooling, normalize = default, False
     for kind, module in _modules(path):
         if kind == "Pooling":
@@ -86,7 +91,7 @@ def read_sentence_settings(folder: Path, *, is_encoder: bool) -> SentenceSetting
                 "Normalize"
             )
     prompts, chosen = _read_prompts(folder / "config_sentence_transformers.json")
-    return SentenceSettings(pooling, normalize, prompts, chosen)
+    return SentenceSettings(pooling, normalize, prompts, chosen, classes)
 
 
 def longest_sentence(folder: Path) -> int | None:

@@ -324,7 +324,7 @@ def _build_scheduler(
             chosen.max_num_seqs,
             chosen.max_num_batched_tokens,
             chosen.max_model_len,
-            is_encoder=resolved.spec.is_encoder,
+            draws_tokens=resolved.spec.draws_tokens,
             num_classes=resolved.spec.num_classes,
         ),
         settings=chosen,

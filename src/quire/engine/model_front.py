@@ -66,7 +66,11 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
         renderer=renderer,
         eos_token_ids=frozenset((*spec.eos_token_ids, *(() if own is None else (own,)))),
         default_sampling=spec.generation.sampling(),
-        sentences=read_sentence_settings(folder, is_encoder=spec.is_encoder),
+        sentences=read_sentence_settings(
+            folder,
+            is_encoder=spec.is_encoder,
+            classes="classify" if spec.classes is None else spec.classes.pooling,
+        ),
         classes=spec.classes,
         is_encoder=spec.is_encoder,
     )

@@ -28,7 +28,7 @@ from quire.layers.embedding import (
 )
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
-from quire.layers.mlp import MLP, AdaptedGate, ClassHead, GatedMLP, ResidualBlock
+from quire.layers.mlp import MLP, AdaptedGate, ClassHead, GatedMLP, ResidualBlock, ScoreHead
 from quire.layers.moe import AdaptedExperts, ChoiceBias, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
@@ -319,6 +319,10 @@ class LayerFactory:
             self._unquantized(size, size, bias=True),
             self._unquantized(size, num_classes, bias=True),
         )
+
+    def score_head(self, size: int, num_classes: int) -> ScoreHead:
+        """A head of one projection alone, otherwise like `class_head`."""
+        return ScoreHead(self._unquantized(size, num_classes, bias=False))
 
     def head_of(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
         """Pack a projection to logits [V, E] that is already loaded; each rank has all of it."""

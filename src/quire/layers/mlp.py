@@ -9,7 +9,7 @@ from quire.layers.linear import Linear, MergedLinear
 from quire.layers.weights import LayerWeights
 from quire.ops import OpSet
 
-__all__ = ["MLP", "GatedMLP", "AdaptedGate", "ClassHead", "ResidualBlock"]
+__all__ = ["MLP", "GatedMLP", "AdaptedGate", "ClassHead", "ResidualBlock", "ScoreHead"]
 
 
 class AdaptedGate:
@@ -73,6 +73,16 @@ class ResidualBlock:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._add(x, self._activation(self.linear(x), "silu"))
+
+
+class ScoreHead:
+    """Numbers of the classes of a decoder, by one projection; x [N, E] → float32 [N, C]."""
+
+    def __init__(self, projection: Linear) -> None:
+        self.projection = projection
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.projection(x).float()
 
 
 class ClassHead:

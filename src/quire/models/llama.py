@@ -18,6 +18,7 @@ import torch
 from quire.attention import PLAIN_SCORES, StepInputs
 from quire.config import ModelSpec
 from quire.config.model_spec import LlamaTraits
+from quire.errors import EngineError
 from quire.layers import LayerFactory, RMSNorm, Scale
 from quire.models.expert_names import with_experts
 from quire.models.weight_map import WeightMap
@@ -45,6 +46,7 @@ WEIGHTS = WeightMap(
         "mlp.down_proj": "mlp.down",
     },
     embedding="model.embed_tokens.weight",
+    beside={"score": "classes.projection"},
     ignored=(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$",),
 )
 
@@ -146,7 +148,7 @@ class LlamaBlock:
 
 
 class LlamaModel:
-    """`CausalLM` of the families of `LlamaTraits`."""
+    """`CausalLM` of the families of `LlamaTraits`, and `Classifies` if it has classes."""
 
     def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
         traits = spec.traits
@@ -157,9 +159,16 @@ class LlamaModel:
             self.weight_map = with_experts(self.weight_map, spec.experts.names)
         drafts = range(spec.num_layers, spec.num_layers + traits.draft_layers)
         self.weight_map = self.weight_map.without_blocks(drafts)
-        self.embed, self.lm_head = make.embedding_and_head(
-            spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
-        )
+        size = spec.hidden_size
+        self.lm_head, self.classes = None, None
+        if spec.draws_tokens:
+            self.embed, self.lm_head = make.embedding_and_head(
+                spec.vocab_size, size, tied=spec.tie_word_embeddings
+            )
+        else:
+            self.embed = make.token_embedding(spec.vocab_size, size)
+            self.classes = make.score_head(size, spec.num_classes)
+        self._answers = None if spec.classes is None else spec.classes.answers
         self._embed_factor = _factor(make, traits.embedding_factor)
         self.blocks = [LlamaBlock(spec, traits, layer, make) for layer in range(spec.num_layers)]
         self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps)
@@ -177,9 +186,21 @@ class LlamaModel:
         return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, E] → float32 [N, V]."""
+        """hidden [N, E] → float32 [N, V]. EngineError without a head for logits: requests that draw
+        tokens are refused before."""
+        if self.lm_head is None:
+            raise EngineError(f"the model has no logits, but {len(hidden)} rows were to draw")
         logits = self.lm_head(hidden)
         return logits if self._logit_factor is None else self._logit_factor(logits)
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, E] of last tokens → a number for each class, float32 [N, C]."""
+        if self.classes is not None:
+            return self.classes(hidden)
+        if self._answers is None:
+            raise EngineError("the model has no classes, but rows were to be sorted into some")
+        no, yes = self.logits(hidden)[:, self._answers].unbind(1)
+        return (yes - no).unsqueeze(1)
 
 
 def _factor(make: LayerFactory, factor: float) -> Scale | None:

@@ -13,6 +13,7 @@ from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 
 __all__ = [
+    "CLASSIFYING",
     "POOLED_PARAMS",
     "ClassActivation",
     "Pooling",
@@ -24,9 +25,13 @@ __all__ = [
     "reads_whole_prompt",
 ]
 
-Pooling = Literal["last", "cls", "mean", "classify"]
+Pooling = Literal["last", "cls", "mean", "classify", "classify_last"]
 """Hidden states after the final norm that count: that of the last token, that of the first one, or
-the mean of all. "classify": the numbers that the model has for its classes, by the first token."""
+the mean of all. "classify": the numbers that the model has for its classes, by the first token;
+"classify_last": by the last one."""
+
+CLASSIFYING: tuple[Pooling, ...] = ("classify", "classify_last")
+"""Ways to pool that give the numbers of classes."""
 
 ClassActivation = Literal["softmax", "sigmoid", "none"]
 """Function of the numbers of all classes together, of each alone, or none."""
@@ -49,8 +54,8 @@ class PoolingParams:
     field and what to change.
 
     pooling: "last" takes the hidden state of the prompt's last token, "cls" that of its first, and
-        "mean" averages those of all its tokens; "classify" takes the numbers of the classes. None:
-        as the model's files say.
+        "mean" averages those of all its tokens; "classify" takes the numbers of the classes, by the
+        token that the model tells them by. None: as the model's files say.
     normalize: scale the vector to length 1; None: as the model's files say.
     truncate_prompt_tokens: cut the prompt to its last tokens, so many; -1 for as many as fit. Of an
         encoder's the first ones are kept, with the closing one.

@@ -45,7 +45,7 @@ class EngineCapacity:
     max_model_len: tokens of one sequence, prompt and output. capacity_tokens: of all together.
     groups: window (None is full attention) and tokens per block, of each layer group. All blocks
         come from one pool.
-    uses_priority: requests may name a priority. is_encoder, num_classes: as in `ModelSpec`.
+    uses_priority: requests may name a priority. draws_tokens, num_classes: as in `ModelSpec`.
     description: a sentence on the kernels that serve.
     """
 
@@ -58,7 +58,7 @@ class EngineCapacity:
     groups: tuple[tuple[int | None, int], ...]
     uses_priority: bool
     description: str = ""
-    is_encoder: bool = False
+    draws_tokens: bool = True
     num_classes: int = 0
 
 

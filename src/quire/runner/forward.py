@@ -14,6 +14,7 @@ from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
 from quire.distributed import ALONE, Collectives, together
 from quire.errors import EngineError
 from quire.layers import TokenColumns
+from quire.protocol.pooling_params import CLASSIFYING
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
 from quire.runner.changes import Upload
 from quire.runner.drafting.states import KeptStates
@@ -186,7 +187,7 @@ class ForwardPass:
         [W, E], `counts` [R] of each row."""
         for piece in pools:
             states = last[piece.first : piece.first + len(piece.positions)]
-            if piece.pooling == "classify":
+            if piece.pooling in CLASSIFYING:
                 states = self._classes_of(states)
             states = states.float()
             result.pooled.append((piece, states))

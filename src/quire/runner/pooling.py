@@ -70,7 +70,7 @@ class VectorPools:
     def take(self, piece: PoolPiece, hidden: FloatArray) -> FloatArray | None:
         """Add a piece; return the vector float32 [E] of a prompt that is complete. hidden: float32
         [N, E] at the piece's `positions`; for classification the class scores, [N, C]."""
-        if piece.pooling == "last":
+        if piece.pooling in ("last", "classify_last"):
             return hidden[-1].astype(np.float32) if piece.is_last else None
         if not piece.start:
             total = np.zeros(hidden.shape[1], np.float64)

@@ -111,7 +111,7 @@ def _assemble(
         make_recorder = _cuda_recorder
     recorder = make_recorder(state, kv) if make_recorder is not None and max_rows else None
     is_capturable = recorder is not None and all(each.is_capturable for each in attention)
-    sizes = ladder(max_rows) if is_capturable and not loaded.spec.is_encoder else ()
+    sizes = ladder(max_rows) if is_capturable and loaded.spec.draws_tokens else ()
     max_tokens = min(MAX_TOKENS, settings.chosen.max_num_batched_tokens)
     pieces = None
     if recorder is not None:

@@ -186,7 +186,7 @@ class Worker:
             settings.chosen.max_num_batched_tokens,
             settings.chosen.max_model_len,
             settings.layout,
-            "mean" if settings.spec.is_encoder else None,
+            None if settings.spec.draws_tokens else "mean",
         )
         try:
             self._assemble(PoolSize(steps.num_blocks, settings.chosen.max_model_len))

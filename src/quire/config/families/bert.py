@@ -6,8 +6,7 @@ the classes of the prompt's first token (`…ForSequenceClassification`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
+from quire.config.families.classes import read_classes
 from quire.config.families.shared import (
     ACTIVATIONS,
     plain_block_matrices,
@@ -15,15 +14,9 @@ from quire.config.families.shared import (
     read_num_layers,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import ClassesSpec, EncoderTraits, ModelSpec, ParameterCounts
-
-if TYPE_CHECKING:  # numpy comes with it
-    from quire.protocol.pooling_params import ClassActivation
+from quire.config.model_spec import EncoderTraits, ModelSpec, ParameterCounts
 
 __all__ = ["read_bert", "read_bert_classes", "read_roberta", "read_roberta_classes"]
-
-DEFAULT_LABELS = 2
-"""Classes of a config.json that names none, as `transformers` has it."""
 
 
 def read_bert(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -65,7 +58,7 @@ def _read(raw: RawConfig, dtype: str, traits: EncoderTraits) -> ModelSpec:
     num_layers, vocab = read_num_layers(raw), raw.read_size("vocab_size")
     rows = traits.num_positions
     types = raw.read_size("type_vocab_size", default=2)
-    classes = None if traits.head is None else _read_classes(raw)
+    classes = None if traits.head is None else read_classes(raw)
     layer = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
     num_classes = 0 if classes is None else len(classes.labels)
     head = hidden * hidden + hidden + num_classes * (hidden + 1) if num_classes else 0
@@ -96,37 +89,3 @@ def _read(raw: RawConfig, dtype: str, traits: EncoderTraits) -> ModelSpec:
         classes=classes,
         token_types=types,
     )
-
-
-def _read_classes(raw: RawConfig) -> ClassesSpec:
-    named = raw.section("id2label")
-    labels = [] if named is None else [named.read(str, key) for key in sorted(named, key=_number)]
-    count = len(labels) or raw.read_size("num_labels", default=DEFAULT_LABELS)
-    labels = labels or [f"LABEL_{index}" for index in range(count)]
-    problem = raw.read_choice(
-        ("single_label_classification", "multi_label_classification", "regression"),
-        "problem_type",
-        default="single_label_classification",
-    )
-    activation: ClassActivation = "softmax" if count > 1 else "sigmoid"
-    if problem == "multi_label_classification":
-        activation = "sigmoid"
-    elif problem == "regression":
-        activation = "none"
-    return ClassesSpec(tuple(labels), activation, _read_score_activation(raw))
-
-
-def _number(key: str) -> int:
-    return int(key) if key.isdecimal() else 0
-
-
-def _read_score_activation(raw: RawConfig) -> Literal["sigmoid", "none"]:
-    """Return the function that sentence-transformers applies to the number of a cross-encoder: that
-    of torch whose class its files name, and the sigmoid where they name none."""
-    own = raw.section("sentence_transformers")
-    name = None if own is None else own.read_optional(str, "activation_fn")
-    name = name or raw.read_optional(str, "sbert_ce_default_activation_function") or "Sigmoid"
-    kind = name.rpartition(".")[2]
-    if kind not in ("Sigmoid", "Identity"):
-        raise raw.unsupported("activation_fn", name, ("Sigmoid", "Identity"))
-    return "sigmoid" if kind == "Sigmoid" else "none"

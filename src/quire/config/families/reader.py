@@ -26,6 +26,7 @@ from quire.config.families.centered import (
     read_stablelm,
     read_starcoder2,
 )
+from quire.config.families.classes import with_answers, with_classes
 from quire.config.families.cohere import read_cohere, read_cohere2
 from quire.config.families.experts import (
     read_glm4_moe,
@@ -116,6 +117,7 @@ def read_model_spec(
         architecture, reader = _find_reader(raw)
         read_packed_settings(folder)
         spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
+        spec = with_answers(spec, raw, folder)
     longest = longest_sentence(folder) if spec.is_encoder else None
     if longest is not None:
         spec = replace(spec, max_context=min(spec.max_context, longest))
@@ -254,8 +256,10 @@ _READERS: dict[str, SpecReader] = {
     "GraniteMoeForCausalLM": read_granite_moe,
     "LlamaForCausalLM": read_llama,
     "LLaMAForCausalLM": read_llama,
+    "LlamaForSequenceClassification": with_classes(read_llama),
     "Ministral3ForCausalLM": read_ministral3,
     "MistralForCausalLM": read_mistral,
+    "MistralForSequenceClassification": with_classes(read_mistral),
     "MixtralForCausalLM": read_mixtral,
     "MptForCausalLM": read_mpt,
     "MPTForCausalLM": read_mpt,
@@ -265,11 +269,14 @@ _READERS: dict[str, SpecReader] = {
     "Olmo3ForCausalLM": read_olmo3,
     "OlmoeForCausalLM": read_olmoe,
     "Phi3ForCausalLM": read_phi3,
+    "Phi3ForSequenceClassification": with_classes(read_phi3),
     "PhimoeForCausalLM": read_phimoe,
     "PhiMoEForCausalLM": read_phimoe,
     "Qwen2ForCausalLM": read_qwen2,
+    "Qwen2ForSequenceClassification": with_classes(read_qwen2),
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3ForCausalLM": read_qwen3,
+    "Qwen3ForSequenceClassification": with_classes(read_qwen3),
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "RobertaForMaskedLM": read_roberta,
     "RobertaForSequenceClassification": read_roberta_classes,

@@ -175,7 +175,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
             ),
             uses_priority=built.core.uses_priority,
             description=built.report.kernels,
-            is_encoder=built.resolved.spec.is_encoder,
+            draws_tokens=built.resolved.spec.draws_tokens,
             num_classes=built.resolved.spec.num_classes,
         ),
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 from starlette.types import ASGIApp
@@ -36,6 +37,11 @@ UNAVAILABLE = (503, OVERLOADED)
 """The engine was restarting or had no room: nothing was computed, and this run asks again."""
 MAX_TRIES = 3
 PAUSE_S = 1.0
+LINES_TOGETHER = 64
+"""Lines that a thread reads before the event loop is asked for answers to them."""
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 class NoRoomError(QuireError):
@@ -104,14 +110,14 @@ class BatchRunner:
         """Answer all lines. on_line: called for each line that is done. If it raises, the answers
         so far are kept for the next run.
         Raises EngineError if the engine ends for good, NoRoomError if the answers get too long."""
-        places = self._places_of_earlier_run()
+        places = await _beside(self._places_of_earlier_run)
         self.counts = counts = BatchCounts(num_kept=len(places))
         with self._aside.open("ab") as aside:
             try:
                 await self._answer(aside, places, counts, on_line)
             except ExceptionGroup as group:
                 raise group.exceptions[0] from None
-        self._put_in_order(places)
+        await _beside(self._put_in_order, places)
         return counts
 
     async def _answer(
@@ -147,7 +153,7 @@ class BatchRunner:
                 room.release()
 
         async with asyncio.TaskGroup() as group:
-            for line in self._lines():
+            async for line in self._lines_by_slices():
                 counts.num_lines += 1
                 kept = None if line.fault else places.get(line.key)
                 if line.fault or kept is not None:
@@ -195,6 +201,14 @@ class BatchRunner:
                 if text.strip():
                     yield read_line(text.strip(), seen, self._route)
 
+    async def _lines_by_slices(self) -> AsyncGenerator[BatchLine]:
+        """The lines, as a thread reads them: a batch that is taken up again may have any number
+        that are answered already."""
+        lines = self._lines()
+        while found := await _beside(lambda: list(itertools.islice(lines, LINES_TOGETHER))):
+            for line in found:
+                yield line
+
     def _places_of_earlier_run(self) -> dict[str, _Place]:
         """Places of whole answers in the temporary file, by key. An incomplete last line is cut
         off, and lines at which the server failed are asked again."""
@@ -215,9 +229,12 @@ class BatchRunner:
         os.truncate(self._aside, end)
         return places
 
-    def write_what_is_there(self) -> None:
+    async def write_what_is_there(self) -> None:
         """Give the answers that there are to the target, in order: of a run that was ended for
         good."""
+        await _beside(self._write_what_is_there)
+
+    def _write_what_is_there(self) -> None:
         places = self._places_of_earlier_run()
         if not self._aside.exists():
             self._aside.touch()
@@ -244,6 +261,19 @@ class BatchRunner:
             return
         with contextlib.suppress(FileNotFoundError):
             self._aside.unlink()
+
+
+async def _beside(
+    function: Callable[Given, Result], *given: Given.args, **named: Given.kwargs
+) -> Result:
+    """Call a function in a thread, so that streams go on. A cancellation waits for its end, since
+    the next one may write the same files."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *given, **named))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait((work,))
+        raise
 
 
 class _Answer(msgspec.Struct):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ POLL_S = 1.0
 PATIENT_TRIES = 2**31
 """A line that finds no room waits until there is some."""
 MAX_SHOWN_FAULTS = 100
+MAX_FAILURES = 3
+"""A batch at which the server fails so often, for a reason that nobody expected, has failed."""
+
+
+_KNOWN = (EngineError, OSError, sqlite3.OperationalError)
+"""Faults of the machine, which pass: batches wait for as long as they last."""
 
 
 class BatchService:
@@ -52,15 +59,18 @@ class BatchService:
         self._limits = limits
         self._poll_s = poll_s
         self._clock = clock
+        self._num_failures: Counter[str] = Counter()
+        """Unexpected failures of each batch."""
 
     async def run(self) -> None:
-        """Never ends. What fails is logged, and tried again."""
+        """Never ends. What fails is logged, and tried again; for an error that nobody expected, a
+        few times."""
         while True:
             try:
                 is_busy = await self._serve_next()
             except Exception as error:
-                known = isinstance(error, EngineError | OSError | sqlite3.OperationalError)
-                logger.warning("batches wait: %s", error, exc_info=None if known else error)
+                is_known = isinstance(error, _KNOWN)
+                logger.warning("batches wait: %s", error, exc_info=None if is_known else error)
                 is_busy = False
             if not is_busy:
                 await asyncio.sleep(self._poll_s)
@@ -72,12 +82,36 @@ class BatchService:
         if found is None or status.capacity is None:
             return False
         batch, tenant, weight = found
+        caller = InternalCaller(tenant, weight)
         try:
-            caller = InternalCaller(tenant, weight)
             await self._serve(batch, caller, status.capacity.max_num_seqs)
         except (ConfigError, FileNotFoundError) as error:
             self._fail(batch, "missing_file", [str(error)])
+        except _KNOWN:
+            raise
+        except Exception as error:
+            self._num_failures[batch.id] += 1
+            if self._num_failures[batch.id] < MAX_FAILURES:
+                raise
+            logger.exception("the batch %s is given up", batch.id)
+            await self._give_up(batch, caller, type(error).__name__)
+        self._num_failures.pop(batch.id, None)
         return True
+
+    async def _give_up(self, batch: KeptBatch, caller: InternalCaller, reason: str) -> None:
+        """End a batch at which the server failed, with the answers that there are."""
+        fault = f"The server failed {MAX_FAILURES} times at this batch ({reason}). Its log says why"
+        batch.errors = _faults("server_error", [f"{fault}; please report it."])
+        target = self._target(batch)
+        try:
+            if not target.exists():
+                await self._runner(batch, caller, target, 1).write_what_is_there()
+            await self._end(batch, target, "failed", caller.tenant)
+        except Exception:
+            logger.exception("the batch %s has no answers", batch.id)
+            self._store.end_batch(batch, "failed")
+            for left in target.parent.glob(f"{target.stem}.*"):
+                left.unlink()
 
     def _fail(self, batch: KeptBatch, code: str, faults: list[str]) -> None:
         """End a batch that cannot be served."""
@@ -92,11 +126,24 @@ class BatchService:
             return
         if batch.status == "validating" and not await self._begin(batch):
             return
-        target = self._store.path(f"{batch.id}.out")
+        target = self._target(batch)
         if target.exists():  # the server ended when all was done but to say so
             await self._end(batch, target, "expired" if is_over else "completed", caller.tenant)
             return
-        runner = BatchRunner(
+        runner = self._runner(batch, caller, target, max_together)
+        ending = "cancelled" if batch.status == "cancelling" else await self._run(batch, runner)
+        if not target.exists():
+            await runner.write_what_is_there()
+        await self._end(batch, target, ending, caller.tenant)
+
+    def _target(self, batch: KeptBatch) -> Path:
+        """File of all answers, in order."""
+        return self._store.path(f"{batch.id}.out")
+
+    def _runner(
+        self, batch: KeptBatch, caller: InternalCaller, target: Path, max_together: int
+    ) -> BatchRunner:
+        return BatchRunner(
             self._app,
             self._backend,
             self._store.path(batch.input_file_id),
@@ -107,10 +154,6 @@ class BatchService:
             route=batch.endpoint,
             has_room=lambda num_bytes: self._store.has_room(num_bytes, caller.tenant),
         )
-        ending = "cancelled" if batch.status == "cancelling" else await self._run(batch, runner)
-        if not target.exists():
-            runner.write_what_is_there()
-        await self._end(batch, target, ending, caller.tenant)
 
     async def _begin(self, batch: KeptBatch) -> bool:
         """Count the lines. False if there is nothing to do: then the batch has failed."""
@@ -164,6 +207,7 @@ class BatchService:
         counts.completed, counts.failed = await asyncio.to_thread(_split, target, good, bad)
         if ending != "cancelled":
             is_whole = counts.completed + counts.failed == counts.total
+            batch.errors = None if is_whole else batch.errors
             ending = "completed" if is_whole else "failed" if ending == "completed" else ending
         parts = (good, counts.completed, "output"), (bad, counts.failed, "error")
         for part, count, name in parts:

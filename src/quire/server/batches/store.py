@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +98,20 @@ class BatchStore:
         folder: Path,
         limits: Limits,
         *,
-        num_keys: int = 1,
+        tenants: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """folder: is made if need be; ConfigError if that cannot be, or its database is none.
-        num_keys: of callers."""
+        tenants: names of the callers' keys; a lone one takes over what was kept without a name."""
         self._limits = limits
-        self._num_sharing = NUM_SHARING if num_keys > 1 else 1
+        self._num_sharing = NUM_SHARING if len(tenants) > 1 else 1
         self._clock = clock
         self._contents = folder / "files"
         try:
             self._contents.mkdir(parents=True, exist_ok=True)
             self._database = open_database(folder / "batches.sqlite", _SCHEMA, is_lasting=True)
+            if len(tenants) == 1:
+                self._adopt_nameless(tenants[0])
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"data_dir is {str(folder)!r}, which cannot be used ({error}). Give a folder that "
@@ -118,6 +120,30 @@ class BatchStore:
 
     def close(self) -> None:
         self._database.close()
+
+    def _adopt_nameless(self, tenant: str) -> None:
+        """Give what was kept without a key to one. Else a second key, which tells callers apart,
+        would hide it."""
+        for table in ("files", "batches"):
+            self._database.execute(f"UPDATE {table} SET tenant = ? WHERE tenant = ''", (tenant,))
+
+    @property
+    def num_files(self) -> int:
+        return self._files()[0]
+
+    @property
+    def num_file_bytes(self) -> int:
+        return self._files()[1]
+
+    @property
+    def num_open_batches(self) -> int:
+        return len(list(self._unfinished()))
+
+    def _files(self, where: str = "", given: tuple[str, ...] = ()) -> tuple[int, int]:
+        """Number and bytes of the files of all, or of some."""
+        return self._database.execute(
+            f"SELECT count(*), ifnull(sum(num_bytes), 0) FROM files{where}", given
+        ).fetchone()
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -195,9 +221,7 @@ class BatchStore:
             ("The server", "", (), 1),
             ("This key", " WHERE tenant = ?", (tenant,), self._num_sharing),
         ):
-            count, size = self._database.execute(
-                f"SELECT count(*), ifnull(sum(num_bytes), 0) FROM files{where}", given
-            ).fetchone()
+            count, size = self._files(where, given)
             most = limits.max_kept_files, limits.max_kept_file_bytes
             yield whose, count, max(1, most[0] // part), size, max(1, most[1] // part)
 

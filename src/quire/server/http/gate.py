@@ -69,8 +69,7 @@ class ApiKeys:
 
 class Gate:
     """ASGI middleware. It leaves in `scope["state"]` the name of the caller's key: `tenant`, empty
-    unless there are several keys, the key's `weight`, and whether it is on spare capacity
-    (`is_spare`)."""
+    if the server has none, the key's `weight`, and whether it is on spare capacity (`is_spare`)."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -103,7 +102,7 @@ class Gate:
             reply = error_reply(error, scope)
             await Response(reply.body, reply.status, reply.headers)(scope, receive, send)
             return
-        state["tenant"] = key if len(self._keys) > 1 else ""
+        state["tenant"] = key
         state["weight"] = self._weights.get(key, 1.0)
         self._num_open[key] += 1
         try:

@@ -14,7 +14,11 @@ from quire.server.requests.pooling_bodies import (
     RerankRequest,
     ScoreRequest,
 )
-from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
+from quire.server.requests.responses_bodies import (
+    CompactRequest,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 
 __all__ = ["add_body_schemas", "body_of"]
 
@@ -30,6 +34,7 @@ _BODIES = (
     CountTokensRequest,
     ResponsesRequest,
     InputTokensRequest,
+    CompactRequest,
     EmbeddingRequest,
     PoolingRequest,
     ScoreRequest,

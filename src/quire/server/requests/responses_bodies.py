@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.server.requests.bodies import ChatExtras
 
-__all__ = ["InputTokensRequest", "ResponsesRequest"]
+__all__ = ["CompactRequest", "InputTokensRequest", "ResponsesRequest"]
 
 
 class InputTokensRequest(ChatExtras, kw_only=True):
@@ -28,16 +28,30 @@ class InputTokensRequest(ChatExtras, kw_only=True):
 
 
 class ResponsesRequest(InputTokensRequest, kw_only=True):
-    """POST /v1/responses."""
+    """POST /v1/responses. prompt_cache_key, safety_identifier: are given back as they are."""
 
     background: bool | None = None
+    frequency_penalty: float | None = None
     include: list[str] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, Any] | None = None
+    presence_penalty: float | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
     store: bool | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
     thinking_token_budget: int | None = None
+
+
+class CompactRequest(ChatExtras, kw_only=True):
+    """POST /v1/responses/compact. prompt_cache_key: is taken and has no effect."""
+
+    model: str
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None

@@ -16,7 +16,7 @@ from quire.rendering import RenderedPrompt
 from quire.server.generation.follow import NeverFull
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.service import Generation, SampleDelta
-from quire.server.http.events import EventSink
+from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import encode
 from quire.server.openai.job import Job
 from quire.server.openai.logprobs import LogprobsWriter
@@ -76,7 +76,12 @@ class Response(msgspec.Struct):
     max_output_tokens: int | None
     max_tool_calls: int | None
     top_logprobs: int
+    presence_penalty: float
+    frequency_penalty: float
+    prompt_cache_key: str | None
+    safety_identifier: str | None
     object: str = "response"
+    service_tier: str = "default"
     usage: ResponseUsage | None = None
     error: Fields | None = None
     incomplete_details: Fields | None = None
@@ -156,12 +161,12 @@ class ResponsesAnswer:
 
             await generation.run(write, sink)
         self._keep(generation)
-        return self._told(self.response.status)
+        return self._told(self.response.status) + DONE
 
     def failed(self, reply: ErrorReply) -> bytes:
         """Return the last event of a stream that an error ended. The response is kept as failed."""
         self.fail(reply)
-        return self._told("failed")
+        return self._told("failed") + DONE
 
     def fail(self, reply: ErrorReply) -> None:
         """Keep the response as failed, with what there is of its output."""

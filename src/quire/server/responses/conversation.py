@@ -10,16 +10,21 @@ import msgspec
 from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
 
-__all__ = ["chat_messages", "input_items"]
+__all__ = ["SUMMARY_QUESTION", "chat_messages", "input_items"]
 
 _ROLES = ("user", "assistant", "system", "developer")
 _HOSTED = (
     "web_search_call", "file_search_call", "computer_call", "computer_call_output",
     "image_generation_call", "code_interpreter_call", "local_shell_call",
     "local_shell_call_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
-    "mcp_call", "compaction", "tool_search_call", "tool_search_output", "additional_tools",
+    "mcp_call", "tool_search_call", "tool_search_output", "additional_tools",
 )  # fmt: skip
 """Items of tools that another service ran: nothing of them is text for a model."""
+SUMMARY_QUESTION = (
+    "Summarize our conversation so far, so that you can go on with it from the summary alone: what "
+    "I asked for, what was decided and found out, and what is still to be done."
+)
+"""The question that an item of compaction answers."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _LEFT_OUT = "[{} left out: this model reads text only]"
 _CONTENT = 'Send a string or a list of parts such as {"type": "input_text", "text": "Hello"}.'
@@ -61,6 +66,8 @@ def chat_messages(instructions: str | None, items: Iterable[Fields]) -> list[Fie
                     "content": _output(item.get("output"), place),
                 }
             )
+        elif kind == "compaction":
+            messages += _summary_messages(item)
         elif kind not in _HOSTED:
             advice = "Send messages, reasoning, calls of functions, and what these gave."
             raise refused(f"{place}.type", kind, advice)
@@ -135,6 +142,18 @@ def _add_call(messages: list[Fields], item: Fields, arguments: str, place: str) 
     answer = _answer(messages)
     answer["tool_calls"] = [*answer.get("tool_calls", ()), call]
     answer["content"] = answer["content"] or None
+
+
+def _summary_messages(item: Fields) -> list[Fields]:
+    """The messages that an item of compaction stands for; none for one of another server."""
+    sealed = item.get("encrypted_content")
+    summary = unseal(sealed) if isinstance(sealed, str) else None
+    if summary is None:
+        return []
+    return [
+        {"role": "user", "content": SUMMARY_QUESTION},
+        {"role": "assistant", "content": summary},
+    ]
 
 
 def _output(given: object, place: str) -> str:

@@ -16,7 +16,10 @@ __all__ = ["ENCRYPTED_REASONING", "ReadRequest", "read_request"]
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
 
-_SAME_FIELDS = ("temperature", "top_p", "stream", "thinking_token_budget")
+_SAME_FIELDS = (
+    "temperature", "top_p", "presence_penalty", "frequency_penalty", "stream",
+    "thinking_token_budget",
+)  # fmt: skip
 _EFFORTS = {
     "none": "none", "minimal": "low", "low": "low", "medium": "medium", "high": "high",
     "xhigh": "high", "max": "high",

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from quire.server.requests.places import Fields, fields_of, refused
 
-__all__ = ["GivenTools", "chat_choice", "given_tools"]
+__all__ = ["GivenTools", "chat_choice", "given_tools", "shown_choice", "shown_tools"]
 
 _CHOICE = (
     'Use "none", "auto", "required", {"type": "function", "name": …} or '
@@ -78,6 +78,22 @@ def _text_parameter(tool: Fields, place: str) -> Fields:
         "required": ["input"],
         "additionalProperties": False,
     }
+
+
+def shown_tools(tools: list[Fields] | None) -> list[Fields]:
+    """Return the tools of a request as its response has them: those of functions with every field
+    that Open Responses names."""
+    open_fields: Fields = {"description": None, "parameters": None, "strict": None}
+    return [
+        {**open_fields, **tool} if tool.get("type") == "function" else tool for tool in tools or ()
+    ]
+
+
+def shown_choice(given: str | Fields | None) -> str | Fields:
+    """Return `tool_choice` as the response has it."""
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        return {"mode": "auto", **given}
+    return given or "auto"
 
 
 def chat_choice(given: str | Fields | None, tools: GivenTools) -> str | Fields | None:

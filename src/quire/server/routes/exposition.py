@@ -75,7 +75,8 @@ class _ServerCollector(Collector):
     ) -> Iterator[Metric]:
         tokens_per_s = self._services.waiting.tokens_per_s
         status = self._services.backend.status
-        kept = self._services.responses
+        kept, sessions = self._services.responses, self._services.sessions
+        batches = self._services.batches
         is_asleep = status.state is EngineState.SLEEPING
         for name, text, value in (
             ("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_cache_usage),
@@ -86,6 +87,11 @@ class _ServerCollector(Collector):
             ("quire:prefill_tokens_per_second", "While requests wait.", tokens_per_s),
             ("quire:stored_responses", "Responses that are kept.", kept.num_kept),
             ("quire:stored_bytes", "Their size.", kept.num_bytes),
+            ("quire:kept_sessions", "Conversations that are kept.", sessions.num_kept),
+            ("quire:session_bytes", "Their size.", sessions.num_bytes),
+            ("quire:kept_files", "Files that are kept.", batches.num_files if batches else 0),
+            ("quire:kept_file_bytes", "Their size.", batches.num_file_bytes if batches else 0),
+            ("quire:open_batches", "Not ended.", batches.num_open_batches if batches else 0),
             ("quire:engine_restarts", "Engine cores that had to be replaced.", status.restarts),
         ):  # fmt: skip
             yield _gauge(name, text, labels, float(value))

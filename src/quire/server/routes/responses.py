@@ -20,11 +20,17 @@ from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import ErrorReply, RefusedError, error_reply
 from quire.server.requests.places import Fields
-from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
+from quire.server.requests.responses_bodies import (
+    CompactRequest,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from quire.server.responses.answer import InputTokens, Response, ResponsesAnswer
+from quire.server.responses.compaction import compacted, summary_request
 from quire.server.responses.conversation import input_items
 from quire.server.responses.request import read_request
 from quire.server.responses.store import StoredResponse
+from quire.server.responses.tools import shown_choice, shown_tools
 from quire.server.routes.respond import JSON, respond
 from quire.server.routes.services import Services
 
@@ -40,6 +46,7 @@ def responses_router(services: Services) -> APIRouter:
     router = APIRouter(tags=["Responses"])
     limits = services.settings.limits
     decoder: BodyDecoder[ResponsesRequest] = BodyDecoder(ResponsesRequest, limits)
+    compacts: BodyDecoder[CompactRequest] = BodyDecoder(CompactRequest, limits)
     counts: BodyDecoder[InputTokensRequest] = BodyDecoder(InputTokensRequest, limits)
 
     @router.post("/v1/responses", openapi_extra=body_of(ResponsesRequest))
@@ -55,6 +62,21 @@ def responses_router(services: Services) -> APIRouter:
         if body.background:
             return HttpResponse(encode(asked.start()), media_type=JSON)
         return await respond(services, request, asked.read.chat, asked.answer, asked.fault)
+
+    @router.post("/v1/responses/compact", openapi_extra=body_of(CompactRequest))
+    async def compact_response(request: Request) -> HttpResponse:
+        """Make a summary of a conversation, to go on with in its place."""
+        ready = services.ready()
+        data = await services.bodies.read(request)
+        body = summary_request(await compacts.decode(data))
+        asked = _Asked(services, ready, request, body, unknown_names(data, CompactRequest))
+        with services.recorded(request, asked.read.chat) as timeline:
+            answer = asked.answer(timeline)
+            await while_connected(request.receive, answer.whole())
+        usage = answer.response.usage
+        assert usage is not None, "the answer is whole"
+        found = compacted(answer.response, usage, answer.items)
+        return HttpResponse(encode(found), media_type=JSON)
 
     @router.post("/v1/responses/input_tokens", openapi_extra=body_of(InputTokensRequest))
     async def count_input_tokens(request: Request) -> HttpResponse:
@@ -147,10 +169,10 @@ class _Asked:
             status="queued",
             output=[],
             instructions=body.instructions,
-            tools=body.tools or [],
-            tool_choice=body.tool_choice or "auto",
+            tools=shown_tools(body.tools),
+            tool_choice=shown_choice(body.tool_choice),
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            text={"format": {"type": "text"}, **(body.text or {})},
+            text=_shown_text(body.text or {}),
             reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
             truncation=body.truncation or "disabled",
             metadata=body.metadata or {},
@@ -162,7 +184,19 @@ class _Asked:
             max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls,
             top_logprobs=body.top_logprobs or 0,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            prompt_cache_key=body.prompt_cache_key,
+            safety_identifier=body.safety_identifier,
         )
+
+
+def _shown_text(given: Fields) -> Fields:
+    """The `text` of a request as its response has it, with every field of its format."""
+    form = given.get("format") or {"type": "text"}
+    if form["type"] == "json_schema":
+        form = {"description": None, **form, "strict": bool(form.get("strict"))}
+    return {**given, "format": form}
 
 
 def _check_background(body: ResponsesRequest) -> None:

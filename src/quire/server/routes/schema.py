@@ -26,6 +26,7 @@ from quire.server.readings.short_status import PROBES, ShortStatus
 from quire.server.requests.errors import is_messages_path
 from quire.server.requests.limits import Limits
 from quire.server.responses.answer import InputTokens, ItemList, Response
+from quire.server.responses.compaction import Compaction
 
 __all__ = ["describe"]
 
@@ -172,6 +173,7 @@ _ANSWERS: dict[str, type[Any]] = {
     "/v1/messages": Message,
     "/v1/responses": Response,
     "/v1/responses/input_tokens": InputTokens,
+    "/v1/responses/compact": Compaction,
     "get /v1/responses/{response_id}": Response,
     "delete /v1/responses/{response_id}": Deleted,
     "/v1/responses/{response_id}/cancel": Response,

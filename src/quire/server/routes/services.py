@@ -20,6 +20,7 @@ from quire.server.generation.service import GenerationService
 from quire.server.generation.vectors import VectorService
 from quire.server.generation.waiting import Party, WaitingRoom
 from quire.server.http.body import BodyReader
+from quire.server.http.gate import ApiKeys
 from quire.server.openai.job import Job, tenant_salt
 from quire.server.openai.logprobs import LogprobsBudget
 from quire.server.openai.sampling import check_label
@@ -87,7 +88,7 @@ class Services:
         self.batches = (
             None
             if folder is None
-            else BatchStore(Path(folder), limits, num_keys=len(settings.api_key))
+            else BatchStore(Path(folder), limits, tenants=ApiKeys(settings.api_key).names)
         )
         self._generations = GenerationService(limits, self.metrics, self.waiting, self._recorder)
 

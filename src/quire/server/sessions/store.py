@@ -67,6 +67,18 @@ class SessionStore:
     def close(self) -> None:
         self._database.close()
 
+    @property
+    def num_kept(self) -> int:
+        return self._total()[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return self._total()[1]
+
+    def _total(self) -> tuple[int, int]:
+        row = self._database.execute("SELECT count(*), ifnull(sum(num_bytes), 0) FROM sessions")
+        return row.fetchone()
+
     def find(self, session_id: str, tenant: str) -> Session | None:
         """Return a conversation, which counts as a use; None if there is none of that name."""
         now = self._clock()
@@ -170,9 +182,7 @@ class SessionStore:
         limits = self._limits
         self._database.execute("DELETE FROM sessions WHERE expires_s <= ?", (now,))
         while True:
-            count, size = self._database.execute(
-                "SELECT count(*), ifnull(sum(num_bytes), 0) FROM sessions"
-            ).fetchone()
+            count, size = self._total()
             if count < 2:
                 return
             if count > limits.max_sessions:

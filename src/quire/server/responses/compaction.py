@@ -1,0 +1,69 @@
+"""POST /v1/responses/compact: a conversation as a summary that the model writes of it.
+
+The summary goes to the client in an opaque form and comes back within a later request, where it is
+what it was: the answer to a question of the user's.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from quire.server.generation.sealed import seal
+from quire.server.requests.places import Fields
+from quire.server.requests.responses_bodies import CompactRequest, ResponsesRequest
+from quire.server.responses.answer import Response, ResponseUsage
+from quire.server.responses.conversation import SUMMARY_QUESTION
+
+__all__ = ["Compaction", "compacted", "summary_request"]
+
+_KEPT_ROLES = ("system", "developer")
+"""Roles whose messages stay as they are: instructions are not to be told again in other words."""
+
+
+class Compaction(msgspec.Struct):
+    """A conversation in few items."""
+
+    id: str
+    created_at: int
+    output: list[Fields]
+    usage: ResponseUsage
+    object: str = "response.compaction"
+
+
+def summary_request(body: CompactRequest) -> ResponsesRequest:
+    """Return the request that has the model write a summary."""
+    given = body.input or []
+    before = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    request = ResponsesRequest(
+        model=body.model,
+        input=[*before, {"role": "user", "content": SUMMARY_QUESTION}],
+        instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+        store=False,
+    )
+    for name in CompactRequest.__struct_fields__:
+        if name not in ("model", "input"):
+            setattr(request, name, getattr(body, name))
+    return request
+
+
+def compacted(response: Response, usage: ResponseUsage, items: list[Fields]) -> Compaction:
+    """Make the answer of the response to `summary_request`, whose items have ids."""
+    parts = [
+        part["text"]
+        for item in response.output
+        if item["type"] == "message"
+        for part in item["content"]
+    ]
+    kept = [
+        {"status": "completed", **item}
+        for item in items
+        if item["type"] == "message" and item.get("role") in _KEPT_ROLES
+    ]
+    name = secrets.token_hex(16)
+    summary: Fields = {
+        "id": f"cmp_{name}", "type": "compaction", "encrypted_content": seal("".join(parts))
+    }  # fmt: skip
+    return Compaction(f"resp_{name}", response.created_at, [*kept, summary], usage)
