@@ -18,8 +18,8 @@ FORGETS = 0.25
 """Share that they keep when drafts are tried again."""
 
 RESTS = 8
-"""Steps for which no drafts are asked for after some were offered that do not pay: asking takes
-time too."""
+"""Period in which drafts are asked for after some were offered that do not pay, in steps: asking
+takes time too."""
 
 FEWEST_SKIPPED, MOST_SKIPPED = 4, 128
 """Offers that did not pay, before drafts are tried again."""
@@ -28,8 +28,8 @@ GAIN = 1.02
 """Drafts must be expected to gain more than times can be told apart."""
 
 EXPLORES, LIKELY, PART = 16, 0.5, 4
-"""After so many offers of which none was taken, although some are as likely to be right as not, a
-few are verified, one for so many tokens: times of such steps may be better than was assumed."""
+"""After so many steps without drafts, although some are as likely to be right as not, a few are
+verified, one for so many tokens: times of such steps may be better than was assumed."""
 
 PLACES = 16
 """Drafts of a row whose worth is looked at before any are made; later ones are worth less."""
@@ -48,7 +48,6 @@ class Acceptance:
         self._tried = PRIOR_TRIED
         self._skipped = 0
         self._patience = FEWEST_SKIPPED
-        self._num_rests = 0
 
     @property
     def chance(self) -> float:
@@ -64,19 +63,9 @@ class Acceptance:
         if num_accepted:
             self._patience = FEWEST_SKIPPED
 
-    @property
-    def rests(self) -> bool:
-        """True while no drafts should be asked for."""
-        return self._num_rests > 0
-
-    def stepped(self) -> None:
-        """A step of the sequence was planned."""
-        self._num_rests = max(self._num_rests - 1, 0)
-
     def skipped(self) -> None:
         """Drafts were offered, and none was taken. Now and then they are tried again, less often
         each time that they were all wrong."""
-        self._num_rests = RESTS
         self._skipped += 1
         if self._skipped >= self._patience:
             self._skipped = 0
@@ -92,7 +81,7 @@ class DraftPolicy:
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
-        self._num_plain = 0  # offers since the last one of which something was taken
+        self._num_plain = 0  # steps since the last one with drafts
         self._credit = CREDIT
 
     def counts(
@@ -143,10 +132,12 @@ class DraftPolicy:
 
     def took(self, counts: Sequence[int]) -> None:
         """Take note that `counts` [R] of what was offered for a step are verified."""
-        self._num_plain = 0 if any(counts) else self._num_plain + 1
+        if any(counts):
+            self._num_plain = 0
 
     def passed(self) -> None:
         """A step without drafts was planned."""
+        self._num_plain += 1
         self._credit = min(self._credit + ALLOWANCE, MOST_CREDIT)
 
     def verified(self, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
