@@ -170,6 +170,7 @@ def test_heads_that_break_cost_no_request(
     expected: list[RequestOutput],
     engines: Engines,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     llm = engines.make(speculative_config=config(method, fitted(method)))
     eager_policy(monkeypatch)
@@ -180,7 +181,8 @@ def test_heads_that_break_cost_no_request(
     monkeypatch.setattr("quire.models.medusa.MedusaHeads.logits", broken)
     monkeypatch.setattr("quire.models.eagle.EagleHead.logits", broken)
     assert_same(run(llm), expected, exact=True)
-    assert totals(llm).accepted == 0 < totals(llm).drafts
+    assert "steps go on without drafts" in caplog.text
+    assert totals(llm).drafts == 0  # none was made
 
 
 # --- guesses --------------------------------------------------------------------------------------

@@ -230,3 +230,14 @@ def test_a_wait_for_drafts_is_a_part_of_what_they_cost() -> None:
     times.planned(7.0, plain, num_before=0, has_waited=True)
     assert times.expected(4, False) == pytest.approx(1.0)
     assert times._times[8, True].seconds == pytest.approx(2.0)
+
+
+def test_a_plan_that_comes_late_changes_no_time() -> None:
+    """Turns red when a step seems to take no time because the plan before it was late."""
+    times, plain = StepTimes(), DecodeStep(4, False, True)
+    times.planned(0.0, plain, num_before=0)
+    times.planned(0.0, plain, num_before=1)
+    for now in (1.9, 2.0, 3.9, 4.0):
+        times.applied(1.0)
+        times.planned(now, plain, num_before=1)
+    assert times.expected(4, False) == pytest.approx(1.0)

@@ -371,10 +371,10 @@ class Drafts:
         """Nothing can be planned now."""
         self._times.idle()
 
-    def applied(self) -> None:
-        """The result of the oldest step in flight was applied."""
+    def applied(self, seconds: float) -> None:
+        """The result of the oldest step in flight was applied, which computed for `seconds`."""
         if self._is_timed:
-            self._times.applied()
+            self._times.applied(seconds)
             if not self._table.live.any():
                 self._times.idle()
 

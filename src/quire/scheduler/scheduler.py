@@ -305,7 +305,7 @@ class Scheduler:
         """Take in the oldest planned step's result; what it and aborts since gave to clients."""
         self._num_in_flight -= 1
         self._results.apply(result)
-        self._drafts.applied()
+        self._drafts.applied(result.seconds)
         for ticket in result.done:
             self._lifecycle.end_ticket(ticket)
         for failure in result.failed_tickets:

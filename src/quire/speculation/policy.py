@@ -34,10 +34,10 @@ verified, one for so many tokens: times of such steps may be better than was ass
 PLACES = 16
 """Drafts of a row whose worth is looked at before any are made; later ones are worth less."""
 
-CREDIT, ALLOWANCE, MOST_CREDIT = 1.0, 0.008, 4.0
+CREDIT, ALLOWANCE, MOST_CREDIT = 1.0, 0.005, 4.0
 """Time that drafts may lose, in steps without drafts: at first, more with each of these, and what
-is kept at most of what drafts have gained. So wrong drafts never lose more than about a hundredth
-of the time, whoever makes them."""
+is kept at most of what they have gained. They owe no more than the first, since a time may have
+been measured wrong. So wrong drafts lose about a hundredth of the time, whoever makes them."""
 
 
 class Acceptance:
@@ -145,7 +145,8 @@ class DraftPolicy:
         plain = self._times.expected(num_tokens, False)
         lost = self._times.expected(num_tokens + num_drafts, True) / plain - 1.0
         gained = num_accepted / num_tokens
-        self._credit = min(self._credit + gained - lost, MOST_CREDIT)
+        credit = self._credit + gained - lost
+        self._credit = min(max(credit, -CREDIT), MOST_CREDIT)
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
         """Return how many drafts of these worths, in order, give the most tokens per second."""

@@ -54,14 +54,15 @@ def _shape(num_tokens: int, is_drafted: bool) -> float:
 
 
 class StepTimes:
-    """The time between two plans is that of the step whose result came in between. So what happens
-    on the host between steps counts where nothing hides it."""
+    """The time of a step behind another one is what its result says that it computed. Where that is
+    not known, or plans wait for results, it is the time between the plans before and after the
+    result: so what happens on the host between steps counts where nothing hides it."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, bool], _Time] = {}  # by size, and whether it has drafts
         self._num_steps = 0
         self._in_flight: deque[DecodeStep | None] = deque()  # None: planned before times were kept
-        self._applied: list[DecodeStep | None] = []
+        self._applied: list[tuple[DecodeStep | None, float]] = []
         self._last_plan: float | None = None
         self._wait = 0.0  # seconds that the next step with drafts has cost before it began
 
@@ -82,7 +83,7 @@ class StepTimes:
     def _passed(self, seconds: float, *, has_waited: bool) -> None:
         """So long after the last plan comes the next one. The wait before a step with drafts is a
         part of what these cost, and the steps that were waited for are none without it."""
-        steps = [step for step in self._applied if step is not None and step.counts]
+        steps = [step for step, _ in self._applied if step is not None and step.counts]
         if len(steps) < len(self._applied):
             self._wait = 0.0
             return
@@ -90,12 +91,16 @@ class StepTimes:
             expected = sum(self.expected(step.num_tokens, False) for step in steps)
             self._wait = min(max(seconds - expected, 0.0), expected)
         elif len(steps) == 1:
-            wait, self._wait = (self._wait if steps[0].is_drafted else 0.0), 0.0
-            self._measured(steps[0], seconds + wait)
+            computed = self._applied[0][1]
+            if not has_waited and computed > 0.0:
+                seconds = computed  # plans are late when others have the host's cores
+            if steps[0].is_drafted:
+                seconds, self._wait = seconds + self._wait, 0.0
+            self._measured(steps[0], seconds)
 
-    def applied(self) -> None:
-        """The result of the oldest step has come."""
-        self._applied.append(self._in_flight.popleft())
+    def applied(self, seconds: float = 0.0) -> None:
+        """The result of the oldest step has come. seconds: that it computed, 0 if nobody knows."""
+        self._applied.append((self._in_flight.popleft(), seconds))
 
     @property
     def oldest(self) -> DecodeStep | None:
