@@ -197,7 +197,8 @@ def measure(
     for turn in range(options.turns):
         for task in passages.tasks:
             for streams in options.streams:
-                prompts = passages.prompts(task, REQUESTS.get(streams, streams))
+                count = REQUESTS.get(streams, streams)
+                prompts = passages.prompts(task, count)
                 found = _turn(run, decoders, prompts, f"{task}_{streams}_streams", turn)
                 if streams == 1 and peers:
                     _peers_turn(run, peers, prompts, found, f"{task}_llama.cpp", turn)
