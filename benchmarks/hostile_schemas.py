@@ -5,9 +5,11 @@
 
 A turn is so many seconds of four plain streams alone, then as many beside a client that sends one
 hostile grammar after the other (tests/grammar/hostile.py, in a seeded order, and a body that is no
-UTF-8), each made new by a number so that no cache answers. A *gap* is the time between two chunks
-of a stream. Exit status 1 if the 99th percentile of the gaps is more than twice that without the
-grammars in any turn, if a gap is longer than 500 ms, or if a grammar gets anything but 200 or 4xx.
+UTF-8), each made new by a number so that no cache answers. That client is a process of its own,
+with bodies made before, so that it does not slow those that measure. A *gap* is the time between
+two chunks of a stream. Exit status 1 if the 99th percentile of the gaps is more than twice that
+without the grammars in any turn, if a gap is longer than 500 ms, or if a grammar gets anything but
+200 or 4xx.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import os
 import random
 import socket
@@ -24,7 +27,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -39,6 +44,11 @@ STREAMS, TOKENS = 4, 400
 MOST_TIMES, LONGEST_S = 2.0, 0.5
 """Times the p99 of a run without hostile grammars; any gap."""
 
+NUMBER = b"_NUMBER_"
+
+Attack = tuple[Counter[str], list[float]]
+"""How many answers had each status; seconds of each."""
+
 LIMIT_S = 150.0
 """Seconds that a client waits for an answer: a trial may take 30, and start a child before."""
 
@@ -47,11 +57,17 @@ def main() -> int:
     options = parse_arguments()
     load_before = os.getloadavg()
     turns: list[dict[str, Any]] = []
-    with served(options.model, options.threads) as port:
-        run(port, min(options.seconds, 5.0), None)  # kernels and graphs are settled
+    context = multiprocessing.get_context("spawn")
+    with (
+        served(options.model, options.threads) as port,
+        ProcessPoolExecutor(1, mp_context=context) as attackers,
+    ):
+        attackers.submit(hostile_bodies).result()
+        run(port, min(options.seconds, 5.0))  # kernels and graphs are settled
         for turn in range(options.turns):
-            plain = run(port, options.seconds, None)
-            hostile = run(port, options.seconds, random.Random(options.seed + turn))
+            plain = run(port, options.seconds)
+            arguments = (port, options.seed + turn, time.monotonic() + options.seconds)
+            hostile = run(port, options.seconds, attackers.submit(attack, *arguments))
             turns.append({"plain": plain, "hostile": hostile})
             print(json.dumps(turns[-1], indent=1), flush=True)
     faults = [fault for turn in turns for fault in faults_of(**turn)]
@@ -118,18 +134,13 @@ def is_ready(port: int) -> bool:
         connection.close()
 
 
-def run(port: int, seconds: float, order: random.Random | None) -> dict[str, Any]:
-    """Streams for so long; beside hostile grammars if there is an order for them."""
+def run(port: int, seconds: float, attacked: Future[Attack] | None = None) -> dict[str, Any]:
+    """Streams for so long, beside hostile grammars if an attack goes on."""
     until = time.monotonic() + seconds
     gaps: list[float] = []
-    outcomes: Counter[str] = Counter()
-    answers: list[float] = []
     works = [
         threading.Thread(target=stream, args=(port, seed, until, gaps)) for seed in range(STREAMS)
     ]
-    if order is not None:
-        arguments = (port, order, until, outcomes, answers)
-        works.append(threading.Thread(target=attack, args=arguments))
     for work in works:
         work.start()
     for work in works:
@@ -142,7 +153,8 @@ def run(port: int, seconds: float, order: random.Random | None) -> dict[str, Any
             "longest": 1000 * max(gaps),
         },
     }
-    if order is not None:
+    if attacked is not None:
+        outcomes, answers = attacked.result()
         found["grammars"] = len(answers)
         found["outcomes"] = dict(sorted(outcomes.items()))
         found["slowest_answer_s"] = max(answers)
@@ -169,47 +181,52 @@ def stream(port: int, seed: int, until: float, gaps: list[float]) -> None:
                     return
 
 
-def attack(
-    port: int, order: random.Random, until: float, outcomes: Counter[str], answers: list[float]
-) -> None:
-    """One hostile grammar after the other."""
-    number = 0
+def attack(port: int, seed: int, until: float) -> Attack:
+    """Send one hostile grammar after the other, each with a number of its own."""
+    bodies, order = hostile_bodies(), random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    answers: list[float] = []
     while time.monotonic() < until:
-        for which in order.sample(range(len(HOSTILE) + 1), len(HOSTILE) + 1):
-            number += 1
+        for body in order.sample(bodies, len(bodies)):
             started = time.monotonic()
+            fresh = b"%s-%d" % (bytes(str(seed), "ascii"), len(answers))
             try:
-                with asked(port, hostile_body(which, number)) as answer:
+                with asked(port, body.replace(NUMBER, fresh)) as answer:
                     answer.read()
                     outcomes[str(answer.status)] += 1
             except OSError as error:
                 outcomes[type(error).__name__] += 1
             answers.append(time.monotonic() - started)
             if time.monotonic() > until:
-                return
+                break
+    return outcomes, answers
 
 
-def hostile_body(which: int, number: int) -> bytes:
-    if which == len(HOSTILE):
-        return b'{"prompt": "a", "guided_regex": "\xff\xfe%d"}' % number
-    given = fresh(HOSTILE[which], number)
-    return json.dumps({"prompt": "a", "max_tokens": 8, "structured_outputs": given}).encode()
+@cache
+def hostile_bodies() -> list[bytes]:
+    """A body for each hostile grammar, in which NUMBER is to be replaced."""
+    found = [b'{"prompt": "a", "guided_regex": "\xff\xfe%s"}' % NUMBER]
+    for given in HOSTILE:
+        body = {"prompt": "a", "max_tokens": 8, "structured_outputs": numbered(given)}
+        found.append(json.dumps(body).encode())
+    return found
 
 
-def fresh(given: dict[str, Any], number: int) -> dict[str, Any]:
-    """The same grammar in words that were not there before."""
+def numbered(given: dict[str, Any]) -> dict[str, Any]:
+    """The same grammar with a number, so that it is not known yet."""
     ((kind, value),) = given.items()
+    number = NUMBER.decode()
     match kind, value:
         case "json", dict():
-            return {kind: {**value, "title": f"n{number}"}}
+            return {kind: {**value, "title": number}}
         case "json", _:
-            return {kind: value + " " * number}
+            return {kind: f'{value[:1]}"title": "{number}", {value[1:]}'}
         case "regex", _:
-            return {kind: f"{value}|n{number}"}
+            return {kind: f"{value}|{number}"}
         case "choice", _:
-            return {kind: [*value, f"n{number}"]}
+            return {kind: [*value, number]}
         case _:
-            return {kind: f"{value}\n// n{number}"}
+            return {kind: f"{value}\n// {number}"}
 
 
 @contextmanager

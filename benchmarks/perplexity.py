@@ -55,18 +55,35 @@ WINDOW = 1024
 CONVERTED = ("int8", "int4", "int4-g64", "int4-g128", "int4-sym")
 
 
-class RoundedMatrix:
-    """`PackedMatrix` that takes its activations in 8 bits, one scale per token."""
+class SplitMatrix:
+    """`PackedMatrix` of float32 numbers as sums of two in bfloat16, with errors of 2^-16: products
+    in bfloat16 with sums in float32 are many times faster than those of float32. rounds: take
+    activations in 8 bits, one scale per token."""
 
-    def __init__(self, matrix: PackedMatrix) -> None:
-        self._matrix = matrix
+    def __init__(
+        self, ops: OpSet, weight: torch.Tensor, bias: torch.Tensor | None, *, rounds: bool
+    ) -> None:
+        self._high, self._low = (ops.linear(part, None) for part in _split(weight))
+        self._bias, self._rounds = bias, rounds
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        integers, scale = quantize_rows(x)
-        return self._matrix((integers * scale).to(x.dtype), out_dtype)
+        if self._rounds:
+            integers, scale = quantize_rows(x)
+            x = integers.to(torch.bfloat16)  # exact
+            found = (self._high(x, torch.float32) + self._low(x, torch.float32)) * scale
+        else:
+            high, low = _split(x)
+            found = self._high(high, torch.float32) + self._high(low, torch.float32)
+            found += self._low(high, torch.float32)
+        return (found if self._bias is None else found + self._bias).to(out_dtype or torch.float32)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._matrix.rows(ids)
+        return self._high.rows(ids).float() + self._low.rows(ids).float()
+
+
+def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    high = x.to(torch.bfloat16)
+    return high, (x - high.float()).to(torch.bfloat16)
 
 
 class Widened(WidensStored):
@@ -85,9 +102,7 @@ class Widened(WidensStored):
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PackedMatrix:
-        matrix = self._ops.linear(weight, bias)
-        if self._rounds:
-            matrix = RoundedMatrix(matrix)
+        matrix = SplitMatrix(self._ops, weight, bias, rounds=self._rounds)
         return GatedMatrix(matrix, self._ops.activation_and_mul, gate) if gate else matrix
 
 

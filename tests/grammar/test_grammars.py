@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from quire.errors import RequestError
-from quire.grammar import Grammar
+from quire.grammar import Grammar, trial
 from quire.grammar.guidance import MAX_CACHED, GuidanceGrammars
 from quire.grammar.schema import find_endless
 from quire.protocol import EngineRequest, SamplingParams
@@ -298,6 +299,27 @@ def test_a_trial_takes_no_longer_than_its_limit_and_costs_others_nothing(
     assert isinstance(future.exception(), RequestError)
     assert "to compile" in str(future.exception())
     assert len(gaps) > 100
+
+
+def test_the_engine_reads_no_grammar_itself(
+    shared: GuidanceGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when a large schema is read where steps wait for Python's lock."""
+    monkeypatch.setattr(trial, "grammar_text", None)
+    monkeypatch.setattr(trial, "all_unsupported", None)
+    found = opened(shared, request(StructuredOutputsParams(json={}, strict=False).spec))
+    assert EOS in allowed(found, "17")
+
+
+def test_the_child_gives_way_to_its_parent(shared: GuidanceGrammars) -> None:
+    """Priorities count within a session, where Linux groups processes by it (autogroup)."""
+    opened(shared, request(StructuredOutputsParams(regex="yes").spec))
+    assert shared._trial is not None
+    assert shared._trial._child is not None
+    child = shared._trial._child.pid
+    assert os.getpriority(os.PRIO_PROCESS, child) == 19
+    assert os.getsid(child) == os.getsid(0)
+    assert os.getpgid(child) != os.getpgid(0)  # Ctrl-C in a terminal is not for it
 
 
 def test_the_cache_is_bounded_and_keeps_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_text_models_of_unknown_families_are_refused_by_name(
     ):
         folder = nest(plain("llama"), tmp_path / str(number), names, **outer)
         with pytest.raises(ConfigError, match="SomethingForConditionalGeneration is not supported"):
-            read_model_spec(folder)
+            read_model_spec(folder, implementation="quire")
     folder = nest(plain("llama"), tmp_path / "x", names, text_config={"model_type": 3})
     with pytest.raises(ConfigError, match="text_config: model_type=3"):
         read_model_spec(folder)

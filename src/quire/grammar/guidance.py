@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -14,20 +13,16 @@ from llguidance import LLMatcher, LLTokenizer
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.matcher import ANY_TOKEN, Grammar, Mask
-from quire.grammar.source import grammar_text, lenient_schemas, refusal
-from quire.grammar.trial import LIMITS, GrammarTrial
+from quire.grammar.source import refusal
+from quire.grammar.trial import LIMITS, GrammarTrial, Verdict
 from quire.grammar.vocabulary import Encode, Vocabulary
 from quire.protocol.grammar import GrammarSpec
-from quire.protocol.json_schema import all_unsupported
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray, MaskArray, no_ints
 
 __all__ = ["GuidanceGrammars"]
 
 _TOKEN_BYTES = 4
-
-_UNASKED = "no tokenizer"
-"""So begins what the library says of tokens in a grammar, because it has none for warnings."""
 
 MAX_CACHED = 128
 MAX_CACHED_BYTES = 8 * 2**20
@@ -107,33 +102,30 @@ class GuidanceGrammars:
     def _compile(self, spec: GrammarSpec) -> LLMatcher | RequestError:
         """The matcher of an empty output, or why there is none."""
         try:
-            text = grammar_text(spec)
             trial, tokenizer = self._ready()
-            verdict = trial.check(text)
+            verdict = trial.check(spec)
         except RequestError as error:
             return error
-        if verdict:
-            return RequestError(refusal(spec, verdict))
-        self._warn(spec, text)
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
+        if verdict.refusal:
+            return RequestError(verdict.refusal)
+        self._warn(verdict)
+        matcher = LLMatcher(tokenizer, verdict.text, log_level=0, limits=LIMITS)
         if matcher.is_error():
             return RequestError(refusal(spec, matcher.get_error()))
         mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # fills caches, in no step
         return matcher
 
-    def _warn(self, spec: GrammarSpec, text: str) -> None:
-        """Say once of each schema what is not held to. text: of the whole grammar."""
-        found: list[str] = []
-        schemas = [s for s in lenient_schemas(spec) if s not in self._warned]
-        for schema in schemas:
-            self._warned[schema] = None
-            found += all_unsupported(json.loads(schema))
+    def _warn(self, verdict: Verdict) -> None:
+        """Say once of each schema what is not held to."""
+        new = verdict.dropped.keys() - self._warned.keys()
+        self._warned.update(dict.fromkeys(new))
         while len(self._warned) > MAX_CACHED:
             self._warned.popitem(last=False)
-        if schemas:
-            is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
-            found += [] if is_error else [word for word in words if not word.startswith(_UNASKED)]
+        found = [
+            words for name in verdict.dropped if name in new for words in verdict.dropped[name]
+        ]
+        found += verdict.ignored if new else []
         if found:
             _log.warning("a schema has what is not held to: %s", "; ".join(found)[:500])
 

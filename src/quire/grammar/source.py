@@ -15,7 +15,7 @@ from quire.grammar.schema import find_endless, is_too_deep
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema import find_unsupported, without_unsupported
 
-__all__ = ["grammar_text", "lenient_schemas", "refusal"]
+__all__ = ["grammar_text", "lenient_schemas", "refusal", "refuse_null"]
 
 WHITESPACE = "[ \\n\\t]{0,8}"
 """Without a bound a model may write whitespace for ever."""
@@ -30,7 +30,7 @@ _REFUSED_IN_LARK = re.compile(r"\[[^\]\"/]*\b(stop|temperature)\s*=")
 
 def _check(spec: GrammarSpec) -> None:
     """RequestError for what can be told without compiling."""
-    _refuse_null(spec)
+    refuse_null(spec)
     if spec.kind is GrammarKind.JSON:
         _checked_schema(spec.source, "json", is_strict=spec.is_strict)
     elif spec.kind is GrammarKind.STRUCTURAL_TAG:
@@ -95,7 +95,8 @@ def refusal(spec: GrammarSpec, words: str) -> str:
     )
 
 
-def _refuse_null(spec: GrammarSpec) -> None:
+def refuse_null(spec: GrammarSpec) -> None:
+    """RequestError for a text that is none, or that the library would cut off."""
     if "\0" in spec.source or _has_surrogate(spec.source):
         raise RequestError(
             f"structured_outputs.{spec.kind} has a null character or half of a surrogate pair. "

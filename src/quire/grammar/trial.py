@@ -1,8 +1,13 @@
-"""Tries grammars in a process that may die of them, before the engine compiles them itself."""
+"""Reads and tries grammars in a process that may die of them, before the engine compiles them.
+
+The engine's own process would hold Python's lock while it reads a schema, and its steps would wait.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 import os
 import resource
@@ -18,9 +23,12 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from quire.errors import RequestError
+from quire.grammar.source import grammar_text, lenient_schemas, refusal, refuse_null
 from quire.grammar.vocabulary import Vocabulary, spelled_by_bytes
+from quire.protocol.grammar import GrammarSpec
+from quire.protocol.json_schema import all_unsupported
 
-__all__ = ["LIMITS", "GrammarTrial"]
+__all__ = ["LIMITS", "GrammarTrial", "Verdict", "serve_trials"]
 
 LIMITS = LLParserLimits(verbose_errors=False)
 """Errors that quoted schemas would leak them into logs."""
@@ -38,6 +46,27 @@ NUM_STEPS = 8
 
 _LENGTH = struct.Struct("<I")
 
+_CHILD = f"import os; os.nice(19); from {__name__} import serve_trials; serve_trials()"
+"""Its imports have the lowest priority too. It is in the session of its parent: Linux gives each
+session an equal share of the processors (autogroup, sched(7)), and counts priorities within it."""
+
+
+_UNASKED = "no tokenizer"
+"""So begins what the library says of tokens in a grammar, because it has none for warnings."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """text: of the grammar, for the library. refusal: why there is none, for the client.
+
+    dropped: by digest of each schema that is not strict, what it has that is not held to. ignored:
+    the same of the whole grammar, in the words of the library.
+    """
+
+    text: str = ""
+    refusal: str = ""
+    dropped: dict[str, list[str]] = {}
+    ignored: list[str] = []
+
 
 class GrammarTrial:
     """One child, started when it is first needed and again after each grammar that it died of."""
@@ -46,13 +75,13 @@ class GrammarTrial:
         self._vocabulary = vocabulary
         self._child: subprocess.Popen[bytes] | None = None
 
-    def check(self, grammar: str) -> str:
-        """Tell in the words of the library what is wrong with a grammar; empty if nothing is.
-        RequestError if it takes too much time or memory."""
+    def check(self, spec: GrammarSpec) -> Verdict:
+        """Read a grammar and try it. RequestError if it takes too much time or memory."""
+        refuse_null(spec)  # no such text can be sent
         child = self._running()
         try:
-            _write(child.stdin, grammar.encode())
-            return _read_within(child.stdout, WALL_SECONDS).decode()
+            _write(child.stdin, msgspec.msgpack.encode(spec))
+            return msgspec.msgpack.decode(_read_within(child.stdout, WALL_SECONDS), type=Verdict)
         except (OSError, EOFError) as error:
             self.close()
             raise RequestError(
@@ -66,10 +95,10 @@ class GrammarTrial:
         self.close()
         path = os.pathsep.join(filter(None, sys.path))
         self._child = child = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", "-c", _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is not for it
+            process_group=0,  # Ctrl-C is not for it
             env={**os.environ, "PYTHONPATH": path},
         )
         vocabulary = self._vocabulary
@@ -119,6 +148,30 @@ def _read_within(pipe: IO[bytes] | None, seconds: float) -> bytes:
     return _read(pipe)
 
 
+def _judge(tokenizer: LLTokenizer, num_words: int, spec: GrammarSpec) -> Verdict:
+    text = ""
+    try:
+        text = grammar_text(spec)
+        fault = _try(tokenizer, num_words, text)
+    except RequestError as error:
+        return Verdict(refusal=str(error))
+    except BaseException as error:  # noqa: BLE001  a panic of the library is a verdict too
+        fault = f"{error}" or type(error).__name__
+    if fault:
+        return Verdict(refusal=refusal(spec, fault))
+    schemas = list(lenient_schemas(spec))
+    if not schemas:
+        return Verdict(text)
+    is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
+    ignored = [] if is_error else [word for word in words if not word.startswith(_UNASKED)]
+    dropped = {_digest(schema): all_unsupported(json.loads(schema)) for schema in schemas}
+    return Verdict(text, dropped=dropped, ignored=ignored)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def _try(tokenizer: LLTokenizer, num_words: int, grammar: str) -> str:
     """Return the fault of a grammar, "" for none. The grammar is compiled, and followed for some
     tokens, a different way at each step."""
@@ -148,9 +201,13 @@ def _bound_cpu() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _serve() -> None:
+def serve_trials() -> None:
     """The child: a vocabulary comes first, then grammars, until the pipe closes."""
-    os.nice(19)
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        _serve()
+
+
+def _serve() -> None:
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints must not go between the answers
     tokens, special_ids, eos_id = msgspec.msgpack.decode(
@@ -164,21 +221,12 @@ def _serve() -> None:
     _write(target, b"ready")
     num_words = -(-len(tokens) // 32)
     while True:
-        grammar = _read(source).decode()
+        spec = msgspec.msgpack.decode(_read(source), type=GrammarSpec)
         _bound_cpu()
-        try:
-            verdict = _try(tokenizer, num_words, grammar)
-        except BaseException as error:  # noqa: BLE001  a panic of the library is a verdict too
-            verdict = f"{error}" or type(error).__name__
-        _write(target, verdict.encode())
+        _write(target, msgspec.msgpack.encode(_judge(tokenizer, num_words, spec)))
 
 
 def _memory() -> int:
     """Bytes of data that this process has."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
-        _serve()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.ops.triton.interpreter import repair_interpreter
+from tests.profiles import SCALE
 from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import some_logits
 
@@ -48,7 +49,7 @@ def random_draws(seed: int, vocab_size: int, count: int) -> Arguments:
 def test_any_draw_equals_the_reference(vocab_size: int, dtype: torch.dtype) -> None:
     """Turns red when a filter ends at another token, or a winner is passed over. Seeds under which
     no two scores of these draws are within float32's error of each other."""
-    for seed in range(2):
+    for seed in range(2 if SCALE > 1 else 1):
         logits, *rest = random_draws(seed, vocab_size, 24)
         logits = logits.to(dtype)
         expected = ALL_OPS["draw"].reference(logits, *rest)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.ops.test_rope_and_write_kv import test_fused_equals_one_after_the_other as fused
 from tests.ops.triton.interpreter import repair_interpreter
+from tests.profiles import SCALE
 
 from quire.ops import ALL_OPS, Case, Op, check_provider
 from quire.platform import detect_platform
@@ -21,6 +22,7 @@ repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf
 PLATFORM = detect_platform()
 # Of what takes long every n-th case: each shape and each dtype, not each pair; and all of the last.
+# A soak takes twice as many.
 SAMPLED = {
     "linear_int8": (5, 0),
     "linear_int4": (7, 0),
@@ -40,6 +42,7 @@ def test_a_kernel_equals_the_reference(op: Op) -> None:
     assert provider is not None
     assert provider.unavailable(PLATFORM) is None
     step, last = SAMPLED.get(op.name, (1, 0))
+    step *= 1 if SCALE > 1 else 2
 
     def sampled(generator: torch.Generator) -> Iterator[Case]:
         cases = list(make(generator))
