@@ -241,3 +241,17 @@ def test_a_plan_that_comes_late_changes_no_time() -> None:
         times.applied(1.0)
         times.planned(now, plain, num_before=1)
     assert times.expected(4, False) == pytest.approx(1.0)
+
+
+def test_wrong_drafts_are_not_taken_for_a_slow_machine() -> None:
+    """Turns red when drafts that are always wrong go on because steps without were measured while
+    something else ran: none follows that could put it right."""
+    engine = Engine(flat, 1, 0.0)
+    engine.run(4, offered=0)
+    for each in engine.times._times.values():
+        each.seconds *= 3.0
+    engine.run(60)
+    assert engine.num_drafts < 60
+    drafted = engine.num_drafts
+    engine.run(8)
+    assert engine.num_drafts == drafted

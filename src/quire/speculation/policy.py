@@ -27,6 +27,10 @@ FEWEST_SKIPPED, MOST_SKIPPED = 4, 128
 GAIN = 1.02
 """Drafts must be expected to gain more than times can be told apart."""
 
+LONGER = 1.05
+"""A step with drafts takes so many times as long as one without at least, whatever was measured:
+else those without were measured while something else ran, and even wrong drafts seem to gain."""
+
 EXPLORES, LIKELY, PART = 16, 0.5, 4
 """After so many steps without drafts, although some are as likely to be right as not, a few are
 verified, one for so many tokens: times of such steps may be better than was assumed."""
@@ -143,18 +147,21 @@ class DraftPolicy:
     def verified(self, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
         """A step of `num_tokens` without its drafts was computed, and so many were right."""
         plain = self._times.expected(num_tokens, False)
-        lost = self._times.expected(num_tokens + num_drafts, True) / plain - 1.0
+        taken = self._times.expected(num_tokens + num_drafts, True) / plain
+        lost = max(taken, LONGER) - 1.0
         gained = num_accepted / num_tokens
         credit = self._credit + gained - lost
         self._credit = min(max(credit, -CREDIT), MOST_CREDIT)
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
         """Return how many drafts of these worths, in order, give the most tokens per second."""
-        best = GAIN * num_tokens / self._times.expected(num_tokens, False)
+        plain = self._times.expected(num_tokens, False)
+        best, least = GAIN * num_tokens / plain, LONGER * plain
         gained, num_best = float(num_tokens), 0
         seconds = self._times.drafted(num_tokens, len(worths))
         for index, worth in enumerate(worths):
             gained += worth
-            if gained > best * seconds[index]:
-                best, num_best = gained / seconds[index], index + 1
+            taken = max(seconds[index], least)
+            if gained > best * taken:
+                best, num_best = gained / taken, index + 1
         return num_best
