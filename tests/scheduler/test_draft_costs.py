@@ -190,3 +190,24 @@ def test_waiting_for_results_takes_no_turn_of_anybody() -> None:
 def vars_of(record: Any) -> dict[str, Any] | None:
     """The record's fields as they are now."""
     return None if record is None else dict(vars(record))
+
+
+@DEPTHS
+def test_a_sequence_learns_from_its_first_drafts(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when drafts count for nothing before some were refused: then wrong ones are taken
+    in each step as long as times say that they cost nothing."""
+    clock, chances = Clock(depth, knee), list[float]()
+    verified, table = Drafts.verified, clock.simulation.scheduler.state.table
+
+    def noted(drafts: Drafts, slots: Any, *counts: Any) -> None:
+        verified(drafts, slots, *counts)
+        record = table.at(int(slots[0])).acceptance
+        chances.append(1.0 if record is None else record.chance)
+
+    monkeypatch.setattr(Drafts, "verified", noted)
+    clock.simulation.scheduler._results._on_verified = clock.simulation.scheduler._drafts.verified
+    clock.add(1.0)
+    clock.run()
+    assert chances[0] < 0.3

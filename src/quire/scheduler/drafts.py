@@ -391,9 +391,7 @@ class Drafts:
         rows = zip(*(each[has_any].tolist() for each in (slots, made, accepted)), strict=True)
         for slot, num_drafts, num_accepted in rows:
             self.totals.count(num_drafts, num_accepted)
-            acceptance = self._table.at(slot).acceptance
-            if acceptance is not None:
-                acceptance.verified(num_drafts, num_accepted)
+            self._record(slot).verified(num_drafts, num_accepted)
         step = self._times.oldest if self._is_timed else None
         if self._policy is not None and step is not None and step.counts:
             num_drafts = int(drafted.sum())
