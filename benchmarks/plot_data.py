@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PLOTS", "RESULTS", "Panel", "Plot", "Series"]
+__all__ = ["PLOTS", "RESULTS", "Panel", "Plot", "Series", "shown"]
 
 RESULTS = Path(__file__).parent / "results"
 POLICIES = {
@@ -56,6 +56,11 @@ class Plot:
 
 
 Figures = Mapping[str, float]
+
+
+def shown(value: float) -> str:
+    """Return the text of a bar's value."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def read_figures(source: str) -> Figures:
@@ -195,11 +200,16 @@ def kv_waste() -> Plot:
 
 
 def peers() -> Plot:
-    """quire and OpenVINO GenAI, measured by turns on one machine; prefill and decode apart."""
+    """quire beside OpenVINO GenAI and llama.cpp, measured by turns, and beside vLLM's server."""
+    return Plot("cpu_turns_zen4/quire_int8_kv8.json", (*_openvino(), _llama_cpp(), _vllm_server()))
+
+
+def _openvino() -> list[Panel]:
+    """Prefill and decode apart, on two machines."""
     folders = {"Zen 4": "cpu_turns_zen4", "Xeon with AMX": "cpu_turns_amx"}
     engines = {"quire": "quire_int8_kv8.json", "OpenVINO GenAI": "openvino_INT8.json"}
     decodes = {"1": "decode_1_tokens_per_s", "32": "decode_32_tokens_per_s"}
-    panels = [
+    return [
         Panel(
             f"{machine}, 8-bit weights and cache",
             "prompt tokens (prefill), output tokens (streams)",
@@ -218,7 +228,46 @@ def peers() -> Plot:
         )
         for machine, folder in folders.items()
     ]
-    return Plot("cpu_turns_zen4/quire_int8_kv8.json", tuple(panels))
+
+
+def _llama_cpp() -> Panel:
+    """The same GGUF file in both engines."""
+    figures = read_figures("gguf_cpu.json")
+    start = "SmolLM2-135M-Instruct.Q4_1.gguf, {}: "
+    names = {
+        "prefill": "prefill",
+        "1 streams": "decode, 1 streams",
+        "16 streams": "decode, 16 streams",
+    }
+
+    def series(engine: str) -> Series:
+        values = [figures[f"{start.format(engine)}{name}, tokens/s"] for name in names.values()]
+        return Series(engine, tuple(names), tuple(values))
+
+    return Panel(
+        "Xeon with AMX, SmolLM2 135M in GGUF Q4_1",
+        "prompt tokens (prefill), output tokens (streams)",
+        "tokens/s",
+        (series("quire"), series("llama.cpp")),
+    )
+
+
+def _vllm_server() -> Panel:
+    """Servers over HTTP, with a model so small that the engine's own work shows."""
+    sources = {"quire": "serving.json", "vLLM": "serving_vllm.json"}
+    streams = ("1", "16", "64")
+
+    def series(engine: str) -> Series:
+        figures = read_figures(sources[engine])
+        values = [figures[f"{number} streams, output_tokens_per_s"] for number in streams]
+        return Series(engine, tuple(f"{number} streams" for number in streams), tuple(values))
+
+    return Panel(
+        "servers on an AMD EPYC, Llama of 12.6 M",
+        "streams at once",
+        "output tokens/s",
+        (series("quire"), series("vLLM")),
+    )
 
 
 PLOTS: Mapping[str, Callable[[], Plot]] = {

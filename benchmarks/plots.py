@@ -14,10 +14,12 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
-from plot_data import PLOTS, Panel, Plot
+from plot_data import PLOTS, Panel, Plot, shown
 
 DEFAULT_FOLDER = Path(__file__).parents[1] / "docs" / "plots"
 PANEL_INCHES = (4.8, 3.2)
+MAX_IN_ROW = 3
+"""More panels stand in two rows."""
 # Okabe and Ito 2008: told apart also by colour-blind readers.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 MARKERS = ("o", "s", "^", "D")
@@ -35,9 +37,11 @@ STYLE = {
 
 def draw(plot: Plot) -> Figure:
     width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * len(plot.panels), height), layout="constrained")
-    row = figure.subplots(1, len(plot.panels), squeeze=False)[0]
-    for axes, panel in zip(row, plot.panels, strict=True):
+    rows = 1 if len(plot.panels) <= MAX_IN_ROW else 2
+    columns = -(-len(plot.panels) // rows)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in zip(grid, plot.panels, strict=True):
         if isinstance(panel.series[0].x[0], str):
             draw_bars(axes, panel)
         else:
@@ -71,7 +75,7 @@ def draw_bars(axes: Axes, panel: Panel) -> None:
     for i, (series, color) in enumerate(zip(panel.series, COLORS, strict=False)):
         places = [place + (i - (count - 1) / 2) * width for place in range(len(names))]
         bars = axes.bar(places, series.y, width * 0.94, label=series.label, color=color)
-        axes.bar_label(bars, fmt="%.3g", fontsize=6.5, padding=1)
+        axes.bar_label(bars, fmt=shown, fontsize=6.5, padding=1)
     axes.set_xticks(range(len(names)), names, fontsize=7 if max(map(len, names)) > 3 else 9)
     axes.grid(visible=False, axis="x")
 

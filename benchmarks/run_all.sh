@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every figure of docs/benchmarks.md, on an otherwise idle machine; about twenty minutes on two cores.
-# PEERS_PYTHON: the interpreter of an environment with other engines, which then take turns with quire
-# (docs/benchmarks.md says how to make one); another half hour.
+# PEERS: a folder for an environment with other engines, which is made if it is missing and then takes
+# turns with quire; another half hour. GGUF_FILES: files for quire and llama.cpp. The front page's plot
+# needs both.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=benchmarks/results
@@ -39,11 +40,22 @@ $python benchmarks/quantization_formats_cpu.py --output $results/quantization_fo
 $python benchmarks/quantization_quality.py --output $results/quantization_quality.json
 $python benchmarks/kv_cache_quality.py --max-bytes 2000 --output $results/kv_cache_quality.json
 peers=()
-if [[ -n "${PEERS_PYTHON:-}" ]]; then
+if [[ -n "${PEERS:-}" ]]; then
+  if [[ ! -x "$PEERS/bin/python" ]]; then
+    python3 -m venv "$PEERS"
+    "$PEERS/bin/pip" install openvino-genai optimum-intel gguf vllm
+    # for this processor, not for any; docs/benchmarks.md says which flags a processor with AMX needs
+    CMAKE_ARGS="${CMAKE_ARGS:--DGGML_NATIVE=ON}" "$PEERS/bin/pip" install --no-binary llama-cpp-python llama-cpp-python
+  fi
   converted=$(mktemp -d)
   trap 'rm -r "$converted"' EXIT
   peers=(--engine quire openvino llama_cpp vllm --work-dir "$converted")
-  for engine in openvino llama_cpp vllm; do peers+=(--python "$engine=$PEERS_PYTHON"); done
+  for engine in openvino llama_cpp vllm; do peers+=(--python "$engine=$PEERS/bin/python"); done
+  PATH="$PATH:$PEERS/bin" $python benchmarks/serving.py --server vllm --output $results/serving_vllm.json -- --enforce-eager
+  if [[ -n "${GGUF_FILES:-}" ]]; then
+    # shellcheck disable=SC2086  several files
+    $python benchmarks/gguf_cpu.py $GGUF_FILES --llama-python "$PEERS/bin/python" --output $results/gguf_cpu.json
+  fi
 fi
 $python benchmarks/cpu_limits.py --threads 2 --repeats 12 --output $results/cpu_limits.json
 $python benchmarks/cpu_table.py "${peers[@]}" --output-folder $results/cpu_turns

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,14 @@ from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.scheduler import KeyedPolicy
 from quire.scheduler.sequence import SequenceGroup
+from tests.how_to_toys import TOYS, write_copy
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
 SUFFIXES = (".py", ".cpp", ".h")
 EXAMPLES = {
     "Add a sampling parameter": r"\brepetition_penalty\b",
+    "Add a filter of draws": r"\bmin_p(_ptr)?\b",
     "Add a route": r'"/tokenizer_info"',
     "Add a model family": r"MptForCausalLM|MPTModel|read_mpt|MPTTraits",
     "Add an operation": r"\bappend_tokens\b",
@@ -56,6 +61,21 @@ def test_every_place_in_the_source_is_listed(heading: str):
     }
     in_source = {place for place in listed(heading) if place.startswith("src/")}
     assert in_source == naming
+
+
+@pytest.mark.parametrize("heading", TOYS)
+def test_a_toy_is_added_in_the_listed_places(heading: str, tmp_path: Path):
+    """Turns red when a how-to no longer leads to a thing that works, or names too few files."""
+    toy, copy = TOYS[heading], tmp_path / "src"
+    places = {place.replace(toy.example, "toy") for place in listed(heading)}
+    assert {*toy.inserted, *toy.added} <= places
+    write_copy(toy, copy)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(copy), str(ROOT)))}
+    command = [sys.executable, "-c", toy.check]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class LongAnswersFirst(KeyedPolicy):

@@ -1,7 +1,7 @@
 """The package's version, its marker for type checkers, its Dockerfile, and CI's check of the wheel.
 
-`tools/check_wheel.py` builds and serves a wheel; it compiles all kernels, so CI runs it once and
-these tests only look at files.
+`tools/check_wheel.py` builds a wheel from what the Dockerfile copies, as its steps do, and serves
+it. It compiles all kernels, so CI runs it once and these tests only look at files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+
+from tools.check_wheel import copied_into_the_image
 
 import quire
 
@@ -52,6 +54,13 @@ def test_the_dockerfile_copies_files_that_exist():
         sources = step.split()[:-1]
         assert sources and all((ROOT / source).exists() for source in sources)
         assert not set(sources) & set(ignored)
+
+
+def test_the_wheel_of_ci_is_built_from_what_the_image_gets():
+    """Turns red when CI would build from files that an image lacks, or from another list."""
+    copied = copied_into_the_image()
+    assert {"pyproject.toml", "hatch_build.py", "README.md", "src"} <= set(copied)
+    assert all((ROOT / source).exists() for source in copied)
 
 
 def test_the_image_serves_as_a_user_without_rights():

@@ -2,8 +2,9 @@
 
     python -m tools.check_wheel
 
-The wheel is built from a copy of the tracked files, in isolation, so nothing of the checkout can
-leak into it but compiled kernels, of which the build keeps those that are of these sources. The
+The wheel is built in isolation from a copy of the tracked files that the Dockerfile copies. These
+files are enough, and nothing else of the checkout can leak in but compiled kernels, of which the
+build keeps those that are of these sources. It serves as the image does, by `quire serve`. The
 dependencies are those of the interpreter that runs this; quire itself is the wheel's. Costs one
 start of a server, and a compilation where the checkout has none. Exit status 1 with the
 reason if something is missing.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -32,15 +34,22 @@ START_S = 180.0
 QUESTION = {"messages": [{"role": "user", "content": "What is your name?"}], "temperature": 0}
 
 
+def copied_into_the_image() -> tuple[str, ...]:
+    """Return the files and folders of the checkout from which the Dockerfile builds."""
+    steps = re.findall(r"^COPY (?!--from=)(.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    return tuple(source for step in steps for source in step.split()[:-1])
+
+
 def copy_of_tracked_files(folder: Path) -> Path:
-    """Return a folder with the files that git knows or does not ignore, as they are now."""
+    """Return a folder with the files of the image that git knows or does not ignore, as they are
+    now."""
     names = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.split("\0")  # fmt: skip
-    copy = folder / "source"
+    copy, copied = folder / "source", copied_into_the_image()
     for name in filter(None, names):
-        if (ROOT / name).is_file() and not name.startswith(("benchmarks/", "tests/")):
+        if (ROOT / name).is_file() and (name in copied or name.split("/")[0] in copied):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
     if (ROOT / KERNELS).is_dir():

@@ -45,3 +45,10 @@ def test_headlines_are_those_of_the_results(heading: str):
             assert float(rate.replace(",", "")) == pytest.approx(statistics.median(own), abs=0.51)
             turns = [a / b for a, b in zip(own, other, strict=True)]
             assert float(ratio) == pytest.approx(statistics.median(turns), abs=0.006)
+
+
+def test_the_readme_lists_every_script():
+    """Turns red when a benchmark is added, renamed or taken away without its subject."""
+    folder = ROOT / "benchmarks"
+    listed = re.findall(r"`([a-z_]+\.py)`", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(set(listed)) == sorted(path.name for path in folder.glob("*.py"))

@@ -51,5 +51,5 @@ def test_a_drawing_shows_the_numbers_of_the_results(plot_data: Any) -> None:
         drawing = (ROOT / "docs" / "plots" / f"{name}.svg").read_text(encoding="utf-8")
         for panel in plot_data.PLOTS[name]().panels:
             for series in panel.series:
-                shows = all(f">{value:.3g}<" in drawing for value in series.y)
+                shows = all(f">{plot_data.shown(value)}<" in drawing for value in series.y)
                 assert shows, f"{name}.svg is old: python benchmarks/plots.py, with quire[plots]"

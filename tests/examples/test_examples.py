@@ -70,6 +70,19 @@ def test_logits_processor(example: ModuleType, capsys: pytest.CaptureFixture[str
     assert re.fullmatch("[a-z ]+", text)
 
 
+@pytest.mark.parametrize("example", ["embed_folder"], indirect=True)
+def test_embed_folder(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Turns red when vectors belong to other files, or a long file stops the others."""
+    (tmp_path / "below").mkdir()
+    for name, text in {"a.txt": "import os", "below/b.txt": "What is your name?"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "long.txt").write_text("import " * 3000)
+    example.main([str(tmp_path), "What is your name?", "--top", "2"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"1.000 {tmp_path / 'below' / 'b.txt'}"
+    assert -1 <= float(second.split()[0]) < 1
+
+
 @pytest.mark.parametrize("example", ["openai_streaming"], indirect=True)
 def test_openai_streaming(
     example: ModuleType, server: RunningServer, capsys: pytest.CaptureFixture[str]

@@ -5,6 +5,7 @@ A toy model on the real engine, beside its formula without a cache.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -294,6 +295,7 @@ def test_the_report_says_which_layers_have_which_backend(toys: Toys) -> None:
     assert isinstance(first, KernelAttention)
     assert f"attention: {first.name} (best that serves here) for layers 0, 2; " in told
     assert "K and V of one width, here they have 7 and 5" in told
+    assert re.search(r"; all \d+ other operations by \w+$", told), "the names make a long line"
 
 
 def test_groups_on_two_kernels_are_captured_together(

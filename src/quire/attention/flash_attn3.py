@@ -69,7 +69,7 @@ class FlashAttention3:
 
 
 class FlashAttention3Candidate:
-    """It serves Hopper GPUs; its sums depend on the batch, by which it chooses where to split."""
+    """Serves Hopper GPUs. Its sums depend on the batch, which decides where it splits."""
 
     def refusal(self, platform: Platform, needs: AttentionNeeds) -> str | None:
         if platform.device != "cuda":

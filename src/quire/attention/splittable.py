@@ -1,4 +1,5 @@
-"""Attention that somebody else may be asked for, so that what stands between is recorded alone."""
+"""An attention backend at which graph capture can stop, so that only the code between two attention
+calls is recorded."""
 
 from __future__ import annotations
 

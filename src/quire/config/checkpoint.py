@@ -126,7 +126,7 @@ def _text_part(
 
 
 def _refuse_packed(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
-    """Raise ConfigError for matrices of which nobody says what their bits mean."""
+    """Raise ConfigError for matrices whose format is not stated anywhere."""
     for name, tensor in stored.items():
         if name.endswith((".qweight", ".weight_packed", ".SCB", ".absmax", ".weight_scale_inv")):
             raise ConfigError(

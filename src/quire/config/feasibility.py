@@ -16,8 +16,8 @@ __all__ = ["Feasibility", "HoldsTokens", "check_servable"]
 
 
 def check_servable(request: EngineRequest, capacity: EngineCapacity) -> None:
-    """RequestError if a core of this capacity could never serve the request. It says the same; but
-    it is asked between steps, which may take seconds."""
+    """Raise RequestError if a core of this capacity could never serve the request. The core checks
+    the same, but only between steps, which may take seconds."""
     request.scheduling.check_policy(uses_priority=capacity.uses_priority)
     feasibility = Feasibility(
         _Groups(capacity),
@@ -220,8 +220,8 @@ class Feasibility:
         return self._layout.most_blocks(total - 1, self._max_step_tokens)
 
     def _largest_fit(self, num_together: int) -> int:
-        """The most tokens whose K/V fit the pool so many times, by bisection: `most_blocks` is
-        monotonic."""
+        """Return the longest sequence whose K/V fit the pool `num_together` times, by bisection:
+        `most_blocks` is monotonic."""
         share = self._num_blocks // num_together
         low, high = 0, self._max_model_len
         while low < high:

@@ -116,7 +116,7 @@ class KVGroup:
         return self.kv.window
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Return the number of blocks that hold this many tokens."""
         return -(-num_tokens // self.tokens_per_block)
 
     def first_block_needed(self, query: int) -> int:
@@ -198,7 +198,8 @@ class KVLayout:
         return lcm(*(group.tokens_per_block for group in self.groups))
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks of all groups that hold so many tokens, windows left aside."""
+        """Return the number of blocks of all groups that hold this many tokens, ignoring
+        windows."""
         return sum(group.blocks_for(num_tokens) for group in self.groups)
 
     def first_blocks(self, num_tokens: int) -> tuple[range, ...]:

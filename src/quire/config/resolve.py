@@ -227,8 +227,8 @@ def _describe_replicas(replicas: int) -> tuple[Decision, ...]:
 
 
 def _of_whole_prompts(settings: EngineSettings) -> EngineSettings:
-    """The settings where a step computes all of a prompt or nothing: a part of it that is cached,
-    or was swapped out, is of no use, and nobody cuts it."""
+    """Return the settings for models whose prompts must be computed in one step: a cached or
+    swapped part of a prompt is of no use, and prompts are not cut."""
     return replace(
         settings,
         enable_prefix_caching=False,
@@ -414,8 +414,8 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
 def _choose_isas(
     settings: EngineSettings, device: str
 ) -> tuple[dict[str, str | None], tuple[Decision, ...]]:
-    """linear_isa and attention_isa, and why. Nothing is measured here: `engine/kernel_choice.py`
-    has done that for whoever starts an engine."""
+    """Return linear_isa and attention_isa, with the reasons. Nothing is measured here: the engine's
+    owner has done that before (`engine/kernel_choice.py`)."""
     asked = {"linear_isa": settings.linear_isa, "attention_isa": settings.attention_isa}
     nothing = dict.fromkeys(asked)
     if device != "cpu":

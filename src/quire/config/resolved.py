@@ -74,7 +74,7 @@ class ResolvedNumerics(NumericsSettings):
 class ResolvedSettings(
     ResolvedNumerics, ResolvedRuntime, ResolvedScheduler, ResolvedCache, ResolvedModel
 ):
-    """All sections in one; whoever takes a section takes this too."""
+    """All sections in one; code that takes a section accepts this too."""
 
     @classmethod
     def of(cls, settings: EngineSettings, **chosen: Any) -> ResolvedSettings:

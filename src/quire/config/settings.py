@@ -236,7 +236,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeSettings:
-    """On what device and by which kernels steps are computed."""
+    """Device and kernels that compute steps."""
 
     device: str = _setting(
         "auto",

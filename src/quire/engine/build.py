@@ -51,8 +51,8 @@ HookArgument = str | OutputHook | Mapping[str, OutputHook]
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine in this process. default_sampling: the model's recommended sampling parameters.
-    recovery_costs: by which preempted requests are swapped; None if they never are.
-    sentences: what becomes of hidden states where a request does not say."""
+    recovery_costs: costs that decide whether preempted requests are swapped; None if they never
+    are. sentences: how hidden states become vectors where a request does not say."""
 
     client: EngineClient
     renderer: Renderer
@@ -240,7 +240,8 @@ def _allocate(executor: Executor, plan: StartupPlan, report: Report) -> Resolved
 
 
 def block_hasher(plan: StartupPlan, report: Report) -> BlockHasher:
-    """Names blocks as every engine of the fleet does that has the same model and the secret."""
+    """Return the naming of blocks, which is the same in every engine of a fleet with the same model
+    and secret."""
     secret = env.block_name_secret() or secrets.token_bytes(32)
     key = hashlib.blake2b(secret, digest_size=32, person=b"quire blocks").digest()
     root = fingerprint(plan.resolved, plan.checkpoint, report.kernel_family)

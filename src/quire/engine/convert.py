@@ -76,7 +76,7 @@ def convert_model(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """config.json without what says how weights are stored."""
+    """Return config.json without its statements on how weights are stored."""
     if is_gguf(folder):
         return config_of(read_gguf_parts(folder)).as_dict()
     config = flat_config(read_json(folder / "config.json")).as_dict()

@@ -29,12 +29,12 @@ class LaunchedStep:
         self._result: StepResult | None = None
 
     def end(self, step: PendingStep, seconds: float) -> None:
-        """Let those go on who wait. step: is over; seconds: that it has computed."""
+        """Wake the waiting threads. step: the finished step. seconds: its duration."""
         self._step, self._seconds = step, seconds
         self._release()
 
     def fail(self, error: BaseException) -> None:
-        """Let those who wait have this error."""
+        """Give the waiting threads this error."""
         self._error = error
         self._release()
 
@@ -52,7 +52,7 @@ class LaunchedStep:
         return self._error
 
     def result(self, timeout: float | None = None) -> StepResult:
-        """Raises what the step ended with, or TimeoutError after so many seconds."""
+        """Raises the error that ended the step, or TimeoutError after so many seconds."""
         self._wait(timeout)
         if self._error is not None:
             raise self._error

@@ -50,7 +50,7 @@ class HostTier:
         return stored, place
 
     def release(self, swapped: SavedTables) -> list[int]:
-        """Give up a sequence's host blocks; those that nobody needs any more."""
+        """Release a sequence's host blocks; return the ones that are free now."""
         self._tables.remove(swapped)
         for block in swapped.all_blocks():
             self._pool.release(block)

@@ -167,7 +167,7 @@ class KVManager:
         self._updates.forget_entries(slots)
 
     def forget_copies(self) -> None:
-        """Drop copies into blocks that nobody holds any more."""
+        """Drop copies into blocks that have no owner any more."""
         for block in self._updates.forget_copies(lambda dst: self.pool.ref_count(dst) > 0):
             self.pool.release(block)
 
@@ -209,9 +209,10 @@ class KVManager:
             self.pool.release(block)
 
     def num_intact(self, slot: int, num_tokens: int, lost: Collection[int]) -> int:
-        """Number of a slot's first tokens that it still has if the blocks `lost` hold nothing: 0
-        if a window would reach blocks before those that it has. Fewer than `num_tokens` end where
-        every group has a whole page, so that recomputation writes into no shared block."""
+        """Return how many of a slot's first tokens are still valid if the blocks `lost` hold
+        nothing; 0 if a window would reach blocks before the ones that it has. Fewer than
+        `num_tokens` end where every group has a whole page, so that computing them again writes
+        into no shared block."""
         kept = num_tokens
         for index, group in enumerate(self.layout.groups):
             for i, block in enumerate(
@@ -255,7 +256,8 @@ class KVManager:
         return self._num_published[slots]
 
     def publish(self, slot: int, names: Sequence[bytes], num_names: int) -> None:
-        """Let others find this slot's blocks up to those that end with `names[num_names - 1]`."""
+        """Publish this slot's blocks under their names, up to the block that ends with
+        `names[num_names - 1]`."""
         published = int(self._num_published[slot])
         for group, table in enumerate(self._tables.by_group):
             step = self._names_per_block[group]
@@ -290,14 +292,14 @@ class KVManager:
 
     def save_state(self, slot: int, name: bytes) -> None:
         """Keep the recurrent state that a slot has after the next step, which ends the block with
-        this name, for whoever enters after that step."""
+        this name, for sequences that enter after that step."""
         checkpoint = None if self.states is None else self.states.save(name)
         if checkpoint is not None:
             self._updates.save_state(slot, checkpoint)
             self._log.append((self._mark, slot, int(self._num_published[slot]), _STATE, name))
 
     def drop_cached(self) -> None:
-        """Forget all names of blocks and of states; those who hold blocks keep them."""
+        """Forget all names of blocks and of states; their owners keep the blocks."""
         self.pool.drop_cached()
         if self.states is not None:
             self.states.forget_all()

@@ -1,4 +1,4 @@
-"""Physical blocks: which are free, who shares them, which hold something worth keeping."""
+"""Physical blocks: which are free, which are shared, and which hold cached tokens."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class BlockPool:
             self._ref_count[block] += 1
 
     def num_unused(self, blocks: Iterable[int | None]) -> int:
-        """Count the blocks that nobody refers to."""
+        """Count the blocks without an owner."""
         return sum(self._ref_count[block] == 0 for block in blocks if block is not None)
 
     def release(self, block: int) -> None:
@@ -102,7 +102,7 @@ class BlockPool:
         return self._index[group].get(name)
 
     def find_run(self, group: int, names: Iterable[bytes]) -> list[int]:
-        """The blocks of `names` up to the first that nobody has published."""
+        """Return the blocks of `names` up to the first name that is not published."""
         blocks: list[int] = []
         for found in map(self._index[group].get, names):
             if found is None:

@@ -64,8 +64,9 @@ class PrefixLookup:
         return hit if self._states is not None else self._of_held(held, max_tokens)
 
     def num_blocks_to_enter(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Available blocks that go when a sequence enters with `hit` and grows to `num_tokens`:
-        new ones, those of the hit that nobody uses now, and the copy of a partly filled one."""
+        """Return how many available blocks are used up when a sequence enters with `hit` and grows
+        to `num_tokens`: new blocks, blocks of the hit that nothing else uses, and the copy of a
+        partly filled one."""
         count = 0
         for group, blocks in zip(self._groups, hit.blocks, strict=True):
             has_tail = hit.num_tokens % group.tokens_per_block != 0

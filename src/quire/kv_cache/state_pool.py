@@ -53,7 +53,7 @@ class StatePool:
         return checkpoint
 
     def forget(self, name: bytes) -> None:
-        """Nobody may start from the state after this block any more."""
+        """Drop the state after this block: no sequence may start from it any more."""
         checkpoint = self._index.pop(name, None)
         if checkpoint is not None:
             self._name[checkpoint] = None

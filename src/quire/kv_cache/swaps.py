@@ -22,8 +22,8 @@ Slots = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Transfer:
-    """Copies to the device under one ticket: host blocks and device blocks, which it owns beside
-    whoever else does until it ends."""
+    """Copies to the device under one ticket: host blocks and device blocks. It owns the blocks,
+    beside their other owners, until the copies end."""
 
     host: list[int] = field(default_factory=list[int])
     device: list[int] = field(default_factory=list[int])
@@ -137,7 +137,7 @@ class Swaps:
 
     @property
     def num_orphaned(self) -> int:
-        """Device blocks that nobody but copies under way holds."""
+        """Return the number of device blocks that only running copies hold."""
         return sum(self._pool.ref_count(block) == 1 for block in self.held_blocks())
 
     def held_blocks(self) -> Iterator[int]:
@@ -146,7 +146,7 @@ class Swaps:
             yield from transfer.device
 
     def discard(self, swapped: SavedTables) -> None:
-        """Nobody wants this sequence's K/V back."""
+        """Drop this sequence's K/V on the host."""
         self._updates.forget_swaps_out(set(self._host.release(swapped)))
 
     def _fetch(
@@ -176,6 +176,6 @@ class Swaps:
 
 
 def _num_full(swapped: SavedTables, group: KVGroup) -> int:
-    """Blocks of a group that nobody writes any more; a partly filled one is not shared after a
-    swap, because each of its owners is about to write into it."""
+    """Return the blocks of a group that nothing writes any more. A partly filled block is not
+    shared after a swap, because each of its owners is about to write into it."""
     return swapped.num_tokens // group.tokens_per_block

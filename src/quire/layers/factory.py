@@ -308,7 +308,8 @@ class LayerFactory:
         return self._columns.column(name)
 
     def class_head(self, size: int, num_classes: int) -> ClassHead:
-        """Each rank has all of it, in the model's dtype whatever the format of other matrices."""
+        """Make a head on each rank, in the model's dtype even if other matrices have another
+        format."""
         return ClassHead(
             self._unquantized(size, size, bias=True),
             self._unquantized(size, num_classes, bias=True),

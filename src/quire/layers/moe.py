@@ -122,7 +122,7 @@ class Experts:
 
 
 class _Told:
-    """A format that hands each matrix on to who computes with it."""
+    """A format that passes each matrix on to the layer that computes with it."""
 
     def __init__(self, weight_format: WeightFormat, take: Callable[[PackedMatrix], None]) -> None:
         self._format, self._take = weight_format, take

@@ -1,4 +1,4 @@
-"""Keeps states between layers, for those who guess tokens from them."""
+"""Keeps hidden states between layers, for heads that guess tokens from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skips work on tokens whose hidden states nobody asked for."""
+"""Skips work on tokens whose hidden states are not needed."""
 
 from __future__ import annotations
 

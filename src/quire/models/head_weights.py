@@ -17,7 +17,7 @@ __all__ = ["HeadWeights", "fill_layer", "read_head_weights"]
 
 
 class HeadWeights:
-    """Tensors of one file, by name. Each is taken once; what nobody took is an error."""
+    """Tensors of one file, by name. Each is taken once; tensors that are left over are an error."""
 
     def __init__(self, file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         self._file = file

@@ -64,8 +64,8 @@ class MPTBlock:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, E] and the residual stream [T, E], to be added by whoever comes next; of the last
-        block those of the wanted tokens."""
+        """x [T, E] and the residual stream [T, E], which the next norm adds. The last block returns
+        those of the wanted tokens."""
         x, residual = self.attention_norm.add(x, residual)
         x, residual = self.wanted(self.attention(self.qkv(x), positions, step), residual, step)
         x, residual = self.mlp_norm.add(self.output(x), residual)

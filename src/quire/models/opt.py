@@ -66,8 +66,8 @@ class OPTBlock:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [T, E] and the residual stream [T, E], to be added by whoever comes next; of the last
-        block those of the wanted tokens."""
+        """x [T, E] and the residual stream [T, E], which the next norm adds. The last block returns
+        those of the wanted tokens."""
         if self._norm_before:
             x, residual = self.attention_norm.add(x, residual)
             x, residual = self.wanted(self._attend(x, positions, step), residual, step)

@@ -59,8 +59,8 @@ class CohereBlock:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, E] and the residual stream [T, E], to be added by whoever comes next; of the last
-        block those of the wanted tokens."""
+        """x [T, E] and the residual stream [T, E], which the next norm adds. The last block returns
+        those of the wanted tokens."""
         x, residual = self.block_norm.add(x, residual)
         attended = self.attention(self.qkv(x), positions, step)
         attended, x, residual = self.wanted.of(step, attended, x, residual)

@@ -202,5 +202,5 @@ class Report:
 
 
 def asleep(level: int) -> str:
-    """A sentence for whoever asks a sleeping engine for tokens."""
+    """Message for requests that come while the engine sleeps."""
     return f"the engine sleeps (level {level}): wake it up first"

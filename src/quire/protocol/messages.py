@@ -143,7 +143,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
-    """Says nothing: a client to which it cannot be sent is gone, and what it had open is freed."""
+    """Empty message. A client to which it cannot be sent is gone, and its open requests are
+    freed."""
 
 
 CoreMessage = Welcome | Rejected | Refused | Output | Answer | Probe

@@ -131,8 +131,8 @@ def class_probabilities(
 def pooling_for(
     count: int, given: PoolingParams | Sequence[PoolingParams] | None
 ) -> Sequence[PoolingParams]:
-    """Parameters for each of `count` prompts. RequestError if `given` are other objects, or not so
-    many."""
+    """Return the parameters of each of `count` prompts.
+    Raises RequestError if `given` are other objects, or of another number."""
     if given is None or isinstance(given, PoolingParams):
         return [given or PoolingParams()] * count
     many: list[object] = list(given) if isinstance(given, list | tuple) else [given]

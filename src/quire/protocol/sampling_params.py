@@ -366,8 +366,8 @@ def check_bans(params: SamplingParams, stop_token_ids: Collection[int], vocab_si
 def sampling_for(
     count: int, given: SamplingParams | Sequence[SamplingParams]
 ) -> Sequence[SamplingParams]:
-    """Parameters for each of `count` prompts. RequestError if `given` are other objects, or not so
-    many."""
+    """Return the parameters of each of `count` prompts.
+    Raises RequestError if `given` are other objects, or of another number."""
     if isinstance(given, SamplingParams):
         return [given] * count
     if isinstance(given, Mapping):
@@ -392,7 +392,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def ban_names(params: SamplingParams) -> list[str]:
-    """Fields of a request by which it may ban tokens, of those that it has set."""
+    """Return the fields by which a request may ban tokens, of the fields that it has set."""
     words = "bad_words" if params.bad_words else "bad_words_token_ids"
     is_set = {
         "allowed_token_ids": params.allowed_token_ids is not None,

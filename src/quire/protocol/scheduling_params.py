@@ -49,8 +49,8 @@ class SchedulingParams:
                 raise RequestError(f"{name} is {value!r}: give a number above 0")
 
     def check_policy(self, *, uses_priority: bool) -> None:
-        """RequestError if the engine's policy cannot do what is asked. uses_priority: requests may
-        name a priority."""
+        """Raise RequestError if the engine's policy cannot serve these parameters. uses_priority:
+        requests may name a priority."""
         if self.priority and not uses_priority:
             raise RequestError(
                 f"priority is {self.priority}, but this engine's scheduling_policy does not look "

@@ -178,7 +178,7 @@ class OutputAssembler:
             update.pooled[pooled.request_id] = pooled
 
     def drop(self, handles: Sequence[int]) -> None:
-        """Forget sequences whose outputs nobody waits for any more."""
+        """Forget sequences whose outputs are not wanted any more."""
         for handle in handles:
             self._sequences.pop(handle, None)
             self._pooled.pop(handle, None)

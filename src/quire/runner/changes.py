@@ -17,7 +17,7 @@ __all__ = ["CopyBlocks", "PlanChanges", "Upload"]
 
 CopyBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 Upload = Callable[[np.ndarray], torch.Tensor]
-"""An array as a tensor on the device that computes, after all that it was given before."""
+"""Copies an array to the device that computes, behind all work that it was given before."""
 
 
 class PlanChanges:
@@ -37,8 +37,9 @@ class PlanChanges:
         *,
         whole_prompts: bool = False,
     ) -> None:
-        """pages: those of the KV pool. host: where they are swapped to. whole_prompts: tokens of a
-        prompt see all of it, so that rows fail that compute a part of theirs."""
+        """pages: of the KV pool. host: the blocks in host memory to which pages are swapped.
+        whole_prompts: each token of a prompt sees all of the prompt, so a row that computes only a
+        part of its prompt fails."""
         self._rows = rows
         self._sampling = sampling
         self._pages = pages

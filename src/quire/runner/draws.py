@@ -56,13 +56,10 @@ class DrawnPiece:
 
 @dataclass(slots=True)
 class Sampled:
-    """Tokens that rows were given. All rows have taken theirs.
-
-    pieces: drawn by kernels, so that the host learns the tokens later. drawn: by the host. kept:
-    drafts that rows with candidates have taken.
-    candidates, logprobs: by slot, of rows that the host has drawn for. failed: rows that have
-    neither tokens nor candidates.
-    """
+    """Tokens that the rows of a step have been given, and have appended. pieces: drawn by kernels,
+    so that the host learns the tokens later. drawn: by the host. kept: drafts that rows with
+    candidates have accepted. candidates, logprobs: by slot, of rows that the host has drawn for.
+    failed: rows with neither tokens nor candidates."""
 
     pieces: list[DrawnPiece] = field(default_factory=list[DrawnPiece])
     drawn: RowTokens = NOTHING_DRAWN
@@ -77,11 +74,9 @@ class Sampled:
 
 
 class GraphDraws:
-    """Draws for rows that ask no more than a token, by kernels that ask the host nothing.
-
-    sampler: draws with parameters that the kernel gathers by slot. Without one `prepare` gathers
-    them, into memory that stays.
-    """
+    """Draws one token per row with kernels alone, without the host, for rows that ask for nothing
+    else. sampler: gathers the rows' parameters by slot within its kernel. Without it, `prepare`
+    gathers them into buffers that stay where they are."""
 
     def __init__(
         self,
@@ -110,9 +105,9 @@ class GraphDraws:
         ]
 
     def prepare(self, slots: Slots, positions: Slots) -> bool:
-        """Row i of the next draw is that of slots[i], for its token at positions[i]. False if some
-        of these rows ask for more than a draw. A draw for the same rows, for the tokens after,
-        needs no more: it leaves their positions itself."""
+        """Row i of the next draw is slots[i], and draws its token at positions[i]. Return False if
+        some of these rows ask for more than a draw. A later draw for the same rows needs no new
+        call: each draw leaves their next positions."""
         sampling = self._sampling
         if self._sampler is not None:
             return sampling.is_plain(slots)
@@ -130,8 +125,9 @@ class GraphDraws:
     def __call__(
         self, logits: torch.Tensor, slots: torch.Tensor, index: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Token ids int32 [N] of `slots` int64 [N], which the rows have then; NO_TOKEN in rows that
-        have none and fail. index: int64 [N], which logits each draws from, None for its own."""
+        """Draw and append one token for each of `slots` int64 [N]. Return the token ids, int32 [N];
+        NO_TOKEN in rows that have none and fail. index: int64 [N], the row of logits that each
+        draws from; None for its own."""
         count = len(slots)
         if self._sampler is None:
             index = self._index[:count] if index is None else index
@@ -146,8 +142,8 @@ class GraphDraws:
     def under_masks(
         self, logits: torch.Tensor, slots: torch.Tensor, masks: RowsOfMasks
     ) -> torch.Tensor | None:
-        """Draw as a call does, each row i of `slots` from row i of logits, under its mask. None,
-        and no row has changed, if one of them has no token."""
+        """Draw like a call, row i of `slots` from row i of logits, under its mask. Return None, and
+        leave all rows as they are, if one of them has no token."""
         count = len(slots)
         token_ids = self._draw(
             logits,
@@ -168,7 +164,7 @@ class GraphDraws:
     def append(
         self, slots: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor | None = None
     ) -> None:
-        """The rows take these tokens. positions: becomes where their next ones go."""
+        """Append these tokens to their rows. positions: set to where the rows' next tokens go."""
         rows = self._rows
         columns = (rows.num_computed, rows.num_tokens, rows.token_ids)
         self._append_tokens(slots, token_ids, *columns, rows.spare, positions)
@@ -211,9 +207,9 @@ class Draws:
     def sample(
         self, logits: torch.Tensor, slots: Slots, index: Slots, masks: RowMasks | None = None
     ) -> Sampled:
-        """Draw for `slots` [N] from rows `index` [N] of logits [L, V], and for what follows their
-        drafts from the rows after these. Find the candidates of rows that do not draw. Of rows that
-        the host serves it has to know all tokens. masks: of those rows that wait for some."""
+        """Draw for `slots` [N] from rows `index` [N] of logits [L, V], and verify their drafts by
+        the rows of logits that follow. Find the candidates of rows that do not draw. The host must
+        know all tokens of the rows that it serves. masks: of the rows that wait for some."""
         result = Sampled()
         by_kernels = self.by_kernels(slots)
         if not by_kernels.all():

@@ -31,14 +31,11 @@ NOT_FINITE = "the model computed numbers that are not finite: check its dtype an
 
 @dataclass(slots=True)
 class Forward:
-    """Result of a forward of some rows.
-
-    slots: rows that sample [N]; logits [L, V] in pieces. first_logits: [N], where in them those of
-    each row begin: one for its next token, and one for the token after each of its drafts.
-    unfinished: slots [U] in the middle of a
-    prompt, with whether the hidden state of each is finite, bool [U] on the device. pooled: pieces
-    of rows that pool, with their hidden states float32 [N, E] on the device.
-    """
+    """Result of a forward. slots: rows that sample [N]. logits: [L, V] in pieces. first_logits:
+    [N], the index of each row's first logits: a row has one for its next token, and one for the
+    token after each of its drafts. unfinished: slots [U] in the middle of a prompt, with whether
+    the hidden state of each is finite, bool [U] on the device. pooled: pieces of rows that pool,
+    with their hidden states float32 [N, E] on the device."""
 
     slots: list[int] = field(default_factory=list[int])
     first_logits: list[int] = field(default_factory=list[int])
@@ -65,8 +62,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class _PromptPiece:
-    """Tokens start <= i < end of a prompt, which predict those after them. first: index in the
-    batch of the row's first token. k: alternatives asked for."""
+    """Prompt tokens start <= i < end, each of which predicts the next token. first: index in the
+    batch of the row's first token. k: number of alternatives that the request asks for."""
 
     slot: int
     first: int
@@ -86,8 +83,9 @@ class Computes(Protocol):
 
 
 class ForwardPass:
-    """An exception while rows are computed does not end the step: the rows are computed again in
-    halves until the one at fault is alone. One on any rank is one on all of them."""
+    """Computes the rows of a step. An exception does not end the step: the rows are computed again
+    in halves until the failing row is alone. Ranks fail together: an exception on one is treated as
+    one on all."""
 
     def __init__(
         self,
@@ -171,8 +169,8 @@ class ForwardPass:
         return result
 
     def _logits(self, hidden: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
-        """Logits of hidden [N, E]. places: of these in the forward's result; None if they are all
-        of it."""
+        """Return the logits of hidden [N, E]. places: indices of these logits in the result of the
+        forward; None if they are all of it."""
         with self._columns.at(places):
             return self._model.logits(hidden)
 

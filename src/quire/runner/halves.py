@@ -19,10 +19,11 @@ Part = TypeVar("Part")
 def in_halves(
     rows: slice, compute: Callable[[slice], Part], alone: Callable[[int, Exception], Part]
 ) -> list[Part]:
-    """Compute the rows of a slice, all at once if that raises nothing. Results of the parts in
-    which they were computed, in order.
+    """Compute the rows of a slice at once; if that raises, compute them in halves. Return the
+    results of the computed parts, in order.
 
-    alone: a row that raises by itself, and what it raised → the result that stands for it.
+    alone: given a row that raises by itself and its exception, returns the result that stands for
+    the row.
     """
     try:
         return [compute(rows)]
@@ -37,8 +38,9 @@ def in_halves(
 
 
 def in_order_of_writing(rows: ScheduledRows, plan: StepPlan) -> ScheduledRows:
-    """A row may read blocks that a row which enters before it writes in the same step. In one batch
-    that needs no order; computed in halves, writers must come first."""
+    """Order rows for computing in halves. A row may read blocks that another entering row writes in
+    the same step. One batch needs no order for that; in halves, writers must come before
+    readers."""
     if len(plan.enter) < 2:
         return rows
     rank = {row.slot: i for i, row in enumerate(plan.enter)}

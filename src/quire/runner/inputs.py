@@ -111,12 +111,12 @@ class InputGatherer:
         return self._columns.are_apart
 
     def choose(self, variant: Variant) -> None:
-        """Have the next forwards be of a variant, until rows are sent."""
+        """Make the next forwards use a variant, until rows are sent."""
         self._columns.choose(variant)
 
     @property
     def longest(self) -> int:
-        """No sequence is longer, in tokens."""
+        """Longest possible sequence, in tokens."""
         return self._rows.token_ids.shape[1]
 
     def send(self, rows: ScheduledRows) -> None:
@@ -130,9 +130,9 @@ class InputGatherer:
         self._send(RowList(rows.slots, starts, rows.slots[rows.samples]))
 
     def decode(self, num_rows: int) -> ModelInputs:
-        """The batch of the first `num_rows` rows that were sent, each of which computes one token.
-        Asks the host nothing; the longest length in it is the largest possible. Each token is the
-        last of its row, so that no key follows it."""
+        """Return the batch of the first `num_rows` rows that were sent, each of which computes one
+        token, without asking the host. The longest length in it is the largest possible one. Each
+        token is the last of its row, so no key follows it."""
         rows, starts = self._rows, self._one_each[: num_rows + 1]
         batch = self._buffers(num_rows, num_rows, torch.empty)
         columns = (rows.slots[:num_rows], rows.num_computed, rows.token_ids)
@@ -176,8 +176,8 @@ class InputGatherer:
         )
 
     def fill(self, rows: ScheduledRows, batch: BatchBuffers) -> ModelInputs:
-        """The batch of the scheduled rows, in their order, in buffers with room for their tokens;
-        what is left of these is padding."""
+        """Return the batch of the scheduled rows, in their order. Its buffers have room for all
+        their tokens; the rest is padding."""
         self.send(rows)
         source, num_rows = self._rows, len(rows.slots)
         starts = source.starts[: num_rows + 1]

@@ -1,5 +1,5 @@
-"""Late input: the masks of a step's rows, which come while its forward runs; and the drafts that
-those who make the masks have to know."""
+"""Late input: masks for the rows of a step, which arrive while its forward runs; and the drafts
+that must be known to make these masks."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class LateInputs:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Tell waiting threads that nothing will come any more."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def take(self, step_id: int) -> RowMasks:
-        """Wait for the late input of a step; that of steps before it is dropped. EngineError if
-        nothing will come."""
+        """Wait for the late input of a step; drop that of earlier steps.
+        Raises EngineError if nothing will come."""
         with self._changed:
             self._changed.wait_for(lambda: step_id in self._given or self._is_closed)
             late = self._given.pop(step_id, None)
@@ -88,7 +88,7 @@ class LateInputs:
         return RowMasks(late)
 
     def forget_before(self, step_id: int) -> None:
-        """Late input of earlier steps has come for nothing: their rows had failed."""
+        """Drop late input of earlier steps, whose rows have failed meanwhile."""
         if not self._given:
             return
         with self._changed:
@@ -97,8 +97,8 @@ class LateInputs:
 
 
 class MadeDrafts:
-    """Hands drafts of rows that wait for masks from the thread that launches steps to the one that
-    makes the masks. Only those of the step that was launched last are kept."""
+    """Passes the drafts of rows that wait for masks from the launching thread to the thread that
+    makes the masks. Keeps only those of the last launched step."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -107,25 +107,25 @@ class MadeDrafts:
         self._is_closed = False
 
     def put(self, step_id: int, drafts: Mapping[int, IntArray]) -> None:
-        """A step verifies these drafts, by slot."""
+        """Note the drafts that a step verifies, by slot."""
         with self._changed:
             self._step_id, self._drafts = step_id, drafts
             self._changed.notify_all()
 
     def end(self, step_id: int) -> None:
-        """A step has none but those that were put."""
+        """Note that a step has no drafts but those that were put."""
         if self._step_id < step_id:
             self.put(step_id, {})
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Tell waiting threads that nothing will come any more."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def of_step(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
-        """Return the drafts of a step, by slot. None if it was not launched yet; wait: until it
-        is."""
+        """Return the drafts of a step, by slot; None if the step has not been launched yet. wait:
+        until it has been."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._step_id >= step_id or self._is_closed)

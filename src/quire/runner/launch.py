@@ -91,8 +91,8 @@ class Runner:
         return self._drawn(plan.step_id, slots, token_ids, [])
 
     def _repeat(self, plan: StepPlan) -> IntArray:
-        """Token ids of the rows of the last step, which go on as they did, without a look at
-        them."""
+        """Run the last step once more and return its token ids. Its rows go on as before, so they
+        are not examined."""
         self._rows.update_tables(plan)
         if self._drafter is not None and len(plan.table_slot):
             self._drafter.propose(plan)
@@ -142,15 +142,15 @@ class Runner:
         return step
 
     def _note(self, token_ids: IntArray) -> None:
-        """Ranks that draw different tokens find it out in the next step."""
+        """Ranks that drew different tokens notice it in the next step."""
         if self._collectives.size > 1:
             self._collectives.note(token_ids.tobytes())
 
     def _draw_masked(
         self, step_id: int, slots: Slots, logits: torch.Tensor
     ) -> tuple[RowMasks | None, IntArray | None]:
-        """The masks of a decode step, None if it awaits none that can be applied at once; and the
-        tokens of all its rows, if each of them has drawn one."""
+        """Return the masks of a decode step, None if none of them can be applied at once; and the
+        token ids of its rows, if every row has drawn one."""
         if self._state is not None or not self._decode.may_draw_masked:
             return None, None
         masks = self.late_inputs.take(step_id)
@@ -159,8 +159,8 @@ class Runner:
         return masks, self._decode.draw_masked(logits, (masks.words, masks.index(slots, 0)))
 
     def _settle(self, *, wait: bool) -> None:
-        """Learn from steps whose results are there; wait: from all. A step that ended as a whole
-        tells nothing: the next plan takes all rows out."""
+        """Take in the results of finished steps; wait: of all steps. A step that failed as a whole
+        has no results: the next plan removes all its rows."""
         while self._in_flight and (wait or self._in_flight[0].is_over):
             step = self._in_flight.popleft()
             try:
@@ -183,7 +183,7 @@ class Runner:
         return failed
 
     def _publish_drafts(self, plan: StepPlan) -> None:
-        """Say which drafts were made for rows that wait for masks."""
+        """Publish the drafts of rows that wait for masks."""
         of_model = plan.draft_slot[plan.draft_token == DRAFT_OF_MODEL].astype(np.int64)
         if not len(of_model):
             return
@@ -260,8 +260,8 @@ class Runner:
         host.prompt_logprobs = forward.prompt_logprobs
 
     def _count_drawn(self, pieces: list[Slots]) -> list[tuple[Slots, Slots]]:
-        """The device has appended a token to each of these rows; so does the mirror, and learns
-        later which. Slots and positions of the tokens."""
+        """Count the token that the device has appended to each of these rows; the host learns later
+        which token it was. Return slots and positions of the tokens."""
         drawn = [(slots, self._rows.num_tokens[slots]) for slots in pieces]
         for slots, positions in drawn:
             self._rows.num_tokens[slots] = positions + 1
@@ -281,8 +281,8 @@ class Runner:
     def _await_masks(
         self, step_id: int, forward: Forward, sampled: dict[int, int], masks: RowMasks | None
     ) -> RowMasks | None:
-        """Masks of the rows that sample, None if none of them waits for any. Rows that wait and
-        have none fail, and sample no more. sampled: see `_sample`."""
+        """Return the masks of the rows that sample; None if no row waits for one. A row that waits
+        for a mask and has none fails, and samples no more. sampled: see `_sample`."""
         waiting = self._draws.waiting_for_masks(np.fromiter(sampled, np.int64, len(sampled)))
         if not len(waiting):
             return None
@@ -302,7 +302,8 @@ class Runner:
         step: RunningStep,
         host: HostPart,
     ) -> Slots:
-        """sampled: slots, each with the index of its first logits. Slots that kernels draw for."""
+        """Return the slots that kernels draw for. sampled: slots, each with the index of its first
+        logits."""
         slots = np.fromiter(sampled, np.int64, len(sampled))
         index = np.fromiter(sampled.values(), np.int64, len(sampled))
         if len(slots):

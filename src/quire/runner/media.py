@@ -15,8 +15,8 @@ __all__ = ["MediaStore"]
 
 
 class MediaStore:
-    """Rows [N, E] on the host, by the handle under which requests name them. They are put in by
-    the thread that takes requests, and forgotten in the order of the steps."""
+    """Embeddings [N, E] on the host, by the handle that requests name. The thread that receives
+    requests adds them; they are removed in the order of the steps."""
 
     def __init__(self, device: torch.device) -> None:
         """device: where steps compute."""
@@ -27,13 +27,13 @@ class MediaStore:
         self._rows[handle] = rows
 
     def drop(self, handles: Sequence[int]) -> None:
-        """Forget these; unknown ones are ignored."""
+        """Remove the embeddings with these handles; unknown ones are ignored."""
         for handle in handles:
             self._rows.pop(handle, None)
 
     def gather(self, table: RowTable, rows: ScheduledRows) -> GivenRows | None:
-        """Return the given embeddings that `rows` compute; None if there are none. EngineError if
-        some of them are not there."""
+        """Return the given embeddings that `rows` compute; None if there are none.
+        Raises EngineError if some are missing."""
         if not table.reads_media(rows):
             return None
         places: list[np.ndarray] = []

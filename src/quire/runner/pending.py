@@ -22,14 +22,14 @@ class PendingStep(Protocol):
         ...
 
     def result(self) -> StepResult:
-        """Wait for the step. May be called in another thread than the one that launches, while
-        that one launches the next step. Raises what ended the step as a whole."""
+        """Wait for the step. Another thread than the launching one may call this, also while that
+        one launches the next step. Raises what ended the step as a whole."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A `PendingStep` whose result is there."""
+    """A `PendingStep` whose result is ready."""
 
     step: StepResult
     is_over: bool = True
@@ -40,8 +40,8 @@ class FinishedStep:
 
 
 class DrawnStep(NamedTuple):
-    """A `PendingStep` that is over, of rows that drew tokens and gave nothing else. Whoever asks
-    makes the result, while the launcher goes on with the next step. num_drafts: as of
+    """A finished `PendingStep` whose rows drew tokens and gave nothing else. The caller of `result`
+    builds the result, while the launching thread goes on with the next step. num_drafts: see
     `StepResult`."""
 
     step_id: int

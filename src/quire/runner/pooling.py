@@ -17,8 +17,8 @@ __all__ = ["PoolPiece", "VectorPools", "wanted_tokens"]
 
 @dataclass(frozen=True, slots=True)
 class PoolPiece:
-    """Tokens start <= i < end of a row that pools. first: which of the step's wanted tokens is the
-    first of the row's. is_last: whether the prompt ends here."""
+    """Tokens start <= i < end of a row that pools. first: index of the row's first token among the
+    step's wanted tokens. is_last: whether the prompt ends with this piece."""
 
     slot: int
     pooling: Pooling
@@ -38,9 +38,9 @@ class PoolPiece:
 
 
 def wanted_tokens(table: RowTable, rows: ScheduledRows) -> tuple[Slots, Slots, list[PoolPiece]]:
-    """Tokens of the batch whose hidden states somebody reads: their places, row after row, how many
-    each row [R] has, and what the rows that pool make of theirs. Of a row that draws these are its
-    last certain token and its drafts, of an unfinished one the last token."""
+    """Tokens of the batch whose hidden states are read. Their places, row after row; how many each
+    row [R] has; and how the rows that pool use theirs. A row that draws needs its last certain
+    token and its drafts, an unfinished one its last token."""
     counts = 1 + rows.num_drafts
     ends = np.cumsum(rows.num_tokens)
     firsts = ends - counts
@@ -60,16 +60,16 @@ def wanted_tokens(table: RowTable, rows: ScheduledRows) -> tuple[Slots, Slots, l
 
 
 class VectorPools:
-    """Partial results of rows that pool. Pieces of a row come in order, each once, when it is sure
-    that they were computed. Sums are of float64, token after token, so that no bit depends on how a
-    prompt was cut."""
+    """Partial results of rows that pool. Pieces of a row are added in order, each once, after it is
+    certain that they were computed. Sums are of float64, token after token, so no bit depends on
+    how a prompt was cut."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, npt.NDArray[np.float64]]] = {}  # by slot: end, sum
 
     def take(self, piece: PoolPiece, hidden: FloatArray) -> FloatArray | None:
-        """The vector float32 [E] of a prompt that is complete. hidden: float32 [N, E], at
-        the piece's `positions`; of one that is sorted into classes the numbers of these, [N, C]."""
+        """Add a piece; return the vector float32 [E] of a prompt that is complete. hidden: float32
+        [N, E] at the piece's `positions`; for classification the class scores, [N, C]."""
         if piece.pooling == "last":
             return hidden[-1].astype(np.float32) if piece.is_last else None
         if not piece.start:

@@ -34,9 +34,8 @@ class DeviceSampler:
     """
 
     def __init__(self, state: SamplingState, columns: DeviceColumns, draw: Draw) -> None:
-        """state: the host's, the source of `columns`, which whoever changes it keeps up to date
-        (`DeviceColumns.updates`). draw: `ops.sampling.draw`, on tensors of the device.
-        """
+        """state: of the host, the source of `columns`; its owner keeps these up to date
+        (`DeviceColumns.updates`). draw: `ops.sampling.draw`, on tensors of the device."""
         self._state = state
         self._columns = columns
         self._draw = draw

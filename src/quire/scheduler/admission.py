@@ -18,7 +18,7 @@ Slots = npt.NDArray[np.int64]
 
 
 class Admission:
-    """Between those that wait and those that run; drops who can no longer be served in time."""
+    """Admits waiting groups, and drops those that can no longer be served in time."""
 
     def __init__(
         self,
@@ -34,19 +34,18 @@ class Admission:
         self._was_short = False
 
     def take_from_spare(self) -> None:
-        """Before a step is shared out: if the one before had no room for a waiting group, a group
-        on spare capacity gives way. While admission is held it would give way for nothing."""
+        """Preempt a group on spare capacity if the last step had no room for a waiting group. Call
+        this before a step is shared out. Nothing is preempted while admission is held."""
         waiting = self._state.waiting
         if self._was_short and waiting.num_urgent and not waiting.is_held:
             self._lifecycle.yield_spare()
         self._was_short = False
 
     def admit(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
-        """Admit waiting groups in order until one does not fit; it holds back all after it. They
-        compute with tokens that are left, or that running prompts after them had been given.
-
-        slots, tokens: what running sequences compute, [R]; what all compute then.
-        """
+        """Admit waiting groups in order until one does not fit; it holds back all groups behind it.
+        They compute with the tokens that are left, or that were given to running prompts behind
+        them in the order. slots, tokens: what running sequences compute, [R]. Return what all
+        sequences compute then."""
         if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
             self._was_short = True
             return slots, tokens
@@ -84,9 +83,8 @@ class Admission:
             self._drop(group)
 
     def _prefill_speed(self, now: float) -> float:
-        """Return the speed by which requests are dropped. While nothing runs it is 0.0, which drops
-        no request before its time: a wrong estimate must not keep away those that would correct
-        it."""
+        """Return the speed of prefill by which requests are dropped. It is 0.0 while nothing runs,
+        so that a wrong estimate cannot drop the very requests that would correct it."""
         return self._state.speed.tokens_per_s(now) if self._state.roster.running else 0.0
 
     def _drop(self, group: SequenceGroup) -> None:

@@ -22,10 +22,8 @@ Chunk = tuple[int, int]
 
 
 class Allocation:
-    """Places groups whole or not at all.
-
-    prompt_tokens_total, cached_tokens_total: of all groups placed for the first time.
-    """
+    """Gives a whole group slots and blocks, or nothing. prompt_tokens_total, cached_tokens_total:
+    over all groups placed for the first time."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -33,9 +31,9 @@ class Allocation:
         self.cached_tokens_total = 0
 
     def place(self, group: SequenceGroup, budget: int) -> list[Chunk]:
-        """Let each sequence of a waiting group compute, at most `budget` tokens in all; nothing,
-        and no change, if the group does not fit. One whose K/V are copied from the host first is
-        blocked on that then, with slots and blocks for these tokens."""
+        """Let each sequence of a waiting group compute, at most `budget` tokens in all. If the
+        group does not fit, nothing changes. A group whose K/V are first copied from the host is
+        blocked on the copy; it has its slots and blocks already."""
         if budget <= 0 or group.num_slots > self._state.num_free_slots:
             return []
         hits: list[PrefixHit] = []
@@ -48,8 +46,8 @@ class Allocation:
         return chunks
 
     def has_nothing_to_compute(self, group: SequenceGroup) -> bool:
-        """Return whether all but the last token of an open prompt is in the cache or the host
-        already."""
+        """Return whether all tokens of an open prompt but the last one are in the cache or on the
+        host."""
         if not group.request.is_open:
             return False
         sequence = group.sequences[0]
@@ -127,8 +125,8 @@ class Allocation:
         self._state.kv.forget_copies()
 
     def _note(self, group: SequenceGroup, hits: list[PrefixHit]) -> None:
-        """Tell the plan, and with the first admission the client. hits: none of one that was
-        swapped in."""
+        """Announce the admission to the plan, and the first one to the client too. hits: None for a
+        group that was swapped in."""
         for sequence, hit in zip_longest(group.sequences, hits):
             self._state.builder.enter(
                 sequence,

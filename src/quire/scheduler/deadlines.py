@@ -11,18 +11,19 @@ from quire.scheduler.sequence import GroupState, SequenceGroup
 __all__ = ["Deadlines", "PrefillSpeed"]
 
 DECAY = 0.9
-"""Weight of what was measured before, with each step that computed prompts: about ten count."""
+"""Weight of the older measurements at each step that computes prompts: about ten steps count."""
 
 KNOWN_FOR_S = 10.0
-"""A speed that was measured longer ago drops nobody: whoever is admitted measures it anew."""
+"""Age in seconds from which a measured speed drops no request: the next admission measures it
+again."""
 
 COMPACT_AT = 64
-"""Groups in the heap from which on those that need no watch any more are taken out."""
+"""Number of groups in the heap from which on those that need no watching any more are removed."""
 
 
 class PrefillSpeed:
-    """Prompt tokens per second, over the last steps that computed any; what such steps computed
-    for others is part of their time. Steps end in the order in which they were planned."""
+    """Speed of prefill in prompt tokens per second, over the last steps that computed prompts. Time
+    that such a step spent on other rows counts too. Steps end in the order of their plans."""
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[float, int]] = deque()
@@ -43,7 +44,7 @@ class PrefillSpeed:
         self._in_flight.append((now, num_prompt_tokens))
 
     def step_ended(self, seconds: float) -> None:
-        """The oldest step, which took so long; 0.0 if that is not known."""
+        """Record the duration of the oldest step; 0.0 if it is not known."""
         planned_at, num_tokens = self._in_flight.popleft()
         if num_tokens and seconds:
             self._tokens = DECAY * self._tokens + num_tokens
@@ -55,8 +56,8 @@ class PrefillSpeed:
 
 
 class Deadlines:
-    """The waiting groups that have a deadline, by the time at which their prefill must begin at
-    the speed that was measured when they came. Then each is looked at again."""
+    """Waiting groups with a deadline, sorted by the time at which their prefill must begin, at the
+    speed measured on their arrival. At that time each is checked again."""
 
     def __init__(self, num_uncached: Callable[[SequenceGroup], int]) -> None:
         self._num_uncached = num_uncached
@@ -71,8 +72,8 @@ class Deadlines:
             self._push(group, self._latest_start(group, num_tokens, speed))
 
     def pop_late(self, now: float, speed: float) -> list[SequenceGroup]:
-        """Groups, never admitted, that would miss their deadline if they were admitted now and
-        computed `speed` tokens per second; 0.0: those that have missed it."""
+        """Return the groups, never admitted, that would miss their deadline if they were admitted
+        now and computed `speed` tokens per second. With 0.0: the groups that have missed it."""
         late: list[SequenceGroup] = []
         while self._latest_starts and self._latest_starts[0][0] < now:
             group = heapq.heappop(self._latest_starts)[2]
@@ -110,6 +111,6 @@ def _needs_no_watch(group: SequenceGroup) -> bool:
 
 
 def _has_deadline(group: SequenceGroup) -> bool:
-    """A request that resumes has had its first token."""
+    """Return whether the request has had its first token, as a resumed one has."""
     request = group.request
     return request.scheduling.deadline_s is not None and not len(request.output_token_ids)

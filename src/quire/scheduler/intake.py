@@ -25,15 +25,15 @@ Watches = Callable[[EngineRequest], bool]
 
 @dataclass(frozen=True, slots=True)
 class Openings:
-    """Tickets on which the groups of a request are blocked before they are computed: one for each
-    group whose grammar is to be compiled, and for each whose adapter is to get a slot."""
+    """Tickets on which the groups of a request are blocked before they compute: one for each group
+    whose grammar must be compiled, and one for each whose adapter needs a slot."""
 
     grammar: list[int] = field(default_factory=list[int])
     adapter: list[int] = field(default_factory=list[int])
 
 
 class RequestIntake:
-    """Refuses what can never be served, and puts the rest on the roster."""
+    """Refuses requests that can never be served, and adds the others to the roster."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class RequestIntake:
         return openings
 
     def extend(self, handle: int, token_ids: IntArray, *, is_last: bool) -> bool:
-        """The prompt of an open request goes on with `token_ids`, int32 [N]; `is_last` ends it.
-        False, and nothing happens, if it has ended meanwhile. RequestError if it is not open, or
-        grows too long."""
+        """Append `token_ids`, int32 [N], to the prompt of an open request; `is_last` ends the
+        prompt. Return False, and change nothing, if the request has ended meanwhile.
+        Raises RequestError if the prompt is not open, or becomes too long."""
         group = self._state.roster.groups.get(handle)
         if group is None:
             return False

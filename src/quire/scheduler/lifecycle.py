@@ -29,8 +29,9 @@ class Lifecycle:
         self.preempted_total = 0
 
     def queue(self, group: SequenceGroup) -> None:
-        """Take in a new group. EngineError if one of its handles is in use. The last known token
-        of an open prompt is not computed, so one token alone is nothing to do."""
+        """Add a new group. The last known token of an open prompt is not computed yet, so a single
+        token gives no work.
+        Raises EngineError if one of its handles is in use."""
         if group.request.is_open and len(group.sequences[0].token_ids) < 2:
             self._state.tickets.start(group)
         self._state.roster.add(group)
@@ -50,7 +51,7 @@ class Lifecycle:
                 self.await_input(group)
 
     def input_arrived(self, group: SequenceGroup) -> None:
-        """The prompt of a group has gone on: it is blocked no longer if that gave it work."""
+        """Unblock a group whose prompt has grown, if that gave it work."""
         if group.state is not GroupState.BLOCKED or group.is_coming_in:
             return
         sequence, table = group.sequences[0], self._state.table
@@ -63,8 +64,8 @@ class Lifecycle:
             self._go_on(group)
 
     def end_ticket(self, ticket: int, lost: frozenset[int] = frozenset()) -> None:
-        """Work has ended: whoever was blocked on it alone goes on. lost: blocks that it should have
-        filled and has not; they are computed again."""
+        """End a piece of work; its group goes on if it waits for nothing else. lost: blocks that it
+        should have filled and has not; they are computed again."""
         self._state.kv.swaps.end(ticket)
         group = self._state.tickets.end(ticket)
         if group is None:
@@ -75,8 +76,8 @@ class Lifecycle:
             self._go_on(group)
 
     def _take_in(self, group: SequenceGroup, lost: frozenset[int]) -> bool:
-        """A swapped group is back on the device; whether it can go on with what arrived. If not,
-        it waits to be computed again."""
+        """Note that a swapped group is back on the device; return whether it can go on with the
+        blocks that arrived. If not, it waits to be computed again."""
         state = self._state
         if not state.recovery.arrive(group, lost):
             self.preempt(group, may_swap=False)
@@ -100,7 +101,7 @@ class Lifecycle:
         self._state.roster.block(group)
 
     def settle_verdicts(self, group: SequenceGroup) -> None:
-        """Let a group go on that was blocked on verdicts, if the last one has come."""
+        """Unblock a group that waited for verdicts, if the last one has come."""
         ticket = group.verdict_ticket
         if ticket is not None and not group.awaits_verdict:
             group.verdict_ticket = None
@@ -109,8 +110,8 @@ class Lifecycle:
     # --- making room ----------------------------------------------------------------------------
 
     def yield_idle(self) -> bool:
-        """Take the blocks of a group that has nothing to compute before its prompt goes on, the
-        last one by key; whether there was any."""
+        """Preempt the last group by key that has nothing to compute before its prompt goes on.
+        Return whether there was one."""
         idle = [g for g in self._state.roster.blocked if g.has_slots and not g.is_coming_in]
         if not idle:
             return False
@@ -120,20 +121,20 @@ class Lifecycle:
         return True
 
     def free_idle(self, *, is_last_resort: bool) -> bool:
-        """Take blocks from who does not compute; of pins only `is_last_resort`. Whether there was
-        anyone."""
+        """Preempt a group that has nothing to compute; if `is_last_resort`, release a pin instead
+        where there is none. Return whether blocks were freed."""
         return self.yield_idle() or (is_last_resort and self._state.pins.release_one())
 
     def yield_spare(self) -> None:
-        """Take the slots and blocks of the newest running group on spare capacity, if there is
-        one."""
+        """Preempt the newest running group on spare capacity, if there is one."""
         running = self._state.roster.running
         if running and running[-1].is_spare:
             self.preempt(running[-1])
 
     def make_room(self) -> bool:
-        """Take blocks from someone, so that a running group can grow: from who does not compute, or
-        else from the last group by key. False if more will be free only when copies have ended."""
+        """Free blocks so that a running group can grow: of groups that do not compute, or else by
+        preempting the last group by key. Return False if more blocks become free only when copies
+        end."""
         roster, kv = self._state.roster, self._state.kv
         holders = [*roster.running, *(g for g in roster.blocked if g.is_coming_in)]
         if self.free_idle(is_last_resort=len(holders) == 1):
@@ -145,8 +146,9 @@ class Lifecycle:
         return not kv.swaps.num_orphaned
 
     def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
-        """Take all of a group's blocks; it keeps its key, and comes back as `Recovery` decides. One
-        that is coming in stays in the host, and its blocks are free when the copies have ended."""
+        """Take all blocks of a group. It keeps its key, and `Recovery` decides how it comes back. A
+        group that is being swapped in stays on the host; its device blocks are free when the copies
+        end."""
         state = self._state
         if may_swap and not group.is_coming_in:
             state.recovery.save(group)
@@ -172,7 +174,7 @@ class Lifecycle:
         return [*roster.running, *(group for group in roster.blocked if group.has_slots)]
 
     def vacate(self) -> None:
-        """Take the blocks of all, device and host, for good."""
+        """Take the blocks of all groups, on device and host, for good."""
         self._state.kv.swaps.lose_all()
         for group in self.holders():
             self.preempt(group, may_swap=False)
@@ -181,8 +183,8 @@ class Lifecycle:
             self._state.recovery.forget(group)
 
     def lose_steps(self, message: str) -> None:
-        """Steps in flight were lost, and perhaps copies with them: groups that have rows fail,
-        those that were coming in wait again, and nothing in the host is trusted."""
+        """Take in that the steps in flight are lost, and perhaps copies too. Groups with rows fail,
+        groups that were being swapped in wait again, and no block on the host is trusted."""
         roster = self._state.roster
         self._state.kv.swaps.lose_all()
         for group in self.holders():
@@ -206,7 +208,7 @@ class Lifecycle:
         return sequence
 
     def branch_ready(self) -> None:
-        """Let the samples branch off whose prompts are computed with the step being planned."""
+        """Fork the samples whose prompts are computed by the step that is being planned."""
         roster = self._state.roster
         for group in roster.branching:
             self._branch_unborn(group)
@@ -252,9 +254,9 @@ class Lifecycle:
         self.finish(sequence, finish)
 
     def _pass_on(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """The only sequence so far is aborted while samples wait to branch off from it: the first
-        of them takes its place. A row's random stream is fixed when it enters, so a running one
-        starts again; the prefix cache gives its blocks back."""
+        """Let the first waiting sample take the place of the only sequence, which was aborted. A
+        row's random stream is fixed when it enters, so a running sequence starts again; the prefix
+        cache returns its blocks."""
         if sequence.slot >= 0:
             self.preempt(group)
         sequence.sample_index, *rest = group.unborn

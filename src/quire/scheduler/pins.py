@@ -42,11 +42,9 @@ class _Pin:
 
 
 class PinnedPrefixes:
-    """Held sequences, from which requests that start with their tokens branch off: full blocks and
-    the partly filled last one are shared, and copied by who writes.
-
-    A pin yields only to a request that could otherwise never run.
-    """
+    """Pinned sequences. Requests that start with their tokens branch off from them: full blocks and
+    the partly filled last one are shared, and copied on write. A pin yields only to a request that
+    could otherwise never run."""
 
     def __init__(self, kv: KVManager) -> None:
         self._kv = kv
@@ -87,7 +85,7 @@ class PinnedPrefixes:
         return self._kv.layout.blocks_for(num_tokens)
 
     def keep(self, sequence: Sequence, finish: SequenceFinish) -> SequenceFinish:
-        """Hold a sequence that ends with its whole prompt computed; how its request ends."""
+        """Pin a sequence that ends with its whole prompt computed. Return how its request ends."""
         request = sequence.group.request
         if request.pin_seconds is None or finish.reason is FinishReason.ABORT:
             return finish
@@ -122,8 +120,8 @@ class PinnedPrefixes:
         return max((pin.held for pin in fitting), key=lambda held: held.num_tokens)
 
     def note_hit(self, hit: PrefixHit, sequence: Sequence) -> None:
-        """A sequence has entered with `hit`; that is one hit for all sequences of its request, and
-        for all times that they enter."""
+        """Count a hit for the pins that a sequence entered with. All sequences of a request count
+        once, however often they enter."""
         counted = sequence.group.pins_hit
         for pin in list(self._pins.values()):
             is_used = hit.num_tokens >= min(len(pin.token_ids), len(sequence.token_ids) - 1)
@@ -138,7 +136,7 @@ class PinnedPrefixes:
             self.release(pin.handle)
 
     def release(self, handle: int) -> bool:
-        """Let a prefix go; whether there was one."""
+        """Release a pinned prefix; return whether there was one."""
         pin = self._pins.pop(handle, None)
         if pin is None:
             return False
@@ -146,7 +144,7 @@ class PinnedPrefixes:
         return True
 
     def release_one(self) -> bool:
-        """Let the one go that was used longest ago; whether there was any."""
+        """Release the least recently used pin; return whether there was any."""
         return bool(self._pins) and self.release(next(iter(self._pins)))
 
     def release_all(self) -> None:

@@ -19,7 +19,7 @@ def _ints(values: list[int]) -> IntArray:
 
 
 class PlanBuilder:
-    """Differences between what the data side has and what it shall have."""
+    """Collects the differences between the state of the data side and the wanted one."""
 
     def __init__(self, table: SequenceTable, kv: KVManager) -> None:
         self._table = table
@@ -34,7 +34,7 @@ class PlanBuilder:
         self._chosen: dict[int, list[int]] = {}  # tokens, by slot
 
     def leave(self, slot: int) -> None:
-        """The sequence in `slot` is gone, and what was meant for it with it."""
+        """Let the sequence in `slot` leave; changes that were noted for it are dropped."""
         self._leave.append(slot)
         self._enter = [entry for entry in self._enter if entry[0].slot not in (slot, -1)]
         self._start_forks = [fork for fork in self._start_forks if slot not in fork]
@@ -43,7 +43,7 @@ class PlanBuilder:
         self._extend = [piece for piece in self._extend if piece.slot != slot]
 
     def leave_all(self) -> None:
-        """Empty every slot, since steps were lost and with them what they said of leaving rows."""
+        """Empty every slot: the steps that were to tell of leaving rows are lost."""
         self._leave = list(range(len(self._table.standing)))
         self._start_forks, self._rewinds, self._chosen = [], {}, {}
 
@@ -74,8 +74,8 @@ class PlanBuilder:
             self._chosen[slot] = [token]
 
     def replace_tail(self, slot: int, num_tokens: int, token_ids: list[int]) -> None:
-        """The last `num_tokens` tokens of a row go, and `token_ids` come. Some that go may be ones
-        that were to come with the next plan."""
+        """Replace the last `num_tokens` tokens of a row by `token_ids`. The last tokens may include
+        some that the next plan was to bring."""
         coming = self._chosen.get(slot, [])
         num_own = min(num_tokens, len(coming))
         if num_tokens > num_own:

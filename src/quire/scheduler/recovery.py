@@ -34,9 +34,9 @@ class Recovery:
         self.swapped_in_total = 0
 
     def save(self, group: SequenceGroup) -> None:
-        """Swap out a running group whose slots will be taken, if that is the cheaper way back and
-        the host has room. Prompt log-probabilities still in flight would be lost, so requests that
-        want them are computed again, and so would sums of hidden states."""
+        """Swap out a running group whose slots will be taken, if that is cheaper than computing it
+        again and the host has room. Groups that want prompt log-probabilities or pool are computed
+        again, since values in flight would be lost."""
         request = group.request
         if self._costs is None or request.params.prompt_logprobs is not None:
             return
@@ -75,8 +75,9 @@ class Recovery:
         return self._kv.swaps.num_blocks_to_swap_in(swapped, ends)
 
     def swap_in(self, group: SequenceGroup, counts: list[int], ticket: int) -> bool:
-        """Give each sequence a slot, its blocks and those for `counts` tokens more. Whether the
-        K/V are there only when `ticket` is done; if not, `arrive` may follow at once."""
+        """Give each sequence a slot, its blocks, and blocks for `counts` more tokens. Return
+        whether the K/V are there only when `ticket` is done; if not, `arrive` may follow at
+        once."""
         swapped = [_swapped(sequence) for sequence in group.sequences]
         starts = [each.num_tokens for each in swapped]
         slots = [self._table.enter(*each) for each in zip(group.sequences, starts, strict=True)]

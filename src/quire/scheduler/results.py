@@ -56,7 +56,7 @@ class InFlight:
 
 
 class ResultIntake:
-    """Knows the steps in flight, oldest first, and applies their results in this order."""
+    """Tracks the steps in flight, oldest first, and applies their results in this order."""
 
     def __init__(
         self,
@@ -161,14 +161,15 @@ class ResultIntake:
         self._append_in_turn(given, result.logprobs)
 
     def _count_dropped(self, step: InFlight, given: RowTokens) -> None:
-        """Tell rewinds what their rows were given; a slot may have had another sequence then."""
+        """Tell the rewinds which tokens their rows were given; another sequence may have had the
+        slot then."""
         for slot, count in zip(given.slots.tolist(), given.counts.tolist(), strict=True):
             if step.dropped.get(slot) == self._table.generation[slot]:
                 self._rewinds.count([slot], [count])
 
     def _rewind(self, step: InFlight, slots: Slots, made: Slots, counts: Slots) -> None:
-        """Take back what the plan side counted of a step's drafts that were not accepted. made:
-        drafts that the rows have verified."""
+        """Take back the counts of drafts of a step that were not accepted. made: drafts that the
+        rows have verified."""
         assert step.drafts is not None
         drafted = step.drafts[slots]
         rows = drafted > 0
@@ -181,7 +182,7 @@ class ResultIntake:
             later.starts[slots] -= rejected  # of the same sequences: they are alive
 
     def _drop(self, sequence: Sequence) -> int:
-        """Drop what steps in flight compute of a sequence. Returns the last of these steps."""
+        """Ignore what steps in flight compute for a sequence. Return the last of these steps."""
         for step in self._in_flight:
             for slot, each in enumerate(step.sequences):
                 if each is sequence:
@@ -192,8 +193,9 @@ class ResultIntake:
     def _append_in_turn(
         self, given: RowTokens, logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
     ) -> None:
-        """Append the first token of each row, then the second of those that go on, and so forth, so
-        that every rule sees one token at a time. What follows the end of a sequence is dropped."""
+        """Append the first token of each row, then the second of the rows that go on, and so forth,
+        so that every rule sees one token at a time. Tokens after the end of a sequence are
+        dropped."""
         table, slots, starts = self._table, given.slots, given.starts
         num_turns = int(given.counts.max(initial=0))
         generation = table.generation[slots]
@@ -243,8 +245,8 @@ class ResultIntake:
             self._outputs.logprobs(sequence.handle, entry)
 
     def _end(self, sequence: Sequence, stop_token_id: int | None) -> None:
-        """The last token of a sequence has come. A watched one keeps what it has until the verdict,
-        since that may have it go on."""
+        """Handle the last token of a sequence. A watched sequence keeps its slot and blocks until
+        the verdict, which may continue it."""
         reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
         finish = SequenceFinish(sequence.handle, reason, stop_token_id)
         if not sequence.group.is_watched:
@@ -260,8 +262,8 @@ class ResultIntake:
             self._lifecycle.await_verdict(sequence.group)
 
     def _stop(self, slot: int, num_kept: int, last_step: int) -> bool:
-        """Have a slot compute nothing before its row has gone back to `num_kept` tokens, after the
-        result of `last_step`. False: the row cannot, and is stopped for good."""
+        """Stop a slot until its row has been rewound to `num_kept` tokens, after the result of
+        `last_step`. Return False if the row cannot be rewound; then it is stopped for good."""
         table = self._table
         may_stay = self._rewinds.may_stay(slot, num_kept)
         if may_stay:
@@ -321,8 +323,8 @@ class ResultIntake:
         self._lifecycle.settle_verdicts(group)
 
     def _go_back(self, sequence: Sequence, num_gone: int) -> None:
-        """A sequence forgets its last known tokens, and all that came of them: where it is, or else
-        its group is computed again."""
+        """Drop the last known tokens of a sequence and everything computed from them: in place, or
+        else by computing its group again."""
         last, slot, group = self._drop(sequence), sequence.slot, sequence.group
         if slot >= 0:
             num_kept = int(self._table.num_known[slot]) - num_gone
@@ -340,7 +342,8 @@ class ResultIntake:
         sequence.num_pending = 0
 
     def _handle_of(self, step: InFlight, slot: int) -> int | None:
-        """Whose row this slot was in that step, if it is live or was preempted meanwhile."""
+        """Return the sequence that had this slot in that step, if it is live or was preempted
+        meanwhile."""
         if step.generation[slot] == self._table.generation[slot]:
             return int(self._table.handle[slot])
         sequence = step.sequences[slot]
@@ -383,8 +386,9 @@ class ResultIntake:
             self._end(sequence, None)
 
     def _fail_rows(self, step: InFlight, result: StepResult) -> None:
-        """Fail the requests of failed rows. What was published since the step was planned may be
-        garbage and is taken back; sequences that may have read it are computed again."""
+        """Fail the requests of failed rows. Blocks published since the step was planned may be
+        garbage, so their names are withdrawn, and sequences that may have read them are computed
+        again."""
         self._kv.retract(step.mark)
         for failure in sorted(result.failed, key=lambda f: int(step.starts[f.slot])):
             sequence = step.sequences[failure.slot]
@@ -402,8 +406,8 @@ class ResultIntake:
                 )
 
     def _distrust(self, step: InFlight, failed: Sequence, bad_block: int) -> None:
-        """Compute again whoever has the block at index `bad_block` of a failed sequence, by name:
-        a sliding group may have read and released it."""
+        """Compute again every sequence that has the block at index `bad_block` of a failed
+        sequence, by name: a sliding group may have read and released it."""
         steps = (step, *self._in_flight)
         name = failed.names[bad_block]
         readers = {
@@ -417,8 +421,8 @@ class ResultIntake:
         self._compute_again(readers.values(), step)
 
     def _compute_again(self, groups: Iterable[SequenceGroup], *more: InFlight) -> None:
-        """Compute groups from their tokens. Nobody waits for what steps in flight, and `more`, give
-        them."""
+        """Compute groups again from their tokens. Tokens that steps in flight, and `more`, give
+        them are dropped."""
         for group in groups:
             if group.has_slots:
                 self._lifecycle.preempt(group, may_swap=False)
@@ -431,7 +435,7 @@ class ResultIntake:
                 ]
 
     def lose_all(self) -> None:
-        """The steps in flight never happened: nobody waits for their tokens."""
+        """Forget the steps in flight: nothing waits for their tokens any more."""
         for step in self._in_flight:
             for sequence in step.sequences:
                 if sequence is not None:

@@ -12,12 +12,10 @@ __all__ = ["Roster"]
 
 
 class Roster:
-    """Membership only; `Lifecycle` gives and takes what comes with a state.
-
-    waiting: the policy holds these. running: sorted by key. blocked: wait for their tickets, some
-    of them with slots. branching: groups with slots that may branch. arriving: running groups
-    whose prompts were open when they began to run. groups: by handle of each live sequence.
-    """
+    """Knows which groups are in which state; `Lifecycle` gives and takes slots and blocks. waiting:
+    held by the policy. running: sorted by key. blocked: groups that wait for tickets, some of them
+    with slots. branching: groups with slots that may branch. arriving: running groups whose prompts
+    were open when they began to run. groups: by handle of each live sequence."""
 
     def __init__(self, waiting: SpareLast) -> None:
         self.waiting = waiting

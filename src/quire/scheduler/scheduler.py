@@ -123,14 +123,14 @@ class Scheduler:
         return self._requests.add(request)
 
     def grammar_opened(self, ticket: int, grammar: Grammar) -> None:
-        """The grammar is there for which a group is blocked; nothing happens if it is gone."""
+        """Unblock a group whose grammar has been compiled; nothing happens if the group is gone."""
         group = self.state.tickets.group_of(ticket)
         if group is not None:
             group.grammar = grammar
             self._lifecycle.end_ticket(ticket)
 
     def adapter_opened(self, ticket: int, slot: int) -> None:
-        """The adapter for which a group is blocked has this slot; nothing happens if it is gone."""
+        """Unblock a group whose adapter is in this slot; nothing happens if the group is gone."""
         group = self.state.tickets.group_of(ticket)
         if group is not None:
             group.adapter = slot
@@ -141,8 +141,7 @@ class Scheduler:
         return {group.adapter for group in self.state.roster.groups.values() if group.adapter}
 
     def opening_refused(self, ticket: int, error: QuireError) -> None:
-        """The grammar is none, or the adapter cannot be used, for which a group is blocked: the
-        group fails."""
+        """Fail a group whose grammar is invalid, or whose adapter cannot be used."""
         group = self.state.tickets.group_of(ticket)
         if group is not None:
             is_request_fault = isinstance(error, RequestError)
@@ -155,7 +154,8 @@ class Scheduler:
     # --- between steps --------------------------------------------------------------------------
 
     def extend(self, op: ExtendPrompt) -> bool:
-        """The prompt of an open request goes on; see `ExtendPrompt`. Whether it is still there."""
+        """Append to the prompt of an open request; see `ExtendPrompt`. Return whether the request
+        is still there."""
         return self._requests.extend(op.handle, op.token_ids, is_last=op.is_last)
 
     def reset_prefix_cache(self, *, reset_running: bool) -> None:
@@ -167,8 +167,8 @@ class Scheduler:
         self.state.kv.drop_cached()
 
     def vacate(self, *, has_new_weights: bool = False) -> None:
-        """The device keeps no K/V and no rows: whoever has any waits to be computed again. No step
-        is in flight."""
+        """Take in that the device has lost all K/V and rows: all groups wait to be computed again.
+        No step may be in flight."""
         state = self.state
         self._lifecycle.vacate()
         state.pins.release_all()
@@ -179,7 +179,7 @@ class Scheduler:
             state.prefixes.forget_weights(set(state.roster.groups.values()))
 
     def hold_admission(self, *, is_held: bool) -> None:
-        """Admit nobody, but those that were admitted before, until this is undone."""
+        """Admit only groups that were admitted before, until this is undone."""
         self.state.waiting.is_held = is_held
 
     def abort_all(self) -> None:
@@ -231,13 +231,14 @@ class Scheduler:
 
     @property
     def _has_news_to_fetch(self) -> bool:
-        """Return whether a step that computes nothing is needed: to start copies, or to hear of
-        those that are under way when no other step will."""
+        """Return whether a step without computation is needed: to start copies, or to learn of
+        running copies when no other step will tell."""
         swaps = self.state.kv.swaps
         return swaps.are_to_start or (swaps.are_under_way and not self._num_in_flight)
 
     def _count(self, slots: Slots, tokens: Slots, now: float) -> None:
-        """Tell those who measure what a step computes."""
+        """Report the step to what measures: the speed of prefill, and the policy's count of
+        tokens."""
         table = self.state.table
         self._steps_total += 1
         of_prompts = table.num_computed[slots] < table.num_prompt[slots]
@@ -246,8 +247,8 @@ class Scheduler:
             self._counter.count_tokens(table.account[slots], tokens)
 
     def _choose_running(self) -> tuple[Slots, Slots, bool]:
-        """Running slots that compute and tokens for each, with their blocks; whether others were
-        preempted for these."""
+        """Return running slots that compute, and tokens for each, with their blocks; and whether
+        groups were preempted for these."""
         was_preempted = False
         while True:
             slots, tokens, is_short = self._give_blocks(*self._budget.choose_running())
@@ -257,8 +258,9 @@ class Scheduler:
             # The budget was theirs that are preempted now: others may have it.
 
     def _give_blocks(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots, bool]:
-        """Allocate for the chosen tokens; preempt from the back of the order while short. Who would
-        need blocks into which copies are under way sits the step out."""
+        """Allocate blocks for the chosen tokens; preempt from the back of the order while there are
+        too few. A sequence that would need blocks into which copies are running sits this step
+        out."""
         state, table = self.state, self.state.table
         ends = table.num_computed[slots] + tokens
         if state.kv.grow(slots, table.first_query(slots), ends):
@@ -283,8 +285,8 @@ class Scheduler:
         return self.state.kv.grow(slots, table.first_query(slots), ends)
 
     def _advance(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts) -> Slots:
-        """Count the step as done: upper bounds from now on. Samples branch off here. Slots that
-        sample, but for those that branch off."""
+        """Count the step as done: counts are upper bounds from now on. Samples branch off here.
+        Return the slots that sample, without the new branches."""
         table, roster = self.state.table, self.state.roster
         table.num_computed[slots] += tokens
         self.state.prefixes.publish(slots)
@@ -302,7 +304,8 @@ class Scheduler:
     # --- results --------------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> EngineOutput:
-        """Take in the oldest planned step's result; what it and aborts since gave to clients."""
+        """Apply the result of the oldest planned step. Return the outputs of it and of aborts
+        since."""
         self._num_in_flight -= 1
         self._results.apply(result)
         self._drafts.applied(result.seconds)
@@ -335,8 +338,8 @@ class Scheduler:
         return self._masks.release()
 
     def fail_running(self, message: str) -> EngineOutput:
-        """Take in that the steps in flight are lost: requests that were in them fail, those that
-        wait do not, and nothing that was cached is trusted any more."""
+        """Take in that the steps in flight are lost. Their requests fail, waiting ones do not, and
+        no cached block is trusted any more."""
         self._results.lose_all()
         self._drafts.lost()
         self.state.speed.steps_lost()

@@ -21,8 +21,8 @@ __all__ = ["SchedulerState", "Tickets"]
 
 
 class Tickets:
-    """Numbers the pieces of work that groups are blocked on. A number is never used again, so that
-    late news of work that nobody waits for any more finds no stranger."""
+    """Numbers the pieces of work that block groups. A number is never used again, so late news of
+    abandoned work cannot reach another group."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -40,7 +40,7 @@ class Tickets:
         return self._groups.get(ticket)
 
     def end(self, ticket: int) -> SequenceGroup | None:
-        """The work has ended: the group that waited for it, if it still does."""
+        """End a piece of work; return the group that was blocked on it, if it still is."""
         group = self._groups.pop(ticket, None)
         if group is not None:
             group.blocked_on.discard(ticket)

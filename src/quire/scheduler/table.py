@@ -112,7 +112,7 @@ class SequenceTable:
         self.max_total[slot] = max_total
 
     def suspend(self, slots: list[int]) -> None:
-        """These slots are taken, but compute nothing before `resume`: their K/V are on the way."""
+        """Take these slots without computing, until `resume`: their K/V are being copied."""
         self.live[slots] = False
 
     def resume(self, slot: int, num_computed: int) -> None:
@@ -135,7 +135,8 @@ class SequenceTable:
         return starts
 
     def draft(self, slots: Slots, counts: Slots) -> None:
-        """A step verifies `counts` [R] drafts of `slots` [R]: it may accept all of them."""
+        """Count a step that verifies `counts` [R] drafts of `slots` [R]; it may accept all of
+        them."""
         self._has_drafted = True
         for column in (self.num_computed, self.num_total, self.num_drafted):
             column[slots] += counts
@@ -147,8 +148,8 @@ class SequenceTable:
         self.num_computed[slots] -= rejected
 
     def stop(self, slot: int, num_known: int) -> None:
-        """Only the first `num_known` tokens stay, and none is in flight any more. The slot computes
-        nothing before `go_on`."""
+        """Keep only the first `num_known` tokens, with none in flight. The slot computes nothing
+        until `go_on`."""
         self.num_known[slot] = num_known
         self.num_drafted[slot] = 0
         self.num_computed[slot] = min(int(self.num_computed[slot]), num_known - 1)
@@ -156,7 +157,8 @@ class SequenceTable:
         self.num_held_back[slot] = self.num_total[slot] - self.num_computed[slot]
 
     def go_on(self, slot: int, num_computed: int) -> None:
-        """A stopped slot has the K/V of its first `num_computed` tokens and computes the others."""
+        """Resume a stopped slot: it has the K/V of its first `num_computed` tokens and computes the
+        others."""
         self.num_held_back[slot] = 0
         self.num_computed[slot] = num_computed
 

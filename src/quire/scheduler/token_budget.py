@@ -178,8 +178,9 @@ class StepTokens:
         )
 
     def admit(self, chunks: list[tuple[int, int]]) -> None:
-        """A group has entered: (slot, tokens) of each sequence. What it was offered of running
-        prompts is taken from them; the blocks that they got meanwhile they keep."""
+        """Note that a group has entered: (slot, tokens) of each sequence. Tokens that running
+        prompts had been given and this group takes are taken from them; blocks that they got
+        meanwhile stay theirs."""
         self._partial = None
         count = sum(tokens for _, tokens in chunks)
         self._wanted = self._without(count - self._left)

@@ -73,13 +73,17 @@ class LoadedModel:
 
     @property
     def kernels(self) -> str:
-        """A sentence on what computes: "attention: cpu_avx512 (…); rms_norm, linear by …"."""
+        """A sentence on what computes: "attention: cpu_avx512 (…); linear by …; all 25 other
+        operations by …". The provider of most operations comes last, without their names."""
         by_provider: dict[str, list[str]] = {}
         for op, provider in self.ops.chosen.items():
             if op != "paged_attention":
                 by_provider.setdefault(provider, []).append(op)
-        others = "; ".join(f"{', '.join(names)} by {name}" for name, names in by_provider.items())
-        return f"{self.attention.reason.rstrip('.')}; {others}"
+        most = max(by_provider, key=lambda name: len(by_provider[name]))
+        others = by_provider.pop(most)
+        told = [f"{', '.join(names)} by {name}" for name, names in by_provider.items()]
+        told.append(f"all {len(others)} other operations by {most}")
+        return "; ".join((self.attention.reason.rstrip("."), *told))
 
     @property
     def kernel_family(self) -> str:

@@ -1,4 +1,4 @@
-"""A recording of what steps do, for people who look for lost time."""
+"""Recording of what steps do, for finding lost time."""
 
 from __future__ import annotations
 

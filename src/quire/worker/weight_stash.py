@@ -22,8 +22,8 @@ class WeightStash:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Copy everything back. torch.OutOfMemoryError if the memory has gone to somebody else;
-        then it may be called again."""
+        """Copy everything back. Raises torch.OutOfMemoryError if another program has taken the
+        memory; then it may be called again."""
         while self._kept:
             storage, copy = self._kept[-1]
             storage.resize_(copy.nbytes())

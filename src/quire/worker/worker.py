@@ -120,7 +120,8 @@ class Worker:
         self._give_back()
 
     def wake(self) -> None:
-        """Take the memory again. ConfigError if it has gone to somebody else; then it sleeps on."""
+        """Take the memory again. Raises ConfigError if another program has taken it; then the
+        worker sleeps on."""
         try:
             if self._loaded is None:
                 self._loaded = load(self._settings, self._device, self._replaced)

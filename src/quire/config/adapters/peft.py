@@ -247,8 +247,8 @@ class _Scales:
         self._parameters = [str(name).rpartition(".") for name in names]
 
     def of(self, module: str, rows: int) -> tuple[int | None, float]:
-        """Number of experts of a module whose A has so many rows, None of others, and the factor.
-        ConfigError if the configuration says another rank."""
+        """Return the number of experts of a module whose A has this many rows, None for other
+        modules, and the factor. Raises ConfigError if the configuration states another rank."""
         names = self._names_of(module)
         stated = {self._stated(self._ranks, name, float(self._rank)) for name in names}
         alphas = {self._stated(self._alphas, name, self._alpha) for name in names}

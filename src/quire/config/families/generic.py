@@ -34,11 +34,9 @@ def has_transformers() -> bool:
 
 
 def read_generic(raw: RawConfig, folder: Path, dtype: str) -> ModelSpec:
-    """Spec of a model that `transformers` computes, attention excepted. The library is asked in a
-    process of its own: this one needs neither it nor torch.
-
-    Raises ConfigError with the reason for a model that it would compute wrongly.
-    """
+    """Return the spec of a model that `transformers` computes, except attention. The library runs
+    in a process of its own, so this one needs neither it nor torch.
+    Raises ConfigError with the reason for a model that it would compute wrongly."""
     if not has_transformers():
         raise ConfigError(
             "model_impl='transformers' needs that library in quire's environment: "

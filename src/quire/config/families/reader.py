@@ -155,8 +155,8 @@ def flat_config(raw: RawConfig) -> RawConfig:
 
 
 def _is_unknown(raw: RawConfig) -> bool:
-    """Return whether nobody reads this architecture, neither quire nor a third party, so that it is
-    worth asking `transformers`."""
+    """Return whether neither quire nor a third party has a reader for this architecture, so that it
+    is worth asking `transformers`."""
     from importlib.metadata import entry_points
 
     name = next(iter(_stated(raw)), None)

@@ -145,7 +145,7 @@ class _Cursor:
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))[0]
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things of at least so many bytes each, all still to come."""
+        """Read the number of items that follow, each of at least this many bytes."""
         count = self.number("Q")
         if count * least_bytes > self.left:
             raise self.broken(f"{count} {what} do not fit into the {self.left} bytes left")

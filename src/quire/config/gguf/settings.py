@@ -109,7 +109,7 @@ def _value(header: GGUFHeader, key: str) -> Any:
 
 
 def _float32(value: Any) -> Any:
-    """A float32 as the shortest decimal that stands for it, such as 1e-06."""
+    """Return a float32 as the shortest decimal that equals it, such as 1e-06."""
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     for digits in range(1, 10):
@@ -180,8 +180,8 @@ def _of_family(
 
 
 def _experts(header: GGUFHeader, name: str) -> dict[str, Any]:
-    """Number and size of experts, if there are some. Whether weights are normed is not stored: each
-    architecture does as its published models do."""
+    """Return the number and the size of experts, if there are any. Whether weights are normed is
+    not stored: each architecture does as its published models do."""
     count = header.integer(f"{name}.expert_count")
     if not count:
         return {}

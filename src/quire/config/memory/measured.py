@@ -1,4 +1,4 @@
-"""The memory plan of a GPU once more, from what was measured on it after the model was loaded."""
+"""The memory plan of a GPU, made again from measurements after the model was loaded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def replan(asked: EngineSettings, planned: Resolved, measured: MeasuredMemory) -
 
 
 def render_measured(planned: Resolved, settled: Resolved) -> str:
-    """A line for the start-up report: what was measured, and what follows."""
+    """Return a line for the start-up report: the measurement, and its consequence."""
     fixed, memory = settled.memory.fixed, settled.memory
     text = (
         f"measured: weights {format_bytes(fixed.weights)}, process {format_bytes(fixed.runtime)}, "

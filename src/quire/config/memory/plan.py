@@ -37,7 +37,7 @@ RUNTIME_BYTES = 512 * 2**20
 tokenizer (300 to 400 MiB measured with torch 2.13 for CPUs)."""
 
 PROMPT_LOGPROB_ROWS = 64
-"""Prompt logprobs are computed for so many positions at a time, so [rows, V] stays small."""
+"""Positions whose prompt logprobs are computed at once, which keeps [rows, V] small."""
 
 MAX_CAPTURED_ROWS = 256
 """Rows of the largest decode step that is captured. The work in Python does not grow with the rows,

@@ -111,7 +111,7 @@ def describe_layouts(layouts: Sequence[PackedLayout], device: str) -> str:
 def _by_module(
     tensors: Mapping[str, StoredTensor], settings: PackedSettings
 ) -> dict[str, dict[str, StoredTensor]]:
-    """Tensors by module, and by what follows its name."""
+    """Group tensors by module, and by the part of their name that follows it."""
     schemes = settings.schemes
     kinds = {kind for scheme in schemes for kind in (*scheme.kinds, *scheme.dropped)}
     longest_first = sorted(kinds, key=len, reverse=True)

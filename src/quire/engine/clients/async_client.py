@@ -24,8 +24,8 @@ __all__ = [
 
 
 class SampleUpdate(msgspec.Struct, gc=False):
-    """News of one sample since the last update. logprobs: one per token id, if asked.
-    finish: the last word on this sample; it comes once, with or after its last token."""
+    """Updates of one sample since the last read. logprobs: one per token id, if asked for. finish:
+    how the sample ended; it comes once, with its last token or after it."""
 
     index: int
     token_ids: Sequence[int] = ()
@@ -34,12 +34,9 @@ class SampleUpdate(msgspec.Struct, gc=False):
 
 
 class RequestUpdate(msgspec.Struct, gc=False):
-    """News of one request since the last update.
-
-    samples: those with news, by index, each once. prompt_logprobs: pieces, of which one may come
-    again. num_cached_tokens: once, when the request's first step was planned. vector: float32 [E],
-    of a request that pools, with its end.
-    """
+    """Updates of one request since the last read. samples: the samples with updates, by index.
+    prompt_logprobs: in pieces, of which one may come twice. num_cached_tokens: once, when the
+    request's first step was planned. vector: float32 [E], with the end of a request that pools."""
 
     samples: list[SampleUpdate]
     prompt_logprobs: Sequence[PromptLogprobs] = ()
@@ -65,22 +62,23 @@ class UpdateStream(Protocol):
     async def __anext__(self) -> RequestUpdate: ...
 
     def listen(self, on_news: Callable[[], None] | None) -> None:
-        """Call `on_news` once for all that a message of the core gave, and after an abort; it must
-        not raise. What came before the call is told by nobody: take it first."""
+        """Call `on_news` once per message of the core that has updates for this stream, and after
+        an abort; it must not raise. It is not called for updates that came earlier: take them
+        first."""
         ...
 
     def take_update(self) -> RequestUpdate | None:
-        """All that has come since the last update, without waiting; None if nothing has."""
+        """Return everything since the last update, without waiting; None if there is nothing."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """True if every sample has finished, and all of it has been taken."""
+        """True if every sample has finished and all updates have been taken."""
         ...
 
     def abort(self, sample_index: int | None = None) -> None:
-        """End one sample, or all: they finish at once, with reason ABORT. What has finished is
-        left alone; after that of all samples nothing more is computed for the request."""
+        """End one sample, or all, at once, with reason ABORT; finished samples are left alone.
+        After the end of all samples nothing more is computed for the request."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -97,8 +95,8 @@ class AsyncEngineClient(Protocol):
     """A server's view of an engine, wherever that runs. For one event loop."""
 
     def reserve_handles(self, count: int) -> int:
-        """The first of `count` consecutive handles that no request had before: a request takes
-        one per sample, and its `first_handle` is the first."""
+        """Return the first of `count` consecutive handles that no request has had. A request takes
+        one per sample; its `first_handle` is the first."""
         ...
 
     async def add(self, request: EngineRequest) -> UpdateStream:

@@ -77,7 +77,7 @@ class CoreConnection:
             await asyncio.sleep(0)  # others go on, even if there is always another message
 
     async def _take_messages(self, first: bytes) -> None:
-        """This one, and those that wait behind it."""
+        """Hand out this message and the ones that wait behind it."""
         try:
             self._on_message(self._codec.decode(first))
             for _ in range(MAX_MESSAGES_AT_ONCE):

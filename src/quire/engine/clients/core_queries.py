@@ -12,15 +12,15 @@ __all__ = ["CoreQueries"]
 
 
 class CoreQueries:
-    """The questions that wait for their answers. For one event loop."""
+    """Questions that wait for their answers. For one event loop."""
 
     def __init__(self) -> None:
         self._next_number = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def ask(self, send: Callable[[int], object]) -> Any:
-        """Send a question under the number that is given to `send`, and wait for the answer.
-        EngineUnavailableError if it does not come any more."""
+        """Send a question under the number that `send` is given, and wait for the answer.
+        Raises EngineUnavailableError if it cannot come any more."""
         number, self._next_number = self._next_number, self._next_number + 1
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -30,13 +30,13 @@ class CoreQueries:
             del self._waiting[number]
 
     def answer(self, number: int, found: object) -> None:
-        """Deliver the core's answer; it is dropped if nobody waits for it."""
+        """Deliver the core's answer; drop it if nothing waits for it."""
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(found)
 
     def fail_all(self, message: str) -> None:
-        """The core will not answer."""
+        """Fail the waiting questions: the core will not answer."""
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(EngineUnavailableError(message))

@@ -20,7 +20,8 @@ __all__ = ["EngineWatch"]
 
 
 class EngineWatch:
-    """Each method but the readings says that something has happened. For one event loop."""
+    """Tracks the state of an engine. Each method that is not a reading reports an event. For one
+    event loop."""
 
     def __init__(self, stalled_step_s: float) -> None:
         """stalled_step_s: in one step for so long, a core counts as stalled."""
@@ -69,7 +70,7 @@ class EngineWatch:
         self._notify()
 
     def died(self, message: str) -> None:
-        """There will be no core any more."""
+        """Note that no core will come any more."""
         self._death = self._death or message
         self._notify()
 

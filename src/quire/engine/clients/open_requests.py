@@ -35,12 +35,12 @@ class HandleCounter:
 
 
 class OpenRequests:
-    """Bookkeeping without I/O. A request keeps the handles that it came with towards its reader;
-    each core that it is replayed to knows it by new ones, so that what is left of an older life
-    finds nobody."""
+    """Bookkeeping of open requests, without I/O. Towards its reader a request keeps its first
+    handles. Each core that it is replayed to knows it by new ones, so late messages about an older
+    life find no request."""
 
     def __init__(self, reserve_handles: Callable[[int], int], max_replays: int) -> None:
-        """reserve_handles: the first of so many handles that were never used."""
+        """reserve_handles: returns the first of so many handles that were never used."""
         self._reserve_handles = reserve_handles
         self._replays = Replays(max_replays)
         self._streams: dict[RequestStream, int] = {}  # and its first handle in the core
@@ -74,8 +74,8 @@ class OpenRequests:
         self._own.update(self._handles(stream, stream.request.first_handle))
 
     def let_go(self) -> list[RequestStream]:
-        """After the death of a core, the streams that may go on in another one at once: all but
-        those that may have been the cause. They are followed no more."""
+        """Return the streams that may go on in another core at once after a core has died: all but
+        those whose requests may have caused it. They are not followed any more."""
         going = [each for each in self._streams if not self._replays.is_suspect(each)]
         for stream in going:
             del self._streams[stream]
@@ -86,8 +86,8 @@ class OpenRequests:
     def take_over(
         self, stream: RequestStream, send_abort: Callable[[list[int]], None]
     ) -> list[EngineRequest]:
-        """Follow a stream of another client. The requests that continue it. send_abort: see
-        `open`."""
+        """Follow a stream of another client, and return the requests that continue it. send_abort:
+        see `open`."""
         self._follow(stream, send_abort)
         return self._resume([stream])
 
@@ -132,8 +132,8 @@ class OpenRequests:
         return replace(request, prompt_token_ids=prompt, is_open=not is_last)
 
     def set_request(self, handle: int, request: EngineRequest) -> int | None:
-        """The request has become this one, and so the next core will know it. Its handle in the
-        present core, None if it is in none."""
+        """Replace a request by its continuation, which the next core will get. Return its handle in
+        the present core; None if it is in none."""
         stream, index = self._own[handle]
         stream.request = request
         in_core = self._streams[stream] + index
@@ -186,7 +186,7 @@ class OpenRequests:
             stream.announce()
 
     def refuse(self, first_handle: int, message: str) -> None:
-        """The core would not take a request. One that had been running fails instead."""
+        """Handle a refusal by the core. A request that had been running fails instead."""
         for stream, first in list(self._streams.items()):
             if first == first_handle:
                 if stream.num_tokens:

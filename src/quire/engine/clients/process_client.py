@@ -49,14 +49,14 @@ logger = logging.getLogger("quire")
 
 CONNECT_AGAIN_S = 0.1
 MAX_FAILED_GREETINGS = 5
-"""So many connections in a row that failed before the core's welcome: its messages are of no use
-at all."""
+"""Connections in a row that fail before the core's welcome until the core is given up: its messages
+cannot be used at all."""
 
 MESSAGE_HEAD_BYTES = 64
 """Upper bound on the bytes of `PutMedia` beside its data."""
 
 NO_QUERY = -1
-"""The number of a question whose answer nobody waits for."""
+"""Number of a question whose answer is ignored."""
 
 CLOSED = "the server is shutting down"
 
@@ -231,8 +231,9 @@ class ProcessEngineClient:
     # --- the connection -------------------------------------------------------------------------
 
     async def _stay_connected(self) -> None:
-        """To core after core. One whose message cannot be used is not trusted with what it has:
-        this client connects to it again, as if it had died, and replays its requests."""
+        """Connect to core after core. After a message that cannot be used, the client does not
+        trust what the core has of it: it connects again and replays its requests, as if the core
+        had died."""
         num_failures = 0
         while True:
             connection = self._connection = CoreConnection(
@@ -367,7 +368,7 @@ class ProcessEngineClient:
         return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """These tasks are endless: whatever ends one must not leave streams without an ending."""
+        """Fail all streams if one of the endless tasks ends with an error."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("the client of the engine core failed", exc_info=error)

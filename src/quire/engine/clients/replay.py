@@ -53,16 +53,16 @@ class Replays:
     """Counts deaths by request, and decides which requests follow to the next core, and when."""
 
     def __init__(self, max_replays: int) -> None:
-        """max_replays: deaths that a request may see while it is computed; the next one fails it.
-        With 0 every request that was being computed fails at once."""
+        """max_replays: number of core deaths that a request may survive while it is being computed;
+        the next one fails it. With 0 every request in the dying step fails at once."""
         self._max_replays = max_replays
         self._held = deque[RequestStream]()
         self._on_trial: RequestStream | None = None
         self._trial_goal = 0
 
     def core_died(self, in_flight: Iterable[RequestStream]) -> list[RequestStream]:
-        """Return the requests of the dead core's last step that must fail now. A suspect on trial
-        is charged alone: the others have run without it."""
+        """Return the requests of the dead core's last step that must fail now. If a suspect was on
+        trial, it alone is counted: the others have run without it."""
         charged = list(in_flight)
         if self._on_trial in charged and not self._is_trial_over:
             charged = [self._on_trial]
@@ -83,7 +83,7 @@ class Replays:
         return [*released, *self.next_trial()]
 
     def is_suspect(self, stream: RequestStream) -> bool:
-        """Return whether a request has seen so many deaths that it is sent alone."""
+        """Return whether a request has seen so many deaths that it must be sent alone."""
         return 0 < self._max_replays <= stream.crashes
 
     def next_trial(self) -> list[RequestStream]:

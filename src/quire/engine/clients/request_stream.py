@@ -61,7 +61,7 @@ class RequestStream:
 
     @property
     def num_tokens(self) -> int:
-        """Sampled so far, over all samples."""
+        """Tokens sampled so far, over all samples."""
         return sum(len(sample.token_ids) for sample in self.samples)
 
     # --- what the client gives ------------------------------------------------------------------
@@ -85,7 +85,7 @@ class RequestStream:
             self._has_news = True
 
     def take_vector(self, vector: FloatArray) -> None:
-        """The end of the request follows at once."""
+        """Take the vector; the end of the request follows at once."""
         if not self.is_finished:
             self._vector = vector
             self._has_news = True
@@ -107,7 +107,7 @@ class RequestStream:
             self.finish(index, SequenceFinish(handle, reason, message=message))
 
     def refuse(self, message: str) -> None:
-        """The core would not take the request."""
+        """Fail the stream: the core refused the request."""
         if not self.is_finished:
             self._refusal = message
             self._num_unfinished = 0
@@ -120,7 +120,7 @@ class RequestStream:
         return [i for i, sample in enumerate(self.samples) if sample.finish is None]
 
     def announce(self) -> None:
-        """Call whoever listens, if there is news."""
+        """Call the listener, if there is one and there are updates."""
         if self._has_news and self._on_news is not None:
             self._on_news()
 

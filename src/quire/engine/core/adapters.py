@@ -13,8 +13,8 @@ from quire.protocol.adapters import AdapterRef
 __all__ = ["AdapterSlots"]
 
 MAX_PASSES = 64
-"""Requests that may go before one that finds no slot, because the adapters of theirs have one.
-Then slots are left to run empty."""
+"""Requests that may overtake one that finds no slot, because their adapters have slots. After that,
+slots are left to drain."""
 
 
 @dataclass(slots=True)
@@ -34,8 +34,8 @@ class _Waiting:
 
 
 class AdapterSlots:
-    """Slots go to adapters in the order in which requests ask; the one that was used least recently
-    is given up, when no request has it any more."""
+    """Gives slots to adapters in the order in which requests ask. The least recently used adapter
+    without requests loses its slot first."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class AdapterSlots:
         return waiting.opened
 
     def poll(self) -> None:
-        """Give slots to those who wait. Whoever got one has it in use before the next call."""
+        """Give slots to waiting requests. A request that gets one must count as a user of it before
+        the next call."""
         if not self._waiting:
             return
         busy = set(self._in_use())
@@ -87,7 +88,8 @@ class AdapterSlots:
         }
 
     def _serve(self, waiting: _Waiting, busy: set[int]) -> bool:
-        """Return whether this one need not wait any more. busy: slots that nobody else may get."""
+        """Return whether this request need not wait any more. busy: slots that must not be given
+        away."""
         found = self._slot_of(waiting.ref.digest)
         if found is None:
             self._begin(waiting.ref, busy)

@@ -52,7 +52,7 @@ class ClientTable:
         del self._by_id[client.client_id], self._by_peer[client.peer]
 
     def finished(self, handles: Iterable[int]) -> None:
-        """These sequences have ended."""
+        """Forget sequences that have ended."""
         for handle in handles:
             client = self._by_id.get(client_of(handle))
             if client is not None:

@@ -20,7 +20,7 @@ __all__ = ["HookRunner"]
 _log = logging.getLogger("quire.hooks")
 
 MAX_LOST_THREADS = 32
-"""While hooks hang in so many threads, requests that would be watched are refused."""
+"""Number of hanging hooks from which on requests that would be watched are refused."""
 
 Work = tuple[HookSession, Question]
 
@@ -143,7 +143,7 @@ class HookRunner:
             return
 
     def forget(self, handles: Iterable[int]) -> None:
-        """These sequences have ended."""
+        """Forget sequences that have ended."""
         for handle in handles:
             self._end(handle)
 

@@ -37,7 +37,7 @@ class InFlightRecord:
             os.close(descriptor)
 
     def write(self, handles: npt.NDArray[np.int64]) -> None:
-        """Replace what is recorded. A reader finds all of it or that it is unknown."""
+        """Replace the record. A reader finds either all of it, or that it is unknown."""
         self._words[0] = _UNKNOWN
         if len(handles) > MAX_HANDLES:
             return
@@ -50,7 +50,7 @@ class InFlightRecord:
 
 
 def read_in_flight(directory: Path, instance: int) -> frozenset[int] | None:
-    """The handles that a dead core was computing; None if it left no whole record."""
+    """Return the handles that a dead core was computing; None if its record is incomplete."""
     try:
         words = np.fromfile(_path(directory, instance), np.int64)
     except OSError:

@@ -104,7 +104,7 @@ class CoreLoop:
         self._progress.is_draining = True
 
     def stop(self) -> None:
-        """End after the present step, whatever is unfinished."""
+        """Stop after the present step, even if requests are unfinished."""
         self._is_stopped = True
 
     def run(self) -> None:
@@ -123,8 +123,8 @@ class CoreLoop:
     # --- operations -----------------------------------------------------------------------------
 
     def _control(self) -> None:
-        """Carry out the operations that were asked for, in order; one that has to wait for requests
-        to end lets those after it go first."""
+        """Carry out the requested operations in order. One that must wait for requests to end lets
+        later ones pass."""
         operations, self._operations = self._operations, []
         for client_id, message in operations:
             if not self._core.is_ready_for(message.op):
@@ -158,7 +158,7 @@ class CoreLoop:
         self._look_around(time.monotonic())
 
     def _send_output(self, output: EngineOutput) -> None:
-        """One message to each client that the step gave something to."""
+        """Send one message to each client that has updates from the step."""
         self._clients.finished(finish.handle for finish in output.finished)
         for client_id, part in split_by_client(output).items():
             client = self._clients.of_id(client_id)

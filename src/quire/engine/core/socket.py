@@ -22,11 +22,10 @@ def core_address(directory: Path) -> str:
 
 
 class CoreSocket:
-    """Peers are known by the identity that the socket library gave their connection.
-
-    A peer that does not read makes nobody wait: what it is owed is kept until it does. That is
-    bounded by what its requests may still produce, since it cannot send new ones meanwhile.
-    """
+    """Sends and receives messages of peers, which are known by the identity that the socket library
+    gave their connection. A peer that does not read holds nobody up: its messages are kept until it
+    does. Their size is bounded by what its open requests may still produce, since it cannot send
+    new ones meanwhile."""
 
     def __init__(
         self, directory: Path, wakeup_fd: int, queue_messages: int = SEND_QUEUE_MESSAGES
@@ -76,7 +75,7 @@ class CoreSocket:
         return peer in self._owed
 
     def send_owed(self) -> list[bytes]:
-        """Try again what slow peers are owed. The peers that turn out to be gone."""
+        """Retry pending messages of slow peers. Return the peers that turn out to be gone."""
         gone: list[bytes] = []
         for peer in list(self._owed):
             owed = self._owed.pop(peer)

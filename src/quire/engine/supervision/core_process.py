@@ -182,7 +182,8 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
 
 
 def _end_without(reason: str) -> None:
-    """A rank of the model is lost: end at once, so that the next core goes on with all requests."""
+    """Exit at once, because a rank of the model is lost, so that the next core takes over all
+    requests."""
     del reason  # whoever noticed has logged it
     os._exit(1)
 

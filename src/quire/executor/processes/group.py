@@ -187,7 +187,7 @@ class RankGroup:
         return _Rank(rank, process, read, os.pidfd_open(process.pid), last_beat=time.monotonic())
 
     def _look(self) -> str:
-        """Wait a little. Why the group is over, if it is."""
+        """Wait a little. Return why the group is over, if it is."""
         poll = select.poll()
         for each in self._ranks:
             poll.register(each.pidfd, select.POLLIN)

@@ -67,7 +67,8 @@ class RingWriter:
         self._lock = threading.Lock()
 
     def write(self, kind: int, message: bytes) -> None:
-        """Give a message to all readers. EngineError if they read no more."""
+        """Give a message to all readers.
+        Raises EngineError if they do not read any more."""
         with self._lock:
             self._write(_HEADER.pack(len(message), kind) + message)
 

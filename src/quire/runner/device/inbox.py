@@ -49,11 +49,10 @@ class Inbox:
     def send(
         self, rows: RowList | None, updates: Sequence[Words] = ()
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Bring rows (None: those that are there stay) and one batch of updates to the device.
-
-        Indices and values of the updates as they lie there until the next call, int32 [N] each, or
-        None if there are none. What is there already is not sent again.
-        """
+        """Send the rows of the next step (None: the rows of the last one) and one batch of updates
+        to the device. Return the indices and values of the updates there, int32 [N] each, or None
+        without updates; the next call overwrites them. Data that the device already has is not sent
+        again."""
         header = self._header if rows is None else self._pack(rows)
         changed = rows is not None and not np.array_equal(header, self._header)
         count = sum(len(each.indices) for each in updates)
@@ -79,8 +78,8 @@ class Inbox:
         return self._words[self._num_header : middle], self._words[middle:end]
 
     def drawing_of(self, slots: Slots) -> torch.Tensor | None:
-        """These slots [N] where they lie on the device, if they were sent last as those that
-        draw."""
+        """Return these slots [N] on the device, if they are the drawing rows that were sent
+        last."""
         sent = self._header[2 * self._max_rows : 4 * self._max_rows].view(np.int64)
         return self.drawing[: len(slots)] if np.array_equal(sent[: len(slots)], slots) else None
 
@@ -100,7 +99,7 @@ class Inbox:
         return pieces
 
     def _take_buffer(self) -> torch.Tensor:
-        """The host buffer that was sent longest ago; the device has read it."""
+        """Return the host buffer that was sent longest ago, once the device has read it."""
         mark = self._marks[self._next]
         if mark is not None:
             mark.wait()

@@ -24,7 +24,7 @@ class Receipt(Protocol):
     """Tensors on their way to the host."""
 
     def wait(self) -> list[np.ndarray]:
-        """Their values, when they are there. Raises what broke the device before."""
+        """Wait for the copies, and return their values. Raises what broke the device before."""
         ...
 
 
@@ -124,7 +124,7 @@ class CudaQueue:
 
 
 class _EventMark:
-    """Whoever waits sleeps instead of asking the driver again and again."""
+    """Waiting threads sleep instead of polling the driver."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event(blocking=True)

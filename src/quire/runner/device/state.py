@@ -20,13 +20,13 @@ __all__ = ["DeviceState"]
 
 
 class DeviceState:
-    """The host's rows are a mirror: they know all counts and block tables as they will be after
-    the steps that were launched, and every token but those of steps whose results are not there
-    yet. Those are on the device alone. So whatever words a plan touches are set to what the mirror
-    says, in any order; tokens of a row that branches off are copied on the device.
+    """Mirror of the host's rows in the memory of a device.
 
-    One row more than the host's, the spare one, pads steps: one token, in a block of its own, of
-    which nothing changes.
+    The host's rows know all counts and block tables as they will be after the steps that were
+    launched, and every token but those of steps whose results have not arrived. These tokens are on
+    the device alone. So a plan's changes are copied from the host's rows, in any order, and tokens
+    of a row that branches off are copied on the device. One extra row, the spare one, pads steps:
+    it computes one token in a block of its own, and nothing of it changes.
     """
 
     def __init__(
@@ -156,7 +156,8 @@ class DeviceState:
         tokens.index_copy_(0, dst, tokens.index_select(0, src))
 
     def _note_drawn(self, entered: set[int]) -> None:
-        """Slots that others entered since then have other tokens there."""
+        """Note the tokens that the host has drawn, but for slots that another sequence has entered
+        since."""
         for slots, places in self._drawn:
             stays = np.array([slot not in entered for slot in slots.tolist()], np.bool_)
             slots, places = slots[stays], places[stays]

@@ -30,8 +30,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Result of a decode step: token ids int32 [R] if it has drawn, which the rows have then, -1 in
-    rows that have none and fail; else logits float32 [R, V], to be read before the next step."""
+    """Result of a decode step. If it has drawn: token ids int32 [R], which the rows have appended;
+    -1 in rows that fail. Else: logits float32 [R, V], which must be read before the next step."""
 
     logits: torch.Tensor | None = None
     token_ids: torch.Tensor | None = None
@@ -48,12 +48,10 @@ class DecodeGraph:
 
 
 class DecodeSteps:
-    """Decode steps from the rows' slots to their next tokens, without a number of the host's in
-    between. So the whole of one is one graph per number of rows, whichever rows they are.
-
-    drawing: graphs that end with the tokens of rows that ask no more. logits: graphs that end
-    before the draw, for rows that do; None computes these by a mixed step.
-    """
+    """Decode steps that go from the rows' slots to their next tokens without the host in between.
+    One graph per number of rows holds a whole step, whichever rows they are. drawing: graphs that
+    include the draw, for rows that ask for nothing else. logits: graphs that end before the draw,
+    for all other rows; None leaves those to a mixed step."""
 
     def __init__(
         self,
@@ -89,11 +87,11 @@ class DecodeSteps:
         self._last: tuple[DecodeGraph, IntArray] | None = None
 
     def compute(self, rows: ScheduledRows, positions: Slots, *, draws: bool) -> Decoded | None:
-        """Compute rows [R], or None if that has to be done another way: other rows are there, or
-        what was tried has failed, and whose fault that is, the other way has to find out.
+        """Compute rows [R]. Return None if the caller must compute them another way: the rows are
+        of another kind, or the attempt failed, and the other way will find the row at fault.
 
-        positions: int64 [R], of the tokens that these rows draw. draws: whether to draw them, if
-            no row asks for more.
+        positions: int64 [R], of the tokens that these rows draw. draws: whether to draw the tokens,
+        if no row asks for more.
         """
         self._last = None
         if not rows.samples.all() or (rows.num_tokens != 1).any():
@@ -128,23 +126,25 @@ class DecodeSteps:
         return self._draws.may_draw_masked
 
     def draw_masked(self, logits: torch.Tensor, masks: RowsOfMasks) -> IntArray | None:
-        """Token ids [R] of the rows of the last `compute` from its logits, under the masks of those
-        that have one. None, and no row has changed, if one of them has no token."""
+        """Draw from the logits of the last `compute`, under the masks of the rows that have one.
+        Return the token ids [R]. Return None, and leave all rows as they are, if one of them has no
+        token."""
         token_ids = self._draws.under_masks(logits, self._slots[: len(logits)], masks)
         return None if token_ids is None else token_ids.numpy()
 
     def repeat(self) -> IntArray:
-        """The step before once more, if a graph on the host has drawn: its rows go on by a token
-        each. Token ids as those of `Decoded`. Raises EngineError if a kernel fails; then no row has
-        changed."""
+        """Replay the last step, if a graph on the host has drawn in it: each of its rows goes on by
+        one token. Return token ids as in `Decoded`.
+        Raises EngineError if a kernel fails; then no row has changed."""
         assert self._last is not None
         known, token_ids = self._last
         self._on_all_ranks(lambda: self._replay(known))
         return token_ids
 
     def _on_all_ranks(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` gives on all ranks, as `together` does. A rank that has drawn while
-        another one failed cannot undo it, so that their rows would differ: EngineLostError."""
+        """Run `work` on all ranks and return its result, like `together`. A rank that has drawn
+        cannot undo it, so if another rank fails their rows would differ.
+        Raises EngineLostError then."""
         is_done = False
 
         def attempt() -> Result:

@@ -9,7 +9,7 @@ __all__ = ["MAX_FAILURES", "ReplayFailures"]
 _log = logging.getLogger("quire.runner")
 
 MAX_FAILURES = 3
-"""Captured steps that fail before no more are tried."""
+"""Number of failed captured steps after which no more are tried."""
 
 
 class ReplayFailures:
@@ -23,7 +23,7 @@ class ReplayFailures:
         self.count = 0
 
     def note(self) -> bool:
-        """Log the exception that is being handled. Whether no more replays are to be tried."""
+        """Log the exception that is being handled. Return whether replays should stop."""
         self.count += 1
         _log.warning(
             "one of the captured %s failed and is computed anew", self._steps, exc_info=True

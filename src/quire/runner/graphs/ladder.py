@@ -17,10 +17,10 @@ _log = logging.getLogger("quire.runner")
 Recorded = TypeVar("Recorded")
 
 WANTED = 3
-"""Times that a size is computed without a graph: it may not come again."""
+"""Steps of a size that run without a graph before it is recorded: it may not come again."""
 
 STEPS_BETWEEN = 8
-"""Recording holds up the thread that launches: not several times in a row."""
+"""Steps between two recordings, since each one blocks the launching thread."""
 
 
 def ladder(largest: int) -> tuple[int, ...]:
@@ -63,8 +63,8 @@ class LazyGraphs(Generic[Recorded]):
     def get(
         self, size: int, record: Callable[[int], Recorded], variant: Variant = ()
     ) -> Recorded | None:
-        """Return the recording for a size, made now if it is its turn; None to compute the step
-        without. variant: of the step; each has its own."""
+        """Return the recording for a size; record it now if it is due. None: compute the step
+        without a graph. variant: of the step; each variant has recordings of its own."""
         self._since_last += 1
         recorded, key = self._of(variant), (size, variant)
         known = recorded.get(size)

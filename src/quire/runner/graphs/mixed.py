@@ -34,7 +34,7 @@ class MixedGraphs(Protocol):
 
 
 class MixedSteps:
-    """A `Computes` that replays what graphs there are, and computes all else call by call."""
+    """A `Computes` that replays the graphs that exist and computes everything else call by call."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class MixedSteps:
         *,
         has_ranks: bool = False,
     ) -> None:
-        """given: of the model; steps that have some are computed call by call. arena: of the
-        graphs, if its memory can go to a step that is computed without them: the memory plan counts
-        the one or the other, whichever is more. has_ranks: others compute the same steps, and must
-        know of a replay that failed before anything is computed anew."""
+        """given: the model's embeddings of requests; steps that have some are computed call by
+        call. arena: memory of the graphs, if a step that is computed without them may use it; the
+        memory plan counts the larger need of the two. has_ranks: other ranks compute the same
+        steps, and must learn of a failed replay before anything is computed again."""
         self.graphs = graphs
         self.failures = ReplayFailures("steps of prompts")
         self._model = model

@@ -18,7 +18,8 @@ from quire.runner.inputs import BatchBuffers, InputGatherer
 __all__ = ["MAX_TOKENS", "PieceGraphs", "Pieces"]
 
 MAX_TOKENS = 512
-"""In a step with more, a device is taken to compute for longer than the host needs to ask it."""
+"""Steps with more tokens than this keep a device busy longer than the host needs to launch them, so
+graphs would gain nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Pieces:
 
 
 class PieceGraphs:
-    """`MixedGraphs` of what stands between attentions. What attention has to do depends on the rows
-    of a step, so it is asked call by call; all else depends on the number of tokens alone, which is
-    padded to the size of a graph."""
+    """`MixedGraphs` of the code between attention calls. The work of attention depends on the rows
+    of a step, so attention is called each time. All other work depends on the number of tokens
+    alone, which is padded to the size of a graph."""
 
     def __init__(
         self,

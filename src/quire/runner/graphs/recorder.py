@@ -18,13 +18,14 @@ class Graph(Protocol):
     """Work that reads and writes the memory that it read and wrote when it was recorded."""
 
     def replay(self) -> None:
-        """Give it to the queue."""
+        """Launch the recorded work."""
         ...
 
 
 class GraphRecorder(Protocol):
-    """Between `begin` and `end`, work is recorded and not done. What it allocates stays its own, or
-    belongs to a graph that was recorded after it: of one recorder, one graph works at a time."""
+    """Records work between `begin` and `end` instead of doing it. Memory allocated meanwhile stays
+    allocated, or is shared with graphs recorded later: only one graph of a recorder runs at a
+    time."""
 
     def begin(self) -> None: ...
 
@@ -33,18 +34,19 @@ class GraphRecorder(Protocol):
         ...
 
     def result_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the place where each replay leaves a tensor that was made while recording: to be
-        read before anything else is recorded or replayed."""
+        """Return the tensor into which each replay writes the value of a tensor that was made while
+        recording. Read it before anything else is recorded or replayed."""
         ...
 
     def abandon(self) -> None:
-        """After an exception between the two: nothing is recorded any more. Raises nothing."""
+        """Stop recording after an exception between `begin` and `end`. Raises nothing."""
         ...
 
 
 class NativeRecorder:
-    """Calls of the C++ kernels of one team, made again by one call; torch computes nothing between
-    them. Temporaries of all graphs share an arena: a graph keeps hold of none of them."""
+    """Records the calls of one team's C++ kernels, and replays them by one call. Torch computes
+    nothing between them. Temporaries of all graphs share one arena, and no graph keeps any of
+    them."""
 
     def __init__(self, team: Team, arena: CaptureArena) -> None:
         self._team = team
@@ -82,11 +84,9 @@ class NativeGraph:
 
 class CudaRecorder:
     """CUDA graphs on the current stream, which must not be the default one, with one memory pool.
-
-    The stream may be busy: what it was given before goes on. Work must have been done once without
-    being recorded, so that kernels are compiled and the libraries' workspaces are there. Only calls
-    of the recording thread are watched: another one may wait for results meanwhile.
-    """
+    The stream may still be busy. Work must have run once without recording, so that kernels are
+    compiled and workspaces of libraries exist. Only calls of the recording thread are checked, so
+    another thread may wait for results meanwhile."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()

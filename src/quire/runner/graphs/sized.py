@@ -21,8 +21,9 @@ _log = logging.getLogger("quire.runner")
 
 
 class SizedGraph:
-    """`MixedGraphs` for steps of up to `max_tokens` tokens and `max_rows` rows: what they are, and
-    which tokens are wanted, stands in buffers that stay, how many they are in the arguments."""
+    """`MixedGraphs` for steps of up to `max_tokens` tokens and `max_rows` rows. The rows and the
+    wanted tokens are read from buffers that stay in place; their numbers are arguments of a
+    replay."""
 
     def __init__(
         self,

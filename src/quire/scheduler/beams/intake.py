@@ -27,8 +27,9 @@ def new_beam_group(request: EngineRequest, rules: BeamRules, max_total_tokens: i
 
 
 class BeamIntake:
-    """A row that gives candidates has no token to compute until it is given one, so a beam group
-    is not planned ahead of its own result: it skips the steps that were in flight."""
+    """Follows beam searches. A row that gives candidates has no token to compute until it is given
+    one. So a beam group is not planned ahead of its own result, and skips the steps that were in
+    flight."""
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
         self._table = state.table
@@ -36,7 +37,8 @@ class BeamIntake:
         self._lifecycle = lifecycle
 
     def take(self, sequence: Sequence, candidates: TokenCandidates) -> None:
-        """Candidates of one row. With those of the last one the search goes a token further."""
+        """Take the candidates of one row. After those of the last row, the search advances by a
+        token."""
         group, beams = sequence.group, sequence.group.beams
         if beams is None:
             raise LookupError(f"slot {sequence.slot} gives candidates but is no beam")
@@ -56,8 +58,9 @@ class BeamIntake:
             self._branch(group, going_on)
 
     def _branch(self, group: SequenceGroup, going_on: list[Continuation]) -> None:
-        """A beam's first continuation keeps its slot, the others fork from there; a beam without
-        any leaves. Only then are the chosen tokens appended."""
+        """Apply the search's choice to rows. A beam's first continuation keeps its slot, its other
+        continuations fork from there, and a beam without continuations leaves. Then the chosen
+        tokens are appended."""
         parents = list(group.sequences)
         for index in set(range(len(parents))) - {step.parent for step in going_on}:
             self._lifecycle.drop(parents[index])

@@ -48,7 +48,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Beam number `parent` goes on as `beam`, by `token_id`."""
+    """Continue beam number `parent` by `token_id`, which makes `beam`."""
 
     parent: int
     token_id: int
@@ -82,10 +82,9 @@ class BeamSearch:
     def advance(
         self, candidates: Sequence[TokenCandidates], outputs: Sequence[IntArray]
     ) -> list[Continuation]:
-        """One token further: the beams that are live now, best first; none once `is_done`.
-
-        candidates: of each live beam, in their order. outputs: their tokens after the prompt.
-        """
+        """Advance by one token. Return the beams that are live now, best first; none once
+        `is_done`. candidates: of each live beam, in their order. outputs: the beams' tokens after
+        the prompt."""
         width, num_output = self._rules.width, len(outputs[0]) + 1
         going_on: list[Continuation] = []
         for rank, step in enumerate(self._in_order(candidates)):
@@ -102,7 +101,8 @@ class BeamSearch:
         return [] if self.is_done else going_on
 
     def _in_order(self, candidates: Sequence[TokenCandidates]) -> Iterator[Continuation]:
-        """All continuations with a chance, best first; of equal ones the better beam's."""
+        """Return the continuations that can still win, best first; among equal ones, that of the
+        better beam."""
         counts = [len(c.token_ids) for c in candidates]
         parents = np.repeat(np.arange(len(candidates)), counts)
         places = np.concatenate([np.arange(count) for count in counts])

@@ -44,15 +44,16 @@ class _Row:
 
 
 class LateMasks:
-    """Knows which rows of which steps in flight wait for masks. Those of a step depend on the
-    tokens of the step before, so they are made when that one's result was applied."""
+    """Tracks which rows of which steps in flight wait for masks. The masks of a step depend on the
+    tokens of the step before, so they are made once that step's result is applied."""
 
     def __init__(self, table: SequenceTable) -> None:
         self._table = table
         self._steps: deque[tuple[int, list[_Row]]] = deque()
 
     def expect(self, plan: StepPlan, sampling: Slots) -> None:
-        """A step was planned in which `sampling` [R], and what forks from them, sample."""
+        """Note a planned step in which `sampling` [R] sample, and the sequences that fork from
+        them."""
         slots = [*sampling.tolist(), *(fork.dst for fork in plan.forks)]
         rows = [
             _Row(slot, sequence, EMPTY_INTS)
@@ -76,8 +77,8 @@ class LateMasks:
         )
 
     def of_step(self, step_id: int, made: Mapping[int, IntArray]) -> LateInput | None:
-        """Late input of the oldest step in flight, None if it needs none or was given it. made: by
-        slot, drafts that a model has made for it."""
+        """Return the late input of the oldest step in flight; None if it needs none or has it
+        already. made: drafts that a model has made for the step, by slot."""
         if not self._steps or self._steps[0][0] != step_id:
             return None
         rows = [
@@ -87,12 +88,13 @@ class LateMasks:
         return _late_input(step_id, [(row, self._masks_of(row)) for row in rows])
 
     def given(self, step_id: int) -> None:
-        """The late input of the oldest step in flight has been handed over."""
+        """Note that the late input of the oldest step in flight was handed over."""
         if self._steps and self._steps[0][0] == step_id:
             self._steps.popleft()
 
     def release(self) -> list[LateInput]:
-        """The steps in flight are lost: what they still wait for, so that they end."""
+        """Return the late inputs that lost steps in flight still wait for, so that these steps
+        end."""
         lost = [_late_input(step_id, [(r, _any(r)) for r in rows]) for step_id, rows in self._steps]
         self._steps.clear()
         return lost

@@ -1,4 +1,4 @@
-"""Tokens that a verdict replaces: rows forget them, and get the others."""
+"""Tokens that a verdict refuses: rows drop them, and get the replacements."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ __all__ = ["TailRewinds"]
 
 @dataclass(slots=True)
 class _Rewind:
-    """A row that waits for the results of steps that computed with tokens which are gone.
-
-    num_kept: tokens of the row that stay; known ones after these it does not have. num_refused:
-    tokens that only the row has. num_computed: at least so many had been computed. last_step: whose
-    result is the last one to wait for.
-    """
+    """A row that waits for the results of steps that computed with refused tokens. num_kept: tokens
+    of the row that stay; no known token follows them. num_refused: tokens that only the row has.
+    num_computed: lower bound of the row's computed tokens. last_step: the last step whose result
+    must arrive."""
 
     slot: int
     generation: int
@@ -40,7 +38,7 @@ class TailRewinds:
 
     def begin(self, slot: int, num_kept: int, num_computed: int, last_step: int) -> None:
         """Keep the first `num_kept` known tokens of a row, before others follow, and stop the slot.
-        It goes on when the result of `last_step` was applied."""
+        It resumes when the result of `last_step` has been applied."""
         table = self._state.table
         generation, num_known = int(table.generation[slot]), int(table.num_known[slot])
         for rewind in self._waiting:
@@ -54,9 +52,9 @@ class TailRewinds:
         self._waiting.append(_Rewind(slot, generation, num_kept, refused, num_computed, last_step))
 
     def may_stay(self, slot: int, num_kept: int) -> bool:
-        """Return whether a row can go back to its first `num_kept` tokens in its place: none after
-        them is in a block that others may have found by name, and no window has left what they
-        need. A recurrent state cannot be taken back."""
+        """Return whether a row can be rewound in place to its first `num_kept` tokens. It cannot if
+        a later token is in a block that is published by name, or if a window has released blocks
+        that the kept tokens need. A recurrent state cannot be rewound."""
         state, kv = self._state, self._state.kv
         if kv.states is not None or any(group.window is not None for group in kv.layout.groups):
             return False
@@ -64,13 +62,13 @@ class TailRewinds:
         return num_named <= num_kept and not state.builder.is_entering(slot)
 
     def count(self, slots: Iterable[int], counts: Iterable[int]) -> None:
-        """Rows of these slots were given tokens that were not asked for any more."""
+        """Note that rows of these slots were given tokens that are not wanted any more."""
         given = dict(zip(slots, counts, strict=True))
         for rewind in self._waiting:
             rewind.num_refused += given.get(rewind.slot, 0)
 
     def settle(self, step_id: int) -> None:
-        """The result of this step was applied: let rows go on that waited for it."""
+        """Note that the result of this step was applied; rows that waited for it resume."""
         due = [rewind for rewind in self._waiting if rewind.last_step <= step_id]
         if due:
             self._waiting = [rewind for rewind in self._waiting if rewind.last_step > step_id]
@@ -92,5 +90,5 @@ class TailRewinds:
         self._state.builder.replace_tail(slot, num_in_row - num_kept, tokens)
 
     def forget(self) -> None:
-        """The steps in flight are lost, and rows with them."""
+        """Forget all rewinds: the steps in flight are lost, and their rows with them."""
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Tokens that clients have not got, because somebody is asked about them first."""
+"""Tokens that clients have not received yet, because a verdict decides about them first."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ __all__ = ["Question", "UnsentTokens", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Asks what becomes of the unsent tokens of a sequence, int32 [N].
-
-    num_known: the first ones, which an earlier question had or a verdict has written. is_last: the
-    sequence ends with these tokens, unless the verdict replaces some.
-    """
+    """Question about the unsent tokens of a sequence, int32 [N]. num_known: how many of the first
+    tokens an earlier question had, or a verdict has written. is_last: the sequence ends with these
+    tokens, unless the verdict replaces some."""
 
     handle: int
     request: EngineRequest
@@ -33,12 +31,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Answers a question.
-
-    num_passed: of the unsent tokens of the question, the first ones, which may be sent.
-    num_kept: the first ones, which stay; None: all. The tokens `instead` follow these.
-    end: why the sequence ends after the tokens that stay. failure: why its request fails.
-    """
+    """Answer to a question. num_passed: how many of the question's unsent tokens may be sent.
+    num_kept: how many stay; None: all. The tokens `instead` follow these. end: why the sequence
+    ends after the tokens that stay. failure: why its request fails."""
 
     handle: int
     num_passed: int = 0
@@ -49,10 +44,9 @@ class Verdict:
 
 
 class UnsentTokens:
-    """Keeps the tokens of watched sequences and asks about them, one question per sequence at a
-    time. A sequence waits while too many of its tokens have not been judged, or all of them have
-    come.
-    """
+    """Keeps the unsent tokens of watched sequences, and asks about them, one question per sequence
+    at a time. A sequence waits while too many of its tokens have no verdict, or when all its tokens
+    have come."""
 
     def __init__(self, table: SequenceTable, outputs: OutputCollector) -> None:
         self._table = table
@@ -103,7 +97,8 @@ class UnsentTokens:
         unsent.num_judged -= count
 
     def cut(self, unsent: Unsent, num_kept: int) -> int:
-        """The tokens after the first `num_kept` go; how many. The sequence does not end so."""
+        """Drop the tokens after the first `num_kept`; return how many were dropped. The sequence
+        does not end so."""
         num_gone = len(unsent.token_ids) - num_kept
         del unsent.token_ids[num_kept:], unsent.logprobs[num_kept:]
         unsent.num_told = min(unsent.num_told, num_kept)
@@ -112,7 +107,8 @@ class UnsentTokens:
         return num_gone
 
     def written(self, sequence: Sequence) -> None:
-        """The last tokens are those of a verdict: nobody is asked about them alone."""
+        """Note that the last tokens come from a verdict, so that no question is asked about them
+        alone."""
         unsent = self._of(sequence)
         unsent.num_told = unsent.num_judged = len(unsent.token_ids)
         self._changed(sequence)
@@ -122,7 +118,7 @@ class UnsentTokens:
         self._changed(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended; what was not sent never is."""
+        """Forget a sequence that has ended; its unsent tokens are never sent."""
         unsent = sequence.unsent
         if unsent is None:
             return

@@ -101,9 +101,9 @@ class BatchRunner:
         return sum(1 for _ in self._lines())
 
     async def run(self, on_line: Callable[[], None]) -> BatchCounts:
-        """Answer all lines. on_line: called for each that is done. EngineError if the engine ends
-        for good, NoRoomError if the answers get too long; what has been answered is left to the
-        next run."""
+        """Answer all lines. on_line: called for each line that is done. If it raises, the answers
+        so far are kept for the next run.
+        Raises EngineError if the engine ends for good, NoRoomError if the answers get too long."""
         places = self._places_of_earlier_run()
         self.counts = counts = BatchCounts(num_kept=len(places))
         with self._aside.open("ab") as aside:
@@ -196,8 +196,8 @@ class BatchRunner:
                     yield read_line(text.strip(), seen, self._route)
 
     def _places_of_earlier_run(self) -> dict[str, _Place]:
-        """Places of whole answers in the file aside, by key; what is torn at its end is cut off,
-        and what the server failed at is asked again."""
+        """Places of whole answers in the temporary file, by key. An incomplete last line is cut
+        off, and lines at which the server failed are asked again."""
         places: dict[str, _Place] = {}
         if not self._aside.exists():
             return places

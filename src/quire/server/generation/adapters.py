@@ -98,8 +98,9 @@ class ServedAdapters:
         self._paths[name] = str(folder)
 
     def unload(self, name: str) -> None:
-        """Serve it no more, unless it lies in the folder by this name; requests that have it go on.
-        RefusedError 404 if it was not loaded."""
+        """Stop serving an adapter, unless the folder has one by this name; requests that use it go
+        on.
+        Raises RefusedError 404 if it was not loaded."""
         if self._paths.pop(name, None) is None:
             raise RefusedError(
                 f"The adapter `{name[:128]}` is not loaded.", status=404, param="lora_name"

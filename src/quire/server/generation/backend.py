@@ -88,7 +88,7 @@ class Backend:
         self._model = model
 
     def drain(self) -> None:
-        """Refuse what comes from now on."""
+        """Refuse requests from now on."""
         self.is_draining = True
 
     @property
@@ -116,8 +116,8 @@ class Backend:
         return status
 
     def _start_phases(self) -> tuple[StartPhase, ...]:
-        """Return the core's phases, or, where the core is done before this front, what is still
-        missing."""
+        """Return the core's phases. Once they are done, add the one that this front still waits
+        for."""
         phases = () if self._client is None else self._client.status.phases
         if phases and not phases[-1].is_done:
             return phases

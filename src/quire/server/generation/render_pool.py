@@ -107,7 +107,7 @@ class RenderPool:
             pass
 
     def _serve_next(self) -> bool:
-        """Wait for a job and do it; whether this thread shall go on."""
+        """Wait for a job and run it. Return whether this thread should go on."""
         job = self._jobs.get()
         if job is None:
             return False

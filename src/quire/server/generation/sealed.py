@@ -1,8 +1,6 @@
-"""Thinking as an opaque text, for APIs whose clients keep it and send it back unread.
-
-It is not secret, and nobody is trusted by it: a client may put any thinking into its conversation
-anyway. So a server that starts again, or another one, reads it too.
-"""
+"""Thinking as an opaque text, for APIs whose clients keep it and send it back unread. It is not
+secret and proves nothing: a client may put any thinking into its conversation anyway. So a
+restarted server, or another one, can read it too."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Generation:
             raise self._expiry
 
     def close(self) -> None:
-        """Give back the place and the timer, and count what came of the request."""
+        """Release the place in the queue and the timer, and count how the request ended."""
         self._timer.cancel()
         self._place.leave()
         timeline = self._timeline

@@ -67,14 +67,15 @@ class Place:
         return limit_s
 
     def start(self) -> None:
-        """The first step was planned: it waits no more, and others wait for it until `leave`."""
+        """Note that the first step was planned: the request waits no longer, and others wait for it
+        until `leave`."""
         if self._room is not None and not self._is_started:
             self._is_started = True
             self._room.release(self._num_tokens, self._party)
             self._room.num_computing += self._num_tokens
 
     def leave(self) -> None:
-        """The first token is there, or the request is gone. May be called twice."""
+        """Note the first token, or the end of the request. May be called twice."""
         room, self._room = self._room, None
         if room is None:
             return
@@ -85,7 +86,7 @@ class Place:
 
 
 class _SparePlace(Place):
-    """The place of a prompt that keeps nobody away, and that nobody waits for."""
+    """Place of a prompt that keeps no other one out, and whose answer no client waits for."""
 
     __slots__ = ()
 
@@ -109,11 +110,9 @@ class _SparePlace(Place):
 
 
 class WaitingRoom:
-    """Counts the requests between their arrival and their first step.
-
-    The bound on waiting tokens follows the measured rate of prefill (`observe`), so that nobody is
-    let in who would wait far longer than `max_queue_s`.
-    """
+    """Counts the requests between their arrival and their first step. The bound on waiting tokens
+    follows the measured rate of prefill (`observe`), so that no request is admitted that would wait
+    far longer than `max_queue_s`."""
 
     def __init__(
         self,
@@ -192,7 +191,9 @@ class WaitingRoom:
         return Place(self, party)
 
     def add_tokens(self, num_tokens: int, party: Party) -> None:
-        """A lone party is always let in: whether it can be served is the engine's to say."""
+        """Count more tokens of a party. A party that is alone always fits: the engine decides
+        whether it can be served.
+        Raises RefusedError 503 if they do not fit."""
         all_fronts = self._limits.queue_tokens(self._max_model_len, self._rate)
         highest = ceil(all_fronts / self._num_fronts)
         of_others = self._num_tokens - party.num_tokens

@@ -315,8 +315,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._head_timer = self._write_timer = self._rest_timer = None
 
     def _refuse(self, reply: ErrorReply) -> None:
-        """Answer what is being read, in its turn, and read no more. Nothing of the answers before
-        it is lost; one that they make needless is left out."""
+        """Answer the request that is being read, after those before it, and read no further.
+        Answers before it are sent whole; if one of them closes the connection, this answer is left
+        out."""
         if self.transport.is_closing() or self._is_deaf:
             return
         self._is_deaf = True

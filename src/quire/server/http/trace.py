@@ -1,4 +1,4 @@
-"""Gives each HTTP request its id, and counts what came of it."""
+"""Gives each HTTP request its id, and counts its outcome."""
 
 from __future__ import annotations
 

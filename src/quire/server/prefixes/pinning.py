@@ -1,4 +1,5 @@
-"""Prefixes that a server keeps in the cache: one on demand, and those of the operator's files."""
+"""Prefixes that a server keeps in the cache: pinned by a request, or named as files by the
+operator."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from quire.server.settings import ServerSettings
 __all__ = ["BATCH_LIMITS", "run_batch"]
 
 PATIENT_S = 30 * 86_400.0
-"""Nobody waits for one of the answers."""
+"""Patience in seconds, since no client waits for the answers."""
 
 BATCH_LIMITS = Limits(
     max_queue_s=PATIENT_S,
@@ -37,7 +37,8 @@ BATCH_LIMITS = Limits(
     max_queue_requests=2**31,
     max_queue_tokens=2**62,
 )
-"""The runner bounds what is under way; each line is a request of its own, and none may be shed."""
+"""Limits of a batch run: the runner bounds the open lines, each line is a request of its own, and
+none may be dropped."""
 
 
 def run_batch(

@@ -106,8 +106,8 @@ class _Front:
                 await serving
 
     async def _serve(self, listener: socket.socket, loading: asyncio.Task[None]) -> None:
-        """Take connections, as soon as they can be served: a front that replaces another one beside
-        a running engine refuses nobody."""
+        """Start taking connections as soon as they can be served: a front that replaces another
+        beside a running engine must refuse no client."""
         await asyncio.wait({loading}, timeout=PATIENCE_S)
         await self._http.serve(sockets=[listener])
 

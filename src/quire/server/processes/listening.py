@@ -107,7 +107,7 @@ def _advice(settings: ServerSettings, error: OSError) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """The socket of a server that was killed: nobody takes connections there."""
+    """Remove the socket file of a killed server, which no process listens on."""
     with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return  # not ours to remove

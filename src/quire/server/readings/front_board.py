@@ -56,7 +56,7 @@ class FrontBoard:
         return self._path(front).exists()
 
     def retire(self, front: int) -> None:
-        """The front has ended: what it had open is gone, what it counted stays."""
+        """Note that the front has ended: its open requests are gone, its counts stay."""
         reading = self._read(self._path(front))
         if reading is not None:
             reading.metrics.num_open_requests = 0

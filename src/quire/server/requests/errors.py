@@ -33,7 +33,8 @@ __all__ = [
 logger = logging.getLogger("quire.server")
 
 CLIENT_LEFT = 499
-"""Nobody reads this status; logs and metrics show it, as those of nginx do."""
+"""Status for logs and metrics of a request whose client has left, as nginx uses it; no client reads
+it."""
 
 MAX_MESSAGE_CHARS = 1500
 """Keeps an error body under 2 KiB, whatever the request was."""
@@ -66,7 +67,7 @@ _MESSAGES_TYPES: Mapping[int, str] = {
 }
 _MESSAGES_PATH = re.compile(r"/v1/messages(?:/|$)")
 OVERLOADED = 529
-"""Status of the Messages API for what is 503 elsewhere."""
+"""Status of the Messages API where other routes have 503."""
 
 _NAME = re.compile(r"(?:an entry of |a key of )?[`'\"]?(?P<name>[a-z][a-z0-9_]*)\b")
 _FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}

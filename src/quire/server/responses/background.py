@@ -1,4 +1,4 @@
-"""Responses that are made while nobody waits for them."""
+"""Responses that are made in the background, without a waiting client."""
 
 from __future__ import annotations
 

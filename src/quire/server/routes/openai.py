@@ -99,7 +99,7 @@ def openai_router(services: Services) -> APIRouter:
 
     @router.post("/v1/unload_lora_adapter", openapi_extra=body_of(AdapterRequest))
     async def unload_lora_adapter(request: Request) -> Response:
-        """Serve an adapter no more; requests that have it go on."""
+        """Stop serving an adapter; requests that use it go on."""
         body = await adapters.decode(await services.bodies.read(request))
         _served_adapters(services).unload(body.lora_name)
         return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -1,4 +1,4 @@
-"""Routes for those who run the server: health, metrics, and what happened to requests."""
+"""Routes for operators: health, metrics, and timelines of requests."""
 
 from __future__ import annotations
 
