@@ -40,8 +40,8 @@ PLACES = 16
 
 CREDIT, ALLOWANCE, MOST_CREDIT = 1.0, 0.005, 4.0
 """Time that drafts may lose, in steps without drafts: at first, more with each of these, and what
-is kept at most of what they have gained. They owe no more than the first, since a time may have
-been measured wrong. So wrong drafts lose about a hundredth of the time, whoever makes them."""
+is kept at most of what they have gained. They owe no more than that, since a time may have been
+measured wrong. So wrong drafts lose about a hundredth of the time, whoever makes them."""
 
 
 class Acceptance:
@@ -151,7 +151,7 @@ class DraftPolicy:
         lost = max(taken, LONGER) - 1.0
         gained = num_accepted / num_tokens
         credit = self._credit + gained - lost
-        self._credit = min(max(credit, -CREDIT), MOST_CREDIT)
+        self._credit = min(max(credit, -MOST_CREDIT), MOST_CREDIT)
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
         """Return how many drafts of these worths, in order, give the most tokens per second."""
