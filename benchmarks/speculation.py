@@ -11,7 +11,8 @@ drafts of the same turn. The first turn, in which times of steps are learnt, cou
 
 `accepted_at` is the share of drafts at each place among those of a row and step that were right.
 `predicted` is what the cost model expects of the best number of drafts: tokens per step at that
-share, over the times of steps that it has measured.
+share, over the times of steps that it has measured. The memory limit is that of steps which give
+each stream one token: how often memory can be read as fast as a turn finds it, over the weights.
 """
 
 # ruff: noqa: SLF001  what the cost model has learnt is nobody's business but its own
@@ -25,16 +26,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from engines.random_checkpoint import read_config
+from engines.random_checkpoint import count_weights, read_config
 from local_engine import LocalEngine, add_local_arguments, save_local_record
 
 from quire.bench.lengths import random_prompts
+from quire.bench.machine import LimitProbe
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
 from quire.telemetry.engine_stats import SchedulerStats
 
 PROMPT_LEN = 16
 OFF = None
+BITS = {None: 16, "int8": 8}
+"""Of a weight, by the quantizations of which the memory limit is known."""
 Tokens = npt.NDArray[np.int32]
 
 
@@ -111,6 +115,7 @@ def main() -> int:
     decoder = Decoder(options)
     figures: dict[str, list[float]] = {}
     accepted: dict[str, Any] = {}
+    probe = LimitProbe(options.threads)
     for num_streams in options.streams:
         prompts = random_prompts([PROMPT_LEN] * num_streams, vocab_size, options.seed + num_streams)
         decoder.run(prompts, None)
@@ -118,6 +123,11 @@ def main() -> int:
         modes: list[float | None] = [OFF, *options.changed]
         for turn in range(options.turns):
             off = 0.0
+            if (bits := BITS.get(options.quantization)) is not None:
+                num_bytes = sum(count_weights(read_config(options.model))) * bits / 8
+                limit = num_streams * probe.read(choose=statistics.median) * 1e9 / num_bytes
+                name = f"{num_streams}_streams_memory_limit_tokens_per_s"
+                figures.setdefault(name, []).append(limit)
             for share in modes:
                 said = None if share is OFF else changed(outputs, share, vocab_size, turn)
                 before = decoder.client.stats()

@@ -112,6 +112,7 @@ RESULTS = st.builds(
     failed=st.lists(st.builds(RowFailure, SMALL, st.text(), st.booleans()), max_size=2).map(tuple),
     seconds=st.floats(0, 10),
     counts=st.none() | INTS,
+    num_drafts=st.none() | INTS,
     done=st.lists(SMALL, max_size=2).map(tuple),
     failed_tickets=st.lists(st.builds(TicketFailure, SMALL, INTS, st.text()), max_size=2).map(
         tuple

@@ -10,6 +10,8 @@ import pytest
 
 from quire.protocol import SamplingParams, StepPlan
 from quire.protocol.request import EngineRequest
+from quire.scheduler.drafts import Drafts
+from quire.speculation.policy import RESTS
 from tests.scheduler.simulation import VOCAB, Setup, Simulation, expected_tokens
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -37,17 +39,12 @@ class Clock:
     """Decodes one answer by the core's rules; a step begins when the one before it ends."""
 
     def __init__(self, depth: int, seconds: Seconds, **more: Any) -> None:
-        setup = Setup(
-            depth=depth,
-            guesses="methods",
-            max_num_batched_tokens=64,
-            num_blocks=300,
-            max_model_len=LENGTH + 16,
-            **more,
-        )
+        given = {"max_num_batched_tokens": 64, "num_blocks": 300, **more}
+        setup = Setup(depth=depth, guesses="methods", max_model_len=LENGTH + 16, **given)
         self.simulation = Simulation(setup)
         self.now = 0.0
         self.num_drafted = 0
+        self.num_full = 0  # steps planned while as many were in flight as may be
         self._seconds = seconds
         self._standing = np.zeros(setup.max_num_seqs, np.int64)
 
@@ -79,6 +76,7 @@ class Clock:
                 if plan is None:
                     break
                 in_flight.append((self.simulation.executor.execute(plan), self._cost(plan)))
+                self.num_full += len(in_flight) == self.simulation.setup.depth
             if not in_flight:
                 scheduler.flush()
                 continue
@@ -136,6 +134,39 @@ def test_requests_without_guesses_pay_nothing_after_one_with_a_prediction(
     clock.run()
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_drafts_that_do_not_pay_leave_steps_as_they_are(
+    depth: int, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when sequences whose drafts are not worth a look are looked at in each step: the
+    host's work between steps is then ten times as much; or when steps wait for drafts in vain."""
+    asked: list[int] = []
+    offers = Drafts._offers
+
+    def noted(drafts: Drafts, *args: Any) -> Any:
+        asked.append(drafts._num_planned)
+        return offers(drafts, *args)
+
+    monkeypatch.setattr(Drafts, "_offers", noted)
+    monkeypatch.setattr("tests.scheduler.test_draft_costs.LENGTH", 128)
+    found: list[tuple[int, int]] = []
+    for share in (None, 1.0):
+        more = {"max_num_seqs": num_rows, "num_blocks": 1200, "max_num_batched_tokens": 128}
+        clock = Clock(depth, knee, **more)
+        scheduler = clock.simulation.scheduler
+        policy = scheduler._drafts._policy
+        assert policy is not None
+        policy._credit = -100.0  # spent
+        for handle in range(num_rows):
+            clock.add(share, handle)
+        clock.run()
+        found.append((scheduler.stats().steps_total, clock.num_full))
+    assert found[1] == found[0]
+    assert asked
+    assert len(set(asked)) < found[0][0] / RESTS + 10
+
+
 def test_waiting_for_results_takes_no_turn_of_anybody() -> None:
     """Turns red when rests count down, or offers count as skipped, by being asked about."""
     clock = Clock(2, steep)
@@ -159,3 +190,24 @@ def test_waiting_for_results_takes_no_turn_of_anybody() -> None:
 def vars_of(record: Any) -> dict[str, Any] | None:
     """The record's fields as they are now."""
     return None if record is None else dict(vars(record))
+
+
+@DEPTHS
+def test_a_sequence_learns_from_its_first_drafts(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when drafts count for nothing before some were refused: then wrong ones are taken
+    in each step as long as times say that they cost nothing."""
+    clock, chances = Clock(depth, knee), list[float]()
+    verified, table = Drafts.verified, clock.simulation.scheduler.state.table
+
+    def noted(drafts: Drafts, slots: Any, *counts: Any) -> None:
+        verified(drafts, slots, *counts)
+        record = table.at(int(slots[0])).acceptance
+        chances.append(1.0 if record is None else record.chance)
+
+    monkeypatch.setattr(Drafts, "verified", noted)
+    clock.simulation.scheduler._results._on_verified = clock.simulation.scheduler._drafts.verified
+    clock.add(1.0)
+    clock.run()
+    assert chances[0] < 0.3

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.config.hf import RawConfig
+from quire.config.speculation.heads import state_layers
 from quire.errors import ConfigError
 from quire.protocol import EngineRequest
 from quire.protocol.step import StepPlan
@@ -40,6 +42,7 @@ from tests.speculation.test_laws import (
 
 __all__ = ["engines", "expected"]  # fixtures
 
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 BY_METHOD = pytest.mark.parametrize("method", HEAD_METHODS)
 Fitted = Callable[[str], Path]
 
@@ -167,6 +170,7 @@ def test_heads_that_break_cost_no_request(
     expected: list[RequestOutput],
     engines: Engines,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     llm = engines.make(speculative_config=config(method, fitted(method)))
     eager_policy(monkeypatch)
@@ -177,7 +181,8 @@ def test_heads_that_break_cost_no_request(
     monkeypatch.setattr("quire.models.medusa.MedusaHeads.logits", broken)
     monkeypatch.setattr("quire.models.eagle.EagleHead.logits", broken)
     assert_same(run(llm), expected, exact=True)
-    assert totals(llm).accepted == 0 < totals(llm).drafts
+    assert "steps go on without drafts" in caplog.text
+    assert totals(llm).drafts == 0  # none was made
 
 
 # --- guesses --------------------------------------------------------------------------------------
@@ -243,7 +248,7 @@ def skips_every_third_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify all that is offered in two steps of three, and nothing in the third, however often it
     was wrong."""
     eager_policy(monkeypatch)
-    monkeypatch.setattr("quire.speculation.policy.Acceptance.rests", False)
+    monkeypatch.setattr("quire.scheduler.drafts.Drafts._rest", lambda *_: None)
     steps = iter(range(10**6))
 
     def counts(_: object, *args: Any) -> list[int]:
@@ -277,6 +282,30 @@ def test_medusa_in_the_layout_of_other_engines_is_the_same(
     assert len(drafts) == 4  # there are no more heads
     wanted = guess("medusa", tensors, {}, target, tokens, 4)
     assert drafts == [each.token for each in wanted]
+    assert 0 < totals(llm).drafts <= 4 * totals(llm).rows  # only what was made is counted
+
+
+@pytest.mark.parametrize(
+    ("named", "layers"),
+    [
+        ({}, (2, 16, 29)),
+        ({LAYERS: [3, 9, 31]}, (3, 9, 31)),
+        ({"eagle_config": {LAYERS: [1, 15, 28]}}, (2, 16, 29)),
+        ({LAYERS: [3, 9, 31], "eagle_config": {LAYERS: [1, 15, 28]}}, (3, 9, 31)),
+    ],
+)
+def test_layers_of_eagle3_are_named_by_inputs_and_in_eagle_config_by_outputs(
+    named: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    """Turns red when a list of SGLang's kind is read one layer too early: the published ones for 32
+    layers are those that are taken where there is none."""
+    assert state_layers(RawConfig(named, "config.json"), 32) == layers
+
+
+def test_layers_that_the_model_lacks_are_refused() -> None:
+    named = {"eagle_config": {LAYERS: [1, 15, 31]}}
+    with pytest.raises(ConfigError, match=r"names the layers \[1, 15, 31\]"):
+        state_layers(RawConfig(named, "config.json"), 32)
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.protocol import EngineRequest
+from quire.runner.launch import Runner
 from quire.sampling_params import StructuredOutputsParams
+from quire.scheduler import Scheduler
 from tests.engine.test_laws import assert_same
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -208,3 +211,45 @@ def test_a_prediction_changes_no_bit_and_needs_no_flag(
     if changed < 1:
         assert totals(llm).accepted > 150 * (1 - changed)
     assert totals(llm).drafts > 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "auto"])
+def test_drafts_that_do_not_pay_leave_steps_as_they_are(
+    method: str, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when steps wait for each other, or are not repeated from a capture, because drafts
+    are on of which none is worth its time."""
+    counts: Counter[str] = Counter()
+    for name in ("_repeat", "_launch"):
+        monkeypatch.setattr(Runner, name, counting(getattr(Runner, name), name, counts))
+    plan = Scheduler.plan
+
+    def counted(scheduler: Scheduler, now: float) -> Any:
+        found = plan(scheduler, now)
+        counts[f"planned with {scheduler._num_in_flight} in flight"] += found is not None
+        return found
+
+    monkeypatch.setattr(Scheduler, "plan", counted)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    found: list[dict[str, int]] = []
+    for settings in (None, {"method": method}):
+        llm = engines.make(speculative_config=settings)
+        core: Any = llm.engine.client
+        policy = core._core._scheduler._drafts._policy
+        policy._credit = -100.0  # spent
+        for prompts in (PROMPTS[:1], PROMPTS):
+            counts.clear()
+            llm.generate(list(prompts), params, use_tqdm=False)
+            found.append(dict(counts))
+        assert totals(llm).drafts == 0
+    assert found[2:] == found[:2]
+    assert found[0]["_repeat"] > 50
+    assert found[0]["planned with 2 in flight"] > 50
+
+
+def counting(call: Any, name: str, counts: Counter[str]) -> Any:
+    def counted(*args: Any, **more: Any) -> Any:
+        counts[name] += 1
+        return call(*args, **more)
+
+    return counted

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from quire.speculation import Acceptance, DraftPolicy
-from quire.speculation.step_times import StepTimes
+from quire.speculation.policy import RESTS
+from quire.speculation.step_times import DecodeStep, StepTimes
 
 Seconds = Callable[[int], float]
 
@@ -31,8 +32,8 @@ def plan(
     times: StepTimes, now: float, num_tokens: int, *, is_drafted: bool = False, counts: bool = True
 ) -> None:
     """Of a step that follows those that are known."""
-    num_before = len(times._in_flight)
-    times.planned(now, num_tokens, is_drafted=is_drafted, counts=counts, num_before=num_before)
+    step = DecodeStep(num_tokens, is_drafted, counts)
+    times.planned(now, step, num_before=len(times._in_flight))
 
 
 class Engine:
@@ -42,6 +43,8 @@ class Engine:
         self.times = StepTimes()
         self.policy = DraftPolicy(self.times)
         self.rows = [Acceptance() for _ in range(num_rows)]
+        self.asked_from = [0] * num_rows
+        self.num_steps = 0
         self.now = 0.0
         self.num_tokens = 0
         self.num_drafts = 0
@@ -52,24 +55,24 @@ class Engine:
     def step(self, offered: int) -> None:
         num_rows = len(self.rows)
         chances = [row.chance for row in self.rows]
-        offers = [0 if row.rests else offered for row in self.rows]
+        rests = [first > self.num_steps for first in self.asked_from]
+        offers = [0 if rest else offered for rest in rests]
         counts = self.policy.counts(num_rows, chances, offers, 64) if any(offers) else None
-        awake = [row.chance for row in self.rows if not row.rests]
+        awake = [row.chance for row, rest in zip(self.rows, rests, strict=True) if not rest]
         if counts is not None and any(counts):
             assert self.policy.may_take(num_rows, awake, 64), "what is not asked for is not missed"
         is_known, counts = counts is not None, counts or [0] * num_rows
         if is_known:
             self.policy.took(counts)
         total = num_rows + sum(counts)
-        for row in self.rows:
-            row.stepped()
+        self.num_steps += 1
         if total == num_rows:
             self.policy.passed()
         plan(self.times, self.now, total, is_drafted=total > num_rows)
         self.now += self._seconds(total) * (1.08 if total > num_rows else 1.0)
         self.times.applied()
         before = self.num_tokens
-        for row, count, offer in zip(self.rows, counts, offers, strict=True):
+        for i, (row, count, offer) in enumerate(zip(self.rows, counts, offers, strict=True)):
             right = 0
             while right < count and self._rng.random() < self._chance:
                 right += 1
@@ -77,6 +80,7 @@ class Engine:
                 row.verified(count, right)
             elif offer and is_known:
                 row.skipped()
+                self.asked_from[i] = (self.num_steps // RESTS + 1) * RESTS
             self.num_tokens += 1 + right
             self.num_drafts += count
         if total > num_rows:
@@ -170,7 +174,7 @@ def test_steps_that_compute_prompts_have_no_say() -> None:
 def test_steps_planned_before_times_were_kept_are_not_taken_for_later_ones() -> None:
     """Turns red when the result of a step that nobody timed is that of the first timed one."""
     times = StepTimes()
-    times.planned(0.0, 1, is_drafted=False, counts=True, num_before=2)
+    times.planned(0.0, DecodeStep(1, False, True), num_before=2)
     for now in (100.0, 200.0):  # of the two before
         times.applied()
         plan(times, now, 1)
@@ -193,6 +197,8 @@ def test_asking_the_policy_changes_nothing() -> None:
         assert counts is not None
         assert engine.policy.counts(8, *asked) == counts
         engine.policy.took(counts)
+        if not any(counts):
+            engine.policy.passed()
         explored += any(counts)
     assert explored == 2
 
@@ -201,6 +207,51 @@ def test_whoever_makes_wrong_drafts_is_switched_off() -> None:
     """Each request is a new one whose drafts seem good: what they lose counts together."""
     engine = Engine(steep, 1, 0.0)
     for _ in range(100):
-        engine.rows = [Acceptance()]
+        engine.rows, engine.asked_from = [Acceptance()], [0]
         engine.run(16)
     assert engine.num_tokens / engine.now * steep(1) >= 0.98
+
+
+def test_a_wait_for_drafts_is_a_part_of_what_they_cost() -> None:
+    """Turns red when steps without drafts seem slower than they are because others wait for them,
+    so that drafts seem to cost nothing."""
+    times = StepTimes()
+    plain, drafted = DecodeStep(4, False, True), DecodeStep(8, True, True)
+    times.planned(0.0, plain, num_before=0)
+    times.planned(0.0, plain, num_before=1)
+    for now in (1.0, 2.0, 3.0):  # two in flight, one of which ends each second
+        times.applied()
+        times.planned(now, plain, num_before=1)
+    assert times.expected(4, False) == pytest.approx(1.0)
+    times.applied()  # at 4
+    times.applied()  # at 5, after which the host works while nothing computes
+    times.planned(5.5, drafted, num_before=0, has_waited=True)
+    times.applied()
+    times.planned(7.0, plain, num_before=0, has_waited=True)
+    assert times.expected(4, False) == pytest.approx(1.0)
+    assert times._times[8, True].seconds == pytest.approx(2.0)
+
+
+def test_a_plan_that_comes_late_changes_no_time() -> None:
+    """Turns red when a step seems to take no time because the plan before it was late."""
+    times, plain = StepTimes(), DecodeStep(4, False, True)
+    times.planned(0.0, plain, num_before=0)
+    times.planned(0.0, plain, num_before=1)
+    for now in (1.9, 2.0, 3.9, 4.0):
+        times.applied(1.0)
+        times.planned(now, plain, num_before=1)
+    assert times.expected(4, False) == pytest.approx(1.0)
+
+
+def test_wrong_drafts_are_not_taken_for_a_slow_machine() -> None:
+    """Turns red when drafts that are always wrong go on because steps without were measured while
+    something else ran: none follows that could put it right."""
+    engine = Engine(flat, 1, 0.0)
+    engine.run(4, offered=0)
+    for each in engine.times._times.values():
+        each.seconds *= 3.0
+    engine.run(60)
+    assert engine.num_drafts < 60
+    drafted = engine.num_drafts
+    engine.run(8)
+    assert engine.num_drafts == drafted

@@ -401,6 +401,8 @@ class StepResult:
     vectors: by slot, of the rows that pool and have computed their last token: float32 [E].
     failed: rows that produced nothing valid; their requests fail, nobody else's.
     done, failed_tickets: tickets that have ended, of this step and of earlier ones; each once.
+    num_drafts: int32 [N], drafts that each of `slots` has verified; None is as many as the plan
+        has for it. A model may make fewer than it is asked for.
     seconds: that the step computed, 0.0 if nobody measured it.
     """
 
@@ -416,6 +418,7 @@ class StepResult:
     done: tuple[int, ...] = ()
     failed_tickets: tuple[TicketFailure, ...] = ()
     vectors: Mapping[int, FloatArray] = field(default_factory=_nothing)
+    num_drafts: IntArray | None = None
 
     @property
     def drawn(self) -> RowTokens:

@@ -121,13 +121,16 @@ class Runner:
                 if token_ids is not None:
                     self._note(token_ids)
                     self._decode.keep_states(rows.slots)
-                    return DrawnStep(plan.step_id, rows.slots, token_ids.tolist(), host.failed)
+                    made = self._num_drafts(plan, rows.slots)
+                    return DrawnStep(
+                        plan.step_id, rows.slots, token_ids.tolist(), host.failed, made
+                    )
             if decoded is None or decoded.token_ids is None:
                 self._compute(plan, rows, decoded, step, host, masks)
             elif self._state is None:
                 self._decode.keep_states(rows.slots)
-                token_ids = decoded.token_ids.numpy()
-                return self._drawn(plan.step_id, rows.slots, token_ids, host.failed)
+                token_ids, made = decoded.token_ids.numpy(), self._num_drafts(plan, rows.slots)
+                return self._drawn(plan.step_id, rows.slots, token_ids, host.failed, made)
             else:
                 drawn = self._count_drawn([rows.slots])
                 self._rows.commit_computed(rows)
@@ -198,10 +201,20 @@ class Runner:
         self._settle(wait=True)
         return in_order_of_writing(self._rows.scheduled(), plan)
 
+    def _num_drafts(self, plan: StepPlan, slots: Slots) -> IntArray | None:
+        """`StepResult.num_drafts` of these rows, None in a step that was to have no drafts."""
+        return self._rows.num_drafts[slots].astype(np.int32) if len(plan.draft_slot) else None
+
     def _drawn(
-        self, step_id: int, slots: Slots, token_ids: IntArray, failed: list[RowFailure]
+        self,
+        step_id: int,
+        slots: Slots,
+        token_ids: IntArray,
+        failed: list[RowFailure],
+        num_drafts: IntArray | None = None,
     ) -> PendingStep:
-        """A step that has drawn and committed all its tokens [R], NO_TOKEN in rows without one."""
+        """A step that has drawn and committed all its tokens [R], NO_TOKEN in rows without one.
+        num_drafts: as of `StepResult`."""
         self._note(token_ids)
         drawn = token_ids.tolist()
         if NO_TOKEN in drawn:
@@ -209,9 +222,10 @@ class Runner:
             is_drawn = token_ids != NO_TOKEN
             self._rows.failed[slots[~is_drawn]] = True
             slots, drawn = slots[is_drawn], token_ids[is_drawn].tolist()
+            num_drafts = None if num_drafts is None else num_drafts[is_drawn]
         else:
             self._drawn_slots = slots
-        return DrawnStep(step_id, slots, drawn, failed)
+        return DrawnStep(step_id, slots, drawn, failed, num_drafts)
 
     def _compute(
         self,
@@ -238,6 +252,7 @@ class Runner:
         sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
         forward.failed += self._fork(plan, sampled)
         masks = self._await_masks(plan.step_id, forward, sampled, masks)
+        host.num_drafts = self._rows.num_drafts.copy() if len(plan.draft_slot) else None
         drawn = self._sample(forward, sampled, masks, step, host)
         if self._state is not None:
             self._state.note_computed(np.setdiff1d(rows.slots, drawn))

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.protocol.step import RowFailure, StepResult
+from quire.protocol.step import IntArray, RowFailure, StepResult
 from quire.runner.rows import Slots
 
 __all__ = ["DrawnStep", "FinishedStep", "PendingStep"]
@@ -41,15 +41,18 @@ class FinishedStep:
 
 class DrawnStep(NamedTuple):
     """A finished `PendingStep` whose rows drew tokens and gave nothing else. The caller of `result`
-    builds the result, while the launching thread goes on with the next step."""
+    builds the result, while the launching thread goes on with the next step. num_drafts: see
+    `StepResult`."""
 
     step_id: int
     slots: Slots
     token_ids: list[int]
     failed: list[RowFailure]
+    num_drafts: IntArray | None = None
     is_over: bool = True
 
     def result(self) -> StepResult:
         """At once."""
         slots, token_ids = self.slots.astype(np.int32), np.array(self.token_ids, np.int32)
-        return StepResult(self.step_id, slots, token_ids, failed=tuple(self.failed))
+        failed = tuple(self.failed)
+        return StepResult(self.step_id, slots, token_ids, failed=failed, num_drafts=self.num_drafts)

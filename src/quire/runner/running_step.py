@@ -33,11 +33,13 @@ Failures = Callable[[npt.NDArray[np.int32], Slots, Slots], tuple[RowFailure, ...
 
 @dataclass(slots=True)
 class HostPart:
-    """The host's part of a step's result, known when it was launched; fields as in `StepResult`."""
+    """The host's part of a step's result, known when it was launched; fields as in `StepResult`,
+    but for num_drafts, which is by slot."""
 
     sampled: Sampled = field(default_factory=Sampled)
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict[int, PromptLogprobs])
     failed: list[RowFailure] = field(default_factory=list[RowFailure])
+    num_drafts: Slots | None = None
 
 
 class Tenancy:
@@ -196,6 +198,9 @@ class RunningStep:
             prompt_logprobs=host.prompt_logprobs,
             failed=tuple(failed),
             vectors=vectors,
+            num_drafts=None
+            if host.num_drafts is None
+            else host.num_drafts[drawn.slots].astype(np.int32),
         )
 
     def _pool(

@@ -15,7 +15,8 @@ from quire.protocol.step import DRAFT_OF_MODEL, IntArray, no_ints
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.table import SequenceTable
 from quire.speculation import Acceptance, DraftMethods, DraftPolicy
-from quire.speculation.step_times import StepTimes
+from quire.speculation.policy import RESTS
+from quire.speculation.step_times import DecodeStep, StepTimes
 
 __all__ = ["NO_DRAFTS", "ChosenDrafts", "DraftProposer", "DraftTotals", "Drafts"]
 
@@ -64,6 +65,10 @@ time, and so few are little of a long run of tokens without any."""
 
 NO_DRAFTS = ChosenDrafts()
 
+MOST_MISSES, ROWS_PER_MISS = 4, 4
+"""Period in which a sequence is asked again of which nothing could be guessed: one step more for so
+many that compute, since asking each of them takes time beside the step."""
+
 
 class MethodProposer:
     """A `DraftProposer`: each sequence has a drafter by its request and the engine's settings."""
@@ -93,13 +98,15 @@ class MethodProposer:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """found: guesses by slot. counts: how many of each should be verified; None while nobody
-    knows. room: drafts that the step may have. not_asked: slots of which no guess could pay."""
+    """found: guesses by slot. counts: how many of each should be verified; None where that cannot
+    be told. room: drafts that the step may have. not_asked: slots of which no guess could pay.
+    missed: slots of which there is none."""
 
     found: dict[int, IntArray]
     counts: list[int] | None
     room: int
     not_asked: list[int] = field(default_factory=list[int])
+    missed: list[int] = field(default_factory=list[int])
 
     @property
     def are_too_many(self) -> bool:
@@ -173,7 +180,11 @@ class Drafts:
             self._methods, self._policy = methods, DraftPolicy(self._times)
         self._are_of_model = self._methods is not None and self._methods.are_of_model
         self._follow_states = self._methods is not None and self._methods.follow_states
+        self._num_planned = 0  # steps of sequences with guesses
         self._awaited: list[Sequence] = []  # whose drafts the next step was to wait for
+        self._waits = False  # the next step, for results
+        self._offered: Offers | None = None  # nothing of it was worth waiting for
+        self._num_left = 0  # slots that had changed hands by then
         self.totals = DraftTotals()
         self.takes_forced = kv.states is None
 
@@ -211,13 +222,28 @@ class Drafts:
         policy, table = self._by_policy, self._table
         if policy is None or self._are_of_model:
             return False
+        self._offered = None
         if (table.num_drafted[table.live] > 0).any():
+            self._waits = True
             return True
+        if not self._is_anyone_asked:
+            self._waits = False
+            return False
         slots = (table.todo() == 1).nonzero()[0]
         tokens = np.ones(len(slots), np.int64)
         offers = self._offers(policy, slots, tokens, self._may_guess(slots, tokens))
         self._awaited = [table.at(slot) for slot in offers.taken]
-        return len(self._awaited) > 0
+        self._waits = len(self._awaited) > 0
+        if not self._waits:
+            self._offered, self._num_left = offers, int(table.generation.sum())
+        return self._waits
+
+    @property
+    def _is_anyone_asked(self) -> bool:
+        """Return whether some running sequence is asked for guesses in the next step. Others do not
+        pay for more than this question."""
+        table = self._table
+        return bool((table.guesses_from[table.live] <= self._num_planned).any())
 
     def choose(self, slots: Slots, tokens: Slots) -> ChosenDrafts:
         """Drafts of the rows that sample in a step in which `slots` compute `tokens`, with blocks
@@ -243,34 +269,43 @@ class Drafts:
 
     def _guesses_of(self, policy: DraftPolicy, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
         """Guesses by slot, as many as should be verified."""
-        may_guess = self._may_guess(slots, tokens)
-        is_known = self._table.num_known[slots] == self._table.num_total[slots]
-        is_known |= self._are_of_model
-        offers = self._offers(policy, slots, tokens, may_guess & is_known)
-        self._settle(policy, offers, slots[is_known].tolist())
+        if not self._is_anyone_asked:
+            return {}
+        offers = self._offered
+        if offers is None or self._num_left != self._table.generation.sum():
+            is_known = self._table.num_known[slots] == self._table.num_total[slots]
+            is_known |= self._are_of_model
+            offers = self._offers(policy, slots, tokens, self._may_guess(slots, tokens) & is_known)
+        self._settle(policy, offers, len(slots))
         return offers.taken
 
-    def _settle(self, policy: DraftPolicy, offers: Offers, known: list[int]) -> None:
-        """Take into account what a step verifies, and what it does not. known: slots whose tokens
-        have all come."""
+    def _settle(self, policy: DraftPolicy, offers: Offers, num_rows: int) -> None:
+        """Take into account what a step of so many rows verifies, and what it does not. Sequences
+        that rest are asked again in the same step as others, so that most steps ask nobody."""
         if offers.counts is not None:
             policy.took(offers.counts)
         awaited, self._awaited = set(self._awaited), []
-        taken, not_asked = offers.taken, set(offers.not_asked)
-        for slot in known:
-            sequence = self._table.at(slot)
-            if not sequence.group.is_guessed:
-                continue
-            record = sequence.acceptance = sequence.acceptance or Acceptance()
-            record.stepped()
-            if slot in not_asked:
-                record.skipped()
-            elif slot in offers.found:
-                is_left_out = offers.counts is not None and slot not in taken
-                if is_left_out and not offers.are_too_many:
-                    record.skipped()
-            elif sequence in awaited:
-                record.verified(1, 0)  # what came instead of the expected token ended its drafts
+        taken = offers.taken
+        is_refused = offers.counts is not None and not offers.are_too_many
+        refused = [slot for slot in offers.found if is_refused and slot not in taken]
+        for slot in (*offers.not_asked, *refused):
+            self._record(slot).skipped()
+            self._rest(slot, RESTS)
+        period = min(1 + num_rows // ROWS_PER_MISS, MOST_MISSES)
+        for slot in offers.missed:
+            if self._table.at(slot) in awaited:
+                # what came instead of the expected token ended its drafts
+                self._record(slot).verified(1, 0)
+            self._rest(slot, period)
+
+    def _rest(self, slot: int, period: int) -> None:
+        """Ask for guesses in a step again whose number is a multiple of `period`."""
+        self._table.guesses_from[slot] = (self._num_planned // period + 1) * period
+
+    def _record(self, slot: int) -> Acceptance:
+        sequence = self._table.at(slot)
+        sequence.acceptance = sequence.acceptance or Acceptance()
+        return sequence.acceptance
 
     def _forced_of(self, slots: Slots, tokens: Slots) -> dict[int, IntArray]:
         """Return tokens without alternative, by slot. Rows without a grammar pay nothing."""
@@ -327,34 +362,36 @@ class Drafts:
         is_drafted = len(drafts.slots) > 0
         if not is_drafted:
             policy.passed()
-        self._times.planned(
-            now, num_tokens, is_drafted=is_drafted, counts=is_decode, num_before=num_before
-        )
+        step = DecodeStep(num_tokens, is_drafted, is_decode)
+        self._times.planned(now, step, num_before=num_before, has_waited=self._waits)
+        self._num_planned += 1
+        self._waits, self._offered = False, None
 
     def idle(self) -> None:
         """Nothing can be planned now."""
         self._times.idle()
 
-    def applied(self) -> None:
-        """The result of the oldest step in flight was applied."""
+    def applied(self, seconds: float) -> None:
+        """The result of the oldest step in flight was applied, which computed for `seconds`."""
         if self._is_timed:
-            self._times.applied()
+            self._times.applied(seconds)
             if not self._table.live.any():
                 self._times.idle()
 
     def lost(self) -> None:
         """The steps in flight have no results, or nobody asks how long they take."""
         self._times.lost()
-        self._is_timed = False
+        self._is_timed = self._waits = False
+        self._offered = None
 
-    def verified(self, slots: Slots, drafted: Slots, accepted: Slots) -> None:
-        """Count that `accepted` [R] of the `drafted` [R] tokens of `slots` [R] were right."""
-        rows = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
+    def verified(self, slots: Slots, drafted: Slots, made: Slots, accepted: Slots) -> None:
+        """Count that `accepted` [R] of the `made` [R] drafts of `slots` [R] were right, where a
+        step was planned with `drafted` [R]."""
+        has_any = made > 0
+        rows = zip(*(each[has_any].tolist() for each in (slots, made, accepted)), strict=True)
         for slot, num_drafts, num_accepted in rows:
             self.totals.count(num_drafts, num_accepted)
-            acceptance = self._table.at(slot).acceptance
-            if acceptance is not None:
-                acceptance.verified(num_drafts, num_accepted)
+            self._record(slot).verified(num_drafts, num_accepted)
         step = self._times.oldest if self._is_timed else None
         if self._policy is not None and step is not None and step.counts:
             num_drafts = int(drafted.sum())
@@ -376,15 +413,16 @@ class Drafts:
         room, num_tokens = self._room(slots, tokens), int(tokens.sum())
         asked: list[int] = slots[may_guess].tolist()
         if not policy.may_take(num_tokens, self._chances(asked), room):
-            not_asked: list[int] = asked if policy.knows(num_tokens) else []
-            return Offers({}, [] if not_asked else None, room, not_asked)
+            is_told = bool(asked) and policy.knows(num_tokens)
+            return Offers({}, [] if is_told else None, room, asked if is_told else [])
         found = self._guesses(self._guesser, slots, tokens, may_guess)
+        missed = [slot for slot in asked if slot not in found]
         if not found:
-            return Offers({}, None, room)
+            return Offers({}, None, room, missed=missed)
         counts = policy.counts(
             num_tokens, self._chances(found), [len(guess) for guess in found.values()], room
         )
-        return Offers(found, counts, room)
+        return Offers(found, counts, room, missed=missed)
 
     def _chances(self, slots: Iterable[int]) -> list[float]:
         """Return how likely a draft of each of these rows is right."""
@@ -427,14 +465,11 @@ class Drafts:
     def _may_guess(self, slots: Slots, tokens: Slots) -> npt.NDArray[np.bool_]:
         """Mark those of them whose requests have guesses, and that are not left alone for a
         while."""
-        found = self._may_draft(slots, tokens)
+        found = self._table.guesses_from[slots] <= self._num_planned
         if self._follow_states:
             found &= tokens == 1
-        for i in found.nonzero()[0].tolist():
-            sequence = self._table.at(int(slots[i]))
-            acceptance = sequence.acceptance
-            rests = acceptance is not None and acceptance.rests
-            found[i] = sequence.group.is_guessed and not rests
+        index = found.nonzero()[0]
+        found[index] = self._may_draft(slots[index], tokens[index])
         return found
 
     def _propose(self, proposer: DraftProposer, slot: int, left: int) -> IntArray:

@@ -63,9 +63,10 @@ class ResultIntake:
         state: SchedulerState,
         lifecycle: Lifecycle,
         beams: BeamIntake,
-        on_verified: Callable[[Slots, Slots, Slots], None],
+        on_verified: Callable[[Slots, Slots, Slots, Slots], None],
     ) -> None:
-        """on_verified: told of slots [R], how many drafts each had, and how many were right."""
+        """on_verified: told of slots [R], how many drafts were planned of each, how many of these
+        it had, and how many were right."""
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
@@ -152,7 +153,11 @@ class ResultIntake:
             self._append_departed(step, given.select(~alive), result.logprobs)
             given = given.select(alive)
         if step.drafts is not None:
-            self._rewind(step, given.slots, step.drafts[given.slots], given.counts)
+            made = step.drafts
+            if result.num_drafts is not None:
+                made = step.drafts.copy()
+                made[result.slots] = result.num_drafts
+            self._rewind(step, given.slots, made[given.slots], given.counts)
         self._append_in_turn(given, result.logprobs)
 
     def _count_dropped(self, step: InFlight, given: RowTokens) -> None:
@@ -162,12 +167,15 @@ class ResultIntake:
             if step.dropped.get(slot) == self._table.generation[slot]:
                 self._rewinds.count([slot], [count])
 
-    def _rewind(self, step: InFlight, slots: Slots, drafted: Slots, counts: Slots) -> None:
-        """Take back the counts of drafts of a step that were not accepted."""
+    def _rewind(self, step: InFlight, slots: Slots, made: Slots, counts: Slots) -> None:
+        """Take back the counts of drafts of a step that were not accepted. made: drafts that the
+        rows have verified."""
+        assert step.drafts is not None
+        drafted = step.drafts[slots]
         rows = drafted > 0
         slots, drafted, rejected = slots[rows], drafted[rows], (drafted + 1 - counts)[rows]
         if not step.are_forced:
-            self._on_verified(slots, drafted, drafted - rejected)
+            self._on_verified(slots, drafted, made[rows], drafted - rejected)
         self._table.rewind(slots, drafted, rejected)
         self._kv.give_back(slots, self._table.num_computed[slots])
         for later in self._in_flight:

@@ -308,7 +308,7 @@ class Scheduler:
         since."""
         self._num_in_flight -= 1
         self._results.apply(result)
-        self._drafts.applied()
+        self._drafts.applied(result.seconds)
         for ticket in result.done:
             self._lifecycle.end_ticket(ticket)
         for failure in result.failed_tickets:

@@ -16,6 +16,10 @@ NUM_STOP_COLUMNS = 4
 """Stop token ids compared array-wise; a sequence with more has the rest in `more_stops`."""
 
 
+NEVER = np.iinfo(np.int64).max
+"""Later than any step."""
+
+
 class SequenceTable:
     """The running sequences.
 
@@ -28,7 +32,8 @@ class SequenceTable:
     tokens that must not be computed yet: the last one while the prompt is open, since the row
     would then draw; all while a rewind is due. is_watched: whether verdicts decide what the
     client gets. is_paused: whether the slot computes nothing before the next verdict.
-    is_masked: whether a grammar says what is drawn. generation: rises when a slot changes
+    is_masked: whether a grammar says what is drawn. guesses_from: number of the step from which
+    on drafts are asked for (`Drafts`). generation: rises when a slot changes
     hands, so that late results find no stranger.
     """
 
@@ -50,6 +55,7 @@ class SequenceTable:
         self.is_watched = np.zeros(max_num_seqs, np.bool_)
         self.is_paused = np.zeros(max_num_seqs, np.bool_)
         self.is_masked = np.zeros(max_num_seqs, np.bool_)
+        self.guesses_from = np.full(max_num_seqs, NEVER, np.int64)
         self.generation = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
@@ -87,6 +93,7 @@ class SequenceTable:
         self.has_watched |= group.is_watched
         self.num_masked += int(self.is_masked[slot])
         self.num_guessed += group.is_guessed
+        self.guesses_from[slot] = 0 if group.is_guessed else NEVER
         self.live[slot] = True
         self._set_stops(slot, group.request.stop_token_ids)
         sequence.slot = slot

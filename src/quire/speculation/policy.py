@@ -18,8 +18,8 @@ FORGETS = 0.25
 """Share that they keep when drafts are tried again."""
 
 RESTS = 8
-"""Steps for which no drafts are asked for after some were offered that do not pay: asking takes
-time too."""
+"""Period in which drafts are asked for after some were offered that do not pay, in steps: asking
+takes time too."""
 
 FEWEST_SKIPPED, MOST_SKIPPED = 4, 128
 """Offers that did not pay, before drafts are tried again."""
@@ -27,17 +27,21 @@ FEWEST_SKIPPED, MOST_SKIPPED = 4, 128
 GAIN = 1.02
 """Drafts must be expected to gain more than times can be told apart."""
 
+LONGER = 1.05
+"""A step with drafts takes so many times as long as one without at least, whatever was measured:
+else those without were measured while something else ran, and even wrong drafts seem to gain."""
+
 EXPLORES, LIKELY, PART = 16, 0.5, 4
-"""After so many offers of which none was taken, although some are as likely to be right as not, a
-few are verified, one for so many tokens: times of such steps may be better than was assumed."""
+"""After so many steps without drafts, although some are as likely to be right as not, a few are
+verified, one for so many tokens: times of such steps may be better than was assumed."""
 
 PLACES = 16
 """Drafts of a row whose worth is looked at before any are made; later ones are worth less."""
 
-CREDIT, ALLOWANCE, MOST_CREDIT = 1.0, 0.008, 4.0
+CREDIT, ALLOWANCE, MOST_CREDIT = 1.0, 0.005, 4.0
 """Time that drafts may lose, in steps without drafts: at first, more with each of these, and what
-is kept at most of what drafts have gained. So wrong drafts never lose more than about a hundredth
-of the time, whoever makes them."""
+is kept at most of what they have gained. They owe no more than that, since a time may have been
+measured wrong. So wrong drafts lose about a hundredth of the time, whoever makes them."""
 
 
 class Acceptance:
@@ -48,7 +52,6 @@ class Acceptance:
         self._tried = PRIOR_TRIED
         self._skipped = 0
         self._patience = FEWEST_SKIPPED
-        self._num_rests = 0
 
     @property
     def chance(self) -> float:
@@ -64,19 +67,9 @@ class Acceptance:
         if num_accepted:
             self._patience = FEWEST_SKIPPED
 
-    @property
-    def rests(self) -> bool:
-        """True while no drafts should be asked for."""
-        return self._num_rests > 0
-
-    def stepped(self) -> None:
-        """A step of the sequence was planned."""
-        self._num_rests = max(self._num_rests - 1, 0)
-
     def skipped(self) -> None:
         """Drafts were offered, and none was taken. Now and then they are tried again, less often
         each time that they were all wrong."""
-        self._num_rests = RESTS
         self._skipped += 1
         if self._skipped >= self._patience:
             self._skipped = 0
@@ -92,7 +85,7 @@ class DraftPolicy:
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
-        self._num_plain = 0  # offers since the last one of which something was taken
+        self._num_plain = 0  # steps since the last one with drafts
         self._credit = CREDIT
 
     def counts(
@@ -143,26 +136,32 @@ class DraftPolicy:
 
     def took(self, counts: Sequence[int]) -> None:
         """Take note that `counts` [R] of what was offered for a step are verified."""
-        self._num_plain = 0 if any(counts) else self._num_plain + 1
+        if any(counts):
+            self._num_plain = 0
 
     def passed(self) -> None:
         """A step without drafts was planned."""
+        self._num_plain += 1
         self._credit = min(self._credit + ALLOWANCE, MOST_CREDIT)
 
     def verified(self, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
         """A step of `num_tokens` without its drafts was computed, and so many were right."""
         plain = self._times.expected(num_tokens, False)
-        lost = self._times.expected(num_tokens + num_drafts, True) / plain - 1.0
+        taken = self._times.expected(num_tokens + num_drafts, True) / plain
+        lost = max(taken, LONGER) - 1.0
         gained = num_accepted / num_tokens
-        self._credit = min(self._credit + gained - lost, MOST_CREDIT)
+        credit = self._credit + gained - lost
+        self._credit = min(max(credit, -MOST_CREDIT), MOST_CREDIT)
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
         """Return how many drafts of these worths, in order, give the most tokens per second."""
-        best = GAIN * num_tokens / self._times.expected(num_tokens, False)
+        plain = self._times.expected(num_tokens, False)
+        best, least = GAIN * num_tokens / plain, LONGER * plain
         gained, num_best = float(num_tokens), 0
         seconds = self._times.drafted(num_tokens, len(worths))
         for index, worth in enumerate(worths):
             gained += worth
-            if gained > best * seconds[index]:
-                best, num_best = gained / seconds[index], index + 1
+            taken = max(seconds[index], least)
+            if gained > best * taken:
+                best, num_best = gained / taken, index + 1
         return num_best

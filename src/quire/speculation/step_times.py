@@ -54,34 +54,53 @@ def _shape(num_tokens: int, is_drafted: bool) -> float:
 
 
 class StepTimes:
-    """The time between two plans is that of the step whose result came in between. So what happens
-    on the host between steps counts where nothing hides it."""
+    """The time of a step behind another one is what its result says that it computed. Where that is
+    not known, or plans wait for results, it is the time between the plans before and after the
+    result: so what happens on the host between steps counts where nothing hides it."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, bool], _Time] = {}  # by size, and whether it has drafts
         self._num_steps = 0
         self._in_flight: deque[DecodeStep | None] = deque()  # None: planned before times were kept
-        self._applied: list[DecodeStep | None] = []
+        self._applied: list[tuple[DecodeStep | None, float]] = []
         self._last_plan: float | None = None
+        self._wait = 0.0  # seconds that the next step with drafts has cost before it began
 
     def planned(
-        self, now: float, num_tokens: int, *, is_drafted: bool, counts: bool, num_before: int
+        self, now: float, step: DecodeStep, *, num_before: int, has_waited: bool = False
     ) -> None:
-        """A step is planned. now: seconds. counts: whether its time is one of decoding. num_before:
-        steps in flight before it, of which the first may have been planned before times were kept.
-        """
+        """A step is planned. now: seconds. num_before: steps in flight before it, of which the
+        first may have been planned before times were kept. has_waited: whether it could have been
+        planned earlier, and waited for results."""
         while len(self._in_flight) < num_before:
             self._in_flight.appendleft(None)
-        step = self._applied[0] if len(self._applied) == 1 else None
-        if self._last_plan is not None and step is not None:
-            self._measured(step, now - self._last_plan)
+        if self._last_plan is not None:
+            self._passed(now - self._last_plan, has_waited=has_waited)
         self._applied.clear()
         self._last_plan = now
-        self._in_flight.append(DecodeStep(num_tokens, is_drafted, counts))
+        self._in_flight.append(step)
 
-    def applied(self) -> None:
-        """The result of the oldest step has come."""
-        self._applied.append(self._in_flight.popleft())
+    def _passed(self, seconds: float, *, has_waited: bool) -> None:
+        """So long after the last plan comes the next one. The wait before a step with drafts is a
+        part of what these cost, and the steps that were waited for are none without it."""
+        steps = [step for step, _ in self._applied if step is not None and step.counts]
+        if len(steps) < len(self._applied):
+            self._wait = 0.0
+            return
+        if has_waited and not any(step.is_drafted for step in steps):
+            expected = sum(self.expected(step.num_tokens, False) for step in steps)
+            self._wait = min(max(seconds - expected, 0.0), expected)
+        elif len(steps) == 1:
+            computed = self._applied[0][1]
+            if not has_waited and computed > 0.0:
+                seconds = computed  # plans are late when others have the host's cores
+            if steps[0].is_drafted:
+                seconds, self._wait = seconds + self._wait, 0.0
+            self._measured(steps[0], seconds)
+
+    def applied(self, seconds: float = 0.0) -> None:
+        """The result of the oldest step has come. seconds: that it computed, 0 if nobody knows."""
+        self._applied.append((self._in_flight.popleft(), seconds))
 
     @property
     def oldest(self) -> DecodeStep | None:
@@ -97,10 +116,11 @@ class StepTimes:
         self._in_flight.clear()
         self._applied.clear()
         self._last_plan = None
+        self._wait = 0.0
 
     def _measured(self, step: DecodeStep, seconds: float) -> None:
         self._num_steps += 1
-        if not step.counts or seconds <= 0.0:
+        if seconds <= 0.0:
             return
         key = self._size(step.num_tokens), step.is_drafted
         known = self._times.get(key)

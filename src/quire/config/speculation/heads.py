@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from quire.config.families.llama import read_llama
 from quire.config.hf import RawConfig, read_json
@@ -14,7 +14,7 @@ from quire.config.model_spec import DTYPE_BYTES, LlamaTraits, ModelSpec
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 
-__all__ = ["HEAD_FILES", "DraftHeads", "EagleSpec", "HeadMethod", "find_heads"]
+__all__ = ["HEAD_FILES", "DraftHeads", "EagleSpec", "HeadMethod", "find_heads", "state_layers"]
 
 HeadMethod = Literal["medusa", "eagle", "eagle3"]
 
@@ -164,7 +164,7 @@ def _read_eagle(method: HeadMethod, folder: Path, target: ModelSpec) -> EagleSpe
             f"{path}: hidden_size={layer.hidden_size} is not the model's {target.hidden_size}; "
             "take weights that were trained for this model"
         )
-    layers = _state_layers(raw, target.num_layers) if method == "eagle3" else ()
+    layers = state_layers(raw, target.num_layers) if method == "eagle3" else ()
     return EagleSpec(
         layer,
         layers,
@@ -178,18 +178,26 @@ def _refuse_other_shapes(raw: RawConfig) -> None:
         raw.reject(key, value=True, advice="use weights without it")
 
 
-def _state_layers(raw: RawConfig, num_layers: int) -> tuple[int, ...]:
-    """Layers whose input is read: those of the config, else a low, a middle and a high one."""
+def state_layers(raw: RawConfig, num_layers: int) -> tuple[int, ...]:
+    """Layers of a model whose inputs EAGLE-3 reads: those of its config, else a low, a middle and a
+    high one.
+
+    The list counts layers by what enters them, as vLLM and its speculators do. In `eagle_config`,
+    where SGLang and ModelOpt have it, it names layers by what leaves them, which enters the next.
+    Published lists for n layers are [2, n/2, n - 3] here and [1, n/2 - 1, n - 4] there: the same
+    states. Raises ConfigError for layers that the model lacks.
+    """
     key = "eagle_aux_hidden_state_layer_ids"
     nested = raw.section("eagle_config")
-    found = raw.read_list(int, key)
-    if found is None and nested is not None:
-        found = nested.read_list(int, key)
-    if found is None:
-        found = (2, num_layers // 2, num_layers - 3)
+    named, shift = raw.read_list(int, key), 0
+    if named is None and nested is not None:
+        named, shift = nested.read_list(int, key), 1
+    if named is None:
+        named, shift = (2, num_layers // 2, num_layers - 3), 0
+    found = tuple(layer + shift for layer in named)
     if len(found) != 3 or not all(0 <= layer < num_layers for layer in found):
         raise ConfigError(
-            f"{raw.source}: {key}={list(found)} are not three layers of a model that has "
-            f"{num_layers}; correct it"
+            f"{raw.source}: {key} names the layers {list(named)}, which are not three whose states "
+            f"are read in a model of {num_layers} layers; correct it"
         )
-    return cast("tuple[int, ...]", found)
+    return found
