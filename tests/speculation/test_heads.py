@@ -178,8 +178,8 @@ def test_heads_that_break_cost_no_request(
     def broken(*_: object) -> torch.Tensor:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("quire.models.medusa.MedusaHeads.logits", broken)
-    monkeypatch.setattr("quire.models.eagle.EagleHead.logits", broken)
+    monkeypatch.setattr("quire.models.heads.medusa.MedusaHeads.logits", broken)
+    monkeypatch.setattr("quire.models.heads.eagle.EagleHead.logits", broken)
     assert_same(run(llm), expected, exact=True)
     assert "steps go on without drafts" in caplog.text
     assert totals(llm).drafts == 0  # none was made

@@ -191,7 +191,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """Who computes when, and how much in one step."""
+    """Order of requests, and size of steps."""
 
     max_num_seqs: int | None = _setting(
         None, "sequences that compute in one step", kind="count", low=1

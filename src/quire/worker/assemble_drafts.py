@@ -15,7 +15,7 @@ from quire.config.memory.plan import capture_bytes
 from quire.config.speculation.draft_model import DraftModel
 from quire.config.speculation.heads import DraftHeads
 from quire.layers import TokenColumns
-from quire.models.medusa import MedusaHeads
+from quire.models.heads import MedusaHeads
 from quire.ops import OpSet
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable

@@ -13,9 +13,8 @@ from quire.config.speculation.draft_model import Draft
 from quire.config.speculation.heads import DraftHeads
 from quire.layers import LayerFactory, StateTaps, TokenColumns
 from quire.models import CausalLM
-from quire.models.eagle import EagleHead, load_eagle
+from quire.models.heads import EagleHead, MedusaHeads, load_eagle, load_medusa
 from quire.models.llama import LlamaModel
-from quire.models.medusa import MedusaHeads, load_medusa
 from quire.ops import OpSet, Team
 from quire.quantization import QuantizedFormats
 from quire.worker.settings import WorkerSettings

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from quire.models.eagle import EagleHead
+from quire.models.heads import EagleHead
 from quire.protocol.step import StepPlan
 from quire.runner.drafting.blocks import DraftBlocks
 from quire.runner.drafting.model import Build, LayerDrafter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.models.medusa import MedusaHeads
+from quire.models.heads import MedusaHeads
 from quire.protocol.step import StepPlan
 from quire.runner.drafting.states import LastStates
 from quire.runner.drafting.tokens import DraftDraws, rows_to_draft, warn_of_failure

@@ -1,5 +1,5 @@
-"""Who goes first, one policy per file. A new one is a class that is a `Policy`; most need only the
-`key` of a `KeyedPolicy`."""
+"""Orders of service, one policy per file. A new one is a class that is a `Policy`; most need only
+the `key` of a `KeyedPolicy`."""
 
 from quire.scheduler.policies.fair import Fair
 from quire.scheduler.policies.fcfs import Fcfs

@@ -1,4 +1,4 @@
-"""Who may wait for the engine, and for how long: the server sheds load here and nowhere else."""
+"""Admission to the queue of the engine. The server sheds load here and nowhere else."""
 
 from __future__ import annotations
 

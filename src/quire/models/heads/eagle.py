@@ -20,7 +20,7 @@ from quire.config.model_spec import LlamaTraits
 from quire.config.speculation.heads import EagleSpec
 from quire.errors import ConfigError
 from quire.layers import LayerFactory, ResidualAdd, RMSNorm
-from quire.models.head_weights import HeadWeights, fill_layer, read_head_weights
+from quire.models.heads.weights import HeadWeights, fill_layer, read_head_weights
 from quire.models.llama import LlamaModel
 from quire.ops import PackedMatrix
 

@@ -14,7 +14,7 @@ import torch
 from quire.config import ModelSpec
 from quire.errors import ConfigError
 from quire.layers import LayerFactory, ResidualBlock
-from quire.models.head_weights import HeadWeights, fill_layer, read_head_weights
+from quire.models.heads.weights import HeadWeights, fill_layer, read_head_weights
 from quire.ops import PackedMatrix
 
 __all__ = ["MedusaHeads", "load_medusa"]

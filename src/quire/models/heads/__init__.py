@@ -1,0 +1,6 @@
+"""Draft heads: small models that read the states of another one and guess its next tokens."""
+
+from quire.models.heads.eagle import EagleHead, load_eagle
+from quire.models.heads.medusa import MedusaHeads, load_medusa
+
+__all__ = ["EagleHead", "MedusaHeads", "load_eagle", "load_medusa"]
