@@ -14,7 +14,9 @@ from tests.models.harness import PagedModel
 from tests.models.test_text_parts import NAMES, nest
 
 from quire.config import read_model_spec
+from quire.config.kv_layout import KVLayout
 from quire.errors import ConfigError
+from quire.simulator.explorer import MemoryQuestion, explore
 
 SEQUENCES = random_sequences((19, 6))
 
@@ -41,6 +43,18 @@ def test_published_configs_mean_the_same(name: str, tmp_path: Path) -> None:
     found = PagedModel(published(name, tmp_path / "published"), "reference").step(SEQUENCES)
     for seq in SEQUENCES:
         assert torch.equal(found[seq], wanted[seq])
+
+
+def test_tables_count_what_a_token_takes_in_the_cache(tmp_path: Path) -> None:
+    """Turns red when all layers count with the widest heads, or those that share K and V count."""
+    spec = read_model_spec(published("gemma4", tmp_path))
+    layout = KVLayout.of_model(spec, 16, "bfloat16")
+    planes = [
+        group.kv.format.token_bytes * group.kv.format.num_planes * len(group.layers)
+        for group in layout.groups
+    ]
+    assert explore(spec, MemoryQuestion()).kv_per_token == sum(planes) == 2 * spec.kv_elements
+    assert sum(planes) < 4 * spec.num_layers * spec.num_kv_heads * spec.head_dim
 
 
 def test_tensors_that_no_layer_reads_are_left_out(tmp_path: Path) -> None:

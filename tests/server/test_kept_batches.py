@@ -230,6 +230,19 @@ def test_a_second_key_hides_nothing_of_the_first(tmp_path: Path) -> None:
             sources.append(upload(one, line(f"{number}")))
 
 
+def test_files_of_keys_that_are_gone_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They count in the bounds, and no key that is left can delete them."""
+    before = BatchStore(tmp_path, Limits(), tenants=("old",))
+    before.add_file("a.jsonl", "batch", b"x", "old")
+    before.close()
+    for tenants, is_told in ((("old",), False), (("old", "new"), False), (("new",), True)):
+        caplog.clear()
+        BatchStore(tmp_path, Limits(), tenants=tenants).close()
+        assert ("1 files of API keys" in caplog.text) == is_told
+
+
 def test_without_a_folder_nothing_is_kept(server: RunningServer) -> None:
     with waiting.PatientClient(base_url=server.url) as http:
         for reply in (

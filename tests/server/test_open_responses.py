@@ -312,6 +312,26 @@ def test_a_conversation_is_compacted(
     assert http.post(ROUTE, json=other).status_code == 200
 
 
+def test_instructions_of_earlier_responses_outlive_a_summary(
+    http: httpx.Client, script: Script
+) -> None:
+    given = [said("developer", "Answer in verse."), said("user", "Hi.")]
+    first = http.post(ROUTE, json={"model": MODEL, "input": given, "max_output_tokens": 4}).json()
+    asked = {"model": MODEL, "previous_response_id": first["id"], "input": [said("user", "More.")]}
+    found = http.post(f"{ROUTE}/compact", json={**asked, "seed": script.tell("It was." + END)})
+    assert found.status_code == 200, found.text
+    assert found.json()["output"][0]["content"][0]["text"] == "Answer in verse."
+
+
+def test_a_summary_that_is_none_is_refused(http: httpx.Client, script: Script) -> None:
+    """A client would throw its conversation away for it. A session would take it for a turn."""
+    asked = {"model": MODEL, "input": [said("user", "Hi.")]}
+    empty = {**asked, "seed": script.tell(END)}
+    for body, word in ((empty, "did not fit"), ({**asked, "session_id": "s"}, "session_id")):
+        reply = http.post(f"{ROUTE}/compact", json=body)
+        assert reply.status_code == 400 and word in reply.json()["error"]["message"]
+
+
 def test_compacting_wants_a_model(http: httpx.Client) -> None:
     """The case "compact-missing-model"."""
     reply = http.post(f"{ROUTE}/compact", json={"input": [said("user", "Compact this.")]})

@@ -170,11 +170,10 @@ class KVLayout:
     @classmethod
     def of_model(cls, spec: ModelSpec, block_size: int, kv_dtype: str) -> KVLayout:
         """Layout of a model's cache. kv_dtype: a name in KV_DTYPES."""
-        num_layers = spec.num_layers - spec.num_shared_kv
-        shapes = spec.kv_shapes or ((spec.num_kv_heads, spec.head_dim),) * num_layers
+        shapes = spec.own_kv_shapes
         layers = [
             LayerKV.with_window(window, KVFormat.plain(*shape, kv_dtype))
-            for window, shape in zip(spec.windows[:num_layers], shapes[:num_layers], strict=True)
+            for window, shape in zip(spec.windows[: len(shapes)], shapes, strict=True)
         ]
         return cls(group_layers(layers, block_size), block_size)
 

@@ -516,6 +516,17 @@ class ModelSpec:
         return self.num_parameters - self.parameters.idle
 
     @property
+    def own_kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Number of kv heads and head_dim of each layer that keeps K and V of its own."""
+        count = self.num_layers - self.num_shared_kv
+        return self.kv_shapes[:count] or ((self.num_kv_heads, self.head_dim),) * count
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of K and V of one token in all layers."""
+        return 2 * sum(heads * dim for heads, dim in self.own_kv_shapes)
+
+    @property
     def position_axes(self) -> int:
         """Number of positions per token: 1, or 3 (M-RoPE)."""
         return 3 if any(rope is not None and rope.axes for rope in self.ropes) else 1

@@ -162,6 +162,14 @@ def _judge(tokenizer: LLTokenizer, num_words: int, spec: GrammarSpec) -> Verdict
     schemas = list(lenient_schemas(spec))
     if not schemas:
         return Verdict(text)
+    try:
+        return _with_warnings(text, schemas)
+    except BaseException:  # noqa: BLE001  a grammar serves without its warnings
+        return Verdict(text)
+
+
+def _with_warnings(text: str, schemas: list[str]) -> Verdict:
+    """Return a verdict of a good grammar. schemas: those that are not strict."""
     is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
     ignored = [] if is_error else [word for word in words if not word.startswith(_UNASKED)]
     dropped = {_digest(schema): all_unsupported(json.loads(schema)) for schema in schemas}

@@ -72,6 +72,7 @@ class Attention:
         q_norm: RMSNorm | SharedRMSNorm | None = None,
         k_norm: RMSNorm | SharedRMSNorm | None = None,
         *,
+        device: torch.device,
         growth: QueryGrowth | None = None,
         kv_layer: int | None = None,
         keys_are_values: bool = False,
@@ -91,7 +92,8 @@ class Attention:
         self._with_values = None
         if keys_are_values and not self._reads_another:
             count, rows = heads.own[1] * heads.dim, (heads.own[0] + heads.own[1]) * heads.dim
-            self._with_values = torch.cat((torch.arange(rows), torch.arange(rows - count, rows)))
+            order = torch.cat((torch.arange(rows), torch.arange(rows - count, rows)))
+            self._with_values = order.to(device)
         self.heads = heads
         self._num_heads, self._num_kv_heads, self._head_dim = heads.own
         self._scale, self.biases = scale, biases

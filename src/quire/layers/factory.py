@@ -433,6 +433,7 @@ class LayerFactory:
             rotary,
             biases,
             *norms,
+            device=self._device,
             growth=self._growth(query_growth),
             kv_layer=kv_layer,
             keys_are_values=keys_are_values,

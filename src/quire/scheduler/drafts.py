@@ -365,10 +365,11 @@ class Drafts:
         step = DecodeStep(num_tokens, is_drafted, is_decode)
         self._times.planned(now, step, num_before=num_before, has_waited=self._waits)
         self._num_planned += 1
-        self._waits, self._offered = False, None
+        self._waits, self._offered, self._awaited = False, None, []
 
     def idle(self) -> None:
         """Nothing can be planned now."""
+        self._offered = None
         self._times.idle()
 
     def applied(self, seconds: float) -> None:

@@ -84,8 +84,9 @@ class StepCost:
         self.logits_s = multiply(2.0 * self._head)
         self.weights_s = read((body + self._head) * self._weight_bytes)
         element = spec.dtype_bytes if kv_bytes is None else kv_bytes
-        self._kv_layer = 2 * element * spec.num_kv_heads * spec.head_dim
-        self._context_s = read(self._kv_layer * max(1.0, num_devices / spec.num_kv_heads))
+        self._kv_token = element * spec.kv_elements
+        of_layer = self._kv_token / len(spec.own_kv_shapes)  # others read one of these
+        self._context_s = read(of_layer * max(1.0, num_devices / spec.num_kv_heads))
         self._pair_s = multiply(4.0 * spec.num_heads * spec.head_dim)
         self._windows = [
             _Window(window or 0, sum(each == window for each in spec.windows))
@@ -98,7 +99,7 @@ class StepCost:
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of all layers, on all devices together."""
-        return self._kv_layer * self.spec.num_layers
+        return self._kv_token
 
     @property
     def context_s(self) -> float:

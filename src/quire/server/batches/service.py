@@ -107,6 +107,8 @@ class BatchService:
             if not target.exists():
                 await self._runner(batch, caller, target, 1).write_what_is_there()
             await self._end(batch, target, "failed", caller.tenant)
+        except _KNOWN:
+            raise  # what is there stays, and the next poll tries again
         except Exception:
             logger.exception("the batch %s has no answers", batch.id)
             self._store.end_batch(batch, "failed")

@@ -7,6 +7,7 @@ fronts share the folder. Each caller's key sees its own alone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import sqlite3
 import time
@@ -22,6 +23,8 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
 __all__ = ["UNFINISHED", "BatchRequestCounts", "BatchStore", "KeptBatch", "KeptFile"]
+
+logger = logging.getLogger("quire.server")
 
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 _SCHEMA = """
@@ -112,6 +115,7 @@ class BatchStore:
             self._database = open_database(folder / "batches.sqlite", _SCHEMA, is_lasting=True)
             if len(tenants) == 1:
                 self._adopt_nameless(tenants[0])
+            self._tell_of_strangers(folder, tuple(tenants) or ("",))
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"data_dir is {str(folder)!r}, which cannot be used ({error}). Give a folder that "
@@ -126,6 +130,18 @@ class BatchStore:
         would hide it."""
         for table in ("files", "batches"):
             self._database.execute(f"UPDATE {table} SET tenant = ? WHERE tenant = ''", (tenant,))
+
+    def _tell_of_strangers(self, folder: Path, tenants: tuple[str, ...]) -> None:
+        """Log that files of other keys are here, which count and which nobody can delete."""
+        marks = ", ".join("?" * len(tenants))
+        count, _ = self._files(f" WHERE tenant NOT IN ({marks})", tenants)
+        if count:
+            logger.warning(
+                "%s has %d files of API keys that this server does not have: start it with these "
+                "keys too, to read or delete them",
+                folder,
+                count,
+            )
 
     @property
     def num_files(self) -> int:

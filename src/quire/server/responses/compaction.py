@@ -11,6 +11,7 @@ import secrets
 import msgspec
 
 from quire.server.generation.sealed import seal
+from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import Fields
 from quire.server.requests.responses_bodies import CompactRequest, ResponsesRequest
 from quire.server.responses.answer import Response, ResponseUsage
@@ -33,7 +34,12 @@ class Compaction(msgspec.Struct):
 
 
 def summary_request(body: CompactRequest) -> ResponsesRequest:
-    """Return the request that has the model write a summary."""
+    """Return the request that has the model write a summary. RefusedError for a session."""
+    if body.session_id is not None:
+        raise RefusedError(
+            "session_id is given, but a summary is no turn of a conversation. Send its items.",
+            param="session_id",
+        )
     given = body.input or []
     before = [{"role": "user", "content": given}] if isinstance(given, str) else given
     request = ResponsesRequest(
@@ -50,17 +56,22 @@ def summary_request(body: CompactRequest) -> ResponsesRequest:
 
 
 def compacted(response: Response, usage: ResponseUsage, items: list[Fields]) -> Compaction:
-    """Make the answer of the response to `summary_request`, whose items have ids."""
+    """Make the answer of the response to `summary_request`. items: of the whole conversation, with
+    ids. RefusedError if there is no summary to go on with."""
     parts = [
         part["text"]
         for item in response.output
         if item["type"] == "message"
         for part in item["content"]
     ]
+    if response.status != "completed" or not any(parts):
+        raise RefusedError(
+            "The summary did not fit behind the conversation. Send fewer items.", param="input"
+        )
     kept = [
         {"status": "completed", **item}
         for item in items
-        if item["type"] == "message" and item.get("role") in _KEPT_ROLES
+        if item.get("type") == "message" and item.get("role") in _KEPT_ROLES
     ]
     name = secrets.token_hex(16)
     summary: Fields = {

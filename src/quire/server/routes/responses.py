@@ -75,7 +75,7 @@ def responses_router(services: Services) -> APIRouter:
             await while_connected(request.receive, answer.whole())
         usage = answer.response.usage
         assert usage is not None, "the answer is whole"
-        found = compacted(answer.response, usage, answer.items)
+        found = compacted(answer.response, usage, asked.items)
         return HttpResponse(encode(found), media_type=JSON)
 
     @router.post("/v1/responses/input_tokens", openapi_extra=body_of(InputTokensRequest))
@@ -112,7 +112,8 @@ class _Asked:
         self._ignored = ignored
         before, self._last = _before(services, body, request.state.tenant)
         self._items = _with_ids(input_items(body.input))
-        self.read = read_request(body, [*before, *self._items])
+        self.items = [*before, *self._items]
+        self.read = read_request(body, self.items)
         limits, chat = services.settings.limits, self.read.chat
         self._params = chat_params(chat, ready.model.front.default_sampling, limits)
         self._form = answer_form(asked_tools(chat), chat, ready.model)

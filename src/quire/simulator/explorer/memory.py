@@ -68,15 +68,13 @@ class MemoryTable:
 
 
 def explore(spec: ModelSpec, question: MemoryQuestion) -> MemoryTable:
-    """Compute the table. K and V of a token are 2 · layers · kv heads · head size elements; sliding
-    windows are left aside. Tables that are looked up keep 16 bits or the dtype of `spec`. Raises
-    ConfigError as `MemoryQuestion.check`."""
+    """Compute the table. Sliding windows are left aside. Tables that are looked up keep 16 bits or
+    the dtype of `spec`. Raises ConfigError as `MemoryQuestion.check`."""
     question.check()
     matrices = spec.num_parameters - spec.parameters.embedding
     weights = matrices * question.weight_bits // 8
     weights += spec.parameters.embedding * max(spec.dtype_bytes, 2)
-    elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
-    per_token = elements * question.kv_bits // 8
+    per_token = spec.kv_elements * question.kv_bits // 8
     blocks = -(-question.tokens // question.block_size)
     paged_slots = blocks * question.block_size
     room = max(int(question.device_bytes * UTILIZATION) - weights, 0)

@@ -55,6 +55,6 @@ def _sizes(name: str, spec: ModelSpec) -> dict[str, object]:
         "matrices": spec.num_parameters - embedding,
         "embedding": embedding,
         "embedding_bytes": max(spec.dtype_bytes, 2),
-        "kv_elements": 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim,
+        "kv_elements": spec.kv_elements,
         "context": spec.max_context,
     }

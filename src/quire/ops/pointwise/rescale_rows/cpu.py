@@ -25,6 +25,10 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
                 f"rescale_rows takes contiguous rows of the factors' dtype, not {x.dtype} with "
                 f"strides {list(x.stride())} and {factors.dtype}"
             )
+        if index is not None and index.shape != x.shape[:1]:
+            raise EngineError(
+                f"rescale_rows takes one index for each of {len(x)} rows, not {list(index.shape)}"
+            )
         ids = None if index is None else row_ids(index)
         if x.numel() > 0:
             call(
