@@ -36,6 +36,17 @@ def test_ranks_share_the_memory_and_the_cores() -> None:
     assert two.layout == one.layout  # one bookkeeping for all ranks
 
 
+def test_ranks_on_other_hosts_share_neither() -> None:
+    """Turns red when rank 0 leaves half of its host to ranks that Ray places elsewhere."""
+    spec, platform = make_spec(), make_platform(num_cores=8, free_bytes=3 * GIB // 2)
+    here = resolve(settings(2), spec, None, platform)
+    by_ray = settings(2, distributed_executor_backend="ray")
+    there = resolve(by_ray, spec, None, platform)
+    assert (here.settings.num_threads, there.settings.num_threads) == (4, 8)
+    assert there.memory.page == here.memory.page
+    assert there.settings.num_kv_blocks > here.settings.num_kv_blocks
+
+
 def test_a_cache_of_a_given_size_is_that_of_all_ranks() -> None:
     spec = make_spec()
     one = resolve(settings(1, kv_cache_memory=GIB), spec, None, make_platform())

@@ -6,26 +6,33 @@ import asyncio
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
+from quire.config.adapters.registry import AdapterFolders
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.executor.processes.group import RankGroup
+from quire.executor.processes.messages import RankMessage
 from quire.ops.native.capture import ArenaFullError, NotCapturableError
 from quire.protocol.status import EngineState
+from quire.protocol.step_codec import encode_plan
 from quire.runner.graphs.recorder import NativeRecorder
 from quire.server.routes.exposition import rank_metrics
 from tests.engine.failing_rank import COMMAND, FATAL
 from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
 from tests.engine.test_laws import has_kernels
+from tests.lora.adapters import write_adapter
 from tests.models.families import Case, write_checkpoint
 from tests.profiles import SCALE
 from tests.waiting import wait_for
@@ -250,6 +257,40 @@ def test_a_capture_that_fails_on_one_rank_fails_on_all(
         runner: Any = runner_of(llm)
         assert not runner._decode.drawing.recorded
     assert found == wanted
+
+
+def test_an_engine_ends_while_an_adapter_waits_behind_a_step(tmp_path: Path) -> None:
+    """Rank 1 has a step that rank 0 does not compute, and after it an adapter. Turns red when
+    `shutdown` waits for the answer of rank 1, which waits for rank 0."""
+    write_checkpoint(Case("base", "llama"), tmp_path / "base")
+    write_adapter(tmp_path / "a", tmp_path / "base", ["q_proj"])
+    settings: dict[str, Any] = {**SETTINGS, "model": str(tmp_path / "base"), "enable_lora": True}
+    llm = LLM(**settings, skip_tokenizer_init=True, dtype="float32")
+    executor: Any = llm.engine.client._core._executor  # type: ignore[attr-defined]
+    plans: list[Any] = []
+    execute = executor.execute
+    executor.execute = lambda plan: (plans.append(plan), execute(plan))[1]
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    llm.generate({"prompt_token_ids": [5, 6]}, params, use_tqdm=False)
+
+    again = replace(plans[0], step_id=100, leave=np.array([0], np.int32))
+    executor._group.send(RankMessage.PLAN, encode_plan(again))
+    ref = AdapterFolders(16).ref("a", str(tmp_path / "a"))
+    put = executor.put_adapter(0, ref)
+    time.sleep(1.0)  # rank 0 has put it, and rank 1 has not answered
+    assert not put.done()
+    ending = threading.Thread(target=llm.shutdown, daemon=True)
+    ending.start()
+    ending.join(30.0 * SCALE)
+    assert not ending.is_alive()
+    assert isinstance(put.exception(), EngineError)
+
+
+def test_ranks_that_compute_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when a host with another version or processor is noticed by its tokens alone."""
+    monkeypatch.setattr("quire.__version__", "0.0.9")  # of rank 0, and not of the other process
+    with pytest.raises(ConfigError, match=r"computes with quire 0\.1.*rank 0 with quire 0\.0\.9"):
+        LLM(**{**SETTINGS, "skip_tokenizer_init": True})
 
 
 def test_a_model_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def settings(folder: str) -> dict[str, Any]:
         "dtype": "float32",
         "skip_tokenizer_init": True,
         "quiet": True,
+        "num_threads": 1,
     }
 
 

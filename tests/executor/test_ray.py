@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.engine import build
 from quire.errors import ConfigError, EngineError
 from tests.models.families import Case, write_checkpoint
 from tests.waiting import wait_for
@@ -62,6 +63,7 @@ def settings(folder: str, **more: Any) -> dict[str, Any]:
         "dtype": "float32",
         "skip_tokenizer_init": True,
         "quiet": True,
+        "num_threads": 1,
         **more,
     }
 
@@ -114,10 +116,34 @@ def test_without_room_the_start_says_what_is_free(
     folder: str, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.executor.ray.cluster.PLACE_S", 2.0)
-    with pytest.raises(ConfigError, match=f"one CPU, and {NUM_CPUS} are free"):
+    with pytest.raises(ConfigError, match=f"num_threads=1 CPUs of one host, and {NUM_CPUS} are"):
         LLM(**settings(folder, tensor_parallel_size=8, distributed_executor_backend="ray"))
 
 
 def test_one_rank_needs_no_ray(folder: str) -> None:
     with pytest.raises(ConfigError, match="places ranks, and tensor_parallel_size is 1"):
         LLM(**settings(folder, distributed_executor_backend="ray"))
+
+
+def test_ranks_meet_again_after_a_deep_sleep(folder: str, cluster: Any) -> None:
+    """Turns red when ranks that load their weights again read addresses of the first time."""
+    by_ray = settings(folder, tensor_parallel_size=2, distributed_executor_backend="ray")
+    with LLM(**by_ray) as llm:
+        wanted = answers(llm)
+        for _ in range(2):
+            llm.sleep(level=2)
+            llm.wake_up()
+            assert answers(llm) == wanted
+
+
+def test_a_rank_that_cannot_start_says_so_at_once(
+    folder: str, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is not on the other host. Turns red when rank 0 waits for that rank in vain."""
+    values = build.setting_values
+    missing = lambda asked: {**values(asked), "model": "/missing"}  # noqa: E731
+    monkeypatch.setattr(build, "setting_values", missing)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match="/missing"):
+        LLM(**settings(folder, tensor_parallel_size=2, distributed_executor_backend="ray"))
+    assert time.monotonic() - started < 45.0

@@ -135,10 +135,12 @@ class Engine:
         self.read()
 
     def read(self) -> dict[str, Any]:
+        """The next answer. Ray too writes lines there, as of a node that it has lost."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the engine ended with {self._process.wait()}"
-        return json.loads(line)
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise AssertionError(f"the engine ended with {self._process.wait()}")
 
     def say(self, word: str) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -213,9 +213,10 @@ def resolve(
 
 
 def _of_rank(settings: EngineSettings, platform: Platform) -> tuple[EngineSettings, Platform]:
-    """The settings and the machine for one process, if several share its memory alike."""
-    ranks, replicas = settings.tensor_parallel_size, settings.data_parallel_size
-    if ranks * replicas == 1:
+    """The settings and the machine for one process, if several share its memory alike. Sizes that
+    are asked for are those of all ranks, wherever they are."""
+    ranks, local = settings.tensor_parallel_size, _num_processes(settings)
+    if max(ranks, local) == 1:
         return settings, platform
     cache, swap = settings.kv_cache_memory, settings.swap_space
     own = replace(
@@ -223,7 +224,14 @@ def _of_rank(settings: EngineSettings, platform: Platform) -> tuple[EngineSettin
         kv_cache_memory=None if cache is None else max(cache // ranks, 1),
         swap_space=None if swap is None else swap // ranks,
     )
-    return own, replace(platform, free_bytes=platform.free_bytes // (ranks * replicas))
+    return own, replace(platform, free_bytes=platform.free_bytes // local)
+
+
+def _num_processes(settings: EngineSettings) -> int:
+    """Return how many processes share this machine. Ray finds room for the memory and the threads
+    of each rank, so that it has a machine of its own, or its part of a larger one."""
+    is_placed = settings.distributed_executor_backend == "ray"
+    return settings.data_parallel_size * (1 if is_placed else settings.tensor_parallel_size)
 
 
 def _describe_ranks(spec: ModelSpec, ranks: int) -> tuple[Decision, ...]:
@@ -403,7 +411,7 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     """num_threads and why. Small models too take all cores: a second thread loses a fifth beside a
     program that is always busy (benchmarks/results/threads_cpu.json), but beside a server's front
     under load it gains a third (serving.json and serving_1_thread.json there)."""
-    processes = settings.tensor_parallel_size * settings.data_parallel_size
+    processes = _num_processes(settings)
     if settings.num_threads is not None:
         asked, cores = "as asked, or by OMP_NUM_THREADS", platform.cpu.num_cores
         most = max(MOST_THREADS, MOST_THREADS_PER_CORE * cores)

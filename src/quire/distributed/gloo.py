@@ -8,6 +8,7 @@ Torch's module for it is imported where it is used, as few engines do.
 from __future__ import annotations
 
 import importlib
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,17 +24,22 @@ __all__ = ["GlooCollectives", "GlooMeeting", "GlooStore"]
 
 EXCHANGE_S: Final = 60.0
 """Longest wait for a peer: the longest step that one rank computes and another does not yet."""
+JOIN_S: Final = 180.0
+"""Longest wait for a peer that reads what the model is, or loads another part of it."""
+LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class GlooMeeting:
     """The place where ranks on several hosts meet. host, port: of rank 0's store. address: of this
-    rank's host, under which the others reach it."""
+    rank's host, under which the others reach it. check: raises once a peer is lost; asked while
+    peers are missing."""
 
     size: int
     host: str
     port: int
     address: str
+    check: Callable[[], object] = lambda: None
 
     def join(self, rank: int) -> GlooCollectives:
         """Return the collectives of a rank when all have joined. EngineLostError if one does
@@ -53,7 +59,8 @@ class GlooStore:
 
 
 class GlooCollectives:
-    """`Collectives` of one rank."""
+    """`Collectives` of one rank. Ranks may join again, as when their weights are loaded again; each
+    time they meet under other keys of the store."""
 
     def __init__(self, meeting: GlooMeeting, rank: int) -> None:
         distributed: Any = importlib.import_module("torch.distributed")
@@ -68,9 +75,11 @@ class GlooCollectives:
             store = distributed.TCPStore(
                 meeting.host, meeting.port, is_master=False, timeout=timeout, wait_for_workers=False
             )
-            self._group = maker(
-                distributed.PrefixStore("quire", store), rank, meeting.size, options
-            )
+            turn = store.add(f"joined {rank}", 1)
+            store = distributed.PrefixStore(f"quire {turn}", store)
+            store.set(f"ready {rank}", "")
+            _await_peers(store, meeting)
+            self._group = maker(store, rank, meeting.size, options)
         except RuntimeError as error:
             raise lost() from error
 
@@ -116,3 +125,14 @@ class GlooCollectives:
         except RuntimeError as error:
             raise lost() from error
         return [each.view(x.dtype).view(x.shape) for each in given]
+
+
+def _await_peers(store: Any, meeting: GlooMeeting) -> None:
+    """Wait until all ranks are there. EngineLostError if one does not come; what `check` raises."""
+    deadline = time.monotonic() + JOIN_S
+    for rank in range(meeting.size):
+        while not store.check([f"ready {rank}"]):
+            meeting.check()
+            if time.monotonic() > deadline:
+                raise lost()
+            time.sleep(LOOK_S)

@@ -277,21 +277,23 @@ def _executor(plan: StartupPlan, on_lost: Callable[[str], None]) -> Executor:
     settings = worker_settings(plan)
     if settings.shard.size == 1:
         if plan.resolved.settings.rank_invariant:  # its sums end as those of several ranks
-            settings = replace(settings, meeting=SharedRegion.create(1))
+            region = SharedRegion.create(1)
+            region.close()  # no other process maps it
+            settings = replace(settings, meeting=region)
         return InProcessExecutor(lambda: Worker(settings))
     from quire.executor.processes import ProcessExecutor
     from quire.executor.processes.messages import RankLaunch
 
-    platform = plan.resolved.platform
+    platform, chosen = plan.resolved.platform, plan.resolved.settings
     launch = RankLaunch(
         rank=0,
         size=settings.shard.size,
-        settings=setting_values(plan.asked),
+        settings=setting_values(replace(plan.asked, num_threads=chosen.num_threads)),
         free_bytes=platform.free_bytes,
         memory_bytes=platform.memory_bytes,
     )
     make_ranks = None
-    if plan.resolved.settings.distributed_executor_backend == "ray":
+    if chosen.distributed_executor_backend == "ray":
         from quire.executor.ray import RayRankGroup
 
         make_ranks = RayRankGroup

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from quire.distributed import SharedRegion
 from quire.distributed.gloo import GlooMeeting
-from quire.errors import EngineError, EngineLostError, RequestError
+from quire.errors import ConfigError, EngineError, EngineLostError, RequestError
 from quire.executor.in_process import InProcessExecutor
 from quire.executor.launched_step import LaunchedStep
 from quire.executor.processes.group import RankGroup
@@ -20,6 +20,7 @@ from quire.executor.processes.messages import (
     RankMessage,
     RankOp,
     RankReply,
+    computes_with,
 )
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.codec import encode
@@ -58,6 +59,8 @@ class Ranks(Protocol):
     def serve(self) -> None: ...
 
     def shutdown(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class ProcessExecutor:
@@ -99,7 +102,7 @@ class ProcessExecutor:
             except EngineLostError:
                 self._group.replies()  # raises what a rank has said of itself
                 raise
-            self._group.replies()
+            _check_alike(report, self._group.replies())
             self._group.serve()
         except BaseException:
             self.shutdown()
@@ -170,9 +173,26 @@ class ProcessExecutor:
         return self._first.made_drafts(step_id, wait=wait)
 
     def shutdown(self) -> None:
+        """Ranks may wait for rank 0 in a step that it does not compute any more, and an adapter
+        behind that step: so they end before whoever waits for their answers."""
         self._first.shutdown()
-        self._adapters.shutdown(wait=True, cancel_futures=True)
+        self._adapters.shutdown(wait=False, cancel_futures=True)
         self._group.shutdown()
+        self._adapters.shutdown(wait=True)
+        self._group.close()
+
+
+def _check_alike(report: Report, replies: Sequence[RankReply]) -> None:
+    """ConfigError if a rank's host has another version or other kernels than this one: sums, and
+    with them tokens, would not be the same on all ranks."""
+    own = computes_with(report)
+    for reply in replies:
+        if reply.computes_with != own:
+            raise ConfigError(
+                f"A rank's host computes with {reply.computes_with}, and rank 0 with {own}. "
+                "Install one version everywhere, and use hosts with one kind of processor, or "
+                "the same QUIRE_CPU_ISA on all of them."
+            )
 
 
 def _with_costs(report: Report, costs: Sequence[RecoveryCosts]) -> Report:

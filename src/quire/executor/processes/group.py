@@ -139,6 +139,7 @@ class RankGroup:
         if missing:
             self._lose(f"rank {missing[0]} ended without an answer")
             self.check()
+            raise EngineLostError("the ranks were shut down before all had answered")
         return found
 
     def first_failed(self, error: BaseException) -> None:
@@ -257,11 +258,16 @@ class RankGroup:
         self._kill()
 
     def shutdown(self) -> None:
-        """End all ranks, and wait until they have. May be called twice."""
+        """End all ranks, and wait until they have: `replies` ends too. May be called twice, and
+        while other threads are in here."""
         self._is_ending.set()
         self.region.abort()
         if self._watcher.ident is not None:
             self._watcher.join()
+
+    def close(self) -> None:
+        """Give all descriptors back, after `shutdown`, when no other thread is in here. May be
+        called twice."""
         for each in self._ranks:
             for descriptor in (each.replies, each.pidfd):
                 os.close(descriptor)

@@ -11,11 +11,20 @@ from typing import Literal
 
 import msgspec
 
+import quire
 from quire.protocol.adapters import AdapterRef
-from quire.protocol.control import WorkerOp
+from quire.protocol.control import Report, WorkerOp
 from quire.protocol.recovery import RecoveryCosts
 
-__all__ = ["RankAdapter", "RankLaunch", "RankMeeting", "RankMessage", "RankOp", "RankReply"]
+__all__ = [
+    "RankAdapter",
+    "RankLaunch",
+    "RankMeeting",
+    "RankMessage",
+    "RankOp",
+    "RankReply",
+    "computes_with",
+]
 
 
 class RankMessage(IntEnum):
@@ -77,8 +86,15 @@ class RankAdapter(msgspec.Struct, frozen=True):
 
 class RankReply(msgspec.Struct, frozen=True):
     """The end of a start, or of an operation. error: why it did not end well, empty if it did.
-    at_fault: the engine, its settings, or a request."""
+    at_fault: the engine, its settings, or a request. computes_with: of a start, the rank's version
+    and kernels."""
 
     error: str = ""
     at_fault: Literal["engine", "settings", "request"] = "engine"
     recovery_costs: RecoveryCosts | None = None
+    computes_with: str = ""
+
+
+def computes_with(report: Report) -> str:
+    """Describe what all ranks must have alike: version and kernels. report: of a worker's start."""
+    return f"quire {quire.__version__}, {report.kernels}"

@@ -32,6 +32,7 @@ from quire.executor.processes.messages import (
     RankMessage,
     RankOp,
     RankReply,
+    computes_with,
 )
 from quire.executor.processes.ring import RingReader
 from quire.lora.bank import HostAdapter
@@ -82,14 +83,14 @@ def run_rank() -> int:
     _start_thread(_beat, region, launch.rank)
     try:
         worker = _load(launch, region)
-        worker.measure()
+        report = worker.measure()
     except Exception as error:
         if not isinstance(error, ConfigError):
             logger.exception("the rank cannot start")
         _reply(launch, _failure(error))
         return 1
     gc.freeze()
-    _reply(launch, RankReply())
+    _reply(launch, RankReply(computes_with=computes_with(report)))
     try:
         _Loop(launch, worker).run()
     except Exception:

@@ -29,8 +29,9 @@ class RayHosts:
     """Processes on hosts of the cluster of RAY_ADDRESS, else of one that runs here, else of one
     that is started for this engine. All calls in one thread."""
 
-    def __init__(self, num_ranks: int) -> None:
-        """num_ranks: to be placed, a CPU for each. ConfigError if there is no Ray, or no room."""
+    def __init__(self, num_ranks: int, num_cpus: int) -> None:
+        """num_ranks: to be placed, with so many CPUs for each. ConfigError if there is no Ray, or
+        no room."""
         self._ray = _import_ray()
         self._started_it = not self._ray.is_initialized()
         if self._started_it:
@@ -40,19 +41,36 @@ class RayHosts:
         self._runs: list[Any] = []
         self._group: Any = None
         try:
-            self._place(num_ranks)
+            self._place(num_ranks, num_cpus)
+            self._check_own_host(num_cpus)
         except BaseException:
             self.end()
             raise
 
-    def _place(self, num_ranks: int) -> None:
-        self._group = self._ray.util.placement_group([{"CPU": 1}] * num_ranks, strategy="PACK")
+    def _place(self, num_ranks: int, num_cpus: int) -> None:
+        bundles = [{"CPU": num_cpus}] * num_ranks
+        self._group = self._ray.util.placement_group(bundles, strategy="SPREAD")
         if not self._group.wait(timeout_seconds=PLACE_S):
             there = self._ray.available_resources().get("CPU", 0)
             raise ConfigError(
-                f"Ray has not placed {num_ranks} ranks within {PLACE_S:.0f} s: each of them takes "
-                f"one CPU, and {there:g} are free. Add hosts to the cluster, or lower "
-                "tensor_parallel_size."
+                f"Ray has not placed {num_ranks} ranks within {PLACE_S:.0f} s: each takes "
+                f"num_threads={num_cpus} CPUs of one host, and {there:g} are free in all. Add "
+                "hosts to the cluster, or lower tensor_parallel_size or num_threads."
+            )
+
+    def _check_own_host(self, num_cpus: int) -> None:
+        """Rank 0 computes here, of which Ray knows nothing. ConfigError if Ray has given its CPUs
+        to other ranks."""
+        host = self._ray.get_runtime_context().get_node_id()
+        num_here = len(self.bundles.get(host, ()))
+        (cpus,) = [
+            node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["NodeID"] == host
+        ]
+        if num_here and (1 + num_here) * num_cpus > cpus:
+            raise ConfigError(
+                f"Ray has placed {num_here} ranks on this host, beside rank 0: with "
+                f"num_threads={num_cpus} they take more than its {cpus:g} CPUs. Start Ray here "
+                "with --num-cpus=0, so that it places ranks on other hosts, or lower num_threads."
             )
 
     @property

@@ -32,6 +32,8 @@ logger = logging.getLogger("quire")
 START_S = 120.0
 """Ray's worker on a host imports its libraries before it says hello."""
 LOOK_S = 1.0
+HELLO_BYTES, HELLO_S = 4096, 3.0
+"""Bounds for a peer that nobody knows yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class RayRankGroup:
         """Wait for one answer of each rank. Raises the first error among them."""
         found: list[RankReply] = []
         while len(found) < self._launch.size - 1:
-            is_over = bool(self._lost)
+            is_over = bool(self._lost) or self._is_ending.is_set()
             try:
                 answer = self._replies.get(timeout=0.1)
             except queue.Empty:
@@ -114,6 +116,8 @@ class RayRankGroup:
             if reply.error:
                 raise error_of(reply)
         self.check()
+        if len(found) < self._launch.size - 1:
+            raise EngineLostError("the ranks were shut down before all had answered")
         return found
 
     def first_failed(self, error: BaseException) -> None:
@@ -126,7 +130,7 @@ class RayRankGroup:
         self.check()
 
     def shutdown(self) -> None:
-        """End all ranks, and wait until they have. May be called twice."""
+        """End all ranks, and wait until they have: `replies` ends too. May be called twice."""
         self._is_ending.set()
         for host in self._hosts:
             host.link.close()
@@ -137,15 +141,20 @@ class RayRankGroup:
             self._ray.submit(self._placed.end).result()
             self._placed = None
         self._ray.shutdown()
+
+    def close(self) -> None:
+        """Let go of the store, after `shutdown`."""
         self._store = None
 
     # --- in Ray's thread ------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._placed = placed = RayHosts(self._launch.size - 1)
+        self._placed = placed = RayHosts(self._launch.size - 1, _threads_of(self._launch))
         address, token = placed.own_address, secrets.token_hex(16)
         self._store = GlooStore(address)
-        self._meeting = GlooMeeting(self._launch.size, address, self._store.port, address)
+        self._meeting = GlooMeeting(
+            self._launch.size, address, self._store.port, address, self.check
+        )
         launch = msgspec.structs.replace(
             self._launch, meeting=RankMeeting(address, self._store.port)
         )
@@ -222,10 +231,17 @@ class RayRankGroup:
             host.link.close()
 
 
+def _threads_of(launch: RankLaunch) -> int:
+    """Return how many threads each rank has."""
+    asked = launch.settings["num_threads"]
+    assert isinstance(asked, int), "the plan of rank 0 says how many"
+    return asked
+
+
 def _hello(link: Link, token: str) -> HostHello | None:
-    """Return what a peer says first; None for one that does not know the token."""
+    """Return what a peer says first; None for one that does not know the token, or is slow."""
     try:
-        kind, message = link.receive()
+        kind, message = link.receive(most=HELLO_BYTES, within=HELLO_S)
         hello = Codec[HostHello](HostHello).decode(message)
     except (EngineLostError, GarbledMessageError):
         return None

@@ -61,6 +61,9 @@ class _Host:
             return str(error)
         finally:
             self._group.shutdown()
+            for thread in self._forwarding:
+                thread.join()
+            self._group.close()
 
     def _forward(self, rank: int, pipe: int) -> None:
         try:

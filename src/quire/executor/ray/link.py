@@ -7,9 +7,11 @@ that silence tells a lost host or network from an idle one.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import threading
+import time
 from typing import Final
 
 from quire.errors import EngineLostError
@@ -49,18 +51,23 @@ class Link:
         except OSError as error:
             raise EngineLostError(f"the connection is lost ({error})") from error
 
-    def receive(self) -> tuple[int, bytes]:
-        """Wait for the next message that is no beat. EngineLostError if the peer ends or is
-        silent."""
+    def receive(self, most: int | None = None, within: float = math.inf) -> tuple[int, bytes]:
+        """Wait for the next message that is no beat, of at most so many bytes and for so many
+        seconds if given. EngineLostError if the peer ends or is silent, or says more."""
+        deadline = time.monotonic() + within
         while True:
-            length, kind = _HEADER.unpack(self._take(_HEADER.size))
-            message = self._take(length)
+            length, kind = _HEADER.unpack(self._take(_HEADER.size, deadline))
+            if most is not None and length > most:
+                raise EngineLostError(f"a message of {length} bytes, where {most} are the most")
+            message = self._take(length, deadline)
             if kind != BEAT:
                 return kind, message
 
-    def _take(self, count: int) -> bytes:
+    def _take(self, count: int, deadline: float) -> bytes:
         found = bytearray()
         while len(found) < count:
+            if time.monotonic() > deadline:
+                raise EngineLostError("the message did not come in time")
             try:
                 part = self._socket.recv(count - len(found))
             except TimeoutError as error:

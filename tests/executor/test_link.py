@@ -1,0 +1,52 @@
+"""The connection between hosts: what a peer that nobody knows may take."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from quire.errors import EngineLostError
+from quire.executor.ray.link import Link
+from quire.executor.ray.messages import HostMessage
+
+Ends = tuple[Link, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        own, _ = server.accept()
+    link = Link(own)
+    yield link, peer
+    link.close()
+    peer.close()
+
+
+def test_a_message_of_another_length_is_not_read(ends: Ends) -> None:
+    """Turns red when a peer's length decides how much memory is taken."""
+    link, peer = ends
+    peer.sendall(struct.pack("<IB", 2**32 - 1, HostMessage.HELLO))
+    with pytest.raises(EngineLostError, match="4294967295 bytes, where 4096 are the most"):
+        link.receive(most=4096, within=5.0)
+
+
+def test_beats_do_not_lengthen_the_wait(ends: Ends) -> None:
+    """Turns red when a peer that only says that it lives holds up a start."""
+    link, peer = ends
+    other = Link(peer)  # it beats
+    started = time.monotonic()
+    with pytest.raises(EngineLostError, match="did not come in time"):
+        link.receive(most=4096, within=0.3)
+    assert time.monotonic() - started < 2.5
+    other.close()
+
+
+def test_a_message_within_the_bounds_is_read(ends: Ends) -> None:
+    link, peer = ends
+    peer.sendall(struct.pack("<IB", 2, HostMessage.HELLO) + b"hi")
+    assert link.receive(most=2, within=5.0) == (HostMessage.HELLO, b"hi")
