@@ -13,6 +13,7 @@ from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel
 from tests.models.test_text_parts import NAMES, nest
 
+from quire import LLM
 from quire.config import read_model_spec
 from quire.config.kv_layout import KVLayout
 from quire.errors import ConfigError
@@ -43,6 +44,11 @@ def test_published_configs_mean_the_same(name: str, tmp_path: Path) -> None:
     found = PagedModel(published(name, tmp_path / "published"), "reference").step(SEQUENCES)
     for seq in SEQUENCES:
         assert torch.equal(found[seq], wanted[seq])
+
+
+def test_embeddings_without_ids_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="an embedding has no id"):
+        LLM(str(published("gemma4", tmp_path)), skip_tokenizer_init=True, enable_prompt_embeds=True)
 
 
 def test_tables_count_what_a_token_takes_in_the_cache(tmp_path: Path) -> None:

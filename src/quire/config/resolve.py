@@ -102,6 +102,11 @@ def resolve(
             "batch_invariant=True: transformers computes this model, by sums that may depend on "
             "the batch. Leave it out, or use an architecture of quire's own."
         )
+    if settings.enable_prompt_embeds and spec.side_size:
+        raise ConfigError(
+            "enable_prompt_embeds=True: layers of this model read a vector of each token's id, "
+            "and an embedding has no id. Leave it out."
+        )
     if settings.enable_lora and device != "cpu":
         raise ConfigError(
             f"enable_lora=True on {device}: LoRA runs on CPUs alone so far. Give device='cpu', or "

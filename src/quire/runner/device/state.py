@@ -43,12 +43,14 @@ class DeviceState:
         self._queue = queue
         self._apply_updates = apply_updates
         num_rows, max_tokens = rows.token_ids.shape
-        max_blocks = rows.tables[0].shape[1]
         self._tables = [f"table {group}" for group in range(len(rows.tables))]
         columns = {
             **{name: ColumnSpec(torch.int64) for name in KERNEL_COLUMNS},
             "token_ids": ColumnSpec(torch.int32, max_tokens),
-            **{name: ColumnSpec(torch.int32, max_blocks) for name in self._tables},
+            **{
+                name: ColumnSpec(torch.int32, table.shape[1])
+                for name, table in zip(self._tables, rows.tables, strict=True)
+            },
             "sampling": ColumnSpec(torch.int32, DeviceColumns.num_words(1)),
         }
         self._columns = DeviceArena(columns, num_rows + 1, queue.device)
