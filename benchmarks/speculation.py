@@ -38,7 +38,7 @@ from quire.telemetry.engine_stats import SchedulerStats
 PROMPT_LEN = 16
 OFF = None
 BITS = {None: 16, "int8": 8}
-"""Of a weight, by the quantizations of which the memory limit is known."""
+"""Bits of a weight, for each quantization whose memory limit is known."""
 Tokens = npt.NDArray[np.int32]
 
 

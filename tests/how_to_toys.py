@@ -349,4 +349,4 @@ TOYS: Mapping[str, Toy] = MappingProxyType(
         "Add a policy": _POLICY,
     }
 )
-"""By the heading of the section."""
+"""Toys by the heading of their section."""

@@ -55,8 +55,8 @@ def test_the_service_finds_the_pods() -> None:
 
 
 def test_the_manifests_are_what_kubernetes_publishes() -> None:
-    """By the JSON schemas of a release, if the package that has them is installed
-    (kubernetes-validate). Turns red when a field is misspelled, which a server would ignore."""
+    """Turns red when a field is misspelled, which a server would ignore. The JSON schemas of a
+    release come with the package kubernetes-validate, if it is installed."""
     validate: Any = pytest.importorskip("kubernetes_validate")
     for document in documents().values():
         validate.validate(document, validate.latest_version(), strict=True)

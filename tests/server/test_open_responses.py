@@ -186,7 +186,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tool-calling": ({"input": [said("user", ASKED_WEATHER)], "tools": WEATHER}, WEATHER_CALL),
 }  # fmt: skip
-"""By their names there: a request, and the answer that the model is told to give."""
+"""Cases of the suite, each with its request and the answer that the model is told to give."""
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from tests.server.running import MODEL, RunningServer, running_server
 schemathesis: Any = pytest.importorskip("schemathesis")
 
 MAX_LEN = 48
-"""Of the served model: any number of tokens may be asked for."""
+"""Context of the served model: any number of tokens may be asked for."""
 VALID, INVALID = 3, 2
 """Cases of each operation that the schema allows, and that it does not."""
 UNMET = "(deadline_s)"
@@ -34,7 +34,7 @@ UNMET = "(deadline_s)"
 PARTS = 8
 """Tests among which the operations are shared out, so that each says how far a soak has come."""
 AWAKE = ("/wake_up", "/resume")
-"""What makes an engine compute that may be asleep or paused."""
+"""Routes after which an engine computes that may have been asleep or paused."""
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from quire.engine.core.hook_runner import HookRunner
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.executor import Executor, StepFuture
 from quire.grammar import Grammars
-from quire.platform.usage import usage_of
+from quire.platform.processes import state_of
 from quire.protocol.control import (
     ControlOp,
     ExtendPrompt,
@@ -408,10 +408,10 @@ class EngineCore:
 
     def rank_stats(self) -> Mapping[str, Any]:
         """Fields of `EngineStats` on the ranks of the model."""
-        usage = [usage_of(pid) for pid in self._rank_pids()]
+        states = [state_of(pid) for pid in self._rank_pids()]
         return {
-            "rank_cpu_seconds": tuple(each.cpu_seconds for each in usage),
-            "rank_resident_bytes": tuple(each.resident_bytes for each in usage),
+            "rank_cpu_seconds": tuple(each.cpu_seconds for each in states),
+            "rank_resident_bytes": tuple(each.resident_bytes for each in states),
         }
 
     def stats(self) -> SchedulerStats:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -20,6 +19,7 @@ from quire.distributed import SharedRegion
 from quire.errors import ConfigError, EngineError, EngineLostError, RequestError
 from quire.executor.processes.messages import RankLaunch, RankMessage, RankReply
 from quire.executor.processes.ring import RingWriter, create_ring
+from quire.platform.processes import state_of
 from quire.protocol.codec import Codec, GarbledMessageError, launch_bytes, read_exactly
 
 __all__ = ["RANK_COMMAND", "RankGroup", "error_of"]
@@ -222,7 +222,7 @@ class RankGroup:
                 each.beats, each.last_beat = beats[each.rank], now
             silence = now - each.last_beat
             limit = MUTE_S if each.beats else FIRST_BEAT_S
-            if silence > limit or (silence > SILENT_S and _is_stopped(each)):
+            if silence > limit or (silence > SILENT_S and state_of(each.process.pid).is_stopped):
                 return (
                     f"rank {each.rank} (process {each.process.pid}) has been stopped or hangs: no "
                     f"sign of life for {silence:.1f} s"
@@ -285,14 +285,6 @@ class RankGroup:
 def error_of(reply: RankReply) -> Exception:
     """Return the error that a rank has answered with."""
     return _ERRORS[reply.at_fault](reply.error)
-
-
-def _is_stopped(rank: _Rank) -> bool:
-    """Return whether the system does not run the process (states T and t of proc(5))."""
-    with contextlib.suppress(OSError, IndexError):
-        text = Path(f"/proc/{rank.process.pid}/stat").read_text()
-        return text.rpartition(")")[2].split()[0] in "Tt"
-    return False
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:

@@ -1,0 +1,37 @@
+"""State of processes of this machine, as proc(5) tells it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ProcessState", "state_of"]
+
+_STATE, _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 0, 11, 12, 21
+"""Fields of /proc/PID/stat behind the name, which is in brackets."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """cpu_seconds: of all threads since the process began. resident_bytes: in memory now.
+    is_stopped: whether the system does not run it (SIGSTOP, a debugger)."""
+
+    cpu_seconds: float = 0.0
+    resident_bytes: int = 0
+    is_stopped: bool = False
+
+
+def state_of(pid: int) -> ProcessState:
+    """Return the state of a process; zeros if it has ended, or where there is no proc(5)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ProcessState()
+    found = text.rpartition(")")[2].split()
+    ticks = int(found[_USER_TICKS]) + int(found[_SYSTEM_TICKS])
+    return ProcessState(
+        ticks / os.sysconf("SC_CLK_TCK"),
+        int(found[_RESIDENT_PAGES]) * os.sysconf("SC_PAGE_SIZE"),
+        found[_STATE] in "Tt",
+    )

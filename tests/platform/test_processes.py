@@ -1,0 +1,30 @@
+"""What the system says of processes, of this one and of a child."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.platform.processes import ProcessState, state_of
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no proc(5)")
+
+
+def test_a_child_is_followed_to_its_end() -> None:
+    """Turns red when a field is taken for its neighbour, or a dead process raises."""
+    code = "data = bytearray(b'x') * 50_000_000\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        try:
+            wait_for(lambda: state_of(child.pid).cpu_seconds > 0.2, "work")
+            wait_for(lambda: 50_000_000 < state_of(child.pid).resident_bytes < 500_000_000, "data")
+            assert not state_of(child.pid).is_stopped
+            child.send_signal(signal.SIGSTOP)
+            wait_for(lambda: state_of(child.pid).is_stopped, "stop")
+        finally:
+            child.kill()
+    assert state_of(child.pid) == ProcessState()
