@@ -10,6 +10,7 @@ import pytest
 from quire.engine.model_front import ModelFront
 from tests import waiting
 from tests.server.running import RunningServer, bundled_front, running_server
+from tests.server.scripted import Script
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +30,13 @@ def http(server: RunningServer) -> Iterator[httpx.Client]:
     with waiting.PatientClient(base_url=server.url) as client:
         yield client
     server.wait_until_idle()
+
+
+@pytest.fixture
+def script(server: RunningServer, front: ModelFront) -> Iterator[Script]:
+    """Answers that the model of the server is told to give."""
+    with Script(server, front) as found:
+        yield found
 
 
 @pytest.fixture

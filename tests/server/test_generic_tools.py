@@ -61,12 +61,6 @@ def http(server: RunningServer) -> Iterator[httpx.Client]:
     server.wait_until_idle()
 
 
-@pytest.fixture
-def script(server: RunningServer, front: ModelFront) -> Iterator[Script]:
-    with Script(server, front) as found:
-        yield found
-
-
 def post(http: httpx.Client, **body: Any) -> dict[str, Any]:
     reply = http.post(CHAT, json={"messages": MESSAGES, "tools": [TOOL], "max_tokens": 100, **body})
     assert reply.status_code == 200, reply.text

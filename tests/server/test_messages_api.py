@@ -41,12 +41,6 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
 
 
 @pytest.fixture
-def script(server: RunningServer, front: ModelFront) -> Iterator[Script]:
-    with Script(server, front) as found:
-        yield found
-
-
-@pytest.fixture
 def client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
     with _client(server.url) as found:
         yield found

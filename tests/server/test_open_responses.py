@@ -4,7 +4,6 @@ and HTTP. What comes has the form of the specification, whose schemas are writte
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -192,12 +191,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
     return hermes_front(tmp_path_factory.mktemp("open"))
-
-
-@pytest.fixture
-def script(server: RunningServer, front: ModelFront) -> Iterator[Script]:
-    with Script(server, front) as found:
-        yield found
 
 
 def check(schema: Schema, value: object) -> None:

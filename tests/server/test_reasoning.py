@@ -12,7 +12,7 @@ import pytest
 
 from quire.engine.model_front import ModelFront
 from tests import waiting
-from tests.server.running import RunningServer, bundled_front, running_server
+from tests.server.running import bundled_front, running_server
 from tests.server.scripted import Script, as_joined, hermes_front, joined, without_ids
 
 CHAT = "/v1/chat/completions"
@@ -26,12 +26,6 @@ THOUGHT = "<think>\nThey greet me.\n</think>\n\n"
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
     return hermes_front(tmp_path_factory.mktemp("thinking"))
-
-
-@pytest.fixture
-def script(server: RunningServer, front: ModelFront) -> Iterator[Script]:
-    with Script(server, front) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import httpx
@@ -11,7 +10,7 @@ import jsonschema
 import pytest
 
 from quire.engine.model_front import ModelFront
-from tests.server.running import RunningServer, bundled_front
+from tests.server.running import bundled_front
 from tests.server.scripted import Script, as_joined, hermes_front, joined, without_ids
 
 CHAT = "/v1/chat/completions"
@@ -69,12 +68,6 @@ def front(name: str, tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
     if name == "bundled":
         return bundled_front()
     return hermes_front(tmp_path_factory.mktemp(name))
-
-
-@pytest.fixture
-def script(server: RunningServer, front: ModelFront) -> Iterator[Script]:
-    with Script(server, front) as found:
-        yield found
 
 
 def post(http: httpx.Client, **body: Any) -> dict[str, Any]:

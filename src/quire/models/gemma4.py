@@ -15,6 +15,7 @@ from quire.attention import StepInputs
 from quire.config import ModelSpec
 from quire.config.model_spec import Gemma4Traits
 from quire.layers import LayerFactory, TokenSide
+from quire.models import gemma2
 from quire.models.weight_map import WeightMap
 
 __all__ = ["Gemma4Model"]
@@ -30,19 +31,7 @@ WEIGHTS = WeightMap(
     },
     blocks="layers.{}.",
     block={
-        "input_layernorm": "attention_norm",
-        "self_attn.q_proj": "qkv:q",
-        "self_attn.k_proj": "qkv:k",
-        "self_attn.v_proj": "qkv:v",
-        "self_attn.q_norm": "attention.q_norm",
-        "self_attn.k_norm": "attention.k_norm",
-        "self_attn.o_proj": "output",
-        "post_attention_layernorm": "attention_post_norm",
-        "pre_feedforward_layernorm": "mlp_norm",
-        "mlp.gate_proj": "mlp.gate_up:gate",
-        "mlp.up_proj": "mlp.gate_up:up",
-        "mlp.down_proj": "mlp.down",
-        "post_feedforward_layernorm": "mlp_post_norm",
+        **gemma2.WEIGHTS.block,
         "per_layer_input_gate": "side.gate",
         "per_layer_projection": "side.projection",
         "post_per_layer_input_norm": "side.norm",

@@ -95,7 +95,8 @@ class StepTimes:
             if not has_waited and computed > 0.0:
                 seconds = computed  # plans are late when others have the host's cores
             if steps[0].is_drafted:
-                seconds, self._wait = seconds + self._wait, 0.0
+                seconds += self._wait
+            self._wait = 0.0  # it was for nothing if no drafts followed
             self._measured(steps[0], seconds)
 
     def applied(self, seconds: float = 0.0) -> None:
