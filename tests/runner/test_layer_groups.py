@@ -197,7 +197,7 @@ class Toys:
         set_attribute = self._monkeypatch.setattr
         blocks = [LatentBlock if layer.kind == "latent" else PlainBlock for layer in layers]
         layout = KVLayout(group_layers(layers, 4), 4)
-        set_attribute(KVLayout, "of_windows", lambda *_: layout)
+        set_attribute(KVLayout, "of_model", lambda *_: layout)
         set_attribute(loader, "find_model", lambda _: partial(ToyModel, blocks))
         set_attribute(dummy, "SCALE", 0.35)  # so that scores differ
         if bidirectional:
