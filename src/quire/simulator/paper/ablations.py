@@ -90,17 +90,22 @@ def figure_19(pool: RunPool) -> Figure:
     }
     copies = {size: cost.copy_s(-(-RECOVERED_TOKENS // size)) for size, cost in costs.items()}
     again = max(RECOVERED_TOKENS * costs[16].token_s, costs[16].weights_s) + costs[16].launch_s
-    modes = {"recompute": "recompute", "swap": "swap"}
     rate = _rates(pool, ("sharegpt",))["sharegpt"]
+    cells = list(product(("recompute", "swap"), BLOCK_SIZES))
     runs = [
-        Run("opt-13b", "quire", "sharegpt", rate=rate, seconds=pool.seconds(SECONDS),
-            changes=(("block_size", size), ("preemption_mode", mode),
-                     ("num_host_blocks", setup.slots // size)))
-        for mode, size in product(modes, BLOCK_SIZES)
-    ]  # fmt: skip
+        Run(
+            "opt-13b",
+            "quire",
+            "sharegpt",
+            rate=rate,
+            seconds=pool.seconds(SECONDS),
+            changes=(("block_size", size), *_recovery(mode, setup.slots // size)),
+        )
+        for mode, size in cells
+    ]
     latency = {
-        (run.changes[1][1], run.changes[0][1]): outcome.normalized_latency_s
-        for run, outcome in zip(runs, pool.outcomes(runs), strict=True)
+        cell: outcome.normalized_latency_s
+        for cell, outcome in zip(cells, pool.outcomes(runs), strict=True)
     }
     sizes = tuple(map(float, BLOCK_SIZES))
     overhead = Panel(
@@ -119,8 +124,8 @@ def figure_19(pool: RunPool) -> Figure:
         "block size",
         "normalized latency, s/token",
         tuple(
-            Series(label, sizes, tuple(latency[mode, size] for size in BLOCK_SIZES))
-            for mode, label in modes.items()
+            Series(mode, sizes, tuple(latency[mode, size] for size in BLOCK_SIZES))
+            for mode in ("recompute", "swap")
         ),
         log_x=True,
     )
@@ -150,6 +155,12 @@ def figure_19(pool: RunPool) -> Figure:
         ),
     ]
     return Figure("19", "Figure 19: recompute or swap", (overhead, served), tuple(findings))
+
+
+def _recovery(mode: str, num_blocks: int) -> tuple[tuple[str, str | int], ...]:
+    """Return settings of a mode. Those of recomputation are the default, as in figure 18b."""
+    swap = (("preemption_mode", "swap"), ("num_host_blocks", num_blocks))
+    return swap if mode == "swap" else ()
 
 
 def _rates(pool: RunPool, workloads: tuple[str, ...]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from itertools import product
 from quire.simulator.devices import CONSTANTS
 from quire.simulator.paper.figure import Figure, Finding, Panel, Series
 from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import SETUPS, SYSTEMS, Outcome, Run
+from quire.simulator.paper.runs import SETUPS, SYSTEMS, Outcome, Run, Scale
 
 __all__ = ["figure_constants"]
 
@@ -23,8 +23,6 @@ OF_SEVERAL_DEVICES = ("link_bytes_per_s", "all_reduce_s")
 OF_COPIES = ("host_bytes_per_s", "copy_call_s")
 """These count where K/V are copied to the host, which recomputation does not."""
 
-Scale = tuple[str, float]
-
 
 @dataclass(frozen=True, slots=True)
 class _Headline:
@@ -34,6 +32,11 @@ class _Headline:
     run: Run
     over: str
     value: Callable[[Outcome], float]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Quire's, and that of the other system if there is one."""
+        return [self.run, *([replace(self.run, system=self.over, changes=())] if self.over else ())]
 
 
 def _rate(outcome: Outcome) -> float:
@@ -85,35 +88,34 @@ def figure_constants(pool: RunPool) -> Figure:
     """All headlines by changed constant."""
     headlines = _headlines()
     scales = [AS_STATED, *product(CONSTANTS, (1 - CHANGE, 1 + CHANGE))]
-    cells = list(product(headlines, scales))
-    ours = pool.outcomes([_scaled(each.run, scale) for each, scale in cells])
-    others = pool.outcomes(
-        [
-            _scaled(replace(each.run, system=each.over, changes=()) if each.over else each.run,
-                    scale)
-            for each, scale in cells
-        ]
-    )  # fmt: skip
-    values = [
-        each.value(mine) / (each.value(other) if each.over else 1.0)
-        for (each, _), mine, other in zip(cells, ours, others, strict=True)
-    ]
+    runs = [run for each in headlines for run in each.runs]
+    asked = [(run, tuple(dict.fromkeys(_as_counts(run, s) for s in scales))) for run in runs]
+    found = {
+        run: dict(zip(changes, outcomes, strict=True))
+        for (run, changes), outcomes in zip(asked, pool.scaled(asked), strict=True)
+    }
     labels = tuple(f"{name} × {factor:g}" if name else "as stated" for name, factor in scales)
     panels: list[Panel] = []
     findings: list[Finding] = []
-    for place, headline in enumerate(headlines):
-        row = values[place * len(scales) : (place + 1) * len(scales)]
-        series = Series("quire", labels, tuple(row))
-        panels.append(Panel(headline.name, "", "", (series,), has_bars=True))
-        change = 100 * max(abs(value / row[0] - 1) for value in row)
-        findings.append(Finding(f"{headline.name}: most by one constant", change, unit=" %"))
+    for each in headlines:
+        rows = [
+            [each.value(found[run][_as_counts(run, scale)]) for scale in scales]
+            for run in each.runs
+        ]
+        ours, *others = rows
+        for other in others:
+            ours = [mine / theirs for mine, theirs in zip(ours, other, strict=True)]
+        series = Series("quire", labels, tuple(ours))
+        panels.append(Panel(each.name, "", "", (series,), has_bars=True))
+        change = 100 * max(abs(value / ours[0] - 1) for value in ours)
+        findings.append(Finding(f"{each.name}: most by one constant", change, unit=" %"))
     return Figure("constants", "Each constant 20 % down and up", tuple(panels), tuple(findings))
 
 
-def _scaled(run: Run, scale: Scale) -> Run:
-    """Return the run with a constant changed; one that it does not depend on stays as it is."""
+def _as_counts(run: Run, scale: Scale) -> Scale:
+    """Return what a change does to a run: it stays as it is if it does not depend on a constant."""
     name, factor = scale
     is_idle = name in OF_COPIES or (
         name in OF_SEVERAL_DEVICES and SETUPS[run.setup].num_devices == 1
     )
-    return replace(run, scale=AS_STATED if is_idle else (PRODUCTS.get(name, name), factor))
+    return AS_STATED if is_idle else (PRODUCTS.get(name, name), factor)
