@@ -135,7 +135,7 @@ def test_equal_runs_are_simulated_once() -> None:
 @pytest.mark.parametrize(
     "run",
     [Run("opt-13b", "orca-oracle", "sharegpt"),
-     Run("opt-13b", "quire", "alpaca", n=3, is_search=True),
+     Run("opt-13b", "quire", "alpaca", n=2, is_search=True),
      Run("opt-66b", "faster-transformer", "alpaca")],
     ids=lambda run: run.system,
 )  # fmt: skip

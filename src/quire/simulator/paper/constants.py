@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from quire.simulator.devices import CONSTANTS
+from quire.simulator.devices import CONSTANTS, device_named
+from quire.simulator.paper.ablations import worst_recovery
 from quire.simulator.paper.figure import Figure, Finding, Panel, Series
 from quire.simulator.paper.pool import RunPool
 from quire.simulator.paper.runs import SETUPS, SYSTEMS, Outcome, Run, Scale
@@ -21,7 +22,7 @@ PRODUCTS = {"read_share": "bytes_per_s", "arithmetic_share": "flop_per_s"}
 
 OF_SEVERAL_DEVICES = ("link_bytes_per_s", "all_reduce_s")
 OF_COPIES = ("host_bytes_per_s", "copy_call_s")
-"""These count where K/V are copied to the host, which recomputation does not."""
+"""These count where K/V are copied to the host, which no simulated run here does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def _headlines() -> list[_Headline]:
             _Headline(f"13: sequences over {SYSTEMS[over]}", small, over, _sequences)
             for over in ("orca-oracle", "orca-max")
         ),
+        _Headline("14: one sample, rate over Orca (Oracle)",
+                  replace(small, workload="alpaca"), "orca-oracle", _rate),
         _Headline("14: six beams, rate over Orca (Oracle)", beams, "orca-oracle", _rate),
         *(
             _Headline(
@@ -94,21 +97,36 @@ def figure_constants(pool: RunPool) -> Figure:
         run: dict(zip(changes, outcomes, strict=True))
         for (run, changes), outcomes in zip(asked, pool.scaled(asked), strict=True)
     }
-    labels = tuple(f"{name} × {factor:g}" if name else "as stated" for name, factor in scales)
-    panels: list[Panel] = []
-    findings: list[Finding] = []
+    values: dict[str, list[float]] = {}
     for each in headlines:
-        rows = [
+        ours, *others = [
             [each.value(found[run][_as_counts(run, scale)]) for scale in scales]
             for run in each.runs
         ]
-        ours, *others = rows
         for other in others:
             ours = [mine / theirs for mine, theirs in zip(ours, other, strict=True)]
-        series = Series("quire", labels, tuple(ours))
-        panels.append(Panel(each.name, "", "", (series,), has_bars=True))
-        change = 100 * max(abs(value / ours[0] - 1) for value in ours)
-        findings.append(Finding(f"{each.name}: most by one constant", change, unit=" %"))
+        values[each.name] = ours
+    device = device_named(SETUPS["opt-13b"].device)
+    changed = [device.scaled(*scale) if scale[0] else device for scale in scales]
+    values["19: recompute over swap, the worst block size"] = list(map(worst_recovery, changed))
+    return _figure(values, [f"{name} × {factor:g}" if name else "as stated"
+                            for name, factor in scales])  # fmt: skip
+
+
+def _figure(values: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Figure:
+    """values: of each headline, as stated and by change."""
+    panels = [
+        Panel(name, "", "", (Series("quire", tuple(labels), tuple(row)),), has_bars=True)
+        for name, row in values.items()
+    ]
+    findings = [
+        Finding(
+            f"{name}: most by one constant",
+            100 * max(abs(value / row[0] - 1) for value in row),
+            unit=" %",
+        )
+        for name, row in values.items()
+    ]
     return Figure("constants", "Each constant 20 % down and up", tuple(panels), tuple(findings))
 
 
