@@ -160,7 +160,7 @@ class _BlockReadings:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What a system did with a trace. memory, saved: as of `Outcome`."""
+    """A trace as a system served it. memory, saved: as of `Outcome`."""
 
     served: Served
     memory: Mapping[str, float]
