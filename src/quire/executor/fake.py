@@ -613,7 +613,7 @@ class _LateFuture(Future[StepResult]):
         self._executor = executor
 
     def result(self, timeout: float | None = None) -> StepResult:
-        """Raise EngineError instead of waiting for ever."""
+        """Return the result. Raises EngineError instead of waiting for ever."""
         self._executor.run_queued()
         if not self.done():
             raise EngineError("a step awaits late input, which nobody has given")

@@ -132,7 +132,7 @@ class ProcessExecutor:
         return _with_costs(report, [each for each in costs if each is not None])
 
     def execute(self, plan: StepPlan) -> LaunchedStep:
-        """Raise EngineLostError if a rank is missing."""
+        """Start a step on all ranks. Raises EngineLostError if one is missing."""
         self._first.check()
         self._group.send(RankMessage.PLAN, encode_plan(plan))
         return self._first.execute(plan)
