@@ -124,7 +124,7 @@ def _document(block: Fields, place: str) -> str:
 
 
 def _result(block: Fields, place: str) -> str:
-    """Return a tool's output. Media become their names: a tool cannot know what the model reads,
+    """Return a tool's output. A note replaces media: a tool cannot know what the model reads,
     and the conversation must go on."""
     content = block.get("content")
     texts: list[str] = []

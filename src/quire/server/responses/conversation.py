@@ -157,7 +157,7 @@ def _summary_messages(item: Fields) -> list[Fields]:
 
 
 def _output(given: object, place: str) -> str:
-    """Return a tool's output. Media become their names: a tool cannot know what the model reads,
+    """Return a tool's output. A note replaces media: a tool cannot know what the model reads,
     and the conversation must go on."""
     if isinstance(given, str):
         return given
