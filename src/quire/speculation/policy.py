@@ -44,7 +44,7 @@ of the time, whoever makes them."""
 
 
 class Acceptance:
-    """How many drafts of one sequence were right recently."""
+    """Record of how many drafts of one sequence were right recently."""
 
     def __init__(self) -> None:
         self._accepted = PRIOR_ACCEPTED
