@@ -105,9 +105,13 @@ PASSED_OVER = {
 }  # fmt: skip
 """What a file says of itself, and which results the library gives."""
 
-BY_LENGTH = {("llama-dynamic", "max_position_embeddings")}
-"""A base that grows with the sequence: `transformers` takes that of the whole prompt for all of its
-tokens, quire that of each, which test_golden.py compares."""
+BY_LENGTH = {
+    ("llama-dynamic", "max_position_embeddings"),
+    ("phimoe-bias", "original_max_position_embeddings"),
+}
+"""Keys of ropes that follow the length. A base that grows: `transformers` takes that of the whole
+prompt for all of its tokens, quire that of each, which test_golden.py compares. LongRoPE of PhiMoE:
+`transformers` keeps the short factors (docs/models.md)."""
 
 NAMED_BY = {"layer_types": "sliding_window", "hidden_size": "head_dim"}
 """Keys by which a value of another one may be refused, since they decide together."""
@@ -179,9 +183,9 @@ def model_of(config: Mapping[str, Any], family: Family) -> Any:
     return model
 
 
-def outputs_of(model: Any) -> torch.Tensor | None:
+def outputs_of(model: Any, case: Case) -> torch.Tensor | None:
     """None if it cannot compute."""
-    tokens = TOKENS.clamp(max=model.config.vocab_size - 1)
+    tokens = TOKENS[:, : case.max_positions].clamp(max=model.config.vocab_size - 1)
     try:
         with torch.inference_mode():
             outputs = model(tokens, use_cache=False)
@@ -201,7 +205,7 @@ def first_that_changes(
 ) -> tuple[Any, torch.Tensor] | None:
     for config in configs:
         model = model_of(config, family)
-        found = None if model is None else outputs_of(model)
+        found = None if model is None else outputs_of(model, family.case)
         if found is not None and found.isfinite().all() and differ(found, before, CHANGE):
             return model, found
     return None
@@ -214,7 +218,7 @@ def first_that_changes(
 )
 def test_no_key_is_passed_over(family: Family, tmp_path: Path) -> None:
     base = model_of(family.config, family)
-    before = outputs_of(base)
+    before = outputs_of(base, family.case)
     assert before is not None
     compared: list[str] = []
     wrong: list[str] = []
@@ -227,7 +231,7 @@ def test_no_key_is_passed_over(family: Family, tmp_path: Path) -> None:
         compared.append(key)
         folder = tmp_path / str(number)
         found[0].save_pretrained(folder)
-        problem = problem_of(folder, family.kind, found[1], (key, above))
+        problem = problem_of(folder, family, found[1], (key, above))
         if problem is not None:
             value = json.loads((folder / "config.json").read_text()).get(above)
             wrong.append(f"{key} (now {above}={value}): {problem}")
@@ -257,15 +261,17 @@ def test_spellings_mean_the_same(name: str, tmp_path: Path) -> None:
     assert read(name) == replace(read(SPELLINGS[name]), architecture=name)
 
 
-def problem_of(folder: Path, kind: Kind, wanted: torch.Tensor, keys: tuple[str, str]) -> str | None:
+def problem_of(
+    folder: Path, family: Family, wanted: torch.Tensor, keys: tuple[str, str]
+) -> str | None:
     try:
-        model = PagedModel(folder, "reference", 64)
+        model = PagedModel(folder, "reference", family.case.max_positions)
     except ConfigError as error:
         names = (*keys, *(NAMED_BY[key] for key in keys if key in NAMED_BY))
         named = any(name in str(error) for name in names)
         return None if named else f"refused without its name: {error}"
-    tokens = TOKENS[0].clamp(max=model.spec.vocab_size - 1).tolist()
-    found = computed(model, tokens, kind)
+    tokens = TOKENS[0, : family.case.max_positions].clamp(max=model.spec.vocab_size - 1)
+    found = computed(model, tokens.tolist(), family.kind)
     return (
         f"differs by {(found - wanted).abs().max():.1e}"
         if differ(found, wanted, TOLERANCE)
