@@ -10,7 +10,7 @@ from quire.errors import EngineError
 __all__ = ["LEAST_SUM", "check_arguments"]
 
 LEAST_SUM = 1e-20
-"""Added to the sum of a token's sigmoids, by which its weights are divided."""
+"""Added to the sum of a token's sigmoids before its weights are divided by it."""
 
 
 def check_arguments(
@@ -19,7 +19,7 @@ def check_arguments(
     bias: torch.Tensor | None,
     factors: torch.Tensor | None,
 ) -> None:
-    """Raises EngineError unless logits are float32 [T, E], bias and factors are float32 [E] exactly
+    """Raise EngineError unless logits are float32 [T, E], bias and factors are float32 [E] exactly
     where `routing` has them, and groups have equal sizes, of at least two experts. A mixer takes
     two of at least as many."""
     experts = routing.num_experts
