@@ -42,6 +42,7 @@ from quire.scheduler import (
     make_policy,
 )
 from quire.scheduler.constraints.unsent import Question, Verdict
+from quire.scheduler.policies.spare import SPARE_ACCOUNT
 from quire.scheduler.sequence import Sequence
 from quire.speculation import DraftMethods
 from tests.kv_cache.model import make_layout
@@ -430,10 +431,10 @@ class Simulation:
         roster, swaps = scheduler.state.roster, scheduler.state.kv.swaps
         holders = [*roster.running, *(group for group in roster.blocked if group.is_coming_in)]
         oldest = min(holders, key=lambda group: group.key, default=None)
-        todo = table.todo()
+        is_decode = table.live & (table.todo() == 1)
         decoding = {
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
-            for slot in np.flatnonzero(table.live & (todo == 1)).tolist()
+            for slot in np.flatnonzero(is_decode & (table.account != SPARE_ACCOUNT)).tolist()
         }
         self.now += 0.1
         plan = scheduler.plan(self.now)

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.resolved import ResolvedScheduler
+from quire.scheduler.policies.spare import SPARE_ACCOUNT
 from quire.scheduler.sequence import SequenceGroup
 from quire.scheduler.table import SequenceTable
 
-__all__ = ["PrefillLimits", "StepTokens", "TokenBudget"]
+__all__ = ["MAX_STEPS_PAUSED", "PrefillLimits", "StepTokens", "TokenBudget"]
 
 Slots = npt.NDArray[np.int64]
 
@@ -20,6 +21,8 @@ StopsAt = Callable[[Slots, Slots], Slots]
 """Starts and ends of chunks [R] → where they end, at the latest at these ends."""
 
 UNLIMITED = 2**62
+MAX_STEPS_PAUSED = 16
+"""Steps in a row that sequences on spare capacity sit out at most, however many prompts come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,11 @@ class PrefillLimits:
 
 
 class TokenBudget:
-    """Tokens of one step, `max_num_batched_tokens` at most."""
+    """Tokens of one step, `max_num_batched_tokens` at most.
+
+    is_spare_paused: sequences on spare capacity sit this step out, since it computes a prompt of
+    another one, whose first token would come later.
+    """
 
     def __init__(
         self,
@@ -63,6 +70,8 @@ class TokenBudget:
         """stops_at: shortens chunks; None leaves them as they are. whole_prompts: waiting prompts
         are not cut, and wait for a step that has room for all of them."""
         self.whole_prompts = whole_prompts
+        self.is_spare_paused = False
+        self._num_paused = 0  # steps in a row
         self._table = table
         self._max_tokens = settings.max_num_batched_tokens
         self._stops_at = stops_at
@@ -70,6 +79,7 @@ class TokenBudget:
 
     def choose_running(self) -> tuple[Slots, Slots]:
         """Slots that compute in the next step, and tokens for each, at least one."""
+        self.is_spare_paused = False
         todo = self._table.todo()
         slots = todo.nonzero()[0]
         todo = todo[slots]
@@ -85,6 +95,26 @@ class TokenBudget:
                 left -= wanted
         tokens = self._shortened(slots, tokens)
         return slots[tokens > 0], tokens[tokens > 0]
+
+    def planned(self) -> None:
+        """Note that the step that was shared out is computed."""
+        self._num_paused = self._num_paused + 1 if self.is_spare_paused else 0
+
+    def pause_spare(self) -> bool:
+        """Note that the step computes a prompt that is not on spare capacity. Return whether
+        sequences on spare capacity sit it out."""
+        self.is_spare_paused = self._num_paused < MAX_STEPS_PAUSED
+        return self.is_spare_paused
+
+    def without_spare(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots]:
+        """Return what computes of the running `slots` and their `tokens`: all but those on spare
+        capacity if one of the others computes its prompt. They keep the blocks that they got."""
+        table = self._table
+        is_urgent = table.account[slots] != SPARE_ACCOUNT
+        is_prompt = is_urgent & (table.num_computed[slots] < table.num_prompt[slots])
+        if is_prompt.any() and self.pause_spare():
+            return slots[is_urgent], tokens[is_urgent]
+        return slots, tokens
 
     def _shortened(self, slots: Slots, tokens: Slots) -> Slots:
         if self._stops_at is None:
@@ -113,7 +143,8 @@ class TokenBudget:
         left = self._max_tokens - int(tokens.sum())
         prompts = slots[self._table.todo()[slots] > 1].tolist()
         order = sorted((self._table.at(slot).group.key, slot) for slot in prompts)
-        return StepTokens(self, wanted, left, order)
+        spare = slots[self._table.account[slots] == SPARE_ACCOUNT]
+        return StepTokens(self, wanted, left, order, spare)
 
     def num_partial(self, wanted: Slots) -> tuple[int, int]:
         """Prompts of which a part is left after a step that computes `wanted` by slot, and how
@@ -128,6 +159,7 @@ class StepTokens:
     """The tokens of one step while waiting groups are admitted.
 
     wanted: by slot. left: that nobody wants yet. prompts: (key, slot) of running prompts, by key.
+    spare: running slots on spare capacity.
     """
 
     def __init__(
@@ -136,8 +168,10 @@ class StepTokens:
         wanted: Slots,
         left: int,
         prompts: list[tuple[tuple[float, int], int]],
+        spare: Slots,
     ) -> None:
         self._budget = budget
+        self._spare = spare
         self._wanted = wanted
         self._left = left
         self._prompts = prompts
@@ -177,10 +211,14 @@ class StepTokens:
             long_then + is_long <= max(limits.max_long_partial_prefills, long)
         )
 
-    def admit(self, chunks: list[tuple[int, int]]) -> None:
+    def admit(self, chunks: list[tuple[int, int]], *, is_spare: bool) -> None:
         """Note that a group has entered: (slot, tokens) of each sequence. Tokens that running
         prompts had been given and this group takes are taken from them; blocks that they got
-        meanwhile stay theirs."""
+        meanwhile stay theirs. is_spare: of the group; one that is not pauses running ones
+        that are."""
+        if not is_spare and self._budget.pause_spare():
+            self._left += int(self._wanted[self._spare].sum())
+            self._wanted[self._spare] = 0
         self._partial = None
         count = sum(tokens for _, tokens in chunks)
         self._wanted = self._without(count - self._left)
