@@ -36,10 +36,12 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 @dataclass(frozen=True, slots=True)
 class InternalCaller:
-    """In whose name the server asks itself, on spare capacity. tenant, weight: as of the key."""
+    """In whose name the server asks itself. tenant, weight: as of the key. is_spare: whether on
+    spare capacity."""
 
     tenant: str
     weight: float
+    is_spare: bool = True
 
 
 class ApiKeys:
@@ -91,7 +93,7 @@ class Gate:
             return
         state = scope.setdefault("state", {})
         caller = scope.get(CALLER)
-        state["is_spare"] = isinstance(caller, InternalCaller)
+        state["is_spare"] = isinstance(caller, InternalCaller) and caller.is_spare
         if isinstance(caller, InternalCaller):
             state["tenant"], state["weight"] = caller.tenant, caller.weight
             await self._app(scope, receive, send)
