@@ -82,9 +82,7 @@ class SocketClient:
         first, size = self._take(2)
         assert first & 0xF0 == 0x80 and size < 128
         if size >= 126:
-            (size,) = struct.unpack(
-                "!H" if size == 126 else "!Q", self._take(2 if size == 126 else 8)
-            )
+            size = int.from_bytes(self._take(2 if size == 126 else 8))
         return first & 15, self._take(size)
 
     def closing_code(self) -> int:
