@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, cast
+from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -31,10 +31,19 @@ MAX_AGE_S = 3600.0
 
 _PATH = "/v1/responses"
 _FAILED = ("response.failed", "error")
+_OF_SOCKETS = ("type", "background", "stream_options")
 _CODES = {
     400: "invalid_request", 401: "invalid_api_key", 403: "permission_denied", 404: "not_found",
     413: "request_too_large", 429: "rate_limit_exceeded", 503: "server_overloaded",
 }  # fmt: skip
+
+
+class _Head(msgspec.Struct):
+    """Fields of a message that the connection itself reads."""
+
+    type: Literal["response.create"]
+    background: Any = None
+    previous_response_id: Any = None
 
 
 class LocalResponses:
@@ -120,27 +129,24 @@ class SocketResponse(Response):
     async def _serve(self, message: bytes, caller: InternalCaller) -> None:
         """Answer one message."""
         try:
-            fields: Any = msgspec.json.decode(message)
+            fields = msgspec.json.decode(message, type=dict[str, msgspec.Raw])
+            head = msgspec.json.decode(message, type=_Head)
         except (msgspec.DecodeError, RecursionError):
-            fields = None
-        if not isinstance(fields, dict) or fields.get("type") != "response.create":
             await self._refuse(400, 'Send a JSON object with the type "response.create".')
             return
-        body = {**cast("Fields", fields), "stream": True}
-        del body["type"]
-        if body.pop("background", None):
+        if head.background:
             await self._refuse(400, "background is not offered on a WebSocket.", "background")
             return
-        turn = _Turn(self._socket)
-        await self._app(self._scope(msgspec.json.encode(body), caller, turn), turn.receive, turn)
+        body = {name: value for name, value in fields.items() if name not in _OF_SOCKETS}
+        turn = _Turn(self._socket, msgspec.json.encode({**body, "stream": True}))
+        await self._app(self._scope(len(turn.body), caller), turn.receive, turn)
         if turn.status != 200:
             reply = turn.reply
             await self._refuse(turn.status, reply["message"], reply.get("param"))
         if turn.has_failed:
-            self._local.forget(body.get("previous_response_id"))
+            self._local.forget(head.previous_response_id)
 
-    def _scope(self, body: bytes, caller: InternalCaller, turn: _Turn) -> Scope:
-        turn.body = body
+    def _scope(self, num_bytes: int, caller: InternalCaller) -> Scope:
         return {
             CALLER: caller,
             LOCAL_RESPONSES: self._local,
@@ -155,7 +161,7 @@ class SocketResponse(Response):
             "headers": [
                 (b"host", b"localhost"),
                 (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
+                (b"content-length", str(num_bytes).encode()),
             ],
             "client": None,
             "server": None,
@@ -179,11 +185,11 @@ class _Turn:
     """Answer to one message: its events go to the socket. body: of the request. has_failed:
     it ended without a response, or with a failed one."""
 
-    def __init__(self, socket: WebSocket) -> None:
+    def __init__(self, socket: WebSocket, body: bytes) -> None:
         self._socket = socket
         self._held = b""
         self._is_sent = False
-        self.body = b""
+        self.body = body
         self.status = 0
         self.has_failed = True
 
