@@ -109,12 +109,14 @@ class TokenBudget:
     def without_spare(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots]:
         """Return what computes of the running `slots` and their `tokens`: all but those on spare
         capacity if one of the others computes its prompt. They keep the blocks that they got."""
-        table = self._table
-        is_urgent = table.account[slots] != SPARE_ACCOUNT
-        is_prompt = is_urgent & (table.num_computed[slots] < table.num_prompt[slots])
-        if is_prompt.any() and self.pause_spare():
+        is_urgent = self._table.account[slots] != SPARE_ACCOUNT
+        if self.are_in_prompts(slots[is_urgent]) and self.pause_spare():
             return slots[is_urgent], tokens[is_urgent]
         return slots, tokens
+
+    def are_in_prompts(self, slots: Slots) -> bool:
+        """Return whether some of these slots have a part of their prompts left to compute."""
+        return bool((self._table.num_computed[slots] < self._table.num_prompt[slots]).any())
 
     def _shortened(self, slots: Slots, tokens: Slots) -> Slots:
         if self._stops_at is None:
@@ -216,7 +218,8 @@ class StepTokens:
         prompts had been given and this group takes are taken from them; blocks that they got
         meanwhile stay theirs. is_spare: of the group; one that is not pauses running ones
         that are."""
-        if not is_spare and self._budget.pause_spare():
+        slots = np.array([slot for slot, _ in chunks], np.int64)
+        if not is_spare and self._budget.are_in_prompts(slots) and self._budget.pause_spare():
             self._left += int(self._wanted[self._spare].sum())
             self._wanted[self._spare] = 0
         self._partial = None
