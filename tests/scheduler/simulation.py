@@ -573,6 +573,7 @@ class Simulation:
         limits, table = self.setup.prefill_limits, self.scheduler.state.table
         assert self.standing.max() <= limits.long_prefill_token_threshold
         is_whole = ~np.isin(table.handle, list(self.in_pieces))  # others grow when they have begun
+        is_whole &= table.account != SPARE_ACCOUNT  # others may sit steps out
         is_partial = table.live & is_whole & (table.num_total - table.num_computed > 1)
         is_long = table.num_total > limits.long_prefill_token_threshold
         if not self.scheduler.stats().preempted_total:

@@ -50,7 +50,7 @@ class Watched:
         simulation, state = self.simulation, self.simulation.scheduler.state
         table = state.table
         computes, is_spare = simulation.standing > 0, table.account == SPARE_ACCOUNT
-        starts = table.num_computed - simulation.standing
+        starts = simulation.scheduler._results._in_flight[-1].starts
         has_prompt = (computes & ~is_spare & (starts < table.num_prompt)).any()
         has_spare = (computes & is_spare).any()
         is_paused = simulation.scheduler._budget.is_spare_paused

@@ -148,11 +148,14 @@ class TokenBudget:
         spare = slots[self._table.account[slots] == SPARE_ACCOUNT]
         return StepTokens(self, wanted, left, order, spare)
 
-    def num_partial(self, wanted: Slots) -> tuple[int, int]:
+    def num_partial(self, wanted: Slots, *, is_spare: bool) -> tuple[int, int]:
         """Prompts of which a part is left after a step that computes `wanted` by slot, and how
-        many of them are long."""
+        many of them are long. is_spare: those on spare capacity, which may have to sit steps out,
+        count too; else they keep nobody out."""
         todo = self._table.todo()
         left = (todo > 1) & (todo > wanted)
+        if not is_spare:
+            left &= self._table.account != SPARE_ACCOUNT
         is_long = self._table.num_total > self.limits.long_prefill_token_threshold
         return int(left.sum()), int((left & is_long).sum())
 
@@ -177,7 +180,8 @@ class StepTokens:
         self._wanted = wanted
         self._left = left
         self._prompts = prompts
-        self._partial: tuple[int, int] | None = None  # of `wanted`, once it was asked for
+        # Of `wanted`, once it was asked for, by whether spare ones count.
+        self._partial: dict[bool, tuple[int, int]] = {}
 
     def offered_to(self, group: SequenceGroup) -> int:
         """Tokens that the group may compute: those left, and those of running prompts after it;
@@ -201,14 +205,16 @@ class StepTokens:
         given = self._budget.first_chunk(min(num_tokens, self.offered_to(group)))
         is_partial = given < num_tokens
         is_long = is_partial and num_tokens > limits.long_prefill_token_threshold
-        if self._partial is None:
-            self._partial = self._budget.num_partial(self._wanted)
-        partial, long = self._partial
+        is_spare = group.is_spare
+        if is_spare not in self._partial:
+            self._partial[is_spare] = self._budget.num_partial(self._wanted, is_spare=is_spare)
+        partial, long = self._partial[is_spare]
         if is_partial and partial >= limits.max_num_partial_prefills:
             return False  # what it would take from running prompts leaves more of them partial
         partial_then, long_then = partial, long
         if given > self._left:
-            partial_then, long_then = self._budget.num_partial(self._without(given - self._left))
+            wanted = self._without(given - self._left)
+            partial_then, long_then = self._budget.num_partial(wanted, is_spare=is_spare)
         return partial_then + is_partial <= max(limits.max_num_partial_prefills, partial) and (
             long_then + is_long <= max(limits.max_long_partial_prefills, long)
         )
@@ -222,7 +228,7 @@ class StepTokens:
         if not is_spare and self._budget.are_in_prompts(slots) and self._budget.pause_spare():
             self._left += int(self._wanted[self._spare].sum())
             self._wanted[self._spare] = 0
-        self._partial = None
+        self._partial.clear()
         count = sum(tokens for _, tokens in chunks)
         self._wanted = self._without(count - self._left)
         self._left = max(self._left - count, 0)
