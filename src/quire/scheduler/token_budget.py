@@ -180,7 +180,7 @@ class StepTokens:
         self._wanted = wanted
         self._left = left
         self._prompts = prompts
-        # Of `wanted`, once it was asked for, by whether spare ones count.
+        # These are of `wanted`, once it was asked for, by whether spare ones count.
         self._partial: dict[bool, tuple[int, int]] = {}
 
     def offered_to(self, group: SequenceGroup) -> int:
