@@ -125,6 +125,19 @@ def test_a_spare_request_gives_its_slot_away(policy: str) -> None:
     simulation.drain()
 
 
+def test_spare_requests_alone_are_not_planned_ahead() -> None:
+    """Fault: who comes waits for two steps of a batch."""
+    simulation = Simulation(Setup(depth=2, num_blocks=64))
+    simulation.add(range(4, 8), max_tokens=6, scheduling=SPARE)
+    simulation.plan()
+    assert simulation.scheduler.awaits_results
+    simulation.add(range(5, 9), max_tokens=6)
+    simulation.apply()
+    simulation.plan()
+    assert not simulation.scheduler.awaits_results
+    simulation.drain()
+
+
 def test_prompts_do_not_starve_a_spare_request() -> None:
     """Fault: while there are new prompts in each step, it is never computed."""
     simulation = Simulation(Setup(max_num_seqs=4, num_blocks=64, max_num_batched_tokens=16))

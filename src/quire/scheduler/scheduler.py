@@ -229,8 +229,13 @@ class Scheduler:
     @property
     def awaits_results(self) -> bool:
         """True if the next step is better planned when the results in flight have been applied:
-        drafts follow the tokens that they bring."""
-        return self._num_in_flight > 0 and self._drafts.await_results()
+        drafts follow the tokens that they bring, and whoever comes meanwhile waits for no second
+        step of work on spare capacity."""
+        if not self._num_in_flight:
+            return False
+        running = self.state.roster.running
+        is_spare = bool(running) and running[0].is_spare  # so are all behind it
+        return is_spare or self._drafts.await_results()
 
     @property
     def _has_news_to_fetch(self) -> bool:
