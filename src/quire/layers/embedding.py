@@ -19,9 +19,9 @@ __all__ = ["Embedding", "LMHead", "TiedEmbedding", "TokenEmbedding", "Vocabulary
 
 
 class Vocabulary:
-    """Tokens of a model, of which a rank has some.
+    """A rank's share of the model's tokens.
 
-    share: those of this rank. most: rows that each rank has memory for.
+    share: tokens of this rank. most: rows for which each rank has memory.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Vocabulary:
         given: GivenEmbeddings,
         adapted: tuple[TablePlace, HeadPlace] | None = None,
     ) -> None:
-        """given: what a request may bring in place of rows. adapted: what adapters change in the
-        table and in logits. Raises ConfigError as `Shard.vocabulary`."""
+        """given: embeddings that requests bring in place of rows. adapted: changes that adapters
+        make to the table and to logits. Raises ConfigError as `Shard.vocabulary` does."""
         self.share = shard.vocabulary(size)
         self.most = shard.most_rows(size)
         (self._own,) = self.share.ranges
@@ -45,8 +45,8 @@ class Vocabulary:
     def look_up(
         self, ids: torch.Tensor, rows: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Rows [T, E] of ids [T] out of all ranks' tables, and given ones where there are some.
-        rows: gives those of this rank's table."""
+        """Return the rows [T, E] of ids [T] from all ranks' tables, with given embeddings in their
+        places. rows: looks up this rank's table."""
         return self._given.look_up(lambda found: self._of_all_ranks(found, rows), ids)
 
     def _of_all_ranks(
@@ -59,7 +59,7 @@ class Vocabulary:
         return found if self._table is None else self._table.change(found, ids)
 
     def gather(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] of hidden [N, E] from those of this rank, [N, most]."""
+        """Return the logits [N, V] of hidden [N, E], gathered from all ranks' [N, most]."""
         everyone = self._collectives.all_gather(logits)
         everyone = everyone if everyone.shape[1] == self._size else everyone[:, : self._size]
         return everyone if self._head is None else self._head.change(everyone, hidden)
@@ -110,8 +110,8 @@ class TokenEmbedding:
 class TiedEmbedding:
     """An embedding whose table is also the projection to logits.
 
-    There is one copy of the table, packed for the projection, which runs over all of it at every
-    step; the few rows that a step looks up are gathered out of the packed form.
+    There is one copy of the table, packed for the projection, which reads all of it at every step.
+    The few rows that a step looks up are unpacked from it.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class TiedEmbedding:
 class LMHead:
     """Logits of hidden rows: [N, E] → float32 [N, V].
 
-    projection: a matrix of its own, or the embedding's; then there is nothing to load.
+    projection: a matrix of its own, or the embedding's, which needs no loading here.
     """
 
     def __init__(self, projection: Linear | TiedEmbedding, vocabulary: Vocabulary) -> None:

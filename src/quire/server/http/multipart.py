@@ -27,7 +27,7 @@ class FormPart:
 
     @property
     def text(self) -> str:
-        """The value of a field that is no file."""
+        """Return the value of a field that is no file."""
         return self.data.decode("utf-8", "replace")
 
     def take(self) -> bytes:
