@@ -18,7 +18,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sanitize", action="store_true", help="address and undefined behaviour")
     options = parser.parse_args(arguments)
     try:
-        libraries = compile_kernels(options.output, isas=options.isa, sanitize=options.sanitize)
+        libraries = compile_kernels(
+            options.output,
+            isas=options.isa,
+            sanitize=options.sanitize,
+            report=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
+        )
     except CompileError as error:
         sys.stderr.write(f"kernels not compiled: {error}\n")
         return 1

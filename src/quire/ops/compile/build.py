@@ -11,8 +11,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -149,13 +149,15 @@ def compile_kernels(
     isas: Sequence[str] | None = None,
     sanitize: bool = False,
     keep_current: bool = False,
+    report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, ...]:
     """Compile every instruction set of this architecture (or those named) into `output`, and return
-    the libraries.
+    the libraries, the best one first.
 
     keep_current: keep a library that was made from these sources; does not apply to sanitized ones.
-    Raises CompileError, and keeps existing libraries, when there is no compiler, no instruction set
-    for this architecture, or the compiler fails.
+    report: is told of each library when it is in place, narrowest set first, so that a run that was
+    interrupted goes on from there. Raises CompileError when there is no compiler, no instruction
+    set for this architecture, or the compiler fails, which leaves the other libraries as they are.
     """
     compiler = _compiler()
     wanted = [
@@ -173,13 +175,13 @@ def compile_kernels(
         wanted = [isa for isa in wanted if not _is_current(isa, sources, output)]
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         build = _Build(compiler, sources, Path(scratch), pool, sanitize)
-        built = build.libraries(wanted)
-        for isa, library in zip(wanted, built, strict=True):
+        for number, (isa, library) in enumerate(build.libraries(wanted[::-1]), 1):
             target = library_path(isa, output)
             # A new file under the old name: a process that maps the old one keeps it.
             staged = target.with_suffix(f".{os.getpid()}.tmp")
             shutil.copyfile(library, staged)
             os.replace(staged, target)
+            report(f"compiled the kernels for {isa.name} ({number} of {len(wanted)})")
     return libraries
 
 
@@ -213,13 +215,22 @@ class _Build:
     pool: ThreadPoolExecutor
     sanitize: bool
 
-    def libraries(self, isas: Sequence[Isa]) -> list[Path]:
-        """Return a library for each set. All objects are compiled at once, so that no core waits
-        for the longest of a set."""
-        objects = [self._objects(isa) for isa in isas]
-        commands = {target: command for each in objects for target, command in each.items()}
-        list(self.pool.map(_call, sorted(commands.values(), key=_longest_first)))
-        return [self._link(isa, list(each)) for isa, each in zip(isas, objects, strict=True)]
+    def libraries(self, isas: Sequence[Isa]) -> Iterator[tuple[Isa, Path]]:
+        """Yield the library of each set. The objects of the next set are compiled meanwhile, so
+        that no core waits for the longest of a set."""
+        objects = {isa: self._objects(isa) for isa in isas}
+        compiled: dict[Path, Future[None]] = {}
+        for each in objects.values():
+            for target in sorted(each, key=lambda target: _longest_first(each[target])):
+                if target not in compiled:
+                    compiled[target] = self.pool.submit(_call, each[target])
+        try:
+            for isa, each in objects.items():
+                for target in each:
+                    compiled[target].result()
+                yield isa, self._link(isa, list(each))
+        finally:
+            self.pool.shutdown(cancel_futures=True)
 
     def _objects(self, isa: Isa) -> dict[Path, list[str]]:
         """Return the command of each object of a library. Two sets that share an object have the
