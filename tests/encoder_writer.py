@@ -23,7 +23,7 @@ TEXTS = [
     "ship",
     "a long road to the sea and the old stone house in the winter of the small king",
 ]
-KINDS = ("bert", "roberta", "xlm-roberta")
+KINDS = ("bert", "roberta", "xlm-roberta", "modernbert")
 
 _BASE = {
     "vocab_size": 64,
@@ -43,9 +43,11 @@ def write_encoder(kind: str, folder: Path, *, num_labels: int = 0, **extra: Any)
     0 for one without a head."""
     from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
 
-    types = 2 if kind == "bert" else 1
-    labels = {"num_labels": num_labels} if num_labels else {}
-    config = CONFIG_MAPPING[kind](**{**_BASE, "type_vocab_size": types, **labels, **extra})
+    given = {**_BASE, "num_labels": num_labels} if num_labels else _BASE
+    own: dict[str, Any] = {"type_vocab_size": 2 if kind == "bert" else 1}
+    if kind == "modernbert":
+        own = {"num_hidden_layers": 4, "local_attention": 8}
+    config = CONFIG_MAPPING[kind](**{**given, **own, **extra})
     config._attn_implementation = "eager"
     make = AutoModelForSequenceClassification if num_labels else AutoModel
     model = make.from_config(config).eval()
@@ -53,7 +55,7 @@ def write_encoder(kind: str, folder: Path, *, num_labels: int = 0, **extra: Any)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * 0.2
-            is_norm = "LayerNorm" in name and name.endswith("weight")
+            is_norm = "norm" in name.lower() and name.endswith("weight")
             parameter.copy_(noise + 1.0 if is_norm else noise)
     model.save_pretrained(folder)
     _write_tokenizer(kind, folder)

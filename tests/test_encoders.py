@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, ConfigError, PoolingParams, RequestError
+from quire.config import read_model_spec
 from tests.encoder_writer import KINDS, TEXTS, write_encoder, write_sentence_files
 
 Maker = Callable[..., LLM]
@@ -51,8 +52,11 @@ def ids_of(llm: LLM, first: str, second: str | None = None) -> dict[str, torch.T
 
 
 def hidden_of(model: Any, llm: LLM, text: str) -> torch.Tensor:
+    inputs = ids_of(llm, text)
+    if model.config.model_type == "modernbert":  # it has no table of types
+        del inputs["token_type_ids"]
     with torch.inference_mode():
-        return model(**ids_of(llm, text)).last_hidden_state[0]
+        return model(**inputs).last_hidden_state[0]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -141,6 +145,35 @@ def test_classes_and_scores(tmp_path: Path, make: Maker, kind: str, labels: int)
     pairs = llm.score(TEXTS, TEXTS[::-1], use_tqdm=False)
     for one, other, output in zip(TEXTS, TEXTS[::-1], pairs, strict=True):
         assert abs(output.outputs.score - float(numbers(one, other).sigmoid())) < 1e-4
+
+
+def test_classes_by_the_mean_of_all_states(tmp_path: Path, make: Maker) -> None:
+    """As most classifiers made of ModernBERT have it; and with all biases."""
+    biases = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
+    more = {"classifier_pooling": "mean", **dict.fromkeys(biases, True)}
+    model = write_encoder("modernbert", tmp_path, num_labels=3, **more)
+    llm = make(tmp_path)
+    for text, output in zip(TEXTS, llm.classify(TEXTS, use_tqdm=False), strict=True):
+        inputs = ids_of(llm, text)
+        del inputs["token_type_ids"]
+        with torch.inference_mode():
+            expected = model(**inputs).logits[0].softmax(-1)
+        np.testing.assert_allclose(output.outputs.probs, expected, atol=1e-4)
+
+
+def test_old_and_new_settings_of_modernbert_are_the_same(tmp_path: Path) -> None:
+    """Files on the hub say how often a layer sees all, and a base of positions each."""
+    write_encoder("modernbert", tmp_path)
+    file = tmp_path / "config.json"
+    new, settings = read_model_spec(tmp_path), json.loads(file.read_text())
+    for name in ("layer_types", "rope_parameters"):
+        del settings[name]
+    old = {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0}
+    file.write_text(json.dumps({**settings, **old, "local_rope_theta": 10000.0}))
+    assert read_model_spec(tmp_path) == new
+    assert new.windows == (None, 5, 5, None) and new.ropes[0] == new.ropes[3] != new.ropes[1]
+    weights = load_file(tmp_path / "model.safetensors")
+    assert new.num_parameters == sum(tensor.numel() for tensor in weights.values())
 
 
 def test_long_pairs_are_cut_like_those_of_transformers(tmp_path: Path, make: Maker) -> None:

@@ -60,6 +60,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "GPT-NeoX, Pythia": ("GPTNeoXForCausalLM",),
         "GPT-2": ("GPT2LMHeadModel",),
         "BERT": ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
+        "ModernBERT": (
+            "ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification",
+        ),
         "RoBERTa": ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"),
         "XLM-R": (
             "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",

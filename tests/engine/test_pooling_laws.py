@@ -14,6 +14,7 @@ from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.messages import HANDLES_PER_CLIENT
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import EMPTY_INTS
+from quire.runner.pooling import PoolPiece, VectorPools
 from tests.engine.fake_engine import FakeEngine
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -180,3 +181,20 @@ def test_vectors_go_to_their_clients() -> None:
         0: [3],
         1: [HANDLES_PER_CLIENT + 1],
     }
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (70, 384), (2000, 5), (3, 4096)])
+def test_a_mean_is_summed_in_the_order_of_tokens(shape: tuple[int, int]) -> None:
+    """Fault: an array library sums in another order, which depends on how the prompt was cut."""
+    hidden = np.random.default_rng(7).normal(size=shape).astype(np.float32)
+    total = np.zeros(shape[1], np.float64)
+    for state in hidden:
+        total += state
+    for cut in {shape[0], 1, shape[0] // 3 or 1}:
+        pools, ends = VectorPools(), [*range(cut, shape[0], cut), shape[0]]
+        found = None
+        for start, end in zip([0, *ends], ends, strict=False):
+            piece = PoolPiece(0, "mean", start, end, 0, end == shape[0])
+            found = pools.take(piece, hidden[start:end])
+        assert found is not None
+        np.testing.assert_array_equal(found, (total / shape[0]).astype(np.float32))

@@ -413,7 +413,7 @@ def test_causal_models_take_no_last_key(toys: Toys) -> None:
     llm = toys.start(toys.prepare(FULL_AND_LATENT))
     client: Any = llm.engine.client
     inputs = client._core._executor._worker._assembly.runner._decode._inputs
-    assert inputs.buffers(3, 1).last_key is None
+    assert not inputs.buffers(3, 1).last_keys
 
 
 def test_a_prompt_that_is_cut_fails_alone(toys: Toys) -> None:

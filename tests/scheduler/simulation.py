@@ -42,6 +42,7 @@ from quire.scheduler import (
     make_policy,
 )
 from quire.scheduler.constraints.unsent import Question, Verdict
+from quire.scheduler.policies.spare import SPARE_ACCOUNT
 from quire.scheduler.sequence import Sequence
 from quire.speculation import DraftMethods
 from tests.kv_cache.model import make_layout
@@ -430,10 +431,10 @@ class Simulation:
         roster, swaps = scheduler.state.roster, scheduler.state.kv.swaps
         holders = [*roster.running, *(group for group in roster.blocked if group.is_coming_in)]
         oldest = min(holders, key=lambda group: group.key, default=None)
-        todo = table.todo()
+        is_decode = table.live & (table.todo() == 1)
         decoding = {
             (slot, int(table.generation[slot])): int(table.num_computed[slot])
-            for slot in np.flatnonzero(table.live & (todo == 1)).tolist()
+            for slot in np.flatnonzero(is_decode & (table.account != SPARE_ACCOUNT)).tolist()
         }
         self.now += 0.1
         plan = scheduler.plan(self.now)
@@ -572,6 +573,7 @@ class Simulation:
         limits, table = self.setup.prefill_limits, self.scheduler.state.table
         assert self.standing.max() <= limits.long_prefill_token_threshold
         is_whole = ~np.isin(table.handle, list(self.in_pieces))  # others grow when they have begun
+        is_whole &= table.account != SPARE_ACCOUNT  # others may sit steps out
         is_partial = table.live & is_whole & (table.num_total - table.num_computed > 1)
         is_long = table.num_total > limits.long_prefill_token_threshold
         if not self.scheduler.stats().preempted_total:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.settings import SCHEDULING_POLICIES
 from quire.protocol import SchedulingParams
+from quire.scheduler.policies.spare import SPARE_ACCOUNT
 from quire.scheduler.sequence import GroupState
+from quire.scheduler.token_budget import MAX_STEPS_PAUSED
 from tests.profiles import examples
 from tests.scheduler.random_moves import random_prompt, random_setup
 from tests.scheduler.simulation import Setup, Simulation
@@ -25,16 +28,50 @@ class Watched:
     def __init__(self, setup: Setup) -> None:
         self.simulation = Simulation(setup)
         self.num_spare_admitted = 0
-        self.preempted = 0
+        self.num_paused = 0
 
     def groups(self) -> set:
         return set(self.simulation.scheduler.state.roster.groups.values())
+
+    def spare_decodes(self) -> dict[tuple[int, int], int]:
+        """Tokens that spare sequences with one to compute have computed, by slot and generation."""
+        table = self.simulation.scheduler.state.table
+        decodes = table.live & (table.todo() == 1)
+        if decodes.sum() > self.simulation.setup.max_num_batched_tokens:
+            return {}
+        spare = np.flatnonzero(decodes & (table.account == SPARE_ACCOUNT)).tolist()
+        return {
+            (slot, int(table.generation[slot])): int(table.num_computed[slot]) for slot in spare
+        }
+
+    def check_pause(self, before: dict[tuple[int, int], int]) -> None:
+        """Spare sequences sit a step out for a prompt of another kind, for no other reason, and not
+        for ever. before: `spare_decodes` before the step."""
+        simulation, state = self.simulation, self.simulation.scheduler.state
+        table = state.table
+        computes, is_spare = simulation.standing > 0, table.account == SPARE_ACCOUNT
+        starts = simulation.scheduler._results._in_flight[-1].starts
+        has_prompt = (computes & ~is_spare & (starts < table.num_prompt)).any()
+        has_spare = (computes & is_spare).any()
+        is_paused = simulation.scheduler._budget.is_spare_paused
+        if is_paused:
+            assert has_prompt, "spare requests sit out for nobody"
+            assert not has_spare and self.num_paused < MAX_STEPS_PAUSED
+        elif has_prompt and has_spare:
+            assert self.num_paused == MAX_STEPS_PAUSED, "one is computed beside a prompt"
+        if not is_paused and not state.kv.swaps.num_orphaned:
+            for (slot, generation), num_computed in before.items():
+                if table.generation[slot] == generation:
+                    assert table.num_computed[slot] > num_computed, "one sits out for nobody"
+        self.num_paused = self.num_paused + 1 if is_paused else 0
 
     def plan(self) -> None:
         """No spare group goes from waiting to running while another kind waits."""
         state = self.simulation.scheduler.state
         waited = {group for group in self.groups() if group.state is GroupState.WAITING}
-        self.simulation.plan()
+        before = self.spare_decodes()
+        if self.simulation.plan():
+            self.check_pause(before)
         admitted = {group for group in waited if group.state is GroupState.RUNNING}
         spare = [group for group in admitted if group.is_spare]
         self.num_spare_admitted += len(spare)
@@ -81,10 +118,26 @@ def test_a_spare_request_gives_its_slot_away(policy: str) -> None:
     simulation.plan()
     simulation.apply()
     (handle,) = simulation.add(range(5, 9), max_tokens=2)
-    for _ in range(4):
-        simulation.plan()
+    simulation.plan()
+    table = simulation.scheduler.state.table
+    computing = {int(table.handle[slot]) for slot in np.flatnonzero(simulation.standing)}
+    assert computing == {handle}, "a spare request is computed beside it, or it waits for one"
+    simulation.drain()
+
+
+def test_prompts_do_not_starve_a_spare_request() -> None:
+    """Fault: while there are new prompts in each step, it is never computed."""
+    simulation = Simulation(Setup(max_num_seqs=4, num_blocks=64, max_num_batched_tokens=16))
+    (spare,) = simulation.add(range(4, 10), max_tokens=4, scheduling=SPARE)
+    simulation.plan()
+    num_tokens: list[int] = []
+    for step in range(4 * (MAX_STEPS_PAUSED + 2)):
         simulation.apply()
-    assert simulation.clients[handle].tokens, "it waits for a spare request to end"
+        simulation.add((4 + step % 7, 6, 7), max_tokens=1)
+        simulation.plan()
+        num_tokens.append(len(simulation.clients[spare].tokens))
+    assert num_tokens[MAX_STEPS_PAUSED - 1] == 1, "it did not give way"
+    assert num_tokens[-1] == 4, "it starves"
     simulation.drain()
 
 

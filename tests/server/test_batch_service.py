@@ -19,7 +19,7 @@ import pytest
 from quire.server.app import create_app
 from quire.server.batches import runner, service
 from quire.server.batches.service import BatchService
-from quire.server.batches.store import BatchStore, KeptBatch
+from quire.server.batches.store import BatchStore, KeptBatch, NewFile
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.generation.served_model import model_dialect
 from quire.server.requests.errors import RefusedError
@@ -346,12 +346,13 @@ def test_a_file_that_cannot_be_kept_leaves_nothing(
 ) -> None:
     """Fault: parts of files that met a full disk stay on it."""
 
-    def full(path: Path, data: bytes) -> int:
-        with path.open("wb") as file:
-            file.write(data[:10])
+    write = NewFile.write
+
+    def full(self: NewFile, data: bytes) -> None:
+        write(self, data[:10])
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(NewFile, "write", full)
     with pytest.raises(OSError, match="no space"):
         harness.add(lines(1))
     assert not list((harness.folder / "files").iterdir())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +15,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.types import ASGIApp
 
-from quire.server.batches.store import BatchStore
-from quire.server.http.multipart import read_form
+from quire.server.app import create_app
+from quire.server.batches.store import BatchStore, NewFile
+from quire.server.generation.backend import Backend
+from quire.server.http.multipart import FormReader
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
@@ -301,16 +306,100 @@ def test_bounds_on_files(tmp_path: Path) -> None:
     store.close()
 
 
-def test_forms_are_read_whole() -> None:
+def read_form(body: bytes, size: int, content_type: str) -> tuple[FormReader, bytes]:
+    """A form that came in pieces of this size, and the data of its file, which were taken."""
+    form, data = FormReader(content_type, large="file"), b""
+    for start in range(0, len(body), size):
+        form.feed(body[start : start + size])
+        if "file" in form.parts:
+            data += form.parts["file"].take()
+    return form, data
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 10_000])
+def test_forms_are_read_whole(size: int) -> None:
     """Fault: bytes of a file that look like a boundary, or like the end of a line, are lost."""
     data = bytes(range(256)) + b"\r\n--wrong\r\n\r\n\n"
-    body = (
+    head = (
         b'--right\r\nContent-Disposition: form-data; name="file"; filename="x.bin"\r\n'
-        b"Content-Type: application/octet-stream\r\n\r\n" + data + b"\r\n--right\r\n"
-        b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--right--\r\n'
+        b"Content-Type: application/octet-stream\r\n\r\n"
     )
-    found = read_form('multipart/form-data; boundary="right"', body)
-    assert found["file"].data == data and found["file"].filename == "x.bin"
-    assert found["purpose"].text == "batch" and found["purpose"].filename is None
+    rest = (
+        b'--right\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--right--\r\n'
+    )
+    kind = 'multipart/form-data; boundary="right"'
+    form, found = read_form(head + data + b"\r\n" + rest, size, kind)
+    parts = form.end()
+    assert found == data and parts["file"].filename == "x.bin"
+    assert parts["purpose"].text == "batch" and parts["purpose"].filename is None
+    form, _ = read_form(head + data + b"\r\n" + rest[:-20], size, kind)
     with pytest.raises(RefusedError, match="ends early"):
-        read_form("multipart/form-data; boundary=right", body[:-20])
+        form.end()
+    long = rest.replace(b"batch", b"b" * 2**17)
+    for body, words in (
+        (head + b"\r\n" + head + b"\r\n" + rest, "Send each field once"),
+        (b"--right\r\nX: y\r\n\r\n\r\n" + rest, "has no name"),
+        (b"--right\r\n" + b"x" * 2**15, "has no name"),
+        (head + b"\r\n" + long, "'purpose' of the form has more than"),
+    ):
+        with pytest.raises(RefusedError, match=words):
+            read_form(body, max(size, 7), kind)
+
+
+async def upload_beside_a_clock(app: ASGIApp, data: bytes) -> tuple[float, float]:
+    """Upload a file; seconds that it took, and the longest ones in which the event loop did nothing
+    else."""
+    file = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + data
+    purpose = b'\r\n--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--\r\n'
+    body, size, at, status = file + purpose, 2**16, 0, 0
+    headers = [(b"host", b"localhost"), (b"content-type", b"multipart/form-data; boundary=x")]
+    scope: Any = {
+        "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": "/v1/files", "raw_path": b"/v1/files", "query_string": b"", "headers": headers,
+        "client": None, "server": None,
+    }  # fmt: skip
+    longest = 0.0
+
+    async def receive() -> Any:
+        nonlocal at
+        await asyncio.sleep(0)
+        at += size
+        return {"type": "http.request", "body": body[at - size : at], "more_body": at < len(body)}
+
+    async def send(message: Any) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - before)
+
+    clock, started = asyncio.create_task(tick()), time.perf_counter()
+    await app(scope, receive, send)
+    took = time.perf_counter() - started
+    clock.cancel()
+    assert status == 200
+    return took, longest
+
+
+def test_a_large_file_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: all streams of a front stand still while a file is taken apart and written."""
+    app, data = create_app(settings(tmp_path), Backend()), bytes(50 * 2**20)
+    write, threads = NewFile.write, set[threading.Thread]()
+
+    def watched(self: NewFile, piece: bytes) -> None:
+        threads.add(threading.current_thread())
+        write(self, piece)
+
+    monkeypatch.setattr(NewFile, "write", watched)
+    shares: list[float] = []
+    while not shares or (min(shares) > 0.5 and len(shares) < 5):  # others use this machine too
+        took, longest = asyncio.run(upload_beside_a_clock(app, data))
+        shares.append(longest / took)
+    assert threads and threading.main_thread() not in threads
+    assert min(shares) <= 0.5, f"the loop stood still for these parts of the upload: {shares}"
+    kept = [path for path in (tmp_path / "files").iterdir() if path.stat().st_size == len(data)]
+    assert len(kept) == len(shares) and kept[0].read_bytes() == data

@@ -1,5 +1,5 @@
-"""Compliance with Open Responses (openresponses.org, 2026-04-24): its public cases that are of text
-and HTTP. What comes has the form of the specification, whose schemas are written down here anew."""
+"""Compliance with Open Responses (openresponses.org, 2026-04-24): its public cases that are of
+text. What comes has the form of the specification, whose schemas are written down here anew."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from quire.engine.model_front import ModelFront
 from tests.server.responses import last_prompt
 from tests.server.running import MODEL, RunningServer
 from tests.server.scripted import Script, hermes_front
+from tests.server.socket_client import SocketClient
 
 END = "<|end|>"
 ROUTE = "/v1/responses"
@@ -337,3 +338,104 @@ def test_an_image_is_refused_by_a_text_model(http: httpx.Client) -> None:
     given = [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, image]}]
     reply = http.post(ROUTE, json={"model": MODEL, "input": given})
     assert reply.status_code == 400 and "text only" in reply.json()["error"]["message"]
+
+
+# --- over a WebSocket ---------------------------------------------------------------------------
+
+
+def complete(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The response of one turn, of which every event is checked."""
+    for event in events:
+        check(EVENTS[event["type"]], event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    response = events[-1]["response"]
+    assert response["status"] == "completed" and response["output"]
+    return response
+
+
+def code_of(events: list[dict[str, Any]]) -> str:
+    (error,) = events
+    assert error["type"] == "error" and error["status"] == 400
+    return error["error"]["code"]
+
+
+def test_responses_follow_each_other_on_a_socket(server: RunningServer, script: Script) -> None:
+    """The cases "websocket-response" and "websocket-sequential-responses"."""
+    with SocketClient(server.port) as client:
+        for text in ("First.", "Second."):
+            seed = script.tell(text + END)
+            events = client.turn(model=MODEL, store=False, input=f"Say {text}", seed=seed)
+            found = complete(events)
+            assert found["output"][0]["content"][0]["text"] == text and not found["store"]
+            assert "response.output_text.delta" in [event["type"] for event in events]
+
+
+def test_what_is_not_stored_goes_on_on_its_socket(server: RunningServer, script: Script) -> None:
+    """The cases "websocket-continuation" and "websocket-reconnect-store-false-recovery"."""
+    asked: dict[str, Any] = {"model": MODEL, "store": False}
+    with SocketClient(server.port) as client:
+        first = complete(
+            client.turn(**asked, input="Remember: cobalt.", seed=script.tell("OK." + END))
+        )
+        previous = first["id"]
+        for text in ("Cobalt.", "I said it."):
+            seed = script.tell(text + END)
+            given = {**asked, "previous_response_id": previous, "input": "Which word?"}
+            found = complete(client.turn(**given, seed=seed))
+            assert found["previous_response_id"] == previous
+            previous = found["id"]
+        shown = last_prompt(server)
+        assert shown.count("Which word?") == 2 and "cobalt" in shown and "Cobalt." in shown
+    with SocketClient(server.port) as client:
+        again = {**asked, "previous_response_id": previous, "input": "Go on."}
+        assert code_of(client.turn(**again)) == "previous_response_not_found"
+        seed = script.tell("Recovered." + END)
+        complete(client.turn(**asked, input=[said("user", "Start anew.")], seed=seed))
+
+
+def test_stored_responses_go_on_anywhere(
+    http: httpx.Client, server: RunningServer, script: Script
+) -> None:
+    """From a socket to HTTP and back."""
+    with SocketClient(server.port) as client:
+        first = complete(client.turn(model=MODEL, input="Hi.", seed=script.tell("Hello." + END)))
+        given = {"model": MODEL, "input": "More.", "previous_response_id": first["id"]}
+        second = http.post(ROUTE, json={**given, "seed": script.tell("Yes." + END)}).json()
+        given["previous_response_id"] = second["id"]
+        complete(client.turn(**given, store=False, seed=script.tell("Enough." + END)))
+    assert "Hello." in last_prompt(server) and "Yes." in last_prompt(server)
+
+
+def test_a_socket_knows_no_other_response(server: RunningServer) -> None:
+    """The case "websocket-previous-response-not-found"."""
+    with SocketClient(server.port) as client:
+        given = {"model": MODEL, "store": False, "input": "Hi."}
+        events = client.turn(**given, previous_response_id="resp_openresponses_missing")
+        assert code_of(events) == "previous_response_not_found"
+
+
+def test_a_failed_turn_ends_its_conversation(server: RunningServer, script: Script) -> None:
+    """The case "websocket-failed-continuation-evicts-cache"."""
+    asked: dict[str, Any] = {"model": MODEL, "store": False}
+    with SocketClient(server.port) as client:
+        first = complete(
+            client.turn(**asked, input="Remember: ember.", seed=script.tell("OK." + END))
+        )
+        asked["previous_response_id"] = first["id"]
+        output = {"type": "function_call_output", "call_id": "call_missing", "output": "none"}
+        (failed,) = client.turn(**asked, input=[output])
+        assert failed["type"] == "error" and "call_missing" in failed["error"]["message"]
+        assert code_of(client.turn(**asked, input="Go on.")) == "previous_response_not_found"
+
+
+def test_a_summary_begins_a_conversation_on_a_socket(
+    http: httpx.Client, server: RunningServer, script: Script
+) -> None:
+    """The case "websocket-compact-new-chain"."""
+    given = [said("user", "The word is slate."), said("assistant", "OK.")]
+    asked = {"model": MODEL, "input": given, "seed": script.tell("The word is slate." + END)}
+    output = http.post(f"{ROUTE}/compact", json=asked).json()["output"]
+    with SocketClient(server.port) as client:
+        asked = {"input": [*output, said("user", "Go on.")], "tools": []}
+        seed = script.tell("Compacted." + END)
+        complete(client.turn(model=MODEL, store=False, **asked, seed=seed))

@@ -68,8 +68,8 @@ class KernelAttention:
     ) -> torch.Tensor:
         """q [T, H, D] over one layer's cache → [T, H, D]."""
         options = scores.given()
-        if step.last_key is not None:  # not every provider takes it
-            options["last_key"] = step.last_key
+        if group.last_key is not None:  # not every provider takes it
+            options["last_key"] = group.last_key
         return self._paged_attention(
             q,
             cache.k,

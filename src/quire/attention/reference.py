@@ -50,6 +50,6 @@ class ReferenceAttention:
             cache.k_scale,
             cache.v_scale,
             max_query_len=step.max_query_len,
-            last_key=step.last_key,
+            last_key=group.last_key,
             **scores.given(),
         )

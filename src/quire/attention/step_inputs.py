@@ -20,12 +20,14 @@ class GroupInputs:
     slot_mapping: int64 [T]; where token t's K/V go: block · S + offset.
     window: sliding window in tokens, the query itself included, or None.
     plan: what the attention backend prepared for this step and group.
+    last_key: int32 [T], position of the last key that each token sees; None: its own.
     """
 
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     window: int | None
     plan: Any
+    last_key: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,6 @@ class StepInputs:
     query_start_loc: int32 [R + 1]. seq_lens: int32 [R], tokens in the cache after this step's
     writes. max_query_len, max_seq_len: host integers. groups: per layer group. wanted_tokens:
     int64 [N], indices of the tokens whose hidden states are asked for; None for all of them.
-    last_key: int32 [T], position of the last key that each token sees; None: its own.
     given: what the table of tokens is not asked for; None: nothing. Only steps that are computed
     call by call have some.
     """
@@ -56,5 +57,4 @@ class StepInputs:
     groups: tuple[GroupInputs, ...]
     kv: KVPool
     wanted_tokens: torch.Tensor | None = None
-    last_key: torch.Tensor | None = None
     given: GivenRows | None = None

@@ -35,6 +35,7 @@ __all__ = [
     "MPTTraits",
     "MatrixShape",
     "ModelSpec",
+    "ModernBertTraits",
     "OPTTraits",
     "ParameterCounts",
     "ProportionalScaling",
@@ -283,17 +284,29 @@ class EncoderTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class ModernBertTraits:
+    """ModernBERT: biases of attention, of the MLP and of norms, and of the head for classes its
+    activation and whether its dense layer has a bias."""
+
+    attention_bias: bool
+    mlp_bias: bool
+    norm_bias: bool
+    head_activation: str
+    head_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ClassesSpec:
     """Classes that a model sorts prompts into. labels: their names. activation: what makes
     probabilities of the model's numbers. score_activation: what makes a score of the number of a
-    model with one class. pooling: by which token the model tells. answers: tokens of "no" and
+    model with one class. pooling: by which states the model tells. answers: tokens of "no" and
     "yes" of a model that was trained to say one of them; its one number is by how much the logit
     of the second is greater."""
 
     labels: tuple[str, ...]
     activation: ClassActivation
     score_activation: ClassActivation
-    pooling: Literal["classify", "classify_last"] = "classify"
+    pooling: Literal["classify", "classify_last", "classify_mean"] = "classify"
     answers: tuple[int, int] | None = None
 
     @property
@@ -446,7 +459,8 @@ class ModelSpec:
     score_options: what attention does to scores besides scaling them, by the names of
     `quire.attention.ScoreOptions`.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
-    prefix LMs), which is then computed in one step; None: causal.
+    prefix LMs), or as far behind it as before it in layers with a window; a prompt is then computed
+    in one step. None: causal.
     matrices: every one that is multiplied with, for the memory plan of quantized weights.
     experts: of layers that have some in place of one feed-forward network; None if no layer has.
     is_encoder: it draws no tokens, and is asked for vectors alone. classes: into which it sorts

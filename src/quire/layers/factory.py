@@ -28,7 +28,15 @@ from quire.layers.embedding import (
 )
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
-from quire.layers.mlp import MLP, AdaptedGate, ClassHead, GatedMLP, ResidualBlock, ScoreHead
+from quire.layers.mlp import (
+    MLP,
+    AdaptedGate,
+    ClassHead,
+    GatedMLP,
+    NormedClassHead,
+    ResidualBlock,
+    ScoreHead,
+)
 from quire.layers.moe import (
     AdaptedExperts,
     ExpertNumbers,
@@ -330,6 +338,14 @@ class LayerFactory:
             self._unquantized(size, size, bias=True),
             self._unquantized(size, num_classes, bias=True),
         )
+
+    def normed_class_head(
+        self, size: int, num_classes: int, activation: str, norm: LayerNorm, *, bias: bool
+    ) -> NormedClassHead:
+        """A head with a norm before its projection. bias: of the layer before the norm."""
+        dense = self._unquantized(size, size, bias=bias)
+        projection = self._unquantized(size, num_classes, bias=True)
+        return NormedClassHead(self._ops, dense, activation, norm, projection)
 
     def score_head(self, size: int, num_classes: int) -> ScoreHead:
         """Make a head of a single projection, otherwise like `class_head`."""

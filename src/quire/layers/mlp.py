@@ -6,10 +6,13 @@ import torch
 
 from quire.layers.adapted import Additions, Projection
 from quire.layers.linear import Linear, MergedLinear
+from quire.layers.norm import LayerNorm
 from quire.layers.weights import LayerWeights
 from quire.ops import OpSet
 
-__all__ = ["MLP", "GatedMLP", "AdaptedGate", "ClassHead", "ResidualBlock", "ScoreHead"]
+__all__ = [
+    "MLP", "GatedMLP", "AdaptedGate", "ClassHead", "NormedClassHead", "ResidualBlock", "ScoreHead",
+]  # fmt: skip
 
 
 class AdaptedGate:
@@ -94,3 +97,18 @@ class ClassHead:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.projection(torch.tanh(self.dense(x))).float()
+
+
+class NormedClassHead:
+    """projection(norm(act(dense(x)))); x [N, E] → float32 [N, C] (Warner et al. 2024,
+    arXiv:2412.13663)."""
+
+    def __init__(
+        self, ops: OpSet, dense: Linear, activation: str, norm: LayerNorm, projection: Linear
+    ) -> None:
+        self._activation = ops.activation
+        self._kind = activation
+        self.dense, self.norm, self.projection = dense, norm, projection
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.projection(self.norm(self._activation(self.dense(x), self._kind))).float()

@@ -25,12 +25,12 @@ __all__ = [
     "reads_whole_prompt",
 ]
 
-Pooling = Literal["last", "cls", "mean", "classify", "classify_last"]
+Pooling = Literal["last", "cls", "mean", "classify", "classify_last", "classify_mean"]
 """Hidden states after the final norm that count: that of the last token, that of the first one, or
 the mean of all. "classify": the numbers that the model has for its classes, by the first token;
-"classify_last": by the last one."""
+"classify_last": by the last one; "classify_mean": by the mean of all."""
 
-CLASSIFYING: tuple[Pooling, ...] = ("classify", "classify_last")
+CLASSIFYING: tuple[Pooling, ...] = ("classify", "classify_last", "classify_mean")
 """Ways to pool that give the numbers of classes."""
 
 ClassActivation = Literal["softmax", "sigmoid", "none"]
@@ -45,7 +45,7 @@ _LEAST_NORM = 1e-12
 def reads_whole_prompt(pooling: Pooling | None) -> bool:
     """Return whether the vector depends on hidden states that a cached prefix would leave
     uncomputed."""
-    return pooling in ("cls", "mean", "classify")
+    return pooling in ("cls", "mean", "classify", "classify_mean")
 
 
 @dataclass(frozen=True, slots=True)

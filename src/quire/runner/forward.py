@@ -187,6 +187,8 @@ class ForwardPass:
         [W, E], `counts` [R] of each row."""
         for piece in pools:
             states = last[piece.first : piece.first + len(piece.positions)]
+            if piece.pooling == "classify_mean":
+                states = states.float().mean(0, keepdim=True).to(states.dtype)
             if piece.pooling in CLASSIFYING:
                 states = self._classes_of(states)
             states = states.float()

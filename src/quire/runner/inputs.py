@@ -33,8 +33,8 @@ class ModelInputs:
 class BatchBuffers:
     """Memory in which a batch is gathered. token_ids int32 [T], positions int64 [T], seq_lens int32
     [R]; per layer group slot_mapping int64 [T] and tables int32 [R, M]. columns: by name, what
-    layers read of each token's row, int64 [T]. last_key int32 [T], as in `StepInputs`; None for
-    causal attention."""
+    layers read of each token's row, int64 [T]. last_keys: per layer group int32 [T], as in
+    `GroupInputs`; none for causal attention."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -42,7 +42,7 @@ class BatchBuffers:
     slot_mapping: tuple[torch.Tensor, ...]
     tables: tuple[torch.Tensor, ...]
     columns: Mapping[str, torch.Tensor]
-    last_key: torch.Tensor | None = None
+    last_keys: tuple[torch.Tensor, ...] = ()
 
     def of_size(self, num_tokens: int, num_rows: int) -> BatchBuffers:
         """The first tokens and rows of these buffers."""
@@ -53,7 +53,7 @@ class BatchBuffers:
             tuple(slots[:num_tokens] for slots in self.slot_mapping),
             tuple(table[:num_rows] for table in self.tables),
             {name: values[:num_tokens] for name, values in self.columns.items()},
-            None if self.last_key is None else self.last_key[:num_tokens],
+            tuple(keys[:num_tokens] for keys in self.last_keys),
         )
 
 
@@ -153,8 +153,10 @@ class InputGatherer:
         batch = self._buffers(num_tokens, num_rows, make)
         if not self._whole_prompts:
             return batch
-        last_key = make(num_tokens, dtype=torch.int32, device=batch.positions.device)
-        return replace(batch, last_key=last_key)
+        last_keys = tuple(
+            make(num_tokens, dtype=torch.int32, device=batch.positions.device) for _ in self._groups
+        )
+        return replace(batch, last_keys=last_keys)
 
     def _buffers(
         self, num_tokens: int, num_rows: int, make: Callable[..., torch.Tensor]
@@ -187,8 +189,8 @@ class InputGatherer:
         ):
             written = (batch.token_ids, batch.positions, batch.seq_lens, slots, table)
             self._step_inputs(*columns, blocks, group.tokens_per_block, *written)
-        if batch.last_key is not None:
-            self._fill_last_key(columns[0], starts, batch.positions, batch.last_key)
+        if batch.last_keys:
+            self._fill_last_keys(columns[0], starts, batch)
         if batch.columns or self._has_offsets:
             num_tokens = int(rows.num_tokens.sum())
             counts = starts.diff().long()
@@ -208,19 +210,21 @@ class InputGatherer:
         step = self.step_of(batch, starts, int(rows.num_tokens.max()), longest)
         return ModelInputs(batch.token_ids, batch.positions, starts[1:].long() - 1, step)
 
-    def _fill_last_key(
-        self,
-        slots: torch.Tensor,
-        starts: torch.Tensor,
-        positions: torch.Tensor,
-        last_key: torch.Tensor,
+    def _fill_last_keys(
+        self, slots: torch.Tensor, starts: torch.Tensor, batch: BatchBuffers
     ) -> None:
-        """last_key [T]: the end of the prompt for tokens within it, else the position [T]. slots
-        [R], starts [R + 1]: of the rows; tokens after the last row are padding, read by nobody."""
+        """last_keys [T]: the end of the prompt for tokens within it, else the position [T]; a
+        window reaches as far behind a token as before it. slots [R], starts [R + 1]: of the rows;
+        tokens after the last row are padding, read by nobody."""
+        positions = batch.positions
         token = torch.arange(len(positions), dtype=torch.int32, device=positions.device)
         row = torch.searchsorted(starts[1:], token, right=True).clamp_(max=len(slots) - 1)
         prompt_end = self._rows.num_prompt[slots][row] - 1
-        last_key.copy_(torch.maximum(positions, prompt_end))
+        last = torch.maximum(positions, prompt_end)
+        for group, last_key in zip(self._groups, batch.last_keys, strict=True):
+            window = group.window
+            seen = last if window is None else torch.minimum(last, positions + window - 1)
+            last_key.copy_(seen)
 
     def step_of(
         self,
@@ -234,10 +238,17 @@ class InputGatherer:
         starts, wanted: as in `StepInputs`."""
         self._columns.set(batch.columns)
         windows = [group.window for group in self._groups]
+        last_keys = batch.last_keys or (None,) * len(windows)
         groups = tuple(
-            GroupInputs(table, slots, window, backend.plan(starts, batch.seq_lens, table, window))
-            for backend, table, slots, window in zip(
-                self._backends, batch.tables, batch.slot_mapping, windows, strict=True
+            GroupInputs(
+                table,
+                slots,
+                window,
+                backend.plan(starts, batch.seq_lens, table, window),
+                last_key,
+            )
+            for backend, table, slots, window, last_key in zip(
+                self._backends, batch.tables, batch.slot_mapping, windows, last_keys, strict=True
             )
         )
         return StepInputs(
@@ -248,5 +259,4 @@ class InputGatherer:
             groups,
             self._kv,
             wanted,
-            batch.last_key,
         )

@@ -30,7 +30,7 @@ class PoolPiece:
     @property
     def positions(self) -> range:
         """Tokens whose hidden states are wanted; if only to see whether the numbers are finite."""
-        if self.pooling == "mean":
+        if self.pooling in ("mean", "classify_mean"):
             return range(self.start, self.end)
         if self.pooling in ("cls", "classify") and not self.start:
             return range(1)
@@ -69,8 +69,9 @@ class VectorPools:
 
     def take(self, piece: PoolPiece, hidden: FloatArray) -> FloatArray | None:
         """Add a piece; return the vector float32 [E] of a prompt that is complete. hidden: float32
-        [N, E] at the piece's `positions`; for classification the class scores, [N, C]."""
-        if piece.pooling in ("last", "classify_last"):
+        [N, E] at the piece's `positions`; for classification the class scores, [N, C], or by the
+        mean [1, C]: a prompt of which that is taken is one piece."""
+        if piece.pooling in ("last", "classify_last", "classify_mean"):
             return hidden[-1].astype(np.float32) if piece.is_last else None
         if not piece.start:
             total = np.zeros(hidden.shape[1], np.float64)
@@ -82,8 +83,8 @@ class VectorPools:
                     f"{piece.start}, but was given those before {end}"
                 )
         if piece.pooling == "mean":
-            for state in hidden:
-                total += state
+            # numpy adds whole rows, one after the other, where it reduces the slower axis.
+            total = np.add.reduce(np.concatenate((total[None], hidden)), axis=0)
         elif not piece.start:
             total += hidden[0]
         if not piece.is_last:

@@ -34,10 +34,12 @@ class Admission:
         self._was_short = False
 
     def take_from_spare(self) -> None:
-        """Preempt a group on spare capacity if the last step had no room for a waiting group. Call
-        this before a step is shared out. Nothing is preempted while admission is held."""
+        """Preempt a group on spare capacity if there is no slot for a waiting group, or the last
+        step had no room for it. Call this before a step is shared out. Nothing is preempted while
+        admission is held."""
         waiting = self._state.waiting
-        if self._was_short and waiting.num_urgent and not waiting.is_held:
+        is_short = self._was_short or self._state.num_free_slots <= 0
+        if is_short and waiting.num_urgent and not waiting.is_held:
             self._lifecycle.yield_spare()
         self._was_short = False
 
@@ -52,6 +54,8 @@ class Admission:
         step = self._budget.open(slots, tokens)
         num_uncached = self._state.prefixes.num_uncached
         while group := self._state.waiting.first(step.may_start, num_uncached):
+            if group.is_spare and self._budget.is_spare_paused:
+                break
             if self._state.deadlines.is_late(group, now, self._prefill_speed(now)):
                 self._drop(group)
                 continue
@@ -74,7 +78,7 @@ class Admission:
                 self._state.roster.block(group)
                 continue
             self._state.roster.run(group)
-            step.admit(chunks)
+            step.admit(chunks, is_spare=group.is_spare)
         return step.chosen()
 
     def drop_late(self, now: float) -> None:

@@ -205,11 +205,14 @@ class Scheduler:
         self._admission.drop_late(now)
         self._admission.take_from_spare()
         slots, tokens, was_preempted = self._choose_running()
+        if state.table.num_spare or state.waiting.num_spare:
+            slots, tokens = self._budget.without_spare(slots, tokens)
         if len(state.waiting) and not was_preempted:
             slots, tokens = self._admission.admit(slots, tokens, now)
         if not len(slots) and not self._has_news_to_fetch:
             self._drafts.idle()
             return None
+        self._budget.planned()
         state.recovery.note_planned(slots)
         self._count(slots, tokens, now)
         starts = state.table.num_computed.copy()
@@ -227,7 +230,7 @@ class Scheduler:
     def awaits_results(self) -> bool:
         """True if the next step is better planned when the results in flight have been applied:
         drafts follow the tokens that they bring."""
-        return self._num_in_flight > 0 and self._drafts.await_results()
+        return bool(self._num_in_flight) and self._drafts.await_results()
 
     @property
     def _has_news_to_fetch(self) -> bool:

@@ -63,7 +63,7 @@ class SequenceTable:
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._has_drafted = False  # ever: a plain step is not to pay for drafts
         self.has_watched = False  # likewise
-        self.num_masked = self.num_guessed = 0  # slots of such groups
+        self.num_masked = self.num_guessed = self.num_spare = 0  # slots of such groups
 
     @property
     def num_free(self) -> int:
@@ -93,6 +93,7 @@ class SequenceTable:
         self.has_watched |= group.is_watched
         self.num_masked += int(self.is_masked[slot])
         self.num_guessed += group.is_guessed
+        self.num_spare += group.is_spare
         self.guesses_from[slot] = 0 if group.is_guessed else NEVER
         self.live[slot] = True
         self._set_stops(slot, group.request.stop_token_ids)
@@ -174,6 +175,7 @@ class SequenceTable:
         slot = sequence.slot
         self.num_masked -= int(self.is_masked[slot])
         self.num_guessed -= sequence.group.is_guessed
+        self.num_spare -= sequence.group.is_spare
         sequence.token_ids = self.known_tokens(slot).copy()
         sequence.slot = -1
         self.sequences[slot] = None

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.resolved import ResolvedScheduler
+from quire.scheduler.policies.spare import SPARE_ACCOUNT
 from quire.scheduler.sequence import SequenceGroup
 from quire.scheduler.table import SequenceTable
 
-__all__ = ["PrefillLimits", "StepTokens", "TokenBudget"]
+__all__ = ["MAX_STEPS_PAUSED", "PrefillLimits", "StepTokens", "TokenBudget"]
 
 Slots = npt.NDArray[np.int64]
 
@@ -20,6 +21,8 @@ StopsAt = Callable[[Slots, Slots], Slots]
 """Starts and ends of chunks [R] → where they end, at the latest at these ends."""
 
 UNLIMITED = 2**62
+MAX_STEPS_PAUSED = 16
+"""Steps in a row that sequences on spare capacity sit out at most, however many prompts come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,11 @@ class PrefillLimits:
 
 
 class TokenBudget:
-    """Tokens of one step, `max_num_batched_tokens` at most."""
+    """Tokens of one step, `max_num_batched_tokens` at most.
+
+    is_spare_paused: sequences on spare capacity sit this step out, since it computes a prompt of
+    another one, whose first token would come later.
+    """
 
     def __init__(
         self,
@@ -63,6 +70,8 @@ class TokenBudget:
         """stops_at: shortens chunks; None leaves them as they are. whole_prompts: waiting prompts
         are not cut, and wait for a step that has room for all of them."""
         self.whole_prompts = whole_prompts
+        self.is_spare_paused = False
+        self._num_paused = 0  # steps in a row
         self._table = table
         self._max_tokens = settings.max_num_batched_tokens
         self._stops_at = stops_at
@@ -70,6 +79,7 @@ class TokenBudget:
 
     def choose_running(self) -> tuple[Slots, Slots]:
         """Slots that compute in the next step, and tokens for each, at least one."""
+        self.is_spare_paused = False
         todo = self._table.todo()
         slots = todo.nonzero()[0]
         todo = todo[slots]
@@ -85,6 +95,28 @@ class TokenBudget:
                 left -= wanted
         tokens = self._shortened(slots, tokens)
         return slots[tokens > 0], tokens[tokens > 0]
+
+    def planned(self) -> None:
+        """Note that the step that was shared out is computed."""
+        self._num_paused = self._num_paused + 1 if self.is_spare_paused else 0
+
+    def pause_spare(self) -> bool:
+        """Note that the step computes a prompt that is not on spare capacity. Return whether
+        sequences on spare capacity sit it out."""
+        self.is_spare_paused = self._num_paused < MAX_STEPS_PAUSED
+        return self.is_spare_paused
+
+    def without_spare(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots]:
+        """Return what computes of the running `slots` and their `tokens`: all but those on spare
+        capacity if one of the others computes its prompt. They keep the blocks that they got."""
+        is_urgent = self._table.account[slots] != SPARE_ACCOUNT
+        if self.are_in_prompts(slots[is_urgent]) and self.pause_spare():
+            return slots[is_urgent], tokens[is_urgent]
+        return slots, tokens
+
+    def are_in_prompts(self, slots: Slots) -> bool:
+        """Return whether some of these slots have a part of their prompts left to compute."""
+        return bool((self._table.num_computed[slots] < self._table.num_prompt[slots]).any())
 
     def _shortened(self, slots: Slots, tokens: Slots) -> Slots:
         if self._stops_at is None:
@@ -113,13 +145,17 @@ class TokenBudget:
         left = self._max_tokens - int(tokens.sum())
         prompts = slots[self._table.todo()[slots] > 1].tolist()
         order = sorted((self._table.at(slot).group.key, slot) for slot in prompts)
-        return StepTokens(self, wanted, left, order)
+        spare = slots[self._table.account[slots] == SPARE_ACCOUNT]
+        return StepTokens(self, wanted, left, order, spare)
 
-    def num_partial(self, wanted: Slots) -> tuple[int, int]:
+    def num_partial(self, wanted: Slots, *, is_spare: bool) -> tuple[int, int]:
         """Prompts of which a part is left after a step that computes `wanted` by slot, and how
-        many of them are long."""
+        many of them are long. is_spare: those on spare capacity, which may have to sit steps out,
+        count too; else they keep nobody out."""
         todo = self._table.todo()
         left = (todo > 1) & (todo > wanted)
+        if not is_spare:
+            left &= self._table.account != SPARE_ACCOUNT
         is_long = self._table.num_total > self.limits.long_prefill_token_threshold
         return int(left.sum()), int((left & is_long).sum())
 
@@ -128,6 +164,7 @@ class StepTokens:
     """The tokens of one step while waiting groups are admitted.
 
     wanted: by slot. left: that nobody wants yet. prompts: (key, slot) of running prompts, by key.
+    spare: running slots on spare capacity.
     """
 
     def __init__(
@@ -136,12 +173,15 @@ class StepTokens:
         wanted: Slots,
         left: int,
         prompts: list[tuple[tuple[float, int], int]],
+        spare: Slots,
     ) -> None:
         self._budget = budget
+        self._spare = spare
         self._wanted = wanted
         self._left = left
         self._prompts = prompts
-        self._partial: tuple[int, int] | None = None  # of `wanted`, once it was asked for
+        # These are of `wanted`, once it was asked for, by whether spare ones count.
+        self._partial: dict[bool, tuple[int, int]] = {}
 
     def offered_to(self, group: SequenceGroup) -> int:
         """Tokens that the group may compute: those left, and those of running prompts after it;
@@ -165,23 +205,30 @@ class StepTokens:
         given = self._budget.first_chunk(min(num_tokens, self.offered_to(group)))
         is_partial = given < num_tokens
         is_long = is_partial and num_tokens > limits.long_prefill_token_threshold
-        if self._partial is None:
-            self._partial = self._budget.num_partial(self._wanted)
-        partial, long = self._partial
+        is_spare = group.is_spare
+        if is_spare not in self._partial:
+            self._partial[is_spare] = self._budget.num_partial(self._wanted, is_spare=is_spare)
+        partial, long = self._partial[is_spare]
         if is_partial and partial >= limits.max_num_partial_prefills:
             return False  # what it would take from running prompts leaves more of them partial
         partial_then, long_then = partial, long
         if given > self._left:
-            partial_then, long_then = self._budget.num_partial(self._without(given - self._left))
+            wanted = self._without(given - self._left)
+            partial_then, long_then = self._budget.num_partial(wanted, is_spare=is_spare)
         return partial_then + is_partial <= max(limits.max_num_partial_prefills, partial) and (
             long_then + is_long <= max(limits.max_long_partial_prefills, long)
         )
 
-    def admit(self, chunks: list[tuple[int, int]]) -> None:
+    def admit(self, chunks: list[tuple[int, int]], *, is_spare: bool) -> None:
         """Note that a group has entered: (slot, tokens) of each sequence. Tokens that running
         prompts had been given and this group takes are taken from them; blocks that they got
-        meanwhile stay theirs."""
-        self._partial = None
+        meanwhile stay theirs. is_spare: of the group; one that is not pauses running ones
+        that are."""
+        slots = np.array([slot for slot, _ in chunks], np.int64)
+        if not is_spare and self._budget.are_in_prompts(slots) and self._budget.pause_spare():
+            self._left += int(self._wanted[self._spare].sum())
+            self._wanted[self._spare] = 0
+        self._partial.clear()
         count = sum(tokens for _, tokens in chunks)
         self._wanted = self._without(count - self._left)
         self._left = max(self._left - count, 0)

@@ -58,6 +58,7 @@ from quire.config.families.llama import (
     read_qwen3,
     read_smollm3,
 )
+from quire.config.families.modernbert import read_modernbert, read_modernbert_classes
 from quire.config.families.mpt import read_mpt
 from quire.config.families.nested import text_config
 from quire.config.generation import read_generation_defaults
@@ -263,6 +264,9 @@ _READERS: dict[str, SpecReader] = {
     "MistralForCausalLM": read_mistral,
     "MistralForSequenceClassification": with_classes(read_mistral),
     "MixtralForCausalLM": read_mixtral,
+    "ModernBertForMaskedLM": read_modernbert,
+    "ModernBertForSequenceClassification": read_modernbert_classes,
+    "ModernBertModel": read_modernbert,
     "MptForCausalLM": read_mpt,
     "MPTForCausalLM": read_mpt,
     "NemotronForCausalLM": read_nemotron,
@@ -313,6 +317,7 @@ _ARCHITECTURES = {
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "modernbert": "ModernBertModel",
     "mpt": "MptForCausalLM",
     "nemotron": "NemotronForCausalLM",
     "olmo2": "Olmo2ForCausalLM",

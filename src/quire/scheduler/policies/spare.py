@@ -63,6 +63,11 @@ class SpareLast:
         """Groups that wait and are not spare."""
         return len(self._policy)
 
+    @property
+    def num_spare(self) -> int:
+        """Groups that wait and are spare."""
+        return len(self._spare)
+
     def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Count tokens, if the policy does so; those of spare groups are nobody's."""
         if isinstance(self._policy, CountsTokens):

@@ -11,9 +11,9 @@ import logging
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ from quire.server.requests.databases import open_database
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
-__all__ = ["UNFINISHED", "BatchRequestCounts", "BatchStore", "KeptBatch", "KeptFile"]
+__all__ = ["UNFINISHED", "BatchRequestCounts", "BatchStore", "KeptBatch", "KeptFile", "NewFile"]
 
 logger = logging.getLogger("quire.server")
 
@@ -91,6 +91,32 @@ class KeptBatch(msgspec.Struct, kw_only=True):
     @property
     def is_unfinished(self) -> bool:
         return self.status in UNFINISHED
+
+
+class NewFile:
+    """Contents that are being written. Threads may write them, one after the other."""
+
+    def __init__(
+        self, store: BatchStore, contents: IO[bytes], partial: Path, file_id: str, tenant: str
+    ) -> None:
+        """contents: of the file `partial`, which `keep` gives its place in the store."""
+        self._store = store
+        self._contents = contents
+        self._partial = partial
+        self._file_id = file_id
+        self._tenant = tenant
+        self.num_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Append to the contents."""
+        self._contents.write(data)
+        self.num_bytes += len(data)
+
+    def keep(self, filename: str, purpose: str) -> KeptFile:
+        """Keep what was written. RefusedError if there is no room for it."""
+        self._contents.flush()
+        self._store.check_room(self.num_bytes, self._tenant)
+        return self._store.adopt(self._partial, self._file_id, filename, purpose, self._tenant)
 
 
 class BatchStore:
@@ -165,17 +191,24 @@ class BatchStore:
 
     # --- files ----------------------------------------------------------------------------------
 
-    def add_file(self, filename: str, purpose: str, data: bytes, tenant: str) -> KeptFile:
-        """Keep a file. Raises RefusedError if there is no room."""
-        self._check_room(len(data), tenant)
+    @contextlib.contextmanager
+    def new_file(self, tenant: str) -> Generator[NewFile]:
+        """Begin a file whose contents come piece by piece; without `NewFile.keep` nothing is left
+        of it. RefusedError if there is no room for it."""
+        self.check_room(0, tenant)
         file_id = f"file-{secrets.token_hex(12)}"
         partial = self.path(file_id).with_suffix(".partial")
         try:
-            partial.write_bytes(data)
-            return self.adopt(partial, file_id, filename, purpose, tenant)
-        except BaseException:
+            with partial.open("wb") as contents:
+                yield NewFile(self, contents, partial, file_id, tenant)
+        finally:
             partial.unlink(missing_ok=True)
-            raise
+
+    def add_file(self, filename: str, purpose: str, data: bytes, tenant: str) -> KeptFile:
+        """Keep a file. RefusedError if there is no room for it."""
+        with self.new_file(tenant) as new:
+            new.write(data)
+            return new.keep(filename, purpose)
 
     def adopt(
         self, written: Path, file_id: str, filename: str, purpose: str, tenant: str
@@ -244,7 +277,8 @@ class BatchStore:
             most = limits.max_kept_files, limits.max_kept_file_bytes
             yield whose, count, max(1, most[0] // part), size, max(1, most[1] // part)
 
-    def _check_room(self, num_bytes: int, tenant: str) -> None:
+    def check_room(self, num_bytes: int, tenant: str) -> None:
+        """RefusedError if a caller may not keep a file of so many bytes more."""
         for whose, count, most, size, most_bytes in self._totals(tenant):
             if count >= most or size + num_bytes > most_bytes:
                 raise RefusedError(

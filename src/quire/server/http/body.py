@@ -7,7 +7,7 @@ import codecs
 import difflib
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -28,6 +28,7 @@ _MISSING_FIELD = re.compile(r"missing required field `(?P<name>.*)`")
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MAX_SHOWN = 80
 _MAX_NAMED = 16
+_UPLOAD_PIECE_BYTES = 2**20
 
 
 class BodyReader:
@@ -43,14 +44,24 @@ class BodyReader:
         _check_headers(request.headers, self._limits)
         return await self._read(request, self._limits.max_body_bytes, "max_body_bytes")
 
-    async def read_upload(self, request: Request) -> bytes:
-        """Read the body of a form with a file. Errors as in `read`, except for the media type."""
-        return await self._read(request, self._limits.max_file_bytes, "max_file_bytes")
+    async def read_upload(self, request: Request, take: Callable[[bytes], None]) -> None:
+        """Give the body of a form with a file to `take`, which a thread calls for each piece of it,
+        one after the other. Errors as of `read`, but for the media type."""
+        limit = self._limits.max_file_bytes
+        rest = await self._read(request, limit, "max_file_bytes", take)
+        await asyncio.to_thread(take, rest)
 
-    async def _read(self, request: Request, most: int, limit: str) -> bytes:
+    async def _read(
+        self,
+        request: Request,
+        most: int,
+        limit: str,
+        take: Callable[[bytes], None] | None = None,
+    ) -> bytes:
+        """Return the body, or what is left of it when `take` has got all whole pieces."""
         limits = self._limits
         chunks: list[bytes] = []
-        size = 0
+        size = num_taken = 0
         started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(started + limits.body_timeout_s) as timeout:
@@ -59,6 +70,10 @@ class BodyReader:
                     self._num_bytes += len(chunk)
                     self._check_size(size, most, limit)
                     chunks.append(chunk)
+                    if take is not None and size - num_taken >= _UPLOAD_PIECE_BYTES:
+                        num_taken = size
+                        await asyncio.to_thread(take, b"".join(chunks))
+                        chunks.clear()
                     timeout.reschedule(started + limits.body_timeout_s + size / 2**20)
         except TimeoutError as error:
             raise RefusedError(

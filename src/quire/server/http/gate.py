@@ -36,11 +36,12 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 @dataclass(frozen=True, slots=True)
 class InternalCaller:
-    """Identity of the server's own requests, which run on spare capacity. tenant, weight: as of the
-    key."""
+    """Identity of the server's own requests. tenant, weight: as of the key. is_spare: whether they
+    run on spare capacity."""
 
     tenant: str
     weight: float
+    is_spare: bool = True
 
 
 class ApiKeys:
@@ -94,7 +95,7 @@ class Gate:
             return
         state = scope.setdefault("state", {})
         caller = scope.get(CALLER)
-        state["is_spare"] = isinstance(caller, InternalCaller)
+        state["is_spare"] = isinstance(caller, InternalCaller) and caller.is_spare
         if isinstance(caller, InternalCaller):
             state["tenant"], state["weight"] = caller.tenant, caller.weight
             await self._app(scope, receive, send)

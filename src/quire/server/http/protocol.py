@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from quire.server.http.websocket import WEBSOCKET, CloseCode, WebSocket, offered_key
 from quire.server.requests.errors import ErrorReply
 from quire.server.requests.limits import Limits
 
@@ -125,6 +126,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
+        self._offered_key: bytes | None = None  # of the request that is being read
+        self._socket: WebSocket | None = None  # once one was accepted
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  as in the base class
         super().connection_made(transport)
@@ -134,10 +137,22 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
+        if self._socket is not None:
+            self._socket.connection_lost()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server ends. An idle WebSocket would be waited for."""
+        if self._socket is not None:
+            self._socket.close(CloseCode.GOING_AWAY)
+        else:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
+            return
+        if self._socket is not None:
+            self._socket.data_received(data)
             return
         self._unset_keepalive_if_required()
         self._num_head_bytes += len(data)
@@ -159,6 +174,7 @@ class _LimitedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
                 if self.parser.get_method() != b"CONNECT":
+                    self._offered_key = offered_key(self.parser.get_method(), self.headers)
                     data = self._without_offer() + data[offer.args[0] :]
                     continue
                 self._refuse(ErrorReply(501, "This server is no proxy. Leave out CONNECT."))
@@ -208,11 +224,19 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.expect_100_continue = False  # RFC 9110, 10.1.1
         super().on_headers_complete()
         cycle = self.cycle
-        cast("Any", self.scope)["extensions"] = {STREAM_BODY: StreamBody(cycle)}
+        extensions: dict[str, object] = {STREAM_BODY: StreamBody(cycle)}
+        if self._offered_key is not None:
+            most = self.bounds.max_body_bytes
+            extensions[WEBSOCKET] = WebSocket(cycle, self._offered_key, most, self._accepted)
+            self._offered_key = None
+        cast("Any", self.scope)["extensions"] = extensions
         if is_old:
             cycle.keep_alive = self.parser.should_keep_alive()
         if is_old or self.expect_100_continue:
             cast("Any", cycle).send = _CarefulSend(cycle)
+
+    def _accepted(self, socket: WebSocket) -> None:
+        self._socket = socket
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0

@@ -25,7 +25,7 @@ from quire.server.requests.places import Fields
 from quire.server.requests.responses_bodies import ResponsesRequest
 from quire.server.responses.items import ItemReader
 from quire.server.responses.request import ENCRYPTED_REASONING, ReadRequest
-from quire.server.responses.store import ResponseStore, StoredResponse
+from quire.server.responses.store import KeepsResponses, StoredResponse
 from quire.server.responses.turns import fitting_prompt
 
 __all__ = ["InputTokens", "ItemList", "Response", "ResponsesAnswer"]
@@ -117,7 +117,7 @@ class ResponsesAnswer:
     form: AnswerForm | None
     response: Response
     items: list[Fields]
-    store: ResponseStore | None
+    store: KeepsResponses | None
     previous: list[int] | None
     _num_events: int = 0
     _reader: ItemReader = field(init=False)

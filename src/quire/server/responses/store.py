@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,7 +18,7 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
 
-__all__ = ["ResponseStore", "StoredResponse"]
+__all__ = ["KeepsResponses", "ResponseStore", "StoredResponse"]
 
 _UNFINISHED = ("queued", "in_progress")
 _SCHEMA = """
@@ -71,6 +71,18 @@ class _Output(msgspec.Struct):
     """Output of a response; other fields are skipped."""
 
     output: list[Fields]
+
+
+class KeepsResponses(Protocol):
+    """Takes responses while they are made, and when they are complete."""
+
+    def put(self, response: StoredResponse, tenant: str) -> None:
+        """Keep a response, in place of what it was before."""
+        ...
+
+    def is_wanted(self, response_id: str) -> bool:
+        """Return whether a response that is being made is still to be made."""
+        ...
 
 
 class ResponseStore:

@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response
 from quire.server.batches.lines import BATCH_ROUTES
 from quire.server.batches.store import BatchStore, KeptBatch, KeptFile
 from quire.server.http.body import BodyDecoder
-from quire.server.http.multipart import FormPart, read_form
+from quire.server.http.multipart import FormPart, FormReader
 from quire.server.http.openapi import body_of
 from quire.server.openai.answer import encode
 from quire.server.requests.errors import RefusedError
@@ -64,19 +64,27 @@ def _add_files(services: Services, router: APIRouter) -> None:
     @router.post("/v1/files", openapi_extra=_FORM)
     async def upload_file(request: Request) -> Response:
         """Keep a file with a request in each line, for a batch."""
-        kept = _store(services)
-        body = await services.bodies.read_upload(request)
-        parts = read_form(request.headers.get("content-type", ""), body)
-        file = _part(parts, "file")
-        purpose = _part(parts, "purpose").text
-        if purpose != "batch":
-            raise RefusedError(
-                f"purpose is {purpose[:80]!r}. This server keeps files for batches: send 'batch'.",
-                param="purpose",
-            )
-        if not file.data:
-            raise RefusedError("The file is empty. Send a request in each line.", param="file")
-        found = kept.add_file(file.filename or "file", purpose, file.data, request.state.tenant)
+        form = FormReader(request.headers.get("content-type", ""), large="file")
+        with _store(services).new_file(request.state.tenant) as new:
+
+            def take(data: bytes) -> None:
+                form.feed(data)
+                if "file" in form.parts:
+                    new.write(form.parts["file"].take())
+
+            await services.bodies.read_upload(request, take)
+            parts = form.end()
+            file = _part(parts, "file")
+            purpose = _part(parts, "purpose").text
+            if purpose != "batch":
+                raise RefusedError(
+                    f"purpose is {purpose[:80]!r}. This server keeps files for batches: send "
+                    "'batch'.",
+                    param="purpose",
+                )
+            if not new.num_bytes:
+                raise RefusedError("The file is empty. Send a request in each line.", param="file")
+            found = new.keep(file.filename or "file", purpose)
         return Response(encode(found), media_type=JSON)
 
     @router.get("/v1/files")

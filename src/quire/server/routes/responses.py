@@ -14,6 +14,7 @@ from quire.server.generation.backend import Ready
 from quire.server.http.body import BodyDecoder, unknown_names
 from quire.server.http.events import while_connected
 from quire.server.http.openapi import body_of
+from quire.server.http.websocket import WEBSOCKET, WebSocket
 from quire.server.openai.answer import encode
 from quire.server.openai.sampling import chat_params
 from quire.server.openai.tools import answer_form, asked_tools
@@ -29,7 +30,13 @@ from quire.server.responses.answer import InputTokens, Response, ResponsesAnswer
 from quire.server.responses.compaction import compacted, summary_request
 from quire.server.responses.conversation import input_items
 from quire.server.responses.request import read_request
-from quire.server.responses.store import StoredResponse
+from quire.server.responses.socket import (
+    LOCAL_RESPONSES,
+    LocalResponses,
+    LocalStore,
+    SocketResponse,
+)
+from quire.server.responses.store import KeepsResponses, StoredResponse
 from quire.server.responses.tools import shown_choice, shown_tools
 from quire.server.routes.respond import JSON, respond
 from quire.server.routes.services import Services
@@ -62,6 +69,23 @@ def responses_router(services: Services) -> APIRouter:
         if body.background:
             return HttpResponse(encode(asked.start()), media_type=JSON)
         return await respond(services, request, asked.read.chat, asked.answer, asked.fault)
+
+    @router.get("/v1/responses")
+    async def open_socket(request: Request) -> HttpResponse:
+        """Make responses over a WebSocket."""
+        socket: WebSocket | None = request.scope.get("extensions", {}).get(WEBSOCKET)
+        if socket is None:
+            raise RefusedError(
+                "GET /v1/responses is for WebSockets (RFC 6455). Open one, or send POST."
+            )
+        origin, allowed = request.headers.get("origin"), services.settings.allowed_origins
+        if origin is not None and not {origin, "*"} & set(allowed):
+            raise RefusedError(
+                f"Web pages of {origin[:80]!r} may not open WebSockets. Start the server with "
+                "--allowed-origins to let them.",
+                status=403,
+            )
+        return SocketResponse(request.app, socket, limits)
 
     @router.post("/v1/responses/compact", openapi_extra=body_of(CompactRequest))
     async def compact_response(request: Request) -> HttpResponse:
@@ -110,9 +134,12 @@ class _Asked:
         self._request = request
         self._body = body
         self._ignored = ignored
-        before, self._last = _before(services, body, request.state.tenant)
+        self._local: LocalResponses | None = request.scope.get(LOCAL_RESPONSES)
+        before, self._last = _before(services, body, request.state.tenant, self._local)
         self._items = _with_ids(input_items(body.input))
         self.items = [*before, *self._items]
+        if self._local is not None:
+            _check_outputs(self.items)
         self.read = read_request(body, self.items)
         limits, chat = services.settings.limits, self.read.chat
         self._params = chat_params(chat, ready.model.front.default_sampling, limits)
@@ -133,10 +160,16 @@ class _Asked:
             self._form,
             response,
             self._items,
-            None if body.store is False else services.responses,
+            self._store(),
             None if self._last is None else self._last.token_ids,
         )
         return self._answer
+
+    def _store(self) -> KeepsResponses | None:
+        """Return where the response is to be kept."""
+        if self._body.store is not False:
+            return self._services.responses
+        return None if self._local is None else LocalStore(self._local, self.items)
 
     def fault(self, reply: ErrorReply) -> bytes:
         """Return the event of an error within a stream."""
@@ -213,9 +246,13 @@ def _check_background(body: ResponsesRequest) -> None:
 
 
 def _before(
-    services: Services, body: InputTokensRequest, tenant: str
+    services: Services,
+    body: InputTokensRequest,
+    tenant: str,
+    local: LocalResponses | None = None,
 ) -> tuple[list[Fields], StoredResponse | None]:
-    """Return the conversation that a request continues, and its last response."""
+    """Return the conversation that a request continues, and its last response. local: of the
+    WebSocket over which it came."""
     if body.previous_response_id is None:
         return [], None
     if body.session_id is not None:
@@ -223,10 +260,28 @@ def _before(
             "session_id and previous_response_id both name a conversation. Send one of them.",
             param="session_id",
         )
+    found = None if local is None else local.conversation(body.previous_response_id)
+    if found is not None:
+        return found
     try:
         return services.responses.conversation(body.previous_response_id, tenant)
     except RefusedError as error:
         raise RefusedError(str(error), status=error.status, param="previous_response_id") from error
+
+
+def _check_outputs(items: list[Fields]) -> None:
+    """RefusedError for the output of a call that the conversation does not have."""
+    calls: set[object] = set()
+    for item in items:
+        kind = str(item["type"])
+        if kind in ("function_call", "custom_tool_call"):
+            calls.add(item.get("call_id"))
+        elif kind.endswith("_call_output") and item.get("call_id") not in calls:
+            raise RefusedError(
+                f"There is no tool call {str(item.get('call_id'))[:80]!r}, of which the input has "
+                "the output. Send the call before it.",
+                param="input",
+            )
 
 
 def _with_ids(items: list[Fields]) -> list[Fields]:

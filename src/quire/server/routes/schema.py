@@ -270,6 +270,8 @@ def _responses(path: str, method: str, has_body: bool) -> dict[str, Any]:
     if path in PROBES:
         not_well = {"description": "The state in which it is not so.", "content": content}
         return {**found, "503": not_well, **_refusals((403, 431, 500))}
+    if (method, path) == ("get", "/v1/responses"):
+        return {"101": {"description": "A WebSocket."}, **_refusals((*_OF_EVERY_ROUTE, 400))}
     own = _OF_BODIES if has_body else _OF_OTHERS.get(path, ())
     if is_messages_path(path):
         own = (*(status for status in own if status != 503), 529)
