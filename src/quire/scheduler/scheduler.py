@@ -230,7 +230,7 @@ class Scheduler:
     def awaits_results(self) -> bool:
         """True if the next step is better planned when the results in flight have been applied:
         drafts follow the tokens that they bring."""
-        return bool(self._num_in_flight) and self._drafts.await_results()
+        return self._num_in_flight > 0 and self._drafts.await_results()
 
     @property
     def _has_news_to_fetch(self) -> bool:
