@@ -1,7 +1,7 @@
 """Layers: what model files are made of. Each constructor takes exactly what it uses."""
 
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
+from quire.layers.embedding import Embedding, LMHead, LogitParts, TiedEmbedding
 from quire.layers.factory import LayerFactory
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear
@@ -27,6 +27,7 @@ __all__ = [
     "LayerNorm",
     "LayerWeights",
     "Linear",
+    "LogitParts",
     "MergedLinear",
     "MixtureOfExperts",
     "RMSNorm",
