@@ -25,6 +25,7 @@ START, END = "<!-- python -m tools.model_table writes this table -->\n", "\n<!--
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Llama 2, 3, 3.1 and what shares its code": ("LlamaForCausalLM", "LLaMAForCausalLM"),
+        "Arcee (AFM)": ("ArceeForCausalLM",),
         "Mistral": ("MistralForCausalLM",),
         "Ministral 3": ("Ministral3ForCausalLM",),
         "Qwen2": ("Qwen2ForCausalLM",),
@@ -142,3 +143,4 @@ def _specs() -> list[tuple[str, ModelSpec]]:
 
 if __name__ == "__main__":
     PAGE.write_text(render_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -421,6 +421,16 @@ def test_granite_states_its_factors(tmp_path: Path) -> None:
         spec_of(tmp_path, architectures=["GraniteForCausalLM"], logits_scaling=0)
 
 
+def test_arcee_has_a_plain_mlp(tmp_path: Path) -> None:
+    """Catches a gate that is counted in memory, and the activation of Llama."""
+    names = {"architectures": ["ArceeForCausalLM"], "model_type": "arcee"}
+    spec = spec_of(tmp_path, **names, mlp_bias=True, max_position_embeddings=...)
+    assert spec.traits == LlamaTraits(mlp_bias=True, gated=False)
+    assert (spec.activation, spec.max_context) == ("relu2", 4096)
+    assert spec.parameters.layer == 64 * (2 * 64 + 2 * 16) + 2 * 64 * 128 + (128 + 64) + 2 * 64
+    assert (spec.matrices[2].outputs, spec.matrices[2].inputs) == (128, 64)
+
+
 def test_smollm3_has_layers_without_positions(tmp_path: Path) -> None:
     """Catches a context that is taken for a hard limit, since some layer has no rope, and windows
     that count although they are switched off."""

@@ -77,6 +77,7 @@ _BLOOM = {
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 BASES = {
     "llama": _LLAMA,
+    "arcee": _LLAMA,
     "mistral": {**_LLAMA, "sliding_window": None},
     "ministral3": {**_LLAMA, "head_dim": 16},
     "stablelm": _LLAMA,
@@ -208,6 +209,12 @@ CASES = (
     ),
     _rope("longrope-short", _LONGROPE, max_positions=40),
     _rope("longrope-long", _LONGROPE, max_positions=64, lengths=(41, 52)),
+    Case("arcee", "arcee"),
+    Case(
+        "arcee-bias",
+        "arcee",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "tie_word_embeddings": True},
+    ),
     Case("mistral", "mistral"),
     Case("mistral-window", "mistral", {"sliding_window": 6, "num_hidden_layers": 4}),
     Case("qwen2", "qwen2"),

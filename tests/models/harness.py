@@ -53,7 +53,7 @@ class PagedModel:
         """implementation: "reference" (plain torch only) or "best" (what this machine has).
         kv_dtype: of the cache; that of the model if None. shard: the rank whose layers are made.
         formats: instead of those of `quantization`. spec: instead of what the folder says."""
-        self.spec = spec or read_model_spec(folder)
+        self.spec = spec or read_model_spec(folder, implementation="quire")
         dtype: torch.dtype = getattr(torch, kv_dtype or self.spec.dtype)
         self._backend = _new_backend(self.spec, implementation, dtype)
         formats = formats or QuantizedFormats(quantization, new_ops(implementation))

@@ -18,6 +18,7 @@ from quire.bench.stepped_model import Sequences, SteppedModel, Traced, decoder_l
 from quire.config import ModelSpec
 from quire.config.families.generic import has_transformers
 from quire.config.gguf import is_gguf
+from quire.config.model_spec import GenericTraits
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, find_model, plan_startup
 from quire.errors import ConfigError
@@ -52,12 +53,14 @@ class PassCheck:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """kernels: what computed. windows: the sliding windows of the model's layers that no sequence
+    """is_generic: `transformers` computed all but attention on both sides. kernels: what computed.
+    windows: the sliding windows of the model's layers that no sequence
     outgrew, so that they were not tested."""
 
     architecture: str
     dtype: str
     num_layers: int
+    is_generic: bool
     kernels: str
     tolerance: float
     num_tokens: tuple[int, ...]
@@ -112,6 +115,7 @@ def check_model(
         architecture=spec.architecture,
         dtype=dtype,
         num_layers=spec.num_layers,
+        is_generic=isinstance(spec.traits, GenericTraits),
         kernels=model.kernels,
         tolerance=tolerance,
         num_tokens=_lengths(num_tokens),
@@ -122,8 +126,9 @@ def check_model(
 
 def render_check(found: ModelCheck) -> str:
     """A page of text; the last line is the verdict."""
+    by = ", computed by transformers but for attention" if found.is_generic else ""
     lines = [
-        f"model         {found.architecture}, {found.num_layers} layers, {found.dtype}",
+        f"model         {found.architecture}, {found.num_layers} layers, {found.dtype}{by}",
         f"kernels       {found.kernels}",
         f"sequences     {', '.join(map(str, found.num_tokens))} random tokens",
     ]

@@ -140,12 +140,12 @@ class RopeSpec:
 class LlamaTraits:
     """Llama and the families of its shape.
 
-    qkv_bias, o_bias, mlp_bias: which projections have a bias. qk_norm: of q and k, by "head" or
-    over the whole "row" of all heads. fused_qkv, fused_gate: q, k and v are one tensor on disk, and
-    so are gate and up. pairs_neighbours: rows of q and k are on disk in the order of the pairs that
-    rope rotates. sinks: heads have a score of a key without a value. draft_layers: behind the last
-    layer on disk there are so many that guess further tokens. norms: where those of a sublayer
-    stand, before it, after it or both.
+    qkv_bias, o_bias, mlp_bias: which projections have a bias. gated: the MLP has a gate.
+    qk_norm: of q and k, by "head" or over the whole "row" of all heads. fused_qkv, fused_gate: q, k
+    and v are one tensor on disk, and so are gate and up. pairs_neighbours: rows of q and k are on
+    disk in the order of the pairs that rope rotates. sinks: heads have a score of a key without a
+    value. draft_layers: behind the last layer on disk there are so many that guess further tokens.
+    norms: where those of a sublayer stand, before it, after it or both.
     query_growth: beta and length by which queries grow with their positions, None if they do not.
     attention_scale: the factor on q·k, None for head_dim^-1/2. embedding_factor, residual_factor,
     logit_factor: on embeddings, on what a sublayer adds, and on logits.
@@ -154,6 +154,7 @@ class LlamaTraits:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    gated: bool = True
     qk_norm: Literal["head", "row"] | None = None
     fused_qkv: bool = False
     fused_gate: bool = False

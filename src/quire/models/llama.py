@@ -5,8 +5,8 @@ Mistral (arXiv:2310.06825) has sliding windows, Ministral 3 queries that grow wi
 (arXiv:2407.10671) a bias on q, k, v; Qwen3 (arXiv:2505.09388) norms on the heads of q and k; Phi-3
 (arXiv:2404.14219) fused projections; OLMo 2 (arXiv:2501.00656) norms behind sublayers and on whole
 rows of q and k; Granite factors; SmolLM3 layers without positions; GLM-4 pairs of neighbours in
-partly rotated heads. Mixtral (arXiv:2401.04088), Qwen's and OLMo's mixtures and others have experts
-in place of some MLPs; gpt-oss (arXiv:2508.10925) sinks too.
+partly rotated heads; Arcee a plain MLP with squared ReLU. Mixtral (arXiv:2401.04088), Qwen's and
+OLMo's mixtures and others have experts in place of some MLPs; gpt-oss (arXiv:2508.10925) sinks too.
 """
 
 from __future__ import annotations
@@ -70,6 +70,12 @@ NORMS_BOTH = replace(
 )
 
 
+def _with_plain_mlp(names: WeightMap) -> WeightMap:
+    gated = ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj")
+    others = {name: place for name, place in names.block.items() if name not in gated}
+    return replace(names, block={**others, "mlp.up_proj": "mlp.up"})
+
+
 class LlamaBlock:
     """x + attention(norm(x)), then x + mlp(norm(x)); the sums are done by the norms. What a
     sublayer gives may have a norm or a factor of its own before it is added."""
@@ -106,6 +112,9 @@ class LlamaBlock:
         self.mlp, self.moe = None, None
         if spec.experts is not None and spec.experts.layers[layer]:
             self.moe = make.mixture_of_experts(size, spec.experts, spec.activation)
+        elif not traits.gated:
+            inner = spec.intermediate_size
+            self.mlp = make.mlp(size, inner, spec.activation, bias=traits.mlp_bias)
         else:
             self.mlp = make.gated_mlp(
                 size,
@@ -155,6 +164,8 @@ class LlamaModel:
         assert isinstance(traits, LlamaTraits)
         maps = {"before": WEIGHTS, "after": NORMS_AFTER, "both": NORMS_BOTH}
         self.weight_map = maps[traits.norms]
+        if not traits.gated:
+            self.weight_map = _with_plain_mlp(self.weight_map)
         if spec.experts is not None:
             self.weight_map = with_experts(self.weight_map, spec.experts.names)
         drafts = range(spec.num_layers, spec.num_layers + traits.draft_layers)

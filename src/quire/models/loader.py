@@ -183,16 +183,19 @@ def _match(
         head = found.pop(names.head, None)
         if head is not None:
             found.setdefault(names.embedding, head)
-    missing = [name for name in targets if name not in found]
-    if missing:
-        raise ConfigError(
-            f"{folder}: {_listed(missing, 'tensor')} missing from the weight files; "
-            f"fetch the checkpoint again, or correct {settings}"
-        )
     elsewhere = names.elsewhere(model)
     unexpected = [
         name for name in found if name not in targets and name.rpartition(".")[0] not in elsewhere
     ]
+    missing = [name for name in targets if name not in found]
+    if missing:
+        others = (
+            f" {_listed(unexpected, 'tensor')} there, but not in the model." if unexpected else ""
+        )
+        raise ConfigError(
+            f"{folder}: {_listed(missing, 'tensor')} missing from the weight files.{others} "
+            f"Fetch the checkpoint again, or correct {settings}"
+        )
     heads = [name for name in unexpected if OTHER_HEADS.match(name)]
     if heads:
         _log.warning(

@@ -18,6 +18,7 @@ __all__ = ["ARCHITECTURES", "find_model"]
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "ArceeForCausalLM": "quire.models.llama:LlamaModel",
         "BertForMaskedLM": "quire.models.bert:BertModel",
         "BertForSequenceClassification": "quire.models.bert:BertModel",
         "BertModel": "quire.models.bert:BertModel",
@@ -85,4 +86,7 @@ def find_model(architecture: str) -> ModelFactory:
     if architecture in third_party:
         return third_party[architecture].load()
     known = ", ".join(sorted({*ARCHITECTURES, *third_party}))
-    raise ConfigError(f"architecture {architecture!r} is not supported; quire serves {known}")
+    raise ConfigError(
+        f"architecture {architecture!r} is not supported: there is a reader of its config.json, but no "
+        f"model in quire.models.registry or the entry points quire.models; quire serves {known}"
+    )

@@ -62,7 +62,8 @@ class WeightMap:
     prefix: of everything but the head; some checkpoints leave it out. outer, block: the layer's
     name on disk to its place in the model or block object, "attribute.attribute", and ":part" if
     it is one part of a merged layer; a name with {} is that of each expert by its number, whose
-    layers are in a mapping there, None for those of other ranks. blocks: the name of a block on
+    layers are in a mapping there, None for those of other ranks. The model has every place that its
+    map names. blocks: the name of a block on
     disk, with its index as {}.
     stacked: tensors of all experts of a block, to how they hold those of each one.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of

@@ -20,6 +20,7 @@ from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 
 __all__ = [
+    "read_arcee",
     "read_exaone4",
     "read_glm",
     "read_glm4",
@@ -36,6 +37,7 @@ __all__ = [
     "read_smollm3",
 ]
 
+_ARCEE = {"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5}
 _PHI3 = {
     "max_position_embeddings": 4096,
     "original_max_position_embeddings": 4096,
@@ -73,10 +75,19 @@ _SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_di
 
 
 def read_llama(raw: RawConfig, dtype: str) -> ModelSpec:
+    return _read_llama(raw, dtype, gated=True)
+
+
+def _read_llama(raw: RawConfig, dtype: str, *, gated: bool) -> ModelSpec:
     bias = raw.read(bool, "attention_bias", "bias", default=False)
     mlp_bias = raw.read(bool, "mlp_bias", default=False)
-    traits = LlamaTraits(qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+    traits = LlamaTraits(qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias, gated=gated)
     return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+
+
+def read_arcee(raw: RawConfig, dtype: str) -> ModelSpec:
+    """AFM-4.5B: Llama with a plain MLP."""
+    return _read_llama(raw.with_defaults(_ARCEE), dtype, gated=False)
 
 
 def read_mistral(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -244,9 +255,10 @@ def read_llama_like(
     ropes = read_ropes(raw, layer_types, head_dim, max_positions)
     max_context = min(extended_context(rope, max_positions) for rope in ropes)
     q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
-    layer = hidden * (2 * q_size + 2 * kv_size) + 3 * hidden * intermediate + 2 * hidden
+    layer = hidden * (2 * q_size + 2 * kv_size) + 2 * hidden
     layer += traits.qkv_bias * (q_size + 2 * kv_size) + traits.o_bias * hidden
-    layer += traits.mlp_bias * (2 * intermediate + hidden)
+    inner = (1 + traits.gated) * intermediate
+    layer += hidden * (inner + intermediate) + traits.mlp_bias * (inner + hidden)
     layer += {None: 0, "head": 2 * head_dim, "row": q_size + kv_size}[traits.qk_norm]
     layer += 2 * hidden * (traits.norms == "both")
     head = hidden + (0 if tied else vocab * hidden)
@@ -272,7 +284,7 @@ def read_llama_like(
         matrices=(
             MatrixShape(q_size + 2 * kv_size, hidden, len(layer_types)),
             MatrixShape(hidden, q_size, len(layer_types)),
-            MatrixShape(2 * intermediate, hidden, len(layer_types)),
+            MatrixShape(inner, hidden, len(layer_types)),
             MatrixShape(hidden, intermediate, len(layer_types)),
             MatrixShape(vocab, hidden, is_head=True),
         ),

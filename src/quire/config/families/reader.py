@@ -43,6 +43,7 @@ from quire.config.families.gemma4 import read_gemma4
 from quire.config.families.generic import has_transformers, read_generic
 from quire.config.families.gpt import read_gpt2, read_gpt_neox, read_opt
 from quire.config.families.llama import (
+    read_arcee,
     read_exaone4,
     read_glm,
     read_glm4,
@@ -235,6 +236,7 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
 
 
 _READERS: dict[str, SpecReader] = {
+    "ArceeForCausalLM": read_arcee,
     "BertForMaskedLM": read_bert,
     "BertForSequenceClassification": read_bert_classes,
     "BertModel": read_bert,
@@ -289,6 +291,7 @@ _READERS: dict[str, SpecReader] = {
     "XLMRobertaModel": read_roberta,
 }
 _ARCHITECTURES = {
+    "arcee": "ArceeForCausalLM",
     "bert": "BertModel",
     "bloom": "BloomForCausalLM",
     "cohere": "CohereForCausalLM",
