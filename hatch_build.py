@@ -28,7 +28,9 @@ class KernelBuildHook(BuildHookInterface[Any]):
         build = _load(Path(self.root) / _BUILD_FILE)
         try:
             folder = Path(self.root) / _LIBRARY_FOLDER
-            libraries = build.compile_kernels(folder, keep_current=True)
+            libraries = build.compile_kernels(
+                folder, keep_current=True, report=self.app.display_info
+            )
         except build.CompileError as error:
             self.app.display_warning(
                 f"quire is installed without its C++ kernels ({error}); it computes with plain "

@@ -1,6 +1,6 @@
 """Draw docs/plots/*.svg from the committed results (`pip install '.[plots]'`).
 
-    python benchmarks/plots.py [--output-folder docs/plots]
+    python -m benchmarks.plots [--output-folder docs/plots]
 
 The same results give the same bytes with the same matplotlib.
 """
@@ -14,7 +14,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
-from plot_data import PLOTS, Panel, Plot, shown
+
+from benchmarks.plot_data import PLOTS, Panel, Plot, shown
 
 DEFAULT_FOLDER = Path(__file__).parents[1] / "docs" / "plots"
 PANEL_INCHES = (4.8, 3.2)

@@ -17,6 +17,6 @@ settings.register_profile(
 )
 settings.load_profile("quire")
 
-# The suite proves what CPUs compute, on any machine; benchmarks/gpu.py has the proofs of a GPU.
+# The suite proves what CPUs compute, on any machine; benchmarks/gpu has the proofs of a GPU.
 for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
     os.environ[name] = ""

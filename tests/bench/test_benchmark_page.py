@@ -47,8 +47,25 @@ def test_headlines_are_those_of_the_results(heading: str):
             assert float(ratio) == pytest.approx(statistics.median(turns), abs=0.006)
 
 
+def scripts() -> list[Path]:
+    """The Python files of the folders by subject; a GPU's parts are one script."""
+    found = (ROOT / "benchmarks").glob("*/*.py")
+    return sorted(path for path in found if path.parent.name != "gpu")
+
+
 def test_the_readme_lists_every_script():
-    """Turns red when a benchmark is added, renamed or taken away without its subject."""
-    folder = ROOT / "benchmarks"
-    listed = re.findall(r"`([a-z_]+\.py)`", (folder / "README.md").read_text(encoding="utf-8"))
-    assert sorted(set(listed)) == sorted(path.name for path in folder.glob("*.py"))
+    """Turns red when a benchmark is added, moved or taken away without its line."""
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| `([a-z]+)` \|(.*)$", text, re.MULTILINE)
+    listed = [(folder, name) for folder, rest in lines for name in re.findall(r"`(\w+\.py)`", rest)]
+    assert sorted(listed) == sorted((path.parent.name, path.name) for path in scripts())
+    assert "gpu" in dict(lines)
+
+
+@pytest.mark.parametrize("path", scripts(), ids=lambda path: path.stem)
+def test_a_script_says_how_it_is_run(path: Path):
+    """Turns red when a script is moved, and the command in its first lines is not."""
+    text = path.read_text(encoding="utf-8")
+    if "__main__" in text:
+        command = f"python -m benchmarks.{path.parent.name}.{path.stem} "
+        assert command in text.split('"""')[1].replace("\n", " ")

@@ -23,7 +23,7 @@ from quire.llm import LLM
 from quire.ops.native.binding import native_unavailable
 from quire.platform import detect_platform
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -46,12 +46,6 @@ TINY: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when one of them is run as a script."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
 @pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
@@ -63,11 +57,13 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of a machine take seconds at their real sizes."""
     small = partial(LimitProbe, read_bytes=4_000_000, size=64)
     for name in ("cpu_table", "cpu_mixed"):
-        monkeypatch.setattr(importlib.import_module(name), "LimitProbe", small)
+        monkeypatch.setattr(
+            importlib.import_module(f"benchmarks.peers.{name}"), "LimitProbe", small
+        )
 
 
 def timeline(wanted: Sequence[int], *steps: tuple[float, tuple[int, ...], float | None]) -> Any:
-    engines = importlib.import_module("engines")
+    engines = importlib.import_module("benchmarks.peers.engines")
     moments = tuple(engines.Moment(*step) for step in steps)
     return engines.Timeline((10,) * len(wanted), tuple(wanted), moments)
 
@@ -115,7 +111,7 @@ class ScriptedEngine:
 @pytest.mark.parametrize("counts", [[(1, 1), (2, 1)], [(1, 3)]], ids=["stuck", "too many"])
 def test_a_run_with_other_tokens_than_asked_for_is_an_error(counts: list[tuple[int, ...]]) -> None:
     """Turns red when an engine that stops early looks fast."""
-    engines = importlib.import_module("engines")
+    engines = importlib.import_module("benchmarks.peers.engines")
     with pytest.raises(RuntimeError, match=r"not \(2, 2\)"):
         engines.run_requests(ScriptedEngine(*counts), [[1], [2]], [2, 2])
 
@@ -128,7 +124,7 @@ def test_mixed_workloads_have_their_totals(
     size: int, prompt_tokens: int, output_tokens: int, longest: list[int]
 ) -> None:
     """Turns red when a figure is compared with one of another workload."""
-    work = importlib.import_module("cpu_mixed").read_workload(size)
+    work = importlib.import_module("benchmarks.peers.cpu_mixed").read_workload(size)
     assert len(work.prompt_lengths) == len(work.output_lengths) == size
     assert work.num_prompt_tokens == prompt_tokens
     assert work.num_output_tokens == output_tokens
@@ -149,7 +145,7 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
     command += ["--threads", "1", "--output-len", "8", "--output-folder", str(results)]
     command += ["--python", f"llama_cpp={tiny_model / 'python'}"]
     monkeypatch.setattr("sys.argv", command)
-    table = importlib.import_module("cpu_table")
+    table = importlib.import_module("benchmarks.peers.cpu_table")
     assert table.main() == 0
     shown = capsys.readouterr()
     assert re.search("llama.cpp, Q8_0: skipped, .*python does not start", shown.err)
@@ -157,7 +153,9 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
     record = json.loads((results / "quire_bfloat16_prefill_4.json").read_text())
     figures = {name: figure["values"] for name, figure in record["figures"].items()}
     assert str(tiny_model) not in record["command"]
-    weights = sum(importlib.import_module("engines.random_checkpoint").count_weights(TINY))
+    weights = sum(
+        importlib.import_module("benchmarks.peers.engines.random_checkpoint").count_weights(TINY)
+    )
     # Of 4 sequences of 65 to 71 tokens, elements of K and V.
     kv_heads = TINY["num_hidden_layers"] * TINY["num_key_value_heads"]
     sequences = 4 * 68 * 2 * kv_heads * TINY["head_dim"]
@@ -178,8 +176,11 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
 
 def test_weights_count_as_their_format_keeps_them(tmp_path: Path) -> None:
     """Turns red when a share of the read is of fewer bytes than the weights of quire take."""
-    engines, table = importlib.import_module("engines"), importlib.import_module("cpu_table")
-    checkpoint = importlib.import_module("engines.random_checkpoint")
+    engines, table = (
+        importlib.import_module("benchmarks.peers.engines"),
+        importlib.import_module("benchmarks.peers.cpu_table"),
+    )
+    checkpoint = importlib.import_module("benchmarks.peers.engines.random_checkpoint")
     config = TINY | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = read_model_spec(tmp_path)
@@ -206,7 +207,7 @@ def test_a_mixed_workload_gives_all_its_tokens(
     command = ["cpu_mixed.py", "--model", str(tiny_model), "--weights", "bfloat16"]
     command += ["--requests", "16", "--repeats", "2", "--threads", "1"]
     monkeypatch.setattr("sys.argv", [*command, "--output-folder", str(tiny_model)])
-    assert importlib.import_module("cpu_mixed").main() == 0
+    assert importlib.import_module("benchmarks.peers.cpu_mixed").main() == 0
     assert "quire, bfloat16, 16 requests: " in capsys.readouterr().out
     record = json.loads((tiny_model / "quire_bfloat16_16_requests.json").read_text())
     assert record["workload"]["num_output_tokens"] == 2829
@@ -232,7 +233,7 @@ def test_engines_are_held_to_an_instruction_set(
     arguments = ["--model", str(tiny_model), "--output-folder", str(output), "--threads", "1"]
     few = ["--output-len", "3", "--repeats", "1"]
     monkeypatch.setattr("sys.argv", [*command.split(), *arguments, *few])
-    assert importlib.import_module("cpu_table").main() == 0
+    assert importlib.import_module("benchmarks.peers.cpu_table").main() == 0
     assert "llama.cpp, Q8_0: skipped, it cannot be held to" in capsys.readouterr().err
     record = json.loads(next(output.iterdir()).read_text())
     assert record["workload"]["isa"] == isa
@@ -245,14 +246,14 @@ def test_nothing_measured_is_a_failure(
     """Turns red when a script takes an empty table for a result."""
     command = ["cpu_mixed.py", "--engine", "vllm", "--python", "vllm=no-such-interpreter"]
     monkeypatch.setattr("sys.argv", command)
-    assert importlib.import_module("cpu_mixed").main() == 1
+    assert importlib.import_module("benchmarks.peers.cpu_mixed").main() == 1
     err = capsys.readouterr().err
     assert "vLLM CPU, bfloat16: skipped, no-such-interpreter does not start" in err
 
 
 def test_a_format_that_no_engine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when it measures nothing without a word."""
-    cpu_mixed = importlib.import_module("cpu_mixed")
+    cpu_mixed = importlib.import_module("benchmarks.peers.cpu_mixed")
     monkeypatch.setattr("sys.argv", ["cpu_mixed.py", "--weights", "int8", "int3"])
     with pytest.raises(SystemExit, match="int3 is no format of quire; there are bfloat16"):
         cpu_mixed.main()
@@ -271,10 +272,10 @@ def test_arguments_that_mean_nothing_are_refused(
     arguments: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Turns red when they end in a traceback, or look like an engine that is missing."""
-    monkeypatch.chdir(BENCHMARKS.parent)
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["cpu_table.py", *arguments.split()])
     with pytest.raises(SystemExit, match="2"):
-        importlib.import_module("cpu_table").main()
+        importlib.import_module("benchmarks.peers.cpu_table").main()
     assert expected in capsys.readouterr().err
 
 
@@ -297,7 +298,7 @@ def test_a_record_without_its_parts_is_refused(
     (tmp_path / "part.json").write_text(f'{{"benchmark": "cpu_table", {parts}}}')
     monkeypatch.setattr("sys.argv", ["cpu_table.py", "--show", str(tmp_path / "part.json")])
     with pytest.raises(SystemExit, match="2"):
-        importlib.import_module("cpu_table").main()
+        importlib.import_module("benchmarks.peers.cpu_table").main()
     assert f"part.json is no whole record: no {missing}\n" in capsys.readouterr().err
 
 
@@ -307,7 +308,9 @@ def test_a_kernel_benchmark_without_a_short_form_offers_none(
     """Turns red when --quick is taken and changes nothing."""
     monkeypatch.setattr("sys.argv", ["cpu_limits.py", "--quick"])
     with pytest.raises(SystemExit, match="2"):
-        importlib.import_module("kernel_figures").run("a", "b", pytest.fail, has_quick=False)
+        importlib.import_module("benchmarks.kernels.kernel_figures").run(
+            "a", "b", pytest.fail, has_quick=False
+        )
     assert "unrecognized arguments: --quick" in capsys.readouterr().err
 
 
@@ -319,13 +322,15 @@ def test_kernel_benchmarks_refuse_numbers_that_mean_nothing(
     """Turns red when they measure with another number than asked for, or end in a traceback."""
     monkeypatch.setattr("sys.argv", ["a_benchmark.py", f"{argument}={number}"])
     with pytest.raises(SystemExit, match="2"):
-        importlib.import_module("kernel_figures").run("a_benchmark", "about", pytest.fail)
+        importlib.import_module("benchmarks.kernels.kernel_figures").run(
+            "a_benchmark", "about", pytest.fail
+        )
     assert f"{number}: not a number from 1 on" in capsys.readouterr().err
 
 
 def test_the_random_checkpoint_is_a_model(tiny_model: Path) -> None:
     """Turns red when a tensor has a wrong name or shape, so that other engines compute less."""
-    module = importlib.import_module("engines.random_checkpoint")
+    module = importlib.import_module("benchmarks.peers.engines.random_checkpoint")
     folder = module.write_checkpoint(tiny_model, tiny_model / "checkpoint", "bfloat16", 0)
     with LLM(str(folder), skip_tokenizer_init=True, num_threads=1, quiet=True) as llm:
         [output] = llm.generate([{"prompt_token_ids": [1, 2, 3]}], use_tqdm=False)
@@ -339,7 +344,7 @@ def test_the_random_checkpoint_is_a_model(tiny_model: Path) -> None:
 
 def test_every_tensor_has_its_own_name_in_gguf() -> None:
     """Turns red when one tensor of a llama.cpp model replaces another."""
-    module = importlib.import_module("engines.gguf_file")
+    module = importlib.import_module("benchmarks.peers.engines.gguf_file")
     names = [name for name, _ in module.random_tensors(TINY, 0)]
     assert len({module._gguf_name(name, "qwen3") for name in names}) == len(names) == 11 * 2 + 2
 
@@ -359,7 +364,8 @@ def test_the_random_gpt_oss_is_a_model(tmp_path: Path) -> None:
     """Turns red when a tensor has a wrong name or shape, one of a llama.cpp model replaces another,
     or the weights that a token reads are counted wrong."""
     module, gguf = (
-        importlib.import_module(f"engines.{n}") for n in ("random_checkpoint", "gguf_file")
+        importlib.import_module(f"benchmarks.peers.engines.{n}")
+        for n in ("random_checkpoint", "gguf_file")
     )
     config = TINY | GPT_OSS
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -382,7 +388,7 @@ def test_the_random_gpt_oss_is_a_model(tmp_path: Path) -> None:
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1))
 def test_rounding_is_that_of_bfloat16(values: list[float]) -> None:
     """Turns red when the two 16-bit formats start from different weights."""
-    module = importlib.import_module("engines.random_checkpoint")
+    module = importlib.import_module("benchmarks.peers.engines.random_checkpoint")
     array = np.array(values, np.float32)
     expected = torch.from_numpy(array).bfloat16().float().numpy()
     np.testing.assert_array_equal(module._round_to_bfloat16(array.copy()), expected)

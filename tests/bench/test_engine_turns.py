@@ -17,7 +17,6 @@ from quire.bench.lengths import Workload
 from quire.bench.machine import LimitProbe
 from tests.waiting import wait_for
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FAKE = '''
 """An engine that writes down what it is asked, gives a token a step, and prints noise."""
 import os, threading, time
@@ -64,23 +63,22 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`fake`, an engine whose formats are its behaviours, in a module that its process finds."""
     (tmp_path / "fake_engine.py").write_text(FAKE)
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 50}))
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    engines = importlib.import_module("engines")
+    engines = importlib.import_module("benchmarks.peers.engines")
     formats = dict.fromkeys(FORMATS, engines.Format(8))
     monkeypatch.setitem(engines.ENGINES, "fake", engines.Adapter("Fake", "fake_engine", formats))
 
 
 def arguments(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    importlib.import_module("engine_runs").add_engine_arguments(parser)
+    importlib.import_module("benchmarks.peers.engine_runs").add_engine_arguments(parser)
     return parser.parse_args(["--engine", "fake", *given])
 
 
 def opened(tmp_path: Path, *weights: str) -> Any:
     options = arguments("--weights", *weights, "--model", str(tmp_path), "--threads", "1")
-    runs = importlib.import_module("engine_runs")
+    runs = importlib.import_module("benchmarks.peers.engine_runs")
     return runs.opened_groups(options, tmp_path, max_num_seqs=2, max_model_len=16)
 
 
@@ -91,7 +89,7 @@ def log_of(tmp_path: Path) -> list[str]:
 def test_engines_take_turns_between_readings_of_the_limits(tmp_path: Path) -> None:
     """Turns red when an engine has other prompts than its rival, knows one already, always runs
     first, or is set beside limits that are not those around it."""
-    turns = importlib.import_module("engine_turns")
+    turns = importlib.import_module("benchmarks.peers.engine_turns")
     workloads = {"short": Workload((4, 4), (2, 2)), "long": Workload((4,), (3,))}
     for group in opened(tmp_path, "one", "two"):
         limits = turns.MachineLimits(LimitProbe(1, read_bytes=4_000_000, size=64), group.bits)
@@ -153,7 +151,7 @@ def test_an_engine_that_dies_ends_the_run_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Turns red when the run hangs, says nothing of use, or takes the others' figures for whole."""
-    table = importlib.import_module("cpu_table")
+    table = importlib.import_module("benchmarks.peers.cpu_table")
     command = ["cpu_table.py", "--engine", "fake", "--weights", "one", "dying", "--columns", "4"]
     command += ["--model", str(tmp_path), "--work-dir", str(tmp_path), "--threads", "1"]
     monkeypatch.setattr("sys.argv", command)
@@ -202,7 +200,7 @@ def record(
 def test_ratios_are_of_the_same_turns() -> None:
     """Turns red when medians are divided, turns of different runs meet, or the first engine of the
     command line is not the one that is compared."""
-    tables = importlib.import_module("engine_tables")
+    tables = importlib.import_module("benchmarks.peers.engine_tables")
     shares = [0.2, 0.6, 0.4]
     records = [
         record("one", [10.0, 20.0, 40.0], group="a", read=shares),
@@ -222,7 +220,7 @@ def test_ratios_are_of_the_same_turns() -> None:
 
 def test_shares_are_of_turns_with_steady_limits() -> None:
     """Turns red when a turn between a slow and a fast machine speaks for either."""
-    tables = importlib.import_module("engine_tables")
+    tables = importlib.import_module("benchmarks.peers.engine_tables")
     one = record("one", [10.0, 20.0, 40.0], group="a", read=[0.9, 0.6, 0.8])
     spread = dict.fromkeys(("median", "low", "high"), 0.0)
     for when, values in (("before", [30.0, 55.0, 30.0]), ("after", [31.0, 30.0, 26.0])):

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py without a GPU: every part that computes runs with tiny sizes, and one that
+"""`benchmarks.gpu` without a GPU: every part that computes runs with tiny sizes, and one that
 breaks or hangs does not take the others with it."""
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from types import ModuleType
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 DRY = ("limits", "laws", "qwen3-0.6b-int8-kv", "host", "kernels", "decode", "prefill", "paging",
        "linear", "compiled", "sampling")  # fmt: skip
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return import_module("gpu")
+def script() -> ModuleType:
+    return import_module("benchmarks.gpu.__main__")
 
 
 @pytest.mark.parametrize("name", DRY)
 def test_a_part_runs_dry(name: str, script: ModuleType, tmp_path: Path) -> None:
     """Turns red when a part has a mistake that needs no GPU to be found. Parts that do as others do
     with other sizes are left out, for time."""
-    from gpu_parts.part import Part
+    from benchmarks.gpu.part import Part
 
     module, _, function = script.PARTS[name].function.partition(":")
     findings = tmp_path / "findings"
     with torch.inference_mode():
-        getattr(import_module(module), function)(Part(torch.device("cpu"), True, 0, findings))
+        getattr(import_module(f"benchmarks.gpu.{module}"), function)(
+            Part(torch.device("cpu"), True, 0, findings)
+        )
     found = [json.loads(line) for line in findings.read_text().splitlines()]
     assert found
     for finding in found:
@@ -46,9 +47,11 @@ def test_a_part_runs_dry(name: str, script: ModuleType, tmp_path: Path) -> None:
 def test_the_script_writes_what_its_parts_found(tmp_path: Path) -> None:
     """In processes of their own. Turns red when a finding is lost on its way, or a file is half."""
     output = tmp_path / "folder" / "gpu.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--quick"]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick"]
     command += ["--parts", "limits", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(output.read_text())
     assert report["machine"]["machine"]["num_cores"] > 0
@@ -62,8 +65,10 @@ def test_the_script_writes_what_its_parts_found(tmp_path: Path) -> None:
 def test_without_a_gpu_no_part_is_tried_after_the_first(tmp_path: Path) -> None:
     """Turns red when the reason is repeated for every part, or a file of failures is left."""
     output = tmp_path / "gpu.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "benchmarks.gpu", "--output", str(output)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+    )
     assert done.returncode == 3
     assert done.stdout.count("sees no GPU") == 1
     assert not output.exists()
@@ -92,7 +97,8 @@ def test_a_part_that_breaks_keeps_what_it_found(
         f"open(path, 'w').write({written!r})\n"
         "raise RuntimeError('a driver fault')\n"
     )
-    monkeypatch.setattr(script, "__file__", str(broken))
+    monkeypatch.setattr(script, "MODULE", "broken")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     outcome = script.run_apart("limits", 60.0, Namespace(device="cpu", quick=False))
     assert outcome["status"] == "failed with 1"
     assert outcome["machine"] == {"a": 1}
@@ -104,8 +110,8 @@ def test_the_mixed_workload_is_that_of_the_target(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """142,827 prompt and 133,966 output tokens, or the figure compares with nothing."""
-    from gpu_parts.part import Part
-    from gpu_parts.throughput import mixed_lengths
+    from benchmarks.gpu.part import Part
+    from benchmarks.gpu.throughput import mixed_lengths
 
     lengths = mixed_lengths(Part(torch.device("cuda"), False, 0, tmp_path / "f"))
     assert len(lengths) == 256
@@ -116,4 +122,4 @@ def test_every_part_has_a_function(script: ModuleType) -> None:
     """Turns red when a part is renamed in one place alone."""
     for info in script.PARTS.values():
         module, _, function = info.function.partition(":")
-        assert callable(getattr(import_module(module), function))
+        assert callable(getattr(import_module(f"benchmarks.gpu.{module}"), function))

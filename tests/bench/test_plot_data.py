@@ -14,9 +14,8 @@ NAMES = ("peers", "block_sharing", "recovery", "shared_prefix", "policies", "kv_
 
 
 @pytest.fixture
-def plot_data(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("plot_data")
+def plot_data() -> Any:
+    return importlib.import_module("benchmarks.plot_data")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,4 +51,4 @@ def test_a_drawing_shows_the_numbers_of_the_results(plot_data: Any) -> None:
         for panel in plot_data.PLOTS[name]().panels:
             for series in panel.series:
                 shows = all(f">{plot_data.shown(value)}<" in drawing for value in series.y)
-                assert shows, f"{name}.svg is old: python benchmarks/plots.py, with quire[plots]"
+                assert shows, f"{name}.svg is old: python -m benchmarks.plots, with quire[plots]"

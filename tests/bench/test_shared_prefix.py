@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from quire.llm import LLM
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def benchmarks_on_path() -> Any:
-    """As when one of them is run as a script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield
-
 
 def test_a_shared_prefix_lets_more_requests_run_at_once() -> None:
     """Turns red when the simulated cache or pin is not hit."""
-    simulated = importlib.import_module("shared_prefix_simulated")
-    translation = importlib.import_module("translation")
+    simulated = importlib.import_module("benchmarks.cache.shared_prefix_simulated")
+    translation = importlib.import_module("benchmarks.cache.translation")
     work = translation.draw_translations(300, 32000, seed=1)
     prefix = translation.make_prefix(341, 32000)
     assert len(work.prompts(prefix)[0]) == 341 + len(work.sentences[0])
@@ -40,7 +28,7 @@ def test_a_shared_prefix_lets_more_requests_run_at_once() -> None:
 
 def test_the_engines_run_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when a system of the measured part cannot be opened, or nothing is shared."""
-    measured = importlib.import_module("shared_prefix")
+    measured = importlib.import_module("benchmarks.cache.shared_prefix")
     monkeypatch.setattr(measured, "PREFIX_TOKENS", (80,))
     engines: dict[str, LLM] = {system: measured.open_engine(system) for system in measured.SYSTEMS}
     try:

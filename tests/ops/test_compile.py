@@ -69,6 +69,18 @@ def test_a_failed_compile_leaves_the_old_library(
     assert old.read_bytes() == b"old"
 
 
+def test_sets_that_are_done_outlast_one_that_fails(tmp_path: Path) -> None:
+    """Turns red when an install that is interrupted has to begin anew."""
+    sources, output, told = tmp_path / "sources", tmp_path / "lib", list[str]()
+    sources.mkdir()
+    source = "#ifdef __AVX512F__\n#error here\n#endif\nint one() { return 1; }\n"
+    (sources / "one.cpp").write_text(source)
+    with pytest.raises(CompileError, match="here"):
+        compile_kernels(output, sources=sources, isas=["avx512", "avx2"], report=told.append)
+    assert told == ["compiled the kernels for avx2 (1 of 2)"]
+    assert [path.name for path in output.iterdir()] == ["libquire_avx2.so"]
+
+
 def test_a_library_of_the_same_sources_is_kept(tmp_path: Path) -> None:
     """Turns red when an install compiles what is there, or keeps what is of other sources."""
     sources, output = tmp_path / "sources", tmp_path / "lib"

@@ -11,7 +11,7 @@ import pytest
 from quire.protocol import SamplingParams, StepPlan
 from quire.protocol.request import EngineRequest
 from quire.scheduler.drafts import Drafts
-from quire.speculation.policy import RESTS
+from quire.speculation.policy import RESTS, DraftPolicy
 from tests.scheduler.simulation import VOCAB, Setup, Simulation, expected_tokens
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -185,6 +185,39 @@ def test_waiting_for_results_takes_no_turn_of_anybody() -> None:
         assert vars_of(sequence.acceptance) == before
         clock.now += 0.01
         scheduler.apply(result)
+
+
+def test_drafts_of_an_aborted_row_are_drafts_and_of_no_other_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Turns red when they pass for tokens that the step computes anyway, or count as verified."""
+    clock, seen = Clock(1, knee), list[tuple[int, ...]]()
+    scheduler, verified = clock.simulation.scheduler, DraftPolicy.verified
+
+    def noted(policy: DraftPolicy, *counts: int) -> None:
+        seen.append(counts)
+        verified(policy, *counts)
+
+    monkeypatch.setattr(DraftPolicy, "verified", noted)
+    for handle in range(2):
+        clock.add(0.0, handle)
+    plan = scheduler.plan(clock.now)
+    while plan is not None and len(set(plan.draft_slot.tolist())) < 2:
+        result = clock.simulation.executor.execute(plan).result()
+        clock.now += clock._cost(plan)
+        scheduler.apply(result)
+        plan = scheduler.plan(clock.now)
+    assert plan is not None
+    result = clock.simulation.executor.execute(plan).result()
+    assert result.counts is not None
+    is_left = result.slots == scheduler.state.table.handle.tolist().index(0)
+    num_left = int((plan.draft_slot == result.slots[is_left]).sum())
+    before = scheduler.stats().draft_tokens_total
+    seen.clear()
+    scheduler.abort(1)
+    scheduler.apply(result)
+    assert seen == [(2, len(plan.draft_slot), int(result.counts[is_left][0]) - 1)]
+    assert scheduler.stats().draft_tokens_total == before + num_left
 
 
 def vars_of(record: Any) -> dict[str, Any] | None:

@@ -1,5 +1,5 @@
 """Clients that misbehave, in number, against a server over loopback: the scenarios that the tests
-run small and `benchmarks/server_faults.py` large. Each is bounded in count and in time."""
+run small and `benchmarks/serving/server_faults.py` large. Each is bounded in count and in time."""
 
 from __future__ import annotations
 

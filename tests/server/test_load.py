@@ -1,4 +1,4 @@
-"""Small versions of what `benchmarks/server_faults.py` does at scale, over real processes."""
+"""Small versions of `benchmarks/serving/server_faults.py`, over real processes."""
 
 from __future__ import annotations
 

@@ -11,9 +11,19 @@ from pathlib import Path
 import pytest
 
 from quire.cli.main import main
-from quire.simulator.paper import FIGURES, Finding, write_figures
+from quire.errors import ConfigError
+from quire.simulator.devices import device_named
+from quire.simulator.paper import FIGURES, Figure, Finding, write_figure, write_table
 from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import Curve, Outcome, Run, perform, sustained_rate
+from quire.simulator.paper.runs import (
+    Curve,
+    Outcome,
+    Run,
+    Scale,
+    perform,
+    perform_scaled,
+    sustained_rate,
+)
 from quire.simulator.simulation import SYSTEM_NAMES
 
 SHORT = ("--rate", "1", "--seconds", "30")
@@ -122,21 +132,45 @@ def test_equal_runs_are_simulated_once() -> None:
     pool.close()
 
 
-def test_a_changed_constant_changes_a_run() -> None:
-    base = perform(Run("opt-13b", "orca-oracle", "sharegpt"))
-    fast = perform(Run("opt-13b", "orca-oracle", "sharegpt", scale=("bytes_per_s", 1.2)))
-    assert fast.requests_per_s > 1.05 * base.requests_per_s
+@pytest.mark.parametrize(
+    "run",
+    [Run("opt-13b", "orca-oracle", "sharegpt"),
+     Run("opt-13b", "quire", "alpaca", n=2, is_search=True),
+     Run("opt-66b", "faster-transformer", "alpaca")],
+    ids=lambda run: run.system,
+)  # fmt: skip
+def test_one_simulation_serves_all_changes_of_a_constant(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when steps of a saturated run depend on how long they take, or when a part of
+    their time is not that of the changed device."""
+    monkeypatch.setattr("quire.simulator.paper.runs.SATURATING", 0)  # 100 requests
+    as_stated, scaled = perform_scaled(run, [("", 1.0), ("bytes_per_s", 1.2)])
+    assert as_stated == perform(run)
+    monkeypatch.setattr(
+        "quire.simulator.paper.runs.device_named",
+        lambda name: device_named(name).scaled("bytes_per_s", 1.2),
+    )
+    assert replace(scaled, memory={}) == replace(perform(run), memory={})
+    assert scaled.requests_per_s > 1.02 * as_stated.requests_per_s
+
+
+def made_up(count: int) -> list[Outcome]:
+    memory = {"held": 0.5, "reserved": 0.2, "internal": 0.2, "free": 0.1}
+    return [
+        Outcome(0.1, 2.0 + index, 3.0, 0, 0.1, 0.2, 0.3, 0.1, 0.02, 0.03, 0.25, memory)
+        for index in range(count)
+    ]
 
 
 class MadeUpPool(RunPool):
     """Outcomes that nobody simulated, to try how figures are put together."""
 
     def outcomes(self, runs: Sequence[Run]) -> list[Outcome]:
-        memory = {"held": 0.5, "reserved": 0.2, "internal": 0.2, "free": 0.1}
-        return [
-            Outcome(0.1, 2.0 + index, 3.0, 0, 0.1, 0.2, 0.3, 0.1, 0.02, 0.03, 0.25, memory)
-            for index in range(len(runs))
-        ]
+        return made_up(len(runs))
+
+    def scaled(self, runs: Sequence[tuple[Run, tuple[Scale, ...]]]) -> list[list[Outcome]]:
+        return [made_up(len(scales)) for _, scales in runs]
 
     def curves(self, runs: Sequence[Run]) -> list[Curve]:
         return [Curve(2.0, 1.0 + i, ((0.5, 0.1), (1.0, 0.6))) for i in range(len(runs))]
@@ -146,12 +180,28 @@ class MadeUpPool(RunPool):
 def test_every_figure_can_be_put_together_and_drawn(key: str, tmp_path: Path) -> None:
     """Turns red when a figure loses a run, or cannot be drawn."""
     figure = FIGURES[key](MadeUpPool(1, 0.01))
-    write_figures([figure], tmp_path, 0.01)
-    assert json.loads((tmp_path / f"figure_{key}.json").read_text())["scale"] == 0.01
+    write_figure(figure, tmp_path, 0.01)
+    data = json.loads((tmp_path / f"figure_{key}.json").read_text())
+    assert data["scale"] == 0.01
+    assert Figure.from_json(data) == figure
     ElementTree.parse(tmp_path / f"figure_{key}.svg")
     assert figure.panels
     assert all(series.x for panel in figure.panels for series in panel.series)
-    assert (tmp_path / "table.md").read_text().count(f"\n| {key} |") == len(figure.findings)
+    table = write_table(tmp_path, 0.01)
+    assert table.count(f"\n| {key} |") == len(figure.findings)
+
+
+def test_a_table_has_what_was_made_at_its_scale_and_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """Turns red when a table forgets figures of earlier calls, or a cut-off call cuts it short."""
+    for key, scale in (("2", 0.01), ("13", 0.01), ("policies", 1.0)):
+        write_figure(FIGURES[key](MadeUpPool(1, 0.01)), tmp_path, scale)
+    table = write_table(tmp_path, 0.01)
+    assert [f"\n| {key} |" in table for key in ("2", "13", "policies")] == [True, True, False]
+    (tmp_path / "figure_13.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        write_table(tmp_path, 0.01)
+    assert (tmp_path / "table.md").read_text() == table
+    assert not list(tmp_path.glob("*.new"))
 
 
 @pytest.mark.parametrize("key", ["2", "19", "budgets"])
@@ -195,10 +245,13 @@ def test_the_page_shows_what_the_committed_figures_say() -> None:
     """Turns red when figures are made again and docs/simulator.md is not."""
     root = Path(__file__).parents[2]
     page = (root / "docs" / "simulator.md").read_text(encoding="utf-8")
-    table = (root / "benchmarks" / "results" / "paper" / "table.md").read_text(encoding="utf-8")
+    text = (root / "benchmarks" / "results" / "paper" / "table.md").read_text(encoding="utf-8")
+    table, of_constants = text.split("\n\n")
+    assert len(of_constants.splitlines()) > 10
     made = {row[2]: row for row in ([c.strip() for c in r.split("|")] for r in table.splitlines())}
     lines = page.split("| headline | paper | here |\n")[1].split("\n\n")[0].splitlines()[1:]
     assert len(lines) >= 5
     for line in lines:
         _, name, paper, ours, _ = (cell.strip() for cell in line.split("|"))
         assert made[name][3:5] == [paper, ours]
+    assert all(row[6] for row in made.values() if row[5] == "no"), "a miss has no reason"

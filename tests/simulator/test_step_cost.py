@@ -140,8 +140,8 @@ def test_devices_and_models_are_all_usable_and_others_refused() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 16, 32])
 def test_the_xeon_decodes_as_fast_as_it_was_measured(rows: int) -> None:
-    """31 steps after prompts of 64 tokens, as `benchmarks/cpu_table.py` measures them. Turns red
-    when the device or the roofline is further than 10 % from the committed run."""
+    """31 steps after prompts of 64 tokens, as `benchmarks/peers/cpu_table.py` measures them. Turns
+    red when the device or the roofline is further than 10 % from the committed run."""
     seconds_of = StepCost(device_named("xeon-amx-2"), model_spec(str(QWEN))).seconds
     spent = sum(
         seconds_of(np.full(rows, 64 + step), np.ones(rows, np.int64), rows) for step in range(31)

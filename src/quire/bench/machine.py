@@ -135,8 +135,8 @@ class LimitProbe:
     Reads are of `read_bytes` of float32 in huge pages, where weights lie too: their sum or their
     product with themselves, whichever is faster here. Products are of square matrices of `size`,
     the right one transposed as the weight of a linear layer is: float32, bfloat16, or uint8 by int8
-    with sums in int32 (oneDNN). benchmarks/cpu_limits.py sets both beside what cores can do at
-    most.
+    with sums in int32 (oneDNN). benchmarks/kernels/cpu_limits.py sets both beside what cores can do
+    at most.
     """
 
     def __init__(

@@ -113,16 +113,13 @@ def _shape_values(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_paper(options: argparse.Namespace) -> int:
-    from quire.simulator.paper import FIGURES, Figure, make_figures, write_figures
-    from quire.simulator.paper.paper import render_table
+    from quire.simulator.paper import FIGURES, make_figures, write_figure, write_table
 
     keys = options.figures or list(FIGURES)
     scale = options.scale or 1.0
-    figures: list[Figure] = []
     for figure in make_figures(keys, jobs=options.jobs or 2, scale=scale):
-        figures.append(figure)
-        write_figures(figures, options.paper, scale)  # what is there stays if the rest is cut off
-    print(render_table(figures), end="")
+        write_figure(figure, options.paper, scale)
+    print(write_table(options.paper, scale), end="")
     return 0
 
 

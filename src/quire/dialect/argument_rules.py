@@ -21,7 +21,7 @@ _UNLISTED = (
     "anyOf", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties",
     "propertyNames", "not", "if", "dependentRequired", "dependentSchemas",
 )  # fmt: skip
-"""Keywords of a whole object, to which tagged values cannot be held."""
+"""Keywords of a whole object, which cannot be enforced on tagged values."""
 _SCALARS = {
     "boolean": "(true|false)",
     "integer": "-?(0|[1-9][0-9]*)",
@@ -36,15 +36,15 @@ _BEGINNINGS = {
     "number": r"\s*-?[0-9](?s:.*)",
     "object": r"\s*\{(?s:.*)",
 }
-"""Texts that would be read as values of other types, so they are no text where both may stand:
-single words, or all that begins like one."""
+"""Texts that would be read as values of other types, so they are no texts where both are allowed:
+single words, or all that begins in such a way."""
 _BOUNDS = ("inimum", "aximum", "multipleOf")
 
 
 def arguments_rule(rules: Rules, dialect: Dialect, tool: Tool, name: str, where: str) -> str:
-    """Add the rule `name` of a tool's arguments, and return what refers to it. where: the field of
-    the request that states the schema. RequestError for what the style cannot hold of a strict
-    schema."""
+    """Add the rule `name` for a tool's arguments, and return a reference to it. where: the field of
+    the request with the schema. Raises RequestError for parts of a strict schema that the style
+    cannot enforce."""
     match dialect.style:
         case ArgumentStyle.RAW:
             assert dialect.parameter is not None
@@ -70,7 +70,7 @@ class _Tagged:
         self._root = tool.root
 
     def rule(self) -> str:
-        """All values: those that are required, others at will."""
+        """Write all values, required and optional ones."""
         if self._tool.is_strict:
             for keyword in _UNLISTED:
                 if keyword in self._root:
@@ -99,7 +99,7 @@ class _Tagged:
         return self._typed(json.dumps(key, ensure_ascii=False), schema, name, f"$.properties.{key}")
 
     def _typed(self, key: str, schema: object, name: str, path: str) -> str:
-        """Write a value with its tags: a text as it is, or JSON."""
+        """Write a value with its tags: a text unchanged, other values as JSON."""
         literal, syntax = self._rules.literal, self._syntax
         before = f"{literal(syntax.open)} {key}"
         middle, middle_json = literal(syntax.middle), literal(syntax.middle_json or syntax.middle)
@@ -127,8 +127,8 @@ class _Tagged:
     def _texts(
         self, schema: Schema, path: str, whole: object, beside: frozenset[str], name: str
     ) -> list[str]:
-        """Return alternatives of a text that one schema allows, up to its closing tag. whole: the
-        schema of the value, of which `schema` is a part; beside: other types that it may have."""
+        """Return alternatives for a text that one schema allows, up to its closing tag. whole: the
+        schema of the value, of which `schema` is a part. beside: other types that it may have."""
         rules, close = self._rules, self._syntax.close
         values = [schema["const"]] if "const" in schema else listed(schema, "enum")
         if values:
@@ -142,7 +142,7 @@ class _Tagged:
         return [rules.up_to(name, close, bodies, others)]
 
     def _bodies(self, schema: Schema, path: str) -> list[str]:
-        """Regular expressions that a text has to match."""
+        """Return regular expressions that a text has to match."""
         bodies = ["(?s:.*)"]
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         if least or most != "":
@@ -178,7 +178,8 @@ _ANCHOR = re.compile(r"(?<!\\)[\^$]")
 
 
 def _of_pattern(pattern: str) -> str | None:
-    """A pattern that may match anywhere, as one of the whole text; None if it cannot be."""
+    """Return a pattern that may match anywhere as a pattern of the whole text; None if that is not
+    possible."""
     inner = pattern.removeprefix("^")
     before = "" if inner != pattern else "(?s:.*)"
     is_ended = inner.endswith("$") and not inner.endswith("\\$")
@@ -193,7 +194,7 @@ def _of_pattern(pattern: str) -> str | None:
 
 
 def _string_nodes(schema: object, root: Schema, path: str) -> Iterator[_Node]:
-    """The parts of a schema that allow texts, with their paths; each once."""
+    """Yield the parts of a schema that allow texts, with their paths; each once."""
     known: dict[int, frozenset[str]] = {}
     seen = set[int]()
     waiting: list[tuple[object, str]] = [(schema, path)]
@@ -217,8 +218,8 @@ def _string_nodes(schema: object, root: Schema, path: str) -> Iterator[_Node]:
 
 
 class _WithoutStrings:
-    """Schemas of the values that are no texts. References are written out, so a schema may grow;
-    one that grows beyond `MAX_PARTS` is left as it is from there on."""
+    """Derives schemas of the values that are no texts. References are written out, so a schema may
+    grow; one that grows beyond `MAX_PARTS` is left unchanged from there on."""
 
     MAX_PARTS = 2_000
 

@@ -1,4 +1,4 @@
-"""Reads the arguments of a call, in each style, and gives them on as JSON text."""
+"""Reads the arguments of a call, in each style, and passes them on as JSON text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 class _Nesting:
-    """Nesting depth of a JSON text, and whether it is within a string."""
+    """Tracks the nesting depth of a JSON text, and whether it is within a string."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -31,7 +31,7 @@ class _Nesting:
         self._is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """Go through the next characters; the count of those up to the end of the value, None if
+        """Read the next characters. Returns the number of those up to the end of the value, None if
         it does not end in them."""
         place = 0
         while place < len(text):
@@ -55,7 +55,7 @@ class _Nesting:
 
 
 def read_arguments(dialect: Dialect, tool: Tool, text: GrowingText, emit: Emit) -> Waiting:
-    """Read from behind the name of a call up to what closes it. dialect: coded, as the text is."""
+    """Read from behind the name of a call up to its closing text. dialect: coded, like the text."""
     match dialect.style:
         case ArgumentStyle.RAW:
             yield from read_tagged(dialect, tool, text, emit)
@@ -70,7 +70,7 @@ def read_arguments(dialect: Dialect, tool: Tool, text: GrowingText, emit: Emit) 
 
 
 def read_tagged(dialect: Dialect, tool: Tool, text: GrowingText, emit: Emit) -> Waiting:
-    """Tagged values, each typed by its schema: `02134` is a text where the schema says so."""
+    """Read tagged values, each typed by its schema: `02134` is a text if the schema says so."""
     syntax = dialect.parameter
     assert syntax is not None
     key_end = syntax.key_end
@@ -97,8 +97,8 @@ def read_tagged(dialect: Dialect, tool: Tool, text: GrowingText, emit: Emit) -> 
 
 
 def _pass_before(text: GrowingText, target: str, emit: Emit) -> Waiting:
-    """Give on what stands before a target, which is read. If the text is cut within the target, the
-    beginning of it is no part of the value."""
+    """Pass on the text before a target, which is read. If the text ends within the target, the
+    partial target is no part of the value."""
     while True:
         passed, found = text.before(target)
         if passed:
@@ -115,13 +115,13 @@ def _all_before(text: GrowingText, target: str) -> Generator[None, None, str]:
 
 
 def dumped(value: object) -> str:
-    """Return a value as JSON. Characters that stand for markers stay as they are."""
+    """Return a value as JSON. Characters that stand for markers stay unchanged."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def typed(value: str, types: frozenset[str]) -> str:
-    """The JSON text of a value that may be of `types`: itself if it is one that is no string, else
-    a string."""
+    """Return the JSON text of a value of one of `types`: unchanged if it is one that is no string,
+    otherwise as a string."""
     try:
         found = json.loads(value, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -135,7 +135,7 @@ def _refuse(constant: str) -> object:
 
 
 def read_json_value(text: GrowingText, emit: Emit) -> Waiting:
-    """An object or a list as it stands."""
+    """Read an object or a list unchanged."""
     nesting = _Nesting()
     while True:
         end = nesting.end_in(text.waiting)
@@ -146,7 +146,7 @@ def read_json_value(text: GrowingText, emit: Emit) -> Waiting:
 
 
 def read_json_string(text: GrowingText, emit: Emit) -> Waiting:
-    """Give on what a JSON string says, from behind its first quote to behind its last."""
+    """Pass on the contents of a JSON string, from behind its first quote to behind its last."""
     while True:
         sign = _INSIDE.search(text.waiting)
         emit(text.take(len(text.waiting) if sign is None else sign.start()))
@@ -161,7 +161,8 @@ def read_json_string(text: GrowingText, emit: Emit) -> Waiting:
 
 
 def _unicode(text: GrowingText) -> Generator[None, None, str]:
-    """The character of an escape whose `u` was read, and of the escape after it if two make one."""
+    """Return the character of an escape whose `u` was read, together with the next escape if they
+    are a surrogate pair."""
     unit = yield from _unit(text)
     if not 0xD800 <= unit < 0xDC00:
         return "\ufffd" if 0xDC00 <= unit < 0xE000 else chr(unit)
@@ -174,7 +175,7 @@ def _unicode(text: GrowingText) -> Generator[None, None, str]:
 
 
 def _unit(text: GrowingText, count: int = 4) -> Generator[None, None, int]:
-    """Hexadecimal digits, fewer than `count` before another character."""
+    """Read hexadecimal digits, fewer than `count` before another character."""
     found = ""
     while len(found) < count and (yield from text.character()) in hexdigits:
         found += text.take(1)
@@ -189,7 +190,7 @@ _PYTHON_ESCAPES = {**_ESCAPED, "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 
 
 def read_keywords(text: GrowingText, emit: Emit) -> Waiting:
-    """`name=literal` with commas, up to the parenthesis that closes the call."""
+    """Read `name=literal` with commas, up to the parenthesis that closes the call."""
     separator = "{"
     while True:
         yield from text.skip_spaces()
@@ -204,7 +205,7 @@ def read_keywords(text: GrowingText, emit: Emit) -> Waiting:
 
 
 def _python_value(text: GrowingText, emit: Emit) -> Waiting:
-    """One literal, up to the comma or parenthesis behind it."""
+    """Read one literal, up to the comma or parenthesis behind it."""
     opened: list[str] = []
     while True:
         sign = yield from text.character()

@@ -26,7 +26,7 @@ class ChannelReader:
     def __init__(
         self, dialect: Dialect, tools: Sequence[Tool], thinking: Thinking, parts: list[Part]
     ) -> None:
-        """parts: where they go. thinking: OPEN behind a prompt that ends within an analysis."""
+        """parts: where they go. thinking: OPEN if the prompt ends within an analysis."""
         self.text = GrowingText()
         self.num_calls = 0
         self.is_thinking = False
@@ -41,7 +41,7 @@ class ChannelReader:
         self._parts = parts
 
     def answer(self) -> Waiting:
-        """Read all messages. A header that is cut is no part of any."""
+        """Read all messages. A header that is cut off is no part of any."""
         if self._starts_open:
             yield from self._analysis()
         while True:
@@ -94,7 +94,7 @@ class ChannelReader:
             emit("{}")
 
     def _pass_on(self, emit: Callable[[str], None]) -> Waiting:
-        """Give on the content of a message, up to the marker of its end, which is read."""
+        """Pass on the content of a message, up to its end marker, which is read."""
         while True:
             waiting = self.text.waiting
             end = next((i for i, sign in enumerate(waiting) if sign in self._ends), None)
@@ -118,8 +118,9 @@ def channel_grammar(
     budget: int | None,
     response: GrammarSpec | None,
 ) -> GrammarSpec:
-    """The grammar of an answer: analysis, perhaps a preamble, then one call or the final text. A
-    call ends the turn. places: of the tools in the request; budget: tokens of the analysis."""
+    """Return the grammar of an answer: analysis, an optional preamble, then one call or the final
+    text. A call ends the turn. places: of the tools in the request. budget: tokens of the analysis.
+    """
     rules = Rules(dialect.tokens)
     literal = rules.literal
     rules.add("TEXT: /(?s:.*)/")

@@ -1,4 +1,5 @@
-"""Chats of `LLM`: conversations as the model needs them, and answers told apart when they end."""
+"""Chats of `LLM`: conversations in the form that the model needs, and finished answers split into
+parts."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class WholeChats:
         eos_token_ids: Collection[int],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> None:
-        """template: of which the dialect was found. tools: as the OpenAI API takes them; of others
-        only the template knows something."""
+        """template: that from which the dialect was found. tools: in the form of the OpenAI API;
+        only the template understands others."""
         self.template = own_template(dialect, template)
         self._tokenizer = tokenizer
         self._dialect = dialect
@@ -43,8 +44,8 @@ class WholeChats:
         self._reads = bool(self._tools) or self._dialect.thinking is not None
 
     def conversation(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with ids of calls in the family's form, and the tools in words where the
-        template has no place for them. What is no message is refused when it is rendered."""
+        """Return messages with ids of calls in the family's form, and the tools in words if the
+        template has no place for them. Malformed messages are refused when they are rendered."""
         if not all(isinstance(message, Mapping) for message in cast("Sequence[object]", messages)):
             return messages
         found = with_call_ids([dict(message) for message in messages], self._dialect.ids)
@@ -59,7 +60,7 @@ class WholeChats:
         completion: CompletionOutput,
         params: SamplingParams,
     ) -> ChatAnswer:
-        """Tell the parts of a completion apart. messages: the conversation that it answers."""
+        """Split a completion into its parts. messages: the conversation that it answers."""
         if not self._reads:
             return ChatAnswer(completion.text)
         parser = AnswerParser(
@@ -75,7 +76,7 @@ class WholeChats:
         is_text = isinstance(completion.stop_reason, str)
         update = reader.take(completion.token_ids, None if is_text else _finish(completion))
         parts = update.parts
-        if update.ending is None:  # a stop string that is a token, which the text does not show
+        if update.ending is None:  # a stop string that is a token, which the text does not contain
             parts += reader.take((), SequenceFinish(0, FinishReason.STOP)).parts
         return answer_of(parts)
 

@@ -1,4 +1,4 @@
-"""Conversations as a model needs them: tools in words, and ids of calls in its own form."""
+"""Prepares conversations for a model: tools in words, and ids of calls in its own form."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SHORT_LENGTH = 9
 
 
 def described(messages: Sequence[Message], text: str, *, in_system: bool = True) -> list[Message]:
-    """Return copies of `messages` that hold `text`, which describes tools, and in which calls and
-    their results are texts. in_system: put it into the system message, else into the first one of
-    the user, since some templates take no system message."""
+    """Return copies of `messages` with `text`, which describes tools, and with calls and their
+    results as texts. in_system: put it into the system message, otherwise into the user's first
+    one, since some templates have no system message."""
     found = [_as_text(message) for message in messages]
     roles = ("system", "developer") if in_system else ("user",)
     for index, message in enumerate(found):
@@ -32,8 +32,8 @@ def described(messages: Sequence[Message], text: str, *, in_system: bool = True)
 
 
 def with_call_ids(messages: Sequence[Message], style: IdStyle) -> list[Message]:
-    """Return `messages` with ids of calls in the form that the family's template takes, whoever
-    made them; results keep naming their calls."""
+    """Return `messages` with ids of calls in the form of the family's template, whoever made them.
+    Results still name their calls."""
     if style is IdStyle.RANDOM:
         return list(messages)
     found: list[Message] = []
@@ -66,7 +66,7 @@ def _call_id(call: Mapping[str, Any], number: int, style: IdStyle) -> str:
 
 
 def _joined(content: object, text: str, is_last: bool) -> object:
-    """Content with a text behind it, or before it."""
+    """Return content with a text behind it, or before it."""
     if isinstance(content, list):
         parts = cast("list[object]", content)
         part = {"type": "text", "text": text}
@@ -92,6 +92,6 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or call
     arguments: object = function.get("arguments") or {}
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # those of an answer that was cut stay a text
+        with contextlib.suppress(ValueError):  # those of an answer that was cut short stay a text
             arguments = json.loads(arguments)
     return {"name": function.get("name"), "arguments": arguments}

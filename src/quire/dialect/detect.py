@@ -50,10 +50,10 @@ _TOOLS = tuple(
 def find_dialect(
     template: ChatTemplate | None, tokenizer: Tokenizer, parser_name: str | None = None
 ) -> Dialect:
-    """The dialect in which a model writes: the one that reads the calls of a conversation which its
-    template has rendered, with the white space of that; else one derived from what the template
-    writes around names and JSON arguments; else the generic one. parser_name: one to take in any
-    case. ConfigError for a name that none has."""
+    """Find the dialect of a model. It is the one that reads the calls of a conversation rendered by
+    the model's template, with the template's white space; else one derived from the texts that the
+    template writes around names and JSON arguments; else the generic one. parser_name: a dialect to
+    use in any case. Raises ConfigError for an unknown name."""
     if parser_name is not None and parser_name not in DIALECTS:
         raise ConfigError(
             f"There is no tool call parser {parser_name!r}. Give one of "
@@ -79,8 +79,8 @@ def find_dialect(
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """calls: how many. turn: the assistant's. answer: the same behind the generation prompt, None
-    where that is no part of it."""
+    """calls: number of calls. turn: of the assistant. answer: the same behind the generation
+    prompt, None if that is no part of it."""
 
     num_calls: int
     turn: str
@@ -98,8 +98,8 @@ class _Probe:
         self._source = "\n".join(map(self._template.source, names)) if self._template else ""
 
     def fitted(self, dialect: Dialect) -> Dialect | None:
-        """The dialect with the template's white space; None if it does not read what the template
-        writes."""
+        """Return the dialect with the template's white space; None if it does not read the
+        template's output."""
         if dialect.describes_tools:
             return None
         for num_calls in (2, 1):
@@ -120,8 +120,8 @@ class _Probe:
         return None
 
     def derived(self) -> Dialect | None:
-        """A dialect whose texts are those that the template writes around the names and arguments
-        of two calls; None unless it reads these."""
+        """Return a dialect whose texts are those that the template writes around the names and
+        arguments of two calls; None unless it reads these."""
         rendered = self._rendered(2, IdStyle.RANDOM)
         if rendered is None or rendered.answer is None:
             return None
@@ -153,20 +153,20 @@ class _Probe:
         return dialect if self._reads(dialect, rendered) else None
 
     def _turn_end(self) -> str:
-        """The text that the template writes behind an answer without calls."""
+        """Return the text that the template writes behind an answer without calls."""
         said = "plain answer"
         messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
         text = self._text(messages, [], add_generation_prompt=False)
         return (text or "").rpartition(said)[2]
 
     def _added_in(self, text: str) -> tuple[str, ...]:
-        """The added tokens in a text, each once."""
+        """Return the added tokens in a text, each once."""
         tokenizer = self._tokenizer
         added = filter(tokenizer.is_added, tokenizer.encode(text, add_special_tokens=False))
         return tuple(tokenizer.decode([i], skip_special_tokens=False) for i in dict.fromkeys(added))
 
     def with_thinking(self, dialect: Dialect) -> Dialect:
-        """With the markers of thinking that the template knows, or without a template those that
+        """Add the markers of thinking that the template knows or, without a template, those that
         are tokens."""
         if dialect.style is ArgumentStyle.CHANNELS:
             return dialect.bound(self._tokenizer)
@@ -179,8 +179,8 @@ class _Probe:
         return replace(dialect, thinking=None).bound(self._tokenizer)
 
     def likeliest(self, candidates: Sequence[Dialect]) -> Dialect:
-        """The variant with the most markers in the template, or else in the tokenizer; the first
-        of equals."""
+        """Return the variant with the most markers in the template, or else in the tokenizer; the
+        first one if equal."""
 
         def count(dialect: Dialect) -> tuple[int, int]:
             present = sum(marker in self._source for marker in dialect.markers)
@@ -190,7 +190,7 @@ class _Probe:
         return max(candidates, key=count)
 
     def _rendered(self, num_calls: int, ids: IdStyle) -> _Rendered | None:
-        """A turn with calls; None if the template refuses it."""
+        """Render a turn with calls; None if the template refuses it."""
         ask = {"role": "user", "content": "question"}
         calls = _history(num_calls, ids)
         tools = [_as_sent(tool) for tool in _TOOLS]
@@ -218,7 +218,8 @@ class _Probe:
             return None
 
     def _reads(self, dialect: Dialect, rendered: _Rendered) -> bool:
-        """Tell whether the calls are read as they were sent, and of a bare one nothing else."""
+        """Return True if the calls are read as they were sent, and a bare call has nothing beside
+        it."""
         text = rendered.answer if dialect.is_bare else rendered.turn
         if text is None:
             return False
@@ -247,7 +248,7 @@ class _Probe:
 
 
 def _history(num_calls: int, style: IdStyle) -> list[dict[str, Any]]:
-    """Calls as a client sends them back."""
+    """Return calls in the form that a client sends them back."""
     calls: list[dict[str, Any]] = []
     for i, (name, arguments) in enumerate(_CALLS[:num_calls]):
         call_id = f"functions.{name}:{i}" if style is IdStyle.COUNTED else f"abcdefgh{i}"
@@ -266,7 +267,7 @@ def _as_sent(tool: Tool) -> dict[str, Any]:
 
 
 def _with_spaces_of(dialect: Dialect, rendered: _Rendered) -> Dialect:
-    """The dialect with the white space around its JSON that the template writes."""
+    """Return the dialect with the white space that the template writes around its JSON."""
     if dialect.style is not ArgumentStyle.JSON or rendered.num_calls < 2 or dialect.id_open:
         return dialect
     pieces = [
@@ -295,14 +296,14 @@ def _with_spaces_of(dialect: Dialect, rendered: _Rendered) -> Dialect:
 
 
 _STARTS_CALL = re.compile(r"\s*(<+[^<>\s]+>|\[[A-Z_/]+\])")
-"""A tag or a name in brackets, which no ordinary answer begins with."""
+"""A tag or a name in brackets, with which no ordinary answer begins."""
 _ARGUMENTS = r"\{[^{}]*\}"
 _ID = r'(?:, *"id": *"[^"]*")?'
 
 
 def _flexible(literal: str) -> str:
-    """A group that matches a literal whatever the white space within it, and before one that
-    begins with some."""
+    """Return a group that matches a literal with any white space within it, and before one that
+    begins with white space."""
     words = [re.escape(character) for character in literal if not character.isspace()]
     before = r"\s*" if literal[:1].isspace() or not words else ""
     after = r"\s*" if words and literal[-1:].isspace() else ""

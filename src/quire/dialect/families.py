@@ -1,4 +1,4 @@
-"""The dialects that have a name, after the published formats of their families."""
+"""The named dialects, after the published formats of their families."""
 
 from __future__ import annotations
 
@@ -207,11 +207,11 @@ _NAMED = (
 )  # fmt: skip
 
 DIALECTS: Mapping[str, Dialect] = {each.name: each for each in _NAMED}
-"""Dialects by the names of vLLM's `--tool-call-parser`, as far as it has them."""
+"""Dialects by the names of vLLM's `--tool-call-parser`, where it has one."""
 
 VARIANTS: Mapping[str, tuple[Dialect, ...]] = {
     "glm45": (GLM45, GLM47),
     "mistral": (MISTRAL, MISTRAL_V11, MISTRAL_V13),
     "pythonic": (PYTHONIC, LFM2, LLAMA4),
 }
-"""Forms of names that stand for several, the usual one first."""
+"""Names that stand for several variants, the usual one first."""

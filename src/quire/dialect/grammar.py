@@ -33,15 +33,15 @@ def answer_grammar(
     thinking_budget: int | None = None,
     response: GrammarSpec | None = None,
 ) -> GrammarSpec | None:
-    """The grammar of one answer; None where nothing needs to be held.
+    """Return the grammar of one answer; None if nothing needs to be enforced.
 
-    parallel: whether there may be several calls. thinking: where the prompt leaves the model.
-    thinking_budget: how many tokens its thinking may have. response: what a text has to be,
-    where the answer is no call. RequestError for tools or a budget that cannot be held.
+    parallel: allows several calls. thinking: state in which the prompt leaves the model.
+    thinking_budget: most tokens of its thinking. response: grammar of the text, where the answer is
+    no call. Raises RequestError for tools or a budget that cannot be enforced.
     """
     chosen = chosen_tools(tools, tool_choice)
     if dialect.describes_tools and not chosen:
-        tools = ()  # the model knows of none
+        tools = ()  # the model has none
     places = {tool.name: index for index, tool in enumerate(tools)}
     if dialect.style is ArgumentStyle.CHANNELS:
         if not tools and thinking_budget is None and response is None:
@@ -75,7 +75,8 @@ class _Answer:
         self._arguments: Mapping[str, str] = {}
 
     def thinking(self, budget: int | None) -> str:
-        """Up to its end marker; with its first one, or none of it, unless it is open."""
+        """Write the thinking up to its end marker; with its start marker, or absent, unless it is
+        already open."""
         assert self._dialect.thinking is not None
         opening, closing = self._dialect.thinking
         rules = self.rules
@@ -96,7 +97,7 @@ class _Answer:
         return thought if self._state is Thinking.OPEN else f"({rules.literal(opening)} {thought})?"
 
     def text(self) -> str:
-        """An answer without calls, from behind the thinking on."""
+        """Write an answer without calls, from behind the thinking on."""
         response, wrap = self._response, self._dialect.text_wrap
         if self._arguments and wrap is not None:
             response = response or GrammarSpec(GrammarKind.JSON, '{"type": "string"}')
@@ -110,8 +111,8 @@ class _Answer:
 
     def with_calls(self, tools: Sequence[Tool], places: Mapping[str, int], *, is_free: bool,
         is_parallel: bool) -> str:  # fmt: skip
-        """An answer that may have calls, or must if it is not free, from behind the thinking on.
-        places: of the tools in the request."""
+        """Write an answer that may have calls, or must have one if it is not free, from behind the
+        thinking on. places: of the tools in the request."""
         dialect, rules = self._dialect, self.rules
         self._arguments = {
             tool.name: arguments_rule(
@@ -139,8 +140,8 @@ class _Answer:
         return f"({head} {calls}){'*' if is_parallel else '?'} TEXT"
 
     def _add_call(self, rule: str, before: str) -> None:
-        """Add the rule of one call, with what stands before its name. Where a text could stand in
-        its place, all before the arguments is one terminal, at whose end that text is refused."""
+        """Add the rule of one call, with the text before its name. If free text could stand in its
+        place, all before the arguments is one terminal, and the text is refused at its end."""
         dialect, rules = self._dialect, self.rules
         calls: list[str] = []
         for name, arguments in self._arguments.items():
@@ -157,7 +158,7 @@ class _Answer:
         rules.add(f"{rule}: ({' | '.join(calls)}) {after} {rules.literal(dialect.close)}")
 
     def _content(self) -> str:
-        """Text in which no call begins, and before which no thinking does."""
+        """Write text in which no call begins, and which no thinking follows."""
         rules, dialect = self.rules, self._dialect
         content = "/(?s:.*)/" if dialect.is_bare else rules.text_without(dialect.trigger)
         return content + "".join(f" & ~/{other}/" for other in self._not_thinking())
@@ -177,5 +178,5 @@ class _Answer:
 
 
 def _behind_spaces(text: str) -> str:
-    """A text as one terminal with what may stand behind the thinking."""
+    """Write a text as one terminal, with the white space behind the thinking."""
     return rf"/[ \n]{{0,3}}{regex(text)}/"

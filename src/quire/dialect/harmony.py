@@ -90,7 +90,7 @@ def _developer(instructions: str, tools: Sequence[Tool]) -> str:
 
 
 def _turns(messages: Sequence[Message]) -> list[str]:
-    """Render all behind the instructions."""
+    """Render all messages behind the instructions."""
     names: dict[str, str] = {}
     finals = [i for i, m in enumerate(messages) if _is_final(m)]
     last_final = max(finals, default=-1)
@@ -118,7 +118,7 @@ def _is_final(message: Message) -> bool:
 
 
 def _assistant(message: Message, names: dict[str, str], *, with_analysis: bool) -> list[str]:
-    """Render one turn of the model. names: of the functions by call ids, to which it adds."""
+    """Render one turn of the model. names: of the functions by call ids; this call adds to it."""
     parts: list[str] = []
     thought = message.get("reasoning") or message.get("reasoning_content")
     calls = message.get("tool_calls") or ()

@@ -1,4 +1,4 @@
-"""The place of a chat template of gpt-oss: conversations are written by our own renderer."""
+"""Our own renderer in place of gpt-oss's chat template."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["HarmonyTemplate", "own_template"]
 
 _EFFORT = "reasoning_effort"
 _SWITCHES = frozenset(("enable_thinking", "thinking"))
-"""Variables of other families, which mean nothing to this one."""
+"""Variables of other families, which have no effect on this one."""
 
 
 def own_template(
     dialect: Dialect | None, template: ChatTemplate | None
 ) -> ChatTemplate | HarmonyTemplate | None:
-    """Return what renders the conversations of a model: its template, or ours in its place. A
-    template that was given in place of the model's stays."""
+    """Return the renderer of a model's conversations: its template, or ours in its place. A
+    template that the user gave is kept."""
     if template is None or template.is_given:
         return template
     if dialect is None or dialect.style is not ArgumentStyle.CHANNELS:
@@ -31,8 +31,9 @@ def own_template(
 
 
 class HarmonyTemplate:
-    """Writes like the model's template, from which it takes what is not of the published format:
-    documents, a last message that goes on, variables beside the effort, tools of other kinds."""
+    """Writes the same as the model's template. It uses the template itself for anything outside of
+    the published format: documents, a last message to continue, other variables than the effort,
+    tools of other kinds."""
 
     def __init__(
         self, template: ChatTemplate, today: Callable[[], datetime.date] = datetime.date.today
@@ -41,7 +42,7 @@ class HarmonyTemplate:
         self._today = today
 
     def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
-        """RequestError when a request sets a variable that is the engine's to set."""
+        """Raises RequestError when a request sets a variable that only the engine may set."""
         self._template.check_kwargs(kwargs)
 
     def render(
@@ -53,8 +54,8 @@ class HarmonyTemplate:
         continue_final_message: bool | str = False,
         **kwargs: Any,
     ) -> str:
-        """Return the prompt text of a conversation. Arguments and errors as of `ChatTemplate`, and
-        RequestError for an effort, a role or a result as `render_harmony` has it."""
+        """Return the prompt text of a conversation. Arguments and errors as in `ChatTemplate`, and
+        RequestError for an effort, a role or a result as in `render_harmony`."""
         found = [tool_of(given) for given in tools or ()]
         others = kwargs.keys() - _SWITCHES - {_EFFORT}
         if documents or continue_final_message or others or None in found:

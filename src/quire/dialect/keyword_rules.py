@@ -1,4 +1,4 @@
-"""The rules of arguments that are written as in Python: `name=literal`, with commas."""
+"""The rules of arguments in Python's form: `name=literal`, with commas."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _STRUCTURE = frozenset(
 
 
 def keywords_rule(rules: Rules, tool: Tool, name: str, where: str) -> str:
-    """Add the rule `name` of a tool's arguments, and return what refers to it. RequestError for
-    what cannot be held of a strict schema."""
+    """Add the rule `name` for a tool's arguments, and return a reference to it. Raises RequestError
+    for parts of a strict schema that cannot be enforced."""
     return _Keywords(rules, tool, name, where).rule()
 
 
@@ -45,7 +45,7 @@ class _Keywords:
         self._num_rules = 0
 
     def rule(self) -> str:
-        """All arguments."""
+        """Write all arguments."""
         properties = self._tool.properties
         if not properties and self._tool.others is not False:
             self._add_any()
@@ -66,8 +66,8 @@ class _Keywords:
     def _chain(
         self, name: str, pairs: Sequence[tuple[str, str]], required: Sequence[object]
     ) -> str:
-        """Pairs with commas between them, of which some may be left out. `name_i` is all from the
-        i-th on behind another one, `name_i_first` without one before."""
+        """Write pairs with commas between them, some of them optional. `name_i` is the rest from
+        pair i on behind another pair, `name_i_first` without one before."""
         add = self._rules.add
         add(f"{name}_{len(pairs)}: {self._rules.plain('')}")
         add(f"{name}_{len(pairs)}_first: {self._rules.plain('')}")
@@ -81,7 +81,7 @@ class _Keywords:
         return f"{name}_0_first"
 
     def _value(self, schema: object, path: str) -> str:
-        """Return what stands for a literal of a schema."""
+        """Return the rule for a literal of a schema."""
         its = node(schema)
         self._check(its, path)
         reference = its.get("$ref")
@@ -148,7 +148,8 @@ class _Keywords:
         return f'"{{" {inner} "}}"'
 
     def _referred(self, reference: str, path: str) -> str:
-        """A rule of its own, so that a schema may refer to itself."""
+        """Return the rule of a reference. It is a rule of its own, so that a schema may refer to
+        itself."""
         target = resolved(reference, self._root)
         if target is None:
             refuse(self._where, f"{path}.$ref ({reference[:80]!r})", "leads nowhere")
@@ -178,7 +179,7 @@ def _count(schema: Schema, keyword: str) -> int | None:
 
 
 def _written(value: object) -> str:
-    """A value as a Python literal, its texts between double quotes."""
+    """Return a value as a Python literal, with texts in double quotes."""
     if isinstance(value, list):
         return f"[{', '.join(map(_written, cast('list[object]', value)))}]"
     if isinstance(value, dict):

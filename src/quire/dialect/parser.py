@@ -1,4 +1,4 @@
-"""Turns the token ids of an answer into its parts, as they come."""
+"""Splits the token ids of an answer into its parts, as they arrive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHORT_ID = string.ascii_letters + string.digits
 
 
 class AnswerParser:
-    """Reads one sample. However its tokens are cut, the parts together are the same."""
+    """Reads one sample. The parts do not depend on how its tokens are grouped into calls."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class AnswerParser:
         num_prior_calls: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        """tools: those that the answer may call. thinking: where the prompt leaves the model
-        (`thinking_at_end`). prompt_token_ids: what the text continues. num_prior_calls: of the
-        conversation, from which `IdStyle.COUNTED` counts. skip_special_tokens: whether those that
-        are no markers are left out of the text."""
+        """tools: those that the answer may call. thinking: state in which the prompt leaves the
+        model (`thinking_at_end`). prompt_token_ids: the tokens that the text continues.
+        num_prior_calls: of the conversation, from which `IdStyle.COUNTED` counts.
+        skip_special_tokens: leave special tokens that are no markers out of the text."""
         self._tokens = dialect.tokens
         self._symbols = dialect.tokens.symbols
         self._detokenizer = IncrementalDetokenizer(
@@ -55,7 +55,7 @@ class AnswerParser:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of the thinking so far, without its markers where these are tokens."""
+        """Tokens of the thinking so far, without its markers if these are tokens."""
         return self._num_reasoning_tokens
 
     @property
@@ -64,7 +64,7 @@ class AnswerParser:
         return self._reader.num_calls > 0
 
     def take(self, token_ids: Sequence[int]) -> list[Part]:
-        """The parts that the next tokens make certain."""
+        """Return the parts that the next tokens make certain."""
         for token_id in token_ids:
             symbol = self._symbols.get(token_id)
             was_thinking = self._reader.is_thinking
@@ -76,9 +76,9 @@ class AnswerParser:
         return self._given()
 
     def finish(self) -> list[Part]:
-        """Return what was held back. Call it once, at the end."""
+        """Return the text that was held back. Call it once, at the end."""
         rest = self._detokenizer.finish()
-        if not self._reader.is_in_calls:  # else part of a character is part of nothing
+        if not self._reader.is_in_calls:  # otherwise an incomplete character is part of nothing
             self._grow(rest)
         self._reader.text.end()
         self._advance()
@@ -98,7 +98,7 @@ class AnswerParser:
             self._routine = None
 
     def _given(self) -> list[Part]:
-        """The parts since the last call, neighbours of one kind as one."""
+        """Return the parts since the last call, with neighbours of one kind joined."""
         given: list[Part] = []
         for part in self._parts:
             joined = _joined(given[-1], part) if given else None
@@ -111,7 +111,7 @@ class AnswerParser:
 
 
 def _joined(first: Part, second: Part) -> Part | None:
-    """Two parts as one, None if they are of two kinds."""
+    """Return two parts as one, None if they are of two kinds."""
     match first, second:
         case Text(), Text():
             return Text(first.text + second.text)
@@ -148,7 +148,7 @@ class _AnswerReader:
         self._held_space = ""
 
     def answer(self) -> Waiting:
-        """The whole answer."""
+        """Read the whole answer."""
         yield from self._think()
         if not self._tools:
             yield from self._rest()
@@ -178,7 +178,7 @@ class _AnswerReader:
         yield from self._spaces()
 
     def _begins(self, literal: str) -> Reading:
-        """Tell whether the rest begins with a literal behind white space."""
+        """Return True if the rest begins with a literal behind white space."""
         self.text.keep()
         yield from self._spaces()
         try:
@@ -198,8 +198,8 @@ class _AnswerReader:
             return
 
     def _flow(self, kind: type[Text | Reasoning], target: str) -> Reading:
-        """Give on text up to a target, which is read; whether it came. White space waits for what
-        follows it."""
+        """Pass on text up to a target, which is read. Returns True if it came. White space waits
+        for what follows it."""
         while True:
             text, found = self.text.before(target)
             self._emit(kind, text)
@@ -214,7 +214,7 @@ class _AnswerReader:
                 return False
 
     def _rest(self) -> Waiting:
-        """Give on all that comes, as text."""
+        """Pass on all that comes, as text."""
         while True:
             self._emit(Text, self.text.take(len(self.text.waiting)))
             self._emit_space()
@@ -233,7 +233,7 @@ class _AnswerReader:
             self._parts.append(Text(space))
 
     def _calls_or_text(self) -> Waiting:
-        """An answer that is calls if it begins like one."""
+        """Read an answer that is calls if it begins like one."""
         self.text.keep()
         try:
             yield from self.text.skip_spaces()
@@ -261,8 +261,8 @@ class _AnswerReader:
         self._emit(Text, coded)
 
     def _section(self, rest: str) -> Reading:
-        """Calls from behind the trigger on, of whose opening `rest` is left; whether there is one.
-        What follows the last one is left."""
+        """Read calls from behind the trigger on; `rest` is left of its opening. Returns True if
+        there is one. The text behind the last one is left unread."""
         dialect, num_before = self._dialect, self.num_calls
         self.is_in_calls = True
         found = yield from self.text.is_at(rest)
@@ -276,7 +276,7 @@ class _AnswerReader:
         return self.num_calls > num_before
 
     def _call(self) -> Reading:
-        """One call from its name on; whether it is one."""
+        """Read one call from its name on. Returns True if it is one."""
         dialect, text = self._dialect, self.text
         yield from text.skip_spaces()
         tool = self._tools.get((yield from text.run(NAME_CHARACTERS)))
@@ -305,7 +305,7 @@ class _AnswerReader:
         return True
 
     def _id(self, name: str, index: int, given: str) -> str:
-        """given: what the model wrote, if anything."""
+        """given: the id that the model wrote, if any."""
         match self._dialect.ids:
             case IdStyle.RANDOM:
                 return given or f"call_{secrets.token_hex(12)}"

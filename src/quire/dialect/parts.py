@@ -32,8 +32,8 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next characters of the JSON text of a call's arguments. Those of a whole call together
-    are one object, `{}` where the model wrote none."""
+    """The next characters of the JSON text of a call's arguments. All of a call's together are one
+    object, `{}` if the model wrote none."""
 
     index: int
     text: str

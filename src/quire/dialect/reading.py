@@ -1,4 +1,4 @@
-"""Reads a text that is still growing: what cannot be told yet waits for more of it."""
+"""Reads a text that is still growing; undecided characters wait for more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["CutError", "GrowingText", "Reading", "Waiting"]
 Waiting = Generator[None, None, None]
 """A routine that yields where it needs more text."""
 Reading = Generator[None, None, bool]
-"""One that says in the end whether it found what it looked for."""
+"""A routine that returns whether it found what it looked for."""
 
 
 class CutError(Exception):
@@ -17,7 +17,7 @@ class CutError(Exception):
 
 
 class GrowingText:
-    """Text that came and was not read. Routines yield until there is enough of it, and raise
+    """Text that has arrived and was not read. Routines yield until there is enough of it, and raise
     CutError if it ends before."""
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class GrowingText:
         self._text += text
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """Mark the end: no more text comes."""
         self._is_whole = True
 
     @property
     def waiting(self) -> str:
-        """All that was not read."""
+        """The unread text."""
         return self._text
 
     def take(self, count: int) -> str:
@@ -50,7 +50,7 @@ class GrowingText:
         self._kept = ""
 
     def forget(self) -> None:
-        """Keep nothing any more."""
+        """Stop keeping."""
         self._kept = None
 
     def rewind(self) -> None:
@@ -67,7 +67,7 @@ class GrowingText:
             yield
 
     def character(self) -> Generator[None, None, str]:
-        """The next character, which stays."""
+        """Return the next character without reading it."""
         while not self._text:
             yield from self.more()
         return self._text[0]
@@ -78,8 +78,8 @@ class GrowingText:
             self.take(1)
 
     def is_at(self, literal: str) -> Reading:
-        """Tell whether the text goes on with a literal, whatever the white space in both. It is
-        read if so, and stays otherwise."""
+        """Return True if the text goes on with a literal, ignoring white space in both. It is read
+        only then."""
         place = 0
         for expected in literal:
             if expected.isspace():
@@ -97,7 +97,7 @@ class GrowingText:
         return True
 
     def is_exactly_at(self, literal: str) -> Reading:
-        """Do the same as `is_at`, where white space counts."""
+        """Do the same as `is_at`, but with significant white space."""
         while len(self._text) < len(literal) and literal.startswith(self._text):
             yield from self.more()
         if not self._text.startswith(literal):
@@ -113,8 +113,8 @@ class GrowingText:
         return found
 
     def before(self, target: str) -> tuple[str, bool]:
-        """Read what comes for certain before a target, and the target if it is there: the text, and
-        whether it is."""
+        """Read the text that certainly comes before a target, and the target if it is there.
+        Returns the text, and True if the target was there."""
         place = self._text.find(target)
         if place >= 0:
             text = self.take(place)

@@ -24,7 +24,7 @@ def json_grammar(schema: Schema, *, is_strict: bool) -> GrammarSpec:
 
 
 def refuse(where: str, path: str, why: str) -> NoReturn:
-    """RequestError for a keyword of a strict schema. where: the field of the request."""
+    """Raise RequestError for a keyword of a strict schema. where: the field of the request."""
     raise RequestError(
         f"{where} has {path}, which {why} in the format that this model calls tools in. Leave it "
         "out, or set strict to false: then it is not checked."
@@ -32,7 +32,7 @@ def refuse(where: str, path: str, why: str) -> NoReturn:
 
 
 def regex(text: str) -> str:
-    """A regular expression of one text, as it stands between slashes."""
+    """A regular expression for one text, in the form that stands between slashes."""
     escaped = _SIGNS.sub(lambda sign: "\\" + sign[0], text)
     return "".join(_ESCAPES.get(character, character) for character in escaped)
 
@@ -46,18 +46,18 @@ class Rules:
         self._grammars: dict[str, dict[str, object]] = {}
 
     def spec(self, start: str) -> GrammarSpec:
-        """All of it, of which `start` is the first rule."""
+        """The whole grammar, whose first rule is `start`."""
         lark = "\n".join([f"start: {start}", *self._lines])
         source = {"lark": lark, "grammars": self._grammars}
         is_strict = all(part["is_strict"] for part in self._grammars.values())
         return GrammarSpec(GrammarKind.ANSWER, json.dumps(source, ensure_ascii=False), is_strict)
 
     def add(self, rule: str) -> None:
-        """Write one rule, or one that is there already."""
+        """Write one rule, unless it is there already."""
         self._lines[rule] = None
 
     def grammar(self, name: str, spec: GrammarSpec, where: str = "") -> str:
-        """A reference to a grammar. where: what an error calls it."""
+        """Return a reference to a grammar. where: its name in an error."""
         self._grammars[name] = {
             "kind": spec.kind.value,
             "source": spec.source,
@@ -68,16 +68,17 @@ class Rules:
         return f"@{name}"
 
     def literal(self, text: str) -> str:
-        """One text, markers as tokens."""
+        """Return one text, with markers as tokens."""
         return " ".join(map(self._one, self.tokens.split(text)))
 
     def plain(self, text: str) -> str:
-        """One text, in which nothing is a marker."""
+        """Return one text in which nothing is a marker."""
         return json.dumps(text, ensure_ascii=False)
 
     def up_to(self, name: str, end: str, bodies: Sequence[str], others: Sequence[str] = ()) -> str:
-        """Add the terminal `name`, and return what stands for a text up to the first `end`, with
-        it. bodies: regular expressions that the text has to match; others: that it must not."""
+        """Add the terminal `name`, and return a rule for a text up to and including the first
+        `end`. bodies: regular expressions that the text must match. others: those that it must not
+        match."""
         parts = self.tokens.split(end)
         marker = next((part for part in parts if isinstance(part, int)), None)
         first = parts[0] if isinstance(parts[0], str) else ""
@@ -99,7 +100,7 @@ class Rules:
         return f"<[{part}]>" if isinstance(part, int) else self.plain(part)
 
     def text_without(self, marker: str) -> str:
-        """Any text that does not contain a marker. Special tokens are no text in any case."""
+        """Any text without a marker. Special tokens are never text."""
         texts = {i: text for text, i in self.tokens.ids.items()}
         parts = self.tokens.split(marker)
         tokens = [texts[part] for part in parts if isinstance(part, int)]

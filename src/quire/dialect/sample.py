@@ -15,8 +15,8 @@ __all__ = ["PartsReader", "PartsUpdate"]
 
 
 class PartsUpdate(NamedTuple):
-    """Growth of one answer. num_tokens_kept: tokens of this call that belong to it. ending: once,
-    with the last one."""
+    """Growth of one answer. num_tokens_kept: tokens of this call that belong to it. ending: given
+    once, with the last one."""
 
     parts: list[Part]
     num_tokens_kept: int
@@ -24,8 +24,8 @@ class PartsUpdate(NamedTuple):
 
 
 class PartsReader:
-    """One sample of an answer that is parsed. Stop strings match in its text alone, and never
-    across what stands between two texts."""
+    """One sample of a parsed answer. Stop strings match in its text alone, and never across the
+    parts between two texts."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class PartsReader:
         stop_tokens: Mapping[int, str],
         end_token_ids: Collection[int],
     ) -> None:
-        """stop_tokens: stop strings that are tokens as well, by their ids. end_token_ids: what ends
-        any answer of the model, which is no `stop_reason`."""
+        """stop_tokens: stop strings that are also tokens, by their ids. end_token_ids: tokens that
+        end any answer of the model, and are no `stop_reason`."""
         self._parser = parser
         self._matcher = StopMatcher(params.stop_strings, params.include_stop_str_in_output)
         self._has_stops = bool(params.stop_strings)
@@ -51,7 +51,7 @@ class PartsReader:
         return self._parser.num_reasoning_tokens
 
     def take(self, token_ids: Sequence[int], finish: SequenceFinish | None) -> PartsUpdate:
-        """Take what the engine gave, like `OutputRenderer.take`: a stop string ends the answer
+        """Take the engine's output, like `OutputRenderer.take`: a stop string ends the answer
         although the engine goes on."""
         visible, stop = token_ids, None
         if finish is not None and finish.reason is FinishReason.STOP and token_ids:
@@ -67,7 +67,7 @@ class PartsReader:
         return PartsUpdate(parts, num_kept, self._ending(finish))
 
     def _read(self, token_ids: Sequence[int]) -> tuple[list[Part], int]:
-        """The parts, and the tokens up to the one that completed a stop string."""
+        """Return the parts, and the number of tokens up to the one that completed a stop string."""
         if not self._has_stops:
             return self._parser.take(token_ids), len(token_ids)
         parts: list[Part] = []
@@ -79,7 +79,7 @@ class PartsReader:
         return parts, len(token_ids)
 
     def _before_stop(self, parts: Sequence[Part], *, check: bool) -> list[Part]:
-        """Return what may be shown of them: all, or what stands before a stop string."""
+        """Return the parts to show: all, or those before a stop string."""
         shown: list[Part] = []
         for part in parts:
             if not isinstance(part, Text):
@@ -92,7 +92,8 @@ class PartsReader:
         return shown
 
     def _end(self, stop: str | None) -> list[Part]:
-        """Give what was held back, as nothing follows. stop: a stop string that came as a token."""
+        """Return the text that was held back, since nothing follows. stop: a stop string that came
+        as a token."""
         parts = self._before_stop(
             self._parser.finish(), check=self._num_tokens + 1 > self._min_tokens
         )

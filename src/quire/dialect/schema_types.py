@@ -15,18 +15,18 @@ _NULL = frozenset(("null",))
 
 
 def node(schema: object) -> Schema:
-    """The keywords of a schema, none of `true` and of what is no schema."""
+    """Return the keywords of a schema; empty for `true` and for anything that is no schema."""
     return cast("Schema", schema) if isinstance(schema, Mapping) else {}
 
 
 def listed(schema: Schema, keyword: str) -> Sequence[Any]:
-    """The list under a keyword, empty if there is none."""
+    """Return the list under a keyword, empty if there is none."""
     found = schema.get(keyword)
     return cast("list[Any]", found) if isinstance(found, list) else ()
 
 
 def json_types(value: object) -> frozenset[str]:
-    """The types by whose names a schema may call a value."""
+    """Return the names of types by which a schema may describe a value."""
     if isinstance(value, bool):
         return frozenset(("boolean",))
     if isinstance(value, int):
@@ -38,9 +38,9 @@ def json_types(value: object) -> frozenset[str]:
 def types_of(
     schema: object, root: Schema, known: dict[int, frozenset[str]] | None = None
 ) -> frozenset[str]:
-    """Return the types that a schema allows, all of them where it does not tell. root: in which its
-    references lie. known: of parts of the schema, by identity, which later calls may share; each
-    part is looked at once, whatever refers to it, itself included."""
+    """Return the types that a schema allows, all of them if it does not say. root: the schema that
+    its references address. known: results for parts of the schema, by identity, which later calls
+    may share. Each part is visited once, even if it refers to itself."""
     known = {} if known is None else known
     if (found := known.get(id(schema))) is not None:
         return found
@@ -65,7 +65,7 @@ def types_of(
 
 
 def resolved(reference: object, root: Schema) -> object:
-    """Return what a JSON pointer within the schema refers to; None if it leads nowhere."""
+    """Return the target of a JSON pointer within the schema; None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     place: Any = root

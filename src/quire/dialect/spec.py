@@ -29,7 +29,7 @@ _FIRST_SYMBOL = 0xD800
 
 class Thinking(enum.StrEnum):
     """State in which a prompt leaves the model: within its thinking, behind it, or free to begin
-    with it."""
+    it."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -37,8 +37,8 @@ class Thinking(enum.StrEnum):
 
 
 class ArgumentStyle(enum.StrEnum):
-    """JSON: one JSON object. RAW: tagged values, texts as they are and other values as JSON.
-    PYTHON: `name=literal`, with commas. CHANNELS: JSON objects as messages of their own."""
+    """JSON: one JSON object. RAW: tagged values, texts unchanged and other values as JSON. PYTHON:
+    `name=literal`, with commas. CHANNELS: JSON objects as messages of their own."""
 
     JSON = "json"
     RAW = "raw"
@@ -56,18 +56,18 @@ class IdStyle(enum.StrEnum):
 
 
 class MarkerSource(Protocol):
-    """The questions of a dialect to a tokenizer."""
+    """The functions of a tokenizer that dialects use."""
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it, None when there is none."""
+        """Return the id of a token by its spelling in the vocabulary, None if there is none."""
         ...
 
     def is_added(self, token_id: int) -> bool:
-        """True for a token that was added beside the model's vocabulary."""
+        """Return True for a token that was added to the model's vocabulary."""
         ...
 
     def is_special(self, token_id: int) -> bool:
-        """True for a token that is left out of shown texts."""
+        """Return True for a token that is left out of shown texts."""
         ...
 
 
@@ -75,13 +75,13 @@ class TailSource(MarkerSource, Protocol):
     """The reader of a prompt's tail."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Texts that are single tokens of one tokenizer. special: those that no text contains."""
+    """Texts that are single tokens of one tokenizer. special: those that never occur in text."""
 
     ids: Mapping[str, int] = field(default_factory=dict[str, int])
     special: frozenset[str] = frozenset()
@@ -99,7 +99,7 @@ class Markers:
         return {i: chr(_FIRST_SYMBOL + n) for n, i in enumerate(self.ids.values())}
 
     def split(self, text: str) -> list[str | int]:
-        """The text as token ids of markers and what stands between them."""
+        """Return the text as token ids of markers and the texts between them."""
         parts: list[str | int] = [text]
         for marker in sorted(self.ids, key=len, reverse=True):
             parts = [
@@ -114,12 +114,12 @@ class Markers:
         return [first, *(piece for other in others for piece in (self.ids[marker], other))]
 
     def coded(self, text: str) -> str:
-        """The text with one character for each marker that is a token."""
+        """Return the text with one character for each marker that is a token."""
         symbols = self.symbols
         return "".join(p if isinstance(p, str) else symbols[p] for p in self.split(text))
 
     def shown(self, text: str, *, with_special: bool) -> str:
-        """Return `coded` text as a reader sees it."""
+        """Return `coded` text in the form that a reader sees."""
         if _SYMBOL.search(text) is None:
             return text
         for marker, token_id in self.ids.items():
@@ -130,8 +130,8 @@ class Markers:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSyntax:
-    """Around one tagged value: open NAME middle VALUE close. middle_json: instead of `middle`
-    before values that are no texts, where the family tells them apart."""
+    """The text around one tagged value: open NAME middle VALUE close. middle_json: used instead of
+    `middle` before values that are no texts, where the family distinguishes them."""
 
     open: str
     middle: str
@@ -140,29 +140,29 @@ class ParameterSyntax:
 
     @property
     def key_end(self) -> str:
-        """The text behind each name, whatever the value."""
+        """The text behind each name, the same for all values."""
         pairs = zip(self.middle, self.middle_json or self.middle, strict=False)
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
         return "".join(one for one, _ in same)
 
     def coded(self, tokens: Markers) -> ParameterSyntax:
-        """With one character for each marker that is a token."""
+        """Return it with one character for each marker that is a token."""
         texts = (self.open, self.middle, self.close, self.middle_json)
         return ParameterSyntax(*map(tokens.coded, texts))
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One call is: open NAME (id_open ID) middle ARGUMENTS (id_close ID ") close. Calls stand in
-    the text, or in a section that they share.
+    """The form of one call: open NAME (id_open ID) middle ARGUMENTS (id_close ID ") close. Calls
+    stand in the text, or in a section that they share.
 
-    section: before the first call and behind the last one. separator: between two. id_open: before
-    an id that follows the name; id_close: before one that may follow the arguments. is_bare: a call
-    has no marker, so an answer is calls or text. is_single: a turn has one call at most. text_wrap:
-    around a text written as a JSON string, where an answer is calls or that. describes_tools: the
-    tools belong into the system prompt. thinking: its two markers. stops: tokens that end an answer
-    besides that which ends a text. markers: of the calls' texts, those that are tokens in the
-    family's tokenizers. tokens: which of these are in this one.
+    section: before the first call and behind the last one. separator: between two calls. id_open:
+    before an id that follows the name. id_close: before an id that may follow the arguments.
+    is_bare: calls have no marker, so an answer is either calls or text. is_single: a turn has at
+    most one call. text_wrap: around a text written as a JSON string, where an answer is either
+    calls or such a text. describes_tools: the system prompt must describe the tools. thinking: its
+    two markers. stops: tokens that end an answer besides the end of text. markers: texts of calls
+    that are tokens in the family's tokenizers. tokens: those of them that are tokens in this one.
     """
 
     name: str
@@ -186,7 +186,7 @@ class Dialect:
     tokens: Markers = field(default_factory=Markers)
 
     def bound(self, tokenizer: MarkerSource) -> Dialect:
-        """The dialect in the tokens of one tokenizer."""
+        """Return the dialect in the tokens of one tokenizer."""
         around = self.thinking or ()
         tags = (tag for marker in around for tag in _TAG.findall(marker))
         texts = dict.fromkeys((*self.markers, *around, *tags, *self.stops))
@@ -198,7 +198,8 @@ class Dialect:
         return self.tokens.ids.keys() >= {*self.markers, *self.stops}
 
     def coded(self) -> Dialect:
-        """The dialect with one character for each marker that is a token (`Markers.coded`)."""
+        """Return the dialect with one character for each marker that is a token
+        (`Markers.coded`)."""
         coded = self.tokens.coded
         return replace(
             self,
@@ -221,7 +222,7 @@ class Dialect:
 
     @property
     def trigger(self) -> str:
-        """The beginning of a call that text never contains; of a bare call all before its name."""
+        """The beginning of a call that text never contains; for a bare call all before its name."""
         starts = [marker for marker in self.markers if self.opening.startswith(marker)]
         return max(starts, key=len, default=self.opening)
 
@@ -235,9 +236,9 @@ class Dialect:
 def thinking_at_end(
     dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: TailSource
 ) -> Thinking:
-    """Tell in which state a prompt leaves the model. The text after the last token that begins or
-    ends a turn counts. Markers that are spelled by other tokens count at the very end alone, since
-    a user may have written them."""
+    """Return the state in which a prompt leaves the model. It is decided by the text after the last
+    token that begins or ends a turn. Markers that are spelled by other tokens count only at the
+    very end, since a user may have written them."""
     if dialect.thinking is None:
         return Thinking.NONE
     ids = dialect.tokens.ids

@@ -1,4 +1,4 @@
-"""Tools as a request offers them, and which of them an answer has to call."""
+"""The tools of a request, and those that an answer has to call."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _NAME = re.compile("[a-zA-Z0-9_.-]{1,128}")
 _OTHERS = frozenset(
     ("additionalProperties", "patternProperties", "$ref", "anyOf", "oneOf", "allOf", "if")
 )
-"""Keywords of a schema that lists not all of its properties."""
+"""Keywords of a schema that does not list all of its properties."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function. parameters: JSON Schema of its arguments, an object. is_strict: what the grammar
-    cannot hold of it is refused, else it is left out."""
+    """A function. parameters: JSON Schema of its arguments, an object. is_strict: constraints that
+    the grammar cannot enforce are refused, otherwise ignored."""
 
     name: str
     parameters: Schema = field(default_factory=dict[str, Any])
@@ -52,8 +52,8 @@ class Tool:
 
     @property
     def schema(self) -> Schema:
-        """Schema of the object of arguments. Where the tool's says nothing of others than it
-        lists, there are none: a function takes no others."""
+        """Schema of the object of arguments. If the tool's schema does not mention others than it
+        lists, it allows none, since a function takes no others."""
         if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         closed = {} if _OTHERS & self.parameters.keys() else {"additionalProperties": False}
@@ -62,8 +62,8 @@ class Tool:
 
     @cached_property
     def root(self) -> Schema:
-        """`schema`, or what it refers to as a whole; if it is lenient, without what no grammar
-        can hold."""
+        """Return `schema`, or the schema that it only refers to; if lenient, without constraints
+        that no grammar can enforce."""
         target = resolved(self.schema.get("$ref"), self.schema)
         found = {**self.schema, **node(target)}
         if not self.is_strict:
@@ -77,7 +77,7 @@ class Tool:
         return self.root.get("additionalProperties", True)
 
     def types_of(self, name: str) -> frozenset[str]:
-        """JSON types that an argument may have."""
+        """Return the JSON types that an argument may have."""
         return types_of(self.properties.get(name, self.others), self.root)
 
     @property
@@ -105,8 +105,8 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
-    """RequestError for a name that no format can write, for one that two tools have, and for a
-    choice that no tool fits."""
+    """Check the tools. Raises RequestError for a name that no format can write, for one that two
+    tools have, and for a choice that fits no tool."""
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if not _NAME.fullmatch(tool.name):
@@ -129,7 +129,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
 
 
 def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
-    """Return those that the answer may call. RequestError as in `check_tools`."""
+    """Return the tools that the answer may call. Raises RequestError as in `check_tools`."""
     check_tools(tools, choice)
     if choice == "none":
         return ()
@@ -139,7 +139,7 @@ def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
 
 
 def tool_of(given: object) -> Tool | None:
-    """Read a tool as the OpenAI API takes it; None if it is no function with a name."""
+    """Read a tool in the form of the OpenAI API; None if it is no function with a name."""
     function = node(node(given).get("function"))
     name = function.get("name")
     if not isinstance(name, str):
@@ -153,7 +153,8 @@ def tool_of(given: object) -> Tool | None:
 
 
 def tools_prompt(tools: Sequence[Tool], choice: ToolChoice = "auto") -> str:
-    """Return what a system prompt says to a model whose template knows no tools."""
+    """Return a system prompt's description of the tools, for a model whose template has no place
+    for them."""
     chosen = chosen_tools(tools, choice)
     if not chosen:
         return ""

@@ -1,4 +1,5 @@
-"""The doors between plan and data: plans in, futures of results out; operations between them."""
+"""The interface between plan and data: plans in, futures of results out, operations between
+steps."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ __all__ = ["Executor", "StepFuture"]
 
 
 class StepFuture(Protocol):
-    """A step whose result is there or still to come; `concurrent.futures.Future` is one too."""
+    """The result of a step that may still be computing. `concurrent.futures.Future` is one too."""
 
     def result(self, timeout: float | None = None) -> StepResult:
-        """Wait for it, for so many seconds at most. Raises what ended the step."""
+        """Wait for the result, for `timeout` seconds at most. Raises the error that ended the
+        step."""
         ...
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -27,57 +29,66 @@ class StepFuture(Protocol):
         ...
 
     def done(self) -> bool:
-        """Return whether `result` and `exception` would return at once."""
+        """Return True if `result` and `exception` would not wait."""
         ...
 
 
 class Executor(Protocol):
-    """Executes plans in the order in which they are given."""
+    """Executes plans in the order given."""
 
     def start(self) -> Report:
-        """Load the model and measure, once, before all else. ConfigError if it cannot be loaded as
-        asked; nothing is left behind then."""
+        """Load the model and measure, once and before all other calls. Raises ConfigError, and
+        leaves nothing behind, if it cannot be loaded as asked."""
         ...
 
     def control(self, op: ControlOp) -> Report:
-        """Carry out an operation while no step is in flight. Raises what it says of itself."""
+        """Carry out an operation while no step is in flight. Raises the errors that the operation
+        states."""
         ...
 
     def execute(self, plan: StepPlan) -> StepFuture:
-        """Start a step and return at once. The future raises on a fault of the device or the
-        engine; then no step given so far counts, and the next plan takes all rows out. A fault of
-        one row is in the result."""
+        """Start a step and return at once.
+
+        The future raises for a fault of the device or the engine. Then all steps in flight are
+        lost, and the next plan must take all rows out. The result itself reports faults of single
+        rows.
+        """
         ...
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
-        """Take media of requests that will name `handle`, also while steps are in flight. data:
-        bytes, whatever is in them; within one process also a tensor or an array. RequestError if
-        they cannot be read, or are not what this model takes; nothing is kept then."""
+        """Take media for a request that will name `handle`; allowed while steps are in flight.
+
+        data: bytes of any format; within one process also a tensor or an array. Raises
+        RequestError, and keeps nothing, if they cannot be read or are not what this model takes.
+        """
         ...
 
     def drop_media(self, handles: Sequence[int]) -> None:
-        """Forget media once the steps that were given so far have started. Unknown handles are
-        ignored."""
+        """Forget media once the steps given so far have started. Unknown handles are ignored."""
         ...
 
     def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
-        """Read an adapter, beside steps, and have rows with `slot` + 1 compute with it. No step
-        that was not given yet may have such rows before the future is done. It raises RequestError
-        for an adapter that cannot be used; then the slot is as it was."""
+        """Read an adapter, beside steps, for rows with `slot` + 1.
+
+        Give no step with such rows before the future is done. The future raises RequestError, and
+        leaves the slot as it was, for an adapter that cannot be used.
+        """
         ...
 
     def late(self, late: LateInput) -> None:
-        """Hand over what a step awaits that was given to `execute`, at any time before its result
-        is there. A step waits for it without a limit; more than once is no harm."""
+        """Give a step its late input, at any time before its result. The step waits for it without
+        a limit. Repeated calls do no harm."""
         ...
 
     def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
-        """Return the drafts that a step verifies where its plan left them to a model, by slot, of
-        rows that await masks. None if they are not made yet; wait: until they are. For the oldest
-        step whose result is not there."""
+        """Return the drafts by slot, made by a model, that the oldest unfinished step verifies for
+        rows that await masks.
+
+        None if they are not made yet; `wait` waits for them.
+        """
         ...
 
     def shutdown(self) -> None:
-        """Finish what was started, then free all resources. Steps that await late input fail.
+        """Finish the steps in flight, then free all resources. Steps that await late input fail.
         May be called twice."""
         ...

@@ -50,7 +50,8 @@ __all__ = ["FakeExecutor", "FakeModel"]
 
 @dataclass(slots=True)
 class _Copies:
-    """Host blocks `src` to device blocks `dst`, under a ticket that ends after `steps_left`."""
+    """A copy of host blocks `src` to device blocks `dst`, under a ticket that ends after
+    `steps_left`."""
 
     ticket: int
     src: IntArray
@@ -60,14 +61,14 @@ class _Copies:
 
 @dataclass(frozen=True, slots=True)
 class _Drop:
-    """Media to be forgotten after the steps before."""
+    """Media to forget after the steps before it."""
 
     handles: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """An adapter that takes its slot after the steps before."""
+    """An adapter that takes its slot after the steps before it."""
 
     slot: int
     ref: AdapterRef
@@ -76,8 +77,8 @@ class _Put:
 
 @dataclass(slots=True)
 class _Seen:
-    """Outcome of a forward of some rows. hidden: what the model sees at the last token of each row
-    that samples, and at its drafts. pooled: likewise at the positions of each piece."""
+    """Outcome of a forward. hidden: what the model sees at the last token of each row that samples,
+    and at its drafts. pooled: the same at the positions of each piece."""
 
     hidden: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     pooled: list[tuple[PoolPiece, list[int]]] = field(
@@ -98,14 +99,16 @@ class _Computed:
 
 
 class FakeExecutor:
-    """Runs plans over a fake paged cache; late: nothing is computed until a result is asked for,
-    and then everything given so far is, up to a step that awaits late input.
+    """Runs plans over a fake paged cache.
 
-    ticket_steps: steps, after the one that starts it, until the work under a ticket has ended; its
-    copies are made then, and not before. lose: of the blocks [N] that a ticket should fill, those
-    whose copies fail. poison: a token id; a row that computes it fails, and what it writes in that
-    step is garbage. readers_fail: a row that reads garbage fails too, as NaN does it; else its
-    tokens are wrong. breaks: steps whose rows are computed in vain once, and then again in halves.
+    It is lazy: asking for a result computes all steps given so far, up to one that awaits late
+    input.
+
+    ticket_steps: steps between the start and the end of a ticket's work; its copies are made at the
+    end. lose: picks, of the blocks [N] that a ticket should fill, those whose copies fail. poison:
+    a token id; a row that computes it fails, and writes garbage in that step. readers_fail: True if
+    a row that reads garbage fails too, as with NaN; otherwise its tokens are wrong. breaks: steps
+    whose first forward fails, so that it is repeated in halves.
     """
 
     def __init__(
@@ -125,8 +128,8 @@ class FakeExecutor:
         breaks: Callable[[int], bool] = lambda _: False,
         draft: Callable[[list[int]], list[int]] = lambda tokens: tokens,
     ) -> None:
-        """ticket_steps: called with the ticket's number; breaks: with that of a step. draft: what a
-        draft model says where these tokens come next, or fewer."""
+        """ticket_steps: called with the ticket's number. breaks: called with the step's number.
+        draft: returns what a draft model guesses after these tokens."""
         self._model = model
         self._ticket_steps = ticket_steps
         self._lose = lose
@@ -156,7 +159,7 @@ class FakeExecutor:
         self._host = self._rng.integers(0, 2**63, host_shape).astype(np.uint64)
         self._host_garbage = np.zeros((num_host_blocks, largest), np.bool_)
         self._queue: deque[tuple[StepPlan, Future[StepResult]] | _Drop | _Put] = deque()
-        self._computed: _Computed | None = None  # the first step of the queue, but for its draws
+        self._computed: _Computed | None = None  # the first step of the queue, apart from its draws
         self._late: dict[int, LateInput] = {}
         self.media: dict[int, Words] = {}
         self.adapters: dict[int, AdapterRef] = {}
@@ -165,7 +168,8 @@ class FakeExecutor:
         return self._report()
 
     def control(self, op: ControlOp) -> Report:
-        """Carry out an operation. Dropped memory is filled with garbage, and all rows are gone."""
+        """Carry out an operation. Dropped memory is filled with garbage, and all rows are
+        removed."""
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
         if isinstance(op, Sleep | UpdateWeights):
@@ -212,7 +216,7 @@ class FakeExecutor:
             self.run_queued()
 
     def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
-        """A folder of no name is none that can be read."""
+        """Read an adapter; a folder without a name cannot be read."""
         done = Future[None]()
         if not ref.path:
             done.set_exception(RequestError(f"the adapter {ref.name!r} has no folder: give one"))
@@ -226,7 +230,7 @@ class FakeExecutor:
         self._late[late.step_id] = late
 
     def made_drafts(self, step_id: int, *, wait: bool) -> Mapping[int, IntArray] | None:
-        """The step is computed now, up to what it awaits."""
+        """Compute the step now, up to what it awaits."""
         del wait
         self.run_queued()
         work, rows = self._queue[0] if self._queue else None, self._rows
@@ -250,8 +254,8 @@ class FakeExecutor:
         self._queue.clear()
 
     def run_queued(self) -> None:
-        """Compute everything that was given, but draw for no step whose late input is missing, nor
-        for those after it."""
+        """Compute all steps given so far. A step whose late input is missing does not draw, nor do
+        those behind it."""
         while self._queue:
             work = self._queue[0]
             if isinstance(work, _Put):
@@ -278,7 +282,7 @@ class FakeExecutor:
             self._queue.popleft()
 
     def drop_queued(self) -> None:
-        """Lose everything that was given and not computed, as a device fault does."""
+        """Lose all steps given and not computed, like a device fault."""
         self._queue.clear()
         self._computed = None
         self._tickets.clear()
@@ -342,7 +346,7 @@ class FakeExecutor:
         return vectors
 
     def _take_masks(self, plan: StepPlan, computed: _Computed) -> dict[int, list[MaskArray | None]]:
-        """Masks of rows that wait for some, by slot; rows that get none sample no more."""
+        """Masks by slot of rows that wait for some; rows that get none no longer sample."""
         self._late = {step: late for step, late in self._late.items() if step >= plan.step_id}
         late = self._late.pop(plan.step_id, None)
         if late is None:
@@ -361,7 +365,7 @@ class FakeExecutor:
         return masks
 
     def _end_tickets(self, plan: StepPlan) -> tuple[tuple[int, ...], tuple[TicketFailure, ...]]:
-        """Start those of this plan and end those whose time has come."""
+        """Start the tickets of this plan and end those that are due."""
         for ticket in plan.started:
             of_ticket = plan.swap_in_ticket == ticket
             src, dst = plan.swap_in_src[of_ticket], plan.swap_in_dst[of_ticket]
@@ -383,7 +387,7 @@ class FakeExecutor:
         return tuple(done), tuple(failed)
 
     def _copy_blocks(self, plan: StepPlan) -> None:
-        """Out to the host, and within the device; those from the host are under tickets."""
+        """Copy to the host, and within the device; copies from the host are under tickets."""
         device, host = (self._cache, self._garbage), (self._host, self._host_garbage)
         for source, src, target, dst in (
             (device, plan.swap_out_src, host, plan.swap_out_dst),
@@ -480,7 +484,7 @@ class FakeExecutor:
         return states
 
     def _inputs(self, slot: int, start: int, end: int) -> Words:
-        """Return the inputs from which the model computes these tokens of a row."""
+        """Return the model's inputs for these tokens of a row."""
         inputs = self._rows.token_ids[slot, start:end].astype(np.uint64)
         if (adapter := int(self._rows.adapter[slot])) > 0:
             inputs ^= adapter_word(self.adapters[adapter - 1].digest)
@@ -517,7 +521,7 @@ class FakeExecutor:
     def _fork(
         self, plan: StepPlan, hidden: dict[int, list[int]], failures: list[RowFailure]
     ) -> dict[int, int]:
-        """Let rows branch off. Slots that sample, each with the one whose `hidden` it reads."""
+        """Fork rows. Returns the slots that sample, each with the slot whose `hidden` it reads."""
         sources = {slot: slot for slot in hidden}
         for fork in plan.forks:
             self._rows.fork(fork.src, fork.dst)
@@ -555,7 +559,7 @@ class FakeExecutor:
     def _find_candidates(
         self, hidden: dict[int, list[int]], masks: dict[int, list[MaskArray | None]]
     ) -> dict[int, tuple[TokenCandidates, ...]]:
-        """Return the candidates of rows that give some; they keep their drafts."""
+        """Return the candidates of rows that return some instead of drawing."""
         slots = np.array(sorted(hidden), np.int64)
         keep_in_turns(self._rows, slots, lambda index, _: np.ones(len(index), np.bool_))
         return {
@@ -602,14 +606,14 @@ class FakeExecutor:
 
 
 class _LateFuture(Future[StepResult]):
-    """Computes only when it is asked."""
+    """Computes when it is asked for its result."""
 
     def __init__(self, executor: FakeExecutor) -> None:
         super().__init__()
         self._executor = executor
 
     def result(self, timeout: float | None = None) -> StepResult:
-        """EngineError if it would wait for ever."""
+        """Return the result. Raises EngineError instead of waiting for ever."""
         self._executor.run_queued()
         if not self.done():
             raise EngineError("a step awaits late input, which nobody has given")

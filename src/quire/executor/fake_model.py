@@ -35,11 +35,12 @@ def adapter_word(digest: str) -> np.uint64:
 
 
 class FakeModel:
-    """Two layers per group. The K/V of layer 1 at a position hash the token there; those of layer 2
-    hash what layer 1 reads there, over all groups; the next token hashes what layer 2 reads.
+    """A model of hashes with two layers per group. K/V of layer 1 hash the token at their position.
+    Those of layer 2 hash what layer 1 reads there, over all groups. The next token hashes what
+    layer 2 reads.
 
-    windows: per group, sliding window or None. has_state: whether the next token depends on a
-    recurrent state too, a hash of the state before and the token.
+    windows: per group, sliding window or None. has_state: True if the next token also depends on a
+    recurrent state, a hash of the previous state and the token.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class FakeModel:
     def first_layer(
         self, inputs: npt.NDArray[np.integer[Any]], positions: npt.NDArray[np.int64]
     ) -> Words:
-        """K/V of layer 1: [T]. inputs: token ids, or words in their place."""
+        """K/V of layer 1: [T]. inputs: token ids, or words of media in their place."""
         return _mix(_mix(inputs.astype(np.uint64), 1) + positions.astype(np.uint64), 2)
 
     def read(self, contents: Sequence[Words], position: int) -> int:
-        """Hash what attention at `position` sees: contents[g][p] is position p of group g."""
+        """Hash what attention at `position` sees; contents[g][p] is position p of group g."""
         total = np.uint64(0)
         for group, window in enumerate(self.windows):
             start = 0 if window is None else max(position - window + 1, 0)
@@ -78,7 +79,7 @@ class FakeModel:
         return int(_mix(_mix(read, 11) + np.uint64(state), 12)) if self.has_state else read
 
     def draw(self, hidden: int, seed: int, sample_index: int, mask: MaskArray | None = None) -> int:
-        """The next token id after what the model saw, of those that a mask allows."""
+        """Return the token after this hidden state, among those that the mask allows."""
         word = _mix(_mix(hidden, 6) + np.uint64(seed % 2**64), 7 + sample_index)
         if mask is None:
             return int(word % np.uint64(self.vocab_size))
@@ -99,8 +100,8 @@ class FakeModel:
         mask: Callable[[Sequence[int]], MaskArray | None] = lambda _: None,
         adapter: str = "",
     ) -> list[int]:
-        """Return the tokens that follow `prompt`, computed from the tokens alone. mask: of what may
-        follow an output. adapter: digest of the request's."""
+        """Return the tokens that follow `prompt`, computed from the tokens alone. mask: returns the
+        mask after an output. adapter: digest of the request's adapter."""
         tokens = list(prompt)
         with np.errstate(over="ignore"):
             second: list[int] = []
@@ -111,7 +112,7 @@ class FakeModel:
         return tokens[len(prompt) :]
 
     def expected_scores(self, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
-        """`scores` of what may follow `tokens`, computed from the tokens alone."""
+        """`scores` of the next token after `tokens`, computed from the tokens alone."""
         with np.errstate(over="ignore"):
             return self.scores(self._hidden_of(tokens, []))
 
@@ -141,8 +142,8 @@ class FakeModel:
         return states[0] if pooling == "cls" else states[-1]
 
     def _hidden_of(self, tokens: Sequence[int], second: list[int], adapter: str = "") -> int:
-        """Return the hidden state at the last token. second: the K/V of layer 2 so far, to be
-        grown."""
+        """Return the hidden state at the last token. second: K/V of layer 2 so far; this call
+        appends to it."""
         inputs = np.array(tokens, np.uint64) ^ adapter_word(adapter)
         first = self.first_layer(inputs, np.arange(len(tokens)))
         groups = [first] * len(self.windows)

@@ -48,7 +48,7 @@ class FakeStates:
         self.write(slot, int(self._noise(1)[0]))
 
     def save(self, plan: StepPlan) -> None:
-        """Keep what the plan asks for of committed states."""
+        """Keep the committed states that the plan asks for."""
         self._checkpoints[plan.save_checkpoint] = self._states[
             self._rows.read_state[plan.save_slot]
         ]

@@ -1,4 +1,4 @@
-"""Runs steps in a thread of this process, so that planning goes on while a step computes."""
+"""Runs steps in a thread of this process, so that planning continues while a step computes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["InProcessExecutor"]
 
 @dataclass(frozen=True, slots=True)
 class _Drop:
-    """Media to be forgotten after the steps before."""
+    """Media to forget after the steps before it."""
 
     handles: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """An adapter that takes its slot after the steps before."""
+    """An adapter that takes its slot after the steps before it."""
 
     slot: int
     adapter: HostAdapter
@@ -44,17 +44,17 @@ _Work = tuple[StepPlan, LaunchedStep] | _Drop | _Put
 
 class InProcessExecutor:
     """One worker, and a thread that launches its steps. Torch and the C++ kernels release the
-    interpreter lock. On a device a step is launched while the one before it computes; a second
-    thread waits for their results, in order."""
+    interpreter lock. On a device, a step is launched while the one before it computes; a second
+    thread waits for the results, in order."""
 
     def __init__(
         self,
         make_worker: Callable[[], Worker],
         on_fault: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
-        """make_worker: called by `start` in the thread, because thread settings of the math
-        libraries belong to the thread that computes. What it raises is raised there. on_fault: told
-        what ended a step as a whole."""
+        """make_worker: called by `start` in the launching thread, because the math libraries keep
+        thread settings per thread; its errors are raised there. on_fault: called with the error
+        that ended a whole step."""
         self._on_fault = on_fault
         self._process_id = os.getpid()
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-worker")
@@ -78,12 +78,12 @@ class InProcessExecutor:
             raise
 
     def control(self, op: ControlOp) -> Report:
-        """In the thread that computes."""
+        """Runs in the launching thread."""
         worker = self._require_worker()
         return self._launcher.submit(worker.control, op).result()
 
     def check(self) -> None:
-        """Raise EngineError if no steps can be taken here."""
+        """Raise EngineError if no steps can be taken."""
         self._require_worker()
 
     def _require_worker(self) -> Worker:
@@ -103,7 +103,7 @@ class InProcessExecutor:
         return launched
 
     def _do(self, worker: Worker, work: _Work) -> None:
-        """In the launching thread, in the order of the calls."""
+        """Runs in the launching thread, in the order of the calls."""
         with self._lock:
             if not self._is_launching:
                 self._launcher.submit(self._do_all, worker)
@@ -111,7 +111,7 @@ class InProcessExecutor:
             self._to_do.append(work)
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
-        """In the caller's thread, beside a step."""
+        """Runs in the caller's thread, beside a step."""
         return self._require_worker().put_media(handle, data)
 
     def drop_media(self, handles: Sequence[int]) -> None:
@@ -119,7 +119,7 @@ class InProcessExecutor:
             self._do(self._worker, _Drop(tuple(handles)))
 
     def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
-        """Read in a thread of its own."""
+        """Read the adapter in a thread of its own."""
         worker, done = self._require_worker(), Future[None]()
 
         def read() -> None:
@@ -132,8 +132,7 @@ class InProcessExecutor:
         return done
 
     def read_adapter(self, ref: AdapterRef) -> None:
-        """Read an adapter that `put_adapter` is to put into a slot, so that it is in memory then.
-        RequestError as there."""
+        """Read an adapter into memory for a later `put_adapter`. Raises RequestError as there."""
         self._require_worker().read_adapter(ref)
 
     def late(self, late: LateInput) -> None:
@@ -143,7 +142,7 @@ class InProcessExecutor:
         return self._require_worker().made_drafts(step_id, wait=wait)
 
     def _do_all(self, worker: Worker) -> None:
-        """Work until nothing is left, so that a step that was planned meanwhile begins at once."""
+        """Work until the queue is empty, so that a step planned meanwhile starts at once."""
         while True:
             with self._lock:
                 if not self._to_do:
@@ -187,15 +186,15 @@ class InProcessExecutor:
         launched.end(FinishedStep(result), self._note_end(started))
 
     def _note_end(self, started: float) -> float:
-        """Note the end of a step launched at `started`. Returns its seconds of computing: since
-        then, or since the step before ended."""
+        """Note the end of a step launched at `started`. Returns the seconds that it computed: from
+        its launch, or from the end of the step before it."""
         ended = time.perf_counter()
         seconds = ended - max(started, self._last_end)
         self._last_end = ended
         return seconds
 
     def shutdown(self) -> None:
-        """Drop the work that was not launched yet, and tell those that wait for it."""
+        """Drop the steps that were not launched yet, and give their waiters the error."""
         with self._lock:
             while self._to_do:
                 work = self._to_do.popleft()

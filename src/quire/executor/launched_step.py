@@ -1,4 +1,4 @@
-"""A step that one thread launches and another waits for."""
+"""A step that one thread launches and another one waits for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ __all__ = ["LaunchedStep"]
 
 
 class LaunchedStep:
-    """A `StepFuture` around one lock. What a launcher does between two steps finds nothing in the
-    caches, through which all weights have passed; there the conditions of concurrent.futures take
-    0.06 ms, a lock half of it (measured, 0.6 B in 4 bits). So little is done here until somebody
-    asks for the result, beside the next step."""
+    """A `StepFuture` around one lock.
+
+    The launching thread finds cold caches after each step, because all weights have passed through
+    them. The conditions of `concurrent.futures` then take 0.06 ms, a lock half of that (measured,
+    0.6 B in 4 bits). So the launching thread does little, and the waiting thread does the rest
+    beside the next step.
+    """
 
     __slots__ = ("_ended", "_error", "_is_over", "_result", "_seconds", "_step")
 
@@ -46,13 +49,14 @@ class LaunchedStep:
         return self._is_over
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the exception that ended the step, None if it has a result. Raises TimeoutError
-        after `timeout` seconds."""
+        """Return the error that ended the step, None if it has a result. Raises TimeoutError after
+        `timeout` seconds."""
         self._wait(timeout)
         return self._error
 
     def result(self, timeout: float | None = None) -> StepResult:
-        """Raises the error that ended the step, or TimeoutError after so many seconds."""
+        """Return the result. Raises the error that ended the step, or TimeoutError after `timeout`
+        seconds."""
         self._wait(timeout)
         if self._error is not None:
             raise self._error

@@ -1,4 +1,5 @@
-"""Layers: what model files are made of. Each constructor takes exactly what it uses."""
+"""Layers: the parts that model files are built of. A constructor takes exactly what the layer
+uses."""
 
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, LMHead, LogitParts, TiedEmbedding

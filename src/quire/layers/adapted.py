@@ -1,4 +1,4 @@
-"""Projections to whose outputs a row's adapter adds something (LoRA)."""
+"""Projections whose outputs a row's adapter changes (LoRA)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Projection(Protocol):
 
 
 class Additions:
-    """s B (A x) of the adapter of each row that has one, and what its bias is more."""
+    """Adds s B (A x), and the change of the bias, for each row that has an adapter."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Additions:
         biases: SlotContents[torch.Tensor],
         of_all_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """low_rank: the operation. of_all_ranks: makes A x of ranks that share the inputs."""
+        """low_rank: the operation. of_all_ranks: reduces A x over ranks that share the inputs."""
         self._tables = tables
         self._slots = slots
         self._low_rank = low_rank
@@ -65,13 +65,14 @@ class Additions:
         return self._slots.is_zero
 
     def add(self, y: torch.Tensor, x: torch.Tensor) -> None:
-        """Add to y [T, O] what adapters make of x [T, I]. In steps in which a row has one."""
+        """Add to y [T, O] the contribution of adapters for x [T, I]. Call it only if a row has
+        one."""
         self._low_rank(y, x, self._slots.values, self._tables, self._of_all_ranks)
         add_bias(y, self._biases)
 
 
 class AdaptedLinear:
-    """y = x Wᵀ + b, and what adapters add to it."""
+    """y = x Wᵀ + b, plus the contributions of adapters."""
 
     def __init__(self, base: Projection, additions: Additions) -> None:
         self._base = base
@@ -79,7 +80,7 @@ class AdaptedLinear:
 
     @property
     def weights(self) -> LayerWeights:
-        """Weights of the base."""
+        """Weights of the base model."""
         return self._base.weights
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,8 +92,8 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class _TablesPlace:
-    """A part of the outputs of a projection. order: as of `PackedWeights`. outputs, inputs: of
-    this rank."""
+    """Part of a projection's outputs. order: as of `PackedWeights`. outputs, inputs: of this
+    rank."""
 
     tables: LowRankTables
     part: int
@@ -113,8 +114,8 @@ class _TablesPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A projection that adapters may change. inputs, parts: inputs and, by name, outputs of this
-    rank."""
+    """A projection that adapters may change. inputs: of this rank. parts: outputs of this rank, by
+    name."""
 
     weights: PackedWeights[Any]
     tables: LowRankTables
@@ -124,9 +125,9 @@ class _Changed:
 
 
 class AdaptedLayers:
-    """Places for adapters in all layers that these may change, by the weights of the layers.
+    """Memory for adapters of all layers that they may change, by the weights of the layers.
 
-    table, head: of the embedding and the projection to logits, if the model has been made.
+    table, head: for the embedding and the projection to logits, if the model has been built.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class AdaptedLayers:
         slots: TokenColumn,
         low_rank: Callable[..., None],
     ) -> None:
-        """num_slots: adapters that may be in use at a time. max_rank: of all of them. slots: the
-        column that says which row has which. low_rank: the operation."""
+        """num_slots: adapters that may be in use at a time. max_rank: largest rank of any adapter.
+        slots: the column with each row's slot. low_rank: the operation."""
         self.num_slots, self.max_rank = num_slots, max_rank
         self.table: TablePlace | None = None
         self.head: HeadPlace | None = None
@@ -158,8 +159,8 @@ class AdaptedLayers:
         parts: Mapping[str, Share],
         of_all_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> Additions:
-        """Places for adapters of a layer. weights: of the layer. inputs, parts: inputs of this rank
-        and its outputs by name; "" of an only one. of_all_ranks: as of `Additions`."""
+        """Reserve memory for adapters of a layer. weights: of the layer. inputs: of this rank.
+        parts: outputs by name; "" if there is only one. of_all_ranks: as of `Additions`."""
         sizes = [share.count for share in parts.values()]
         tables = LowRankTables(
             self.num_slots, self.max_rank, inputs.count, sizes, self._dtype, self._device
@@ -169,7 +170,7 @@ class AdaptedLayers:
         return Additions(tables, self._slots, self._low_rank, biases, of_all_ranks)
 
     def norm_biases(self, weights: DenseWeights) -> SlotContents[torch.Tensor]:
-        """Places for the biases of a norm. weights: of the norm."""
+        """Reserve memory for the biases of a norm. weights: of the norm."""
         contents = self._kept(SlotContents[torch.Tensor](self._slots))
         self._norms[id(weights)] = weights, contents
         return contents
@@ -177,8 +178,8 @@ class AdaptedLayers:
     def experts(
         self, layers: Mapping[int, tuple[LayerWeights, LayerWeights]], size: int, inner: int
     ) -> SlotContents[ExpertContent]:
-        """Places for adapters of experts. layers: weights of gate and up, and of down, by number.
-        size, inner: of x and of an expert."""
+        """Reserve memory for adapters of experts. layers: weights of gate and up, and of down, by
+        expert. size, inner: widths of x and of an expert."""
         contents = self._kept(SlotContents[ExpertContent](self._slots))
         for expert, (gate_up, down) in layers.items():
             for part in ("gate", "up"):
@@ -189,7 +190,7 @@ class AdaptedLayers:
         return contents
 
     def vocabulary(self, num_tokens: int, size: int) -> tuple[TablePlace, HeadPlace]:
-        """Places for adapters of the embedding and of the projection to logits."""
+        """Reserve memory for adapters of the embedding and of the projection to logits."""
         of_table, of_head = (
             self._kept(SlotContents[LowRank | torch.Tensor](self._slots)) for _ in range(2)
         )
@@ -198,13 +199,13 @@ class AdaptedLayers:
         return self.table, self.head
 
     def _kept(self, contents: SlotContents[Content]) -> SlotContents[Content]:
-        """Have `clear` know of them."""
+        """Register contents that `clear` resets."""
         self._contents.append(contents)
         return contents
 
     def find(self, weights: LayerWeights, part: str) -> Place | None:
-        """The place of a weight's low-rank matrices; None if adapters cannot change it. part: as
-        `LayerWeights` names it."""
+        """Return the place of a weight's low-rank matrices, None if adapters cannot change it.
+        part: as `LayerWeights` names it."""
         if (expert := self._experts.get((id(weights), part))) is not None:
             return expert
         found = self._changed.get(id(weights))
@@ -216,8 +217,8 @@ class AdaptedLayers:
         return _TablesPlace(found.tables, part_index, order, found.parts[owner], found.inputs)
 
     def find_bias(self, weights: LayerWeights, part: str) -> BiasPlace | None:
-        """The place of a bias; None if adapters cannot change it. part: as above. After the model
-        has been loaded."""
+        """Return the place of a bias, None if adapters cannot change it. part: as in `find`. Call
+        it after the model has been loaded."""
         if (norm := self._norms.get(id(weights))) is not None:
             base = norm[0].part(part).float()
             return BiasPlace(norm[1], len(base), 0, base, Share.whole(len(base)))
@@ -235,14 +236,14 @@ class AdaptedLayers:
         return BiasPlace(found.biases, size, first, base, own, found.weights.orders.get(owner))
 
     def set_apart(self, slot: int, *, is_apart: bool) -> None:
-        """Say whether steps with this slot, from 0 on, are computed call by call."""
+        """Set whether steps with this slot (from 0 on) run eagerly, outside of captured graphs."""
         if is_apart:
             self._slots.apart.add(slot + 1)
         else:
             self._slots.apart.discard(slot + 1)
 
     def clear(self, slot: int) -> None:
-        """Have the adapter of this slot change nothing."""
+        """Reset the adapter of this slot, so that it changes nothing."""
         for each in self._changed.values():
             each.tables.clear(slot)
         for contents in self._contents:

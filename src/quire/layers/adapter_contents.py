@@ -1,4 +1,4 @@
-"""Parts of adapters that few have: of embeddings, logits, biases and experts.
+"""Rare parts of adapters: changes of embeddings, logits, biases and experts.
 
 Torch computes them, for the rows of one adapter at a time, in steps that are never captured.
 """
@@ -43,15 +43,15 @@ class LowRank:
         return x.float() @ self.a.float().t() @ self.b.float().t() * self.scale
 
     def of_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """float32 [N, O] of the inputs `ids` alone, int64 [N]."""
+        """float32 [N, O] of one-hot inputs at `ids`, int64 [N]."""
         return self.a[:, ids].float().t() @ self.b.float().t() * self.scale
 
 
 class SlotContents(Generic[Content]):
-    """Changes of one layer by the adapters in slots."""
+    """The changes that the adapters in slots make to one layer."""
 
     def __init__(self, slots: TokenColumn) -> None:
-        """slots: the column that says which row has which."""
+        """slots: the column with each row's slot."""
         self._slots = slots
         self._by_slot: dict[int, Content] = {}
 
@@ -66,7 +66,8 @@ class SlotContents(Generic[Content]):
         self._by_slot.pop(slot + 1, None)
 
     def of_rows(self) -> Iterator[tuple[torch.Tensor, Content]]:
-        """Each content with the rows of the running forward that have it, int64 [N]."""
+        """Yield each adapter's content with the rows of the running forward that have it, int64
+        [N]."""
         if self._slots.is_zero or not self._slots.is_apart:
             return
         values = self._slots.values
@@ -77,8 +78,8 @@ class SlotContents(Generic[Content]):
 
 
 class Place(Protocol):
-    """Destination of the low-rank matrices of one module. is_apart: torch computes with them, in
-    steps that are not captured."""
+    """Destination of one module's low-rank matrices. is_apart: True if torch computes with them,
+    outside of captured steps."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,7 +96,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """An embedding. shape: width and rows. contents: what to add, or the table instead."""
+    """An embedding. shape: width and rows. contents: an addition to the table, or a replacement."""
 
     shape: tuple[int, int]
     contents: SlotContents[LowRank | torch.Tensor]
@@ -105,7 +106,8 @@ class TablePlace:
         self.contents.put(slot, matrices)
 
     def change(self, found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Rows found [T, E] of ids [T], as the adapters of these have them."""
+        """Return the rows [T, E] of ids [T] with the changes of their adapters. found: those of the
+        base."""
         for rows, content in self.contents.of_rows():
             asked = ids[rows].long()
             if isinstance(content, torch.Tensor):
@@ -127,7 +129,8 @@ class HeadPlace:
         self.contents.put(slot, matrices)
 
     def change(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [N, V] of hidden [N, E], as the adapters of these have them."""
+        """Return the logits, float32 [N, V], of hidden [N, E] with the changes of their
+        adapters."""
         for rows, content in self.contents.of_rows():
             if isinstance(content, torch.Tensor):
                 logits[rows] = hidden[rows].float() @ content.float().t()
@@ -138,8 +141,8 @@ class HeadPlace:
 
 @dataclass(frozen=True, slots=True)
 class BiasPlace:
-    """Outputs first to last of a layer, `size` in all. base: their bias; float32. share: which of
-    the model's they are. order: as of `PackedWeights`."""
+    """A slice of a layer's bias: outputs `first` to `last` of `size`. base: the layer's bias;
+    float32. share: the rank's part of the model's outputs. order: as of `PackedWeights`."""
 
     contents: SlotContents[torch.Tensor]
     size: int
@@ -153,7 +156,7 @@ class BiasPlace:
         return (self.share.total,)
 
     def put(self, slot: int, bias: torch.Tensor) -> None:
-        """Have a slot compute with this bias in place of the base's."""
+        """Use this bias in place of the base's for a slot."""
         bias = Cut(0, self.share).of(bias)
         bias = bias if self.order is None else bias[self.order]
         whole = self.contents.get(slot)
@@ -164,7 +167,7 @@ class BiasPlace:
 
 @dataclass(slots=True)
 class ExpertContent:
-    """Matrices by the number of the expert: of gate and up by part, of down."""
+    """Matrices by expert: of gate and up by part, and of down."""
 
     gate_up: dict[int, dict[str, LowRank]] = field(default_factory=dict[int, "dict[str, LowRank]"])
     down: dict[int, LowRank] = field(default_factory=dict[int, LowRank])
@@ -190,6 +193,6 @@ class ExpertPlace:
 
 
 def add_bias(y: torch.Tensor, biases: SlotContents[torch.Tensor]) -> None:
-    """Add to y [T, O] in place what biases of adapters are more than the base's."""
+    """Add to y [T, O], in place, the difference between the adapters' biases and the base's."""
     for rows, bias in biases.of_rows():
         y[rows] = (y[rows].float() + bias).to(y.dtype)

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: everything between the qkv projection and the output one."""
+"""Attention over the paged cache: all work between the qkv projection and the output projection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Attention", "Heads"]
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads of attention of which a rank has some. dim: head_dim."""
+    """A rank's share of the attention heads. dim: head_dim."""
 
     query: Share
     kv: Share
@@ -27,7 +27,7 @@ class Heads:
 
     @property
     def own(self) -> tuple[int, int, int]:
-        """Number of query heads of this rank, of its kv heads, and head_dim."""
+        """This rank's number of query heads, number of kv heads, and head_dim."""
         return self.query.count, self.kv.count, self.dim
 
     @property
@@ -38,7 +38,8 @@ class Heads:
 
     @property
     def by_kv_head(self) -> Share:
-        """Outputs of one projection that gives, kv head after kv head, its query heads, k and v."""
+        """Outputs of one projection that has, for each kv head in turn, its query heads, k and
+        v."""
         group, (queries,) = self.query.total // self.kv.total, self.query.ranges
         ranges: list[range] = []
         for head in (head for each in self.kv.ranges for head in each):
@@ -49,15 +50,15 @@ class Heads:
 
 
 class Attention:
-    """Norms and rotates the heads where the model does, writes K/V, attends to the cache.
+    """Normalises and rotates the heads if the model does, writes K/V, and attends to the cache.
 
-    layer: model layer index, which picks the plane and the group of the KV pool. scale: on q·k.
-    biases: what else is done to q·k, and what the cache lacks. kv_layer: whose K and V are read, if
-    they are another layer's; then qkv is q alone. keys_are_values: qkv is q and k, and V is k
-    before its norm. v_norm: over a head of V. parts: of qkv, with their outputs.
-    q_norm, k_norm: norms over a head (Qwen3) or the row of all heads (OLMo 2), or None. rotary:
-    None if positions are learned, or the layer sees none. growth: of queries by their positions,
-    None for none.
+    layer: model layer index, which picks the plane and the group of the KV pool. scale: factor on
+    q·k. biases: options of the scores, and the biases left out of the cache. kv_layer: the layer
+    whose K and V are read, if another one's; qkv is q alone then. keys_are_values: qkv is q and k,
+    and V is k before its norm. v_norm: norm over a head of V. parts: shares of the outputs of qkv.
+    q_norm, k_norm: norms over a head (Qwen3) or over the row of all heads (OLMo 2), or None.
+    rotary: None if positions are learned or the layer has none. growth: scaling of queries by their
+    positions, or None.
     """
 
     def __init__(
@@ -102,8 +103,8 @@ class Attention:
         self._growth = growth
 
     def orders_of_pairs(self) -> dict[str, torch.Tensor]:
-        """Return for each row of q and k here the row on disk, among this rank's. On disk the two
-        rows of a rotated pair lie side by side; here the first rows of all pairs precede the second
+        """Return for each row of q and k its row on disk, within this rank's share. On disk the two
+        rows of a rotated pair are adjacent; here the first rows of all pairs precede the second
         ones."""
         rotated = 0 if self._rotary is None else 2 * self._rotary.cos.shape[1]
         rows = torch.arange(self._head_dim)
@@ -114,8 +115,8 @@ class Attention:
         }
 
     def order_of_heads(self) -> torch.Tensor:
-        """Return which row on disk, where each kv head has its query heads, k and v side by side,
-        is each row here: int64 [(H + 2K)·D] of this rank."""
+        """Return for each row of qkv its row on disk, where each kv head's query heads, k and v are
+        adjacent: int64 [(H + 2K)·D] of this rank."""
         heads = self._num_heads + 2 * self._num_kv_heads
         rows = torch.arange(heads * self._head_dim)
         by_group = rows.view(self._num_kv_heads, -1, self._head_dim)
@@ -125,7 +126,7 @@ class Attention:
     def __call__(
         self, qkv: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """qkv [T, (H + 2K)·D], changed in place; positions [T] or [3, T] → [T, H·D]."""
+        """Attend. qkv [T, (H + 2K)·D] is changed in place; positions [T] or [3, T] → [T, H·D]."""
         if self._with_values is not None:
             qkv = self._take_columns(qkv, self._with_values)
         if self._v_norm is not None:
@@ -158,9 +159,9 @@ class Attention:
         return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)
 
     def _norms_of_heads(self, qkv: torch.Tensor) -> tuple[RMSNorm | None, RMSNorm | None]:
-        """Return the norms that are left to do when the norms of whole rows are done."""
+        """Apply norms over whole rows, and return the norms that are left to do."""
         q_norm, k_norm = self.q_norm, self.k_norm
-        if self._reads_another:  # there is no key
+        if self._reads_another:  # no key of its own
             k_norm = q_norm
         if not (isinstance(q_norm, SharedRMSNorm) and isinstance(k_norm, SharedRMSNorm)):
             assert not isinstance(q_norm, SharedRMSNorm)

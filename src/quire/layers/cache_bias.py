@@ -1,8 +1,8 @@
-"""Biases of K and V outside an int8 cache.
+"""Takes biases of K and V out of an int8 cache.
 
-A head of a token has 255 steps between its extremes: a large constant in a few dims, as Qwen2 has
-on K, leaves few to the rest. Attention adds it where it reads
-(`quire.ops.attention.paged_attention`).
+Quantization divides the range of a head of a token into 255 steps. A large constant in a few dims,
+such as Qwen2's bias on K, leaves few steps to the other dims. Attention adds the biases where it
+reads (`quire.ops.attention.paged_attention`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from quire.quantization import StoredMatrix, WeightFormat, numbers_of
 __all__ = ["CacheBiases", "WithoutBiases"]
 
 DEVIATIONS = 3.0
-"""Expected largest value of a head's 64 to 256 dims, in standard deviations."""
+"""Expected largest value among a head's 64 to 256 dims, in standard deviations."""
 
 GROWTH = 1.25
-"""Factor by which a bias that stays may raise that value. A larger factor lets more pairs stay,
-which takes attention less time: prompts take 1.1 times as long with 8 of 64, 1.8 times with all
-(measured)."""
+"""Factor by which a bias left in the cache may raise that value. A larger factor leaves more pairs
+in, which makes attention faster: prompts take 1.1 times as long with 8 of 64 pairs taken out, 1.8
+times with all (measured)."""
 
 
 class CacheBiases:
-    """Takes the biases out of one layer's projections, and says what attention adds.
+    """Takes the biases out of one layer's projections, and states what attention adds.
 
-    heads: number of query heads, of kv heads, and head_dim. rotary: None where K is not rotated;
-    then q·b is the same for every key, and softmax drops it. scores: the layer's other options.
-    keys_normed: a norm follows K's bias, which stays then. added: whether the backend adds biases;
-    if not, only what softmax drops is taken.
+    heads: numbers of query heads and kv heads, and head_dim. rotary: None where K is not rotated;
+    q·b is then the same for every key, and softmax drops it. scores: the layer's other options.
+    keys_normed: True if a norm follows K's bias, which then stays. added: True if the backend adds
+    biases; otherwise only those that softmax drops are taken out.
     """
 
     def __init__(
@@ -61,8 +61,9 @@ class CacheBiases:
         bias: torch.Tensor,
         norm: RMSNorm | LayerNorm,
     ) -> torch.Tensor:
-        """The bias without what the cache does without. parts, one below the other
-        [(H + 2K)·D, I], and bias [(H + 2K)·D] of the merged projection; norm: of its input."""
+        """Return the bias without the parts that are taken out. parts: matrices of the merged
+        projection, stacked to [(H + 2K)·D, I]. bias: [(H + 2K)·D]. norm: of the projection's input.
+        """
         num_heads, num_kv_heads, head_dim = self._heads
         bias = bias.clone()
         rows = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
@@ -81,7 +82,8 @@ class CacheBiases:
     def _take_rotated(
         self, keys: torch.Tensor, deviation: torch.Tensor | None, rotary: RotaryEmbedding
     ) -> None:
-        """keys: the bias [K, D], changed in place. deviation: expected of K [K, D], if known."""
+        """Take out what softmax drops, and large pairs. keys: the bias [K, D], changed in place.
+        deviation: expected standard deviation of K [K, D], if known."""
         half = rotary.cos.shape[1]
         values = torch.stack((keys[:, :half], keys[:, half : 2 * half]), dim=-1).float()
         pairs = _large_pairs(values, deviation).to(torch.int32)
@@ -95,7 +97,7 @@ class CacheBiases:
 
 
 class WithoutBiases:
-    """`WeightFormat` of a merged projection whose biases the cache does without."""
+    """A `WeightFormat` for a merged projection that takes biases out of the cache."""
 
     def __init__(
         self, weight_format: WeightFormat, biases: CacheBiases, norm: RMSNorm | LayerNorm
@@ -129,17 +131,19 @@ class WithoutBiases:
 
 
 def _deviation(keys: torch.Tensor, norm: RMSNorm | LayerNorm) -> torch.Tensor | None:
-    """The standard deviation of rows [K·D, I] times a normed input, float32 [K·D]; None if the norm
-    comes later in the files."""
+    """Return the standard deviation of rows [K·D, I] times a normed input, float32 [K·D]; None if
+    the norm is not loaded yet."""
     if norm.weight is None:
         return keys.float().norm(dim=1)
     return (keys.float() * norm.weight.float()).norm(dim=1) if norm.weights.is_loaded else None
 
 
 def _large_pairs(values: torch.Tensor, deviation: torch.Tensor | None) -> torch.Tensor:
-    """values [K, R/2, 2] → the pairs whose bias takes steps from others in any head, [N]. All that
-    have any, if deviations [K·D] are not known."""
-    size = values.norm(dim=-1)  # rotation may bring all of it to one dim
+    """Return the rotated pairs, [N], whose bias costs other dims precision in any head.
+
+    values: [K, R/2, 2]. If deviations [K·D] are unknown, all pairs with a bias.
+    """
+    size = values.norm(dim=-1)  # rotation may move all of it into one dim
     if deviation is None:
         return (size > 0).any(0).nonzero().flatten()
     of_head = deviation.view(len(values), -1)

@@ -41,9 +41,9 @@ class LogitParts:
 
 
 class Vocabulary:
-    """Tokens of a model, of which a rank has some.
+    """A rank's share of the model's tokens.
 
-    share: those of this rank. most: rows that each rank has memory for.
+    share: tokens of this rank. most: rows for which each rank has memory.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Vocabulary:
     def look_up(
         self, ids: torch.Tensor, rows: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Rows [T, E] of ids [T] out of all ranks' tables, and given ones where there are some.
-        rows: gives those of this rank's table."""
+        """Return the rows [T, E] of ids [T] from all ranks' tables, with given embeddings in their
+        places. rows: looks up this rank's table."""
         return self._given.look_up(lambda found: self._of_all_ranks(found, rows), ids)
 
     def _of_all_ranks(
@@ -139,8 +139,8 @@ class TokenEmbedding:
 class TiedEmbedding:
     """An embedding whose table is also the projection to logits.
 
-    There is one copy of the table, packed for the projection, which runs over all of it at every
-    step; the few rows that a step looks up are gathered out of the packed form.
+    There is one copy of the table, packed for the projection, which reads all of it at every step.
+    The few rows that a step looks up are unpacked from it.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class TiedEmbedding:
 class LMHead:
     """Logits of hidden rows: [N, E] → float32 [N, V].
 
-    projection: a matrix of its own, or the embedding's; then there is nothing to load.
+    projection: a matrix of its own, or the embedding's, which needs no loading here.
     """
 
     def __init__(self, projection: Linear | TiedEmbedding, vocabulary: Vocabulary) -> None:

@@ -1,8 +1,8 @@
-"""Makes layers, so that a model file names only what a layer is, never how it is computed.
+"""Makes layers, so that a model file states only which layers it has, never how they are computed.
 
-Operations, dtype, device and the formats of matrices are fixed here for the whole model, and what
-of each layer a tensor-parallel rank has. Sizes in model files are those of the whole model; of a
-projection they say whether ranks share its outputs (column), its inputs (row) or nothing.
+Operations, dtype, device, formats of matrices and the rank's share of each layer are fixed here for
+the whole model. Sizes in model files are those of the whole model. For a projection the file states
+whether ranks share its outputs (column), its inputs (row) or nothing.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ __all__ = ["LayerFactory"]
 
 
 class LayerFactory:
-    """attention: the backend of each layer, which is that of its layer group. max_positions:
-    positions that a sequence may reach, the length of the rope tables. formats: in which matrices
-    are kept; in `dtype` if None. quantized_cache: K and V are kept in 8 bits, without the biases
-    that attention can add. shard: the rank whose layers are made. collectives: how it reaches the
-    other ranks. columns: where layers find facts of a token's row. adapters: what rows may have
-    added to the outputs of projections; None for nothing. taps: who reads states between layers.
-    rank_invariant: sums over inputs that ranks may share have the same bits on 1, 2, 4 and 8.
+    """Makes the layers of one model.
 
-    given: embeddings that requests bring; the table of tokens reads them there.
+    attention: the backend of each layer, which is that of its layer group. max_positions: length of
+    the rope tables. formats: of matrices; None keeps them in `dtype`. quantized_cache: K and V are
+    stored in 8 bits, without the biases that attention can add. shard: the rank whose layers are
+    made. collectives: its connection to the other ranks. columns: per-row facts that layers read.
+    adapters: additions to the outputs of projections, or None. taps: readers of states between
+    layers. rank_invariant: sums over inputs that ranks may share have the same bits on 1, 2, 4 and
+    8 ranks.
+
+    given: embeddings that requests bring; the token table reads them there.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class LayerFactory:
         taps: StateTaps | None = None,
         rank_invariant: bool = False,
     ) -> None:
-        """Raises EngineError if the ranks of `shard` are not those of `collectives`."""
+        """Raises EngineError if `shard` and `collectives` disagree about the ranks."""
         if collectives.size != shard.size:
             raise EngineError(
                 f"a rank of {shard.size} was given collectives of {collectives.size}; this is a bug"
@@ -102,7 +104,7 @@ class LayerFactory:
         bias: bool,
         transposed: bool = False,
     ) -> Projection:
-        """Each rank has an equal part of the outputs."""
+        """Make a projection of whose outputs each rank has an equal part."""
         outputs = self._shard.equal(out_features, "outputs of a projection")
         return self._linear(in_features, outputs, bias=bias, transposed=transposed)
 
@@ -114,8 +116,8 @@ class LayerFactory:
         bias: bool,
         transposed: bool = False,
     ) -> Projection:
-        """Each rank has an equal part of the inputs, as a column projection before it gives them,
-        and all outputs."""
+        """Make a projection of whose inputs each rank has an equal part, as a column projection
+        before it produces them. Each rank has all outputs."""
         if self._shard.size == 1 and self._tree is None:
             return self.replicated(in_features, out_features, bias=bias, transposed=transposed)
         inputs = self._shard.equal(in_features, "inputs of a projection")
@@ -140,7 +142,7 @@ class LayerFactory:
     def replicated(
         self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
     ) -> Projection:
-        """Each rank has all of it."""
+        """Make a projection that each rank has whole."""
         return self._linear(
             in_features, Share.whole(out_features), bias=bias, transposed=transposed
         )
@@ -154,8 +156,8 @@ class LayerFactory:
         gate: str | None = None,
         fused: bool = False,
     ) -> Projection:
-        """Each rank has an equal part of the outputs of each part. gate: as in `MergedLinear`.
-        fused: the parts are one tensor on disk."""
+        """Make a merged projection; each rank has an equal part of each part's outputs. gate: as in
+        `MergedLinear`. fused: the parts are one tensor on disk."""
         shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
         shape = MatrixShape(sum(parts.values()), in_features)
         on_disk = _parts(shares, fused=fused)
@@ -185,9 +187,12 @@ class LayerFactory:
         fused: bool = False,
         pairs_neighbours: bool = False,
     ) -> Projection:
-        """Parts "q", "k", "v", for `attention`; norm: of the input, None if it has none. Each rank
-        has the outputs of its heads. fused: the parts are one tensor on disk. pairs_neighbours:
-        rotated rows of a head of q and k are there in the order of their pairs."""
+        """Make the projection to "q", "k" and "v" for `attention`; each rank has the outputs of its
+        heads.
+
+        norm: of the input, None if it has none. fused: the parts are one tensor on disk.
+        pairs_neighbours: on disk the two rows of a rotated pair of q or k are adjacent.
+        """
         on_disk = _parts(attention.parts, fused=fused)
         merged = MergedLinear(
             self._qkv_format(in_features, attention, norm),
@@ -203,8 +208,8 @@ class LayerFactory:
     def headwise_qkv_linear(
         self, in_features: int, attention: Attention, norm: LayerNorm, *, bias: bool
     ) -> Projection:
-        """The same as one tensor on disk that has, kv head after kv head, its query heads, k and
-        v."""
+        """Make it from one tensor on disk that has, for each kv head in turn, its query heads, k
+        and v."""
         outputs = {"": attention.heads.by_kv_head}
         merged = MergedLinear(
             self._qkv_format(in_features, attention, norm),
@@ -226,7 +231,7 @@ class LayerFactory:
         bias: bool,
         transposed: bool = False,
     ) -> Projection:
-        """The same as one tensor on disk: q, k and v of all heads side by side."""
+        """Make it from one tensor on disk with q, k and v of all heads side by side."""
         outputs = Share.joined(list(attention.heads.projections.values()))
         fused = Linear(
             self._qkv_format(in_features, attention, norm),
@@ -276,14 +281,14 @@ class LayerFactory:
         return WithoutBiases(chosen, attention.biases, norm)
 
     def embedding(self, num_rows: int, size: int, *, offset: int = 0) -> Embedding:
-        """A table that each rank has, such as that of positions."""
+        """Make a table that each rank has whole, such as that of positions."""
         return Embedding(self._ops, num_rows, size, self._dtype, self._device, offset=offset)
 
     def embedding_and_head(
         self, vocab_size: int, size: int, *, tied: bool, head_bias: bool = False
     ) -> tuple[TokenEmbedding | TiedEmbedding, LMHead]:
-        """The table of tokens and the projection to logits; one matrix for both if tied. Each rank
-        has some tokens in both. head_bias: of a projection of its own."""
+        """Make the token table and the projection to logits, one matrix for both if tied. Each rank
+        has a share of the tokens in both. head_bias: of a separate projection."""
         self.given.width = size
         adapted = None if self._adapters is None else self._adapters.vocabulary(vocab_size, size)
         vocabulary = Vocabulary(
@@ -306,29 +311,29 @@ class LayerFactory:
         return table, LMHead(own, vocabulary)
 
     def token_embedding(self, vocab_size: int, size: int) -> TokenEmbedding:
-        """The table of tokens of a model without logits."""
+        """Make the token table of a model without logits."""
         self.given.width = size
         vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given, self.parts)
         return TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
 
     def token_column(self, name: str) -> TokenColumn:
-        """A fact of each token that a forward computes, which is set for each forward."""
+        """Make a column: a fact of each token, set anew for each forward."""
         return self._columns.column(name)
 
     def class_head(self, size: int, num_classes: int) -> ClassHead:
-        """Make a head on each rank, in the model's dtype even if other matrices have another
-        format."""
+        """Make a head that each rank has whole, in the model's dtype even if other matrices have
+        another format."""
         return ClassHead(
             self._unquantized(size, size, bias=True),
             self._unquantized(size, num_classes, bias=True),
         )
 
     def score_head(self, size: int, num_classes: int) -> ScoreHead:
-        """A head of one projection alone, otherwise like `class_head`."""
+        """Make a head of a single projection, otherwise like `class_head`."""
         return ScoreHead(self._unquantized(size, num_classes, bias=False))
 
     def head_of(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
-        """Pack a projection to logits [V, E] that is already loaded; each rank has all of it."""
+        """Pack a projection to logits [V, E] that is already loaded; each rank has it whole."""
         outputs, inputs = weight.shape
         return self._formats.choose(MatrixShape(outputs, inputs, is_head=True)).pack(weight, bias)
 
@@ -362,7 +367,7 @@ class LayerFactory:
         return ResidualAdd(self._ops)
 
     def scale(self, factor: float, *, is_rounded: bool = True) -> Scale:
-        """is_rounded: the factor is one of the model's dtype."""
+        """is_rounded: round the factor to the model's dtype."""
         return Scale(self._ops, factor, self._dtype if is_rounded else None)
 
     def soft_cap(self, cap: float) -> SoftCap:
@@ -396,11 +401,14 @@ class LayerFactory:
         keys_are_values: bool = False,
         kv_layer: int | None = None,
     ) -> Attention:
-        """heads: number of query heads of the model, of kv heads, and head_dim. scale: default
-        head_dim^-1/2. qk_norm_eps: set if q and k heads have norms; qk_norm_offset: by how much
-        their weights are larger than on disk; qk_norm_over_row: they are over the row of all
-        heads. query_growth: beta and length of `QueryGrowth`. v_norm: heads of V have a norm
-        without a weight. keys_are_values, kv_layer: as of `Attention`."""
+        """Make the attention of one layer.
+
+        heads: the model's numbers of query heads and kv heads, and head_dim. scale: default
+        head_dim^-1/2. qk_norm_eps: set if q and k have norms; qk_norm_offset: difference between
+        their weights and those on disk; qk_norm_over_row: they are over the row of all heads.
+        query_growth: beta and length of `QueryGrowth`. v_norm: heads of V have a norm without a
+        weight. keys_are_values, kv_layer: as of `Attention`.
+        """
         num_heads, num_kv_heads, head_dim = heads
         shared = Heads(self._query_heads(num_heads), self._shard.kv_heads(num_kv_heads), head_dim)
         backend = self._backends[layer if kv_layer is None else kv_layer]
@@ -409,7 +417,7 @@ class LayerFactory:
             shared.own,
             rotary,
             scores,
-            # On three axes a key is not rotated by its index, by which attention adds a bias.
+            # Attention adds a bias by the index of a key, which three axes do not follow.
             keys_normed=qk_norm_eps is not None or (rotary is not None and rotary.has_axes),
             added=backend.adds_biases,
         )
@@ -446,7 +454,8 @@ class LayerFactory:
     def token_side(
         self, num_rows: int, size: int, side_size: int, num_layers: int, eps: float
     ) -> TokenSide:
-        """num_rows: of its table. side_size: of a layer's vector of a token. Each rank has all."""
+        """Make per-layer embeddings. num_rows: of their table. side_size: width of a layer's vector
+        of a token. Each rank has them whole."""
         total = side_size * num_layers
         scales = (
             self.scale(side_size**0.5),
@@ -474,7 +483,7 @@ class LayerFactory:
         return OwnFactor(self._ops, self._dtype, self._device)
 
     def wanted_tokens(self, *, is_last: bool, layer: int | None = None) -> WantedTokens:
-        """layer: number of the block, if what enters it may be asked for."""
+        """layer: number of the block, if the state that enters it may be tapped."""
         return WantedTokens(self._ops, self._columns, is_last=is_last, layer=layer, taps=self._taps)
 
     def residual_block(self, size: int, *, bias: bool) -> ResidualBlock:
@@ -495,7 +504,7 @@ class LayerFactory:
         return GatedMLP(gate_up, self.row(inner_size, size, bias=bias))
 
     def mixture_of_experts(self, size: int, spec: ExpertsSpec, activation: str) -> MixtureOfExperts:
-        """Each rank has a range of the experts. What chooses and weighs them keeps the model's
+        """Make a mixture of which each rank has a range of experts. The router keeps the model's
         dtype whatever the format of other matrices."""
         routing, inner = spec.routing, spec.inner_size
         (own,) = self._shard.in_units(routing.num_experts, 1, "experts").ranges
@@ -560,19 +569,19 @@ class LayerFactory:
         return self._shard.equal(total, "query heads")
 
     def _growth(self, wanted: tuple[float, int] | None) -> QueryGrowth | None:
-        """None also if no position is far enough to grow."""
+        """Return the scaling of queries, None also if no position is far enough for it."""
         if wanted is None or self._max_positions <= wanted[1]:
             return None
         return QueryGrowth(self._ops, *wanted, self._max_positions, self._dtype, self._device)
 
     def _rotary(self, rope: RopeSpec) -> RotaryEmbedding:
-        """Layers of one kind share one pair of tables."""
+        """Layers with the same rope share one pair of tables."""
         if rope not in self._rotaries:
             self._rotaries[rope] = RotaryEmbedding(rope, self._max_positions, self._device)
         return self._rotaries[rope]
 
 
 def _parts(shares: Mapping[str, Share], *, fused: bool) -> Mapping[str, Share]:
-    """Return the parts of a merged projection; only one, without a name, if they are one tensor on
-    disk."""
+    """Return the parts of a merged projection; a single part without a name if they are one tensor
+    on disk."""
     return {"": Share.joined(list(shares.values()))} if fused else shares

@@ -1,4 +1,4 @@
-"""Embeddings that a request brings itself, in place of rows of the table of tokens."""
+"""Embeddings that a request brings itself, in place of rows of the token table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["GivenEmbeddings"]
 
 
 class GivenEmbeddings:
-    """Embeddings that replace rows of the token table in the running forward. A model is built with
-    one, so that its file passes nothing on.
+    """Embeddings that replace rows of the token table in the running forward. It is built with the
+    model, so model files pass nothing on.
 
     width: elements of a row; 0 before the table is made.
     """
@@ -25,7 +25,7 @@ class GivenEmbeddings:
 
     @contextmanager
     def within(self, given: GivenRows) -> Iterator[None]:
-        """The next forward computes with these."""
+        """Use these in the next forward."""
         self._now = given
         try:
             yield
@@ -35,10 +35,10 @@ class GivenEmbeddings:
     def look_up(
         self, table: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor
     ) -> torch.Tensor:
-        """Rows [T, E] of the table for ids [T], and given ones where there are some."""
+        """Return the rows [T, E] of ids [T], with given embeddings in their places."""
         given = self._now
         if given is None:
             return table(ids)
-        # There is no id in such a place.
+        # Such a place has no token id.
         rows = table(ids.index_fill(0, given.index, 0))
         return rows.index_copy_(0, given.index, given.rows)

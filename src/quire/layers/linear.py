@@ -1,4 +1,4 @@
-"""Projections. A merged one is several checkpoint tensors in one matrix product."""
+"""Projections. A merged projection computes several checkpoint tensors in one matrix product."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = ["Linear", "MergedLinear", "RowLinear", "Tree"]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The sum that a rank makes of partial sums. num_pieces: of the inputs that it has. add: the
-    operation."""
+    """Sum of partial sums in the order of a tree. num_pieces: pieces of this rank's inputs. add:
+    the operation."""
 
     num_pieces: int
     add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Linear:
-    """y = x Wᵀ + b; x [T, I] → [T, O], O being the outputs that this rank has.
+    """y = x Wᵀ + b; x [T, I] → [T, O], where O are the outputs of this rank.
 
-    transposed: the checkpoint stores W as [I, O] (GPT-2's Conv1D). num_outputs: if more than the
-    rank has; the others are zero.
+    transposed: the checkpoint stores W as [I, O] (GPT-2's Conv1D). num_outputs: if larger than the
+    rank's share; the others are zero.
     """
 
     def __init__(
@@ -69,10 +69,11 @@ class Linear:
 
 
 class MergedLinear:
-    """Projections of one input, their outputs side by side; x [T, I] → [T, sum of the parts].
+    """Projections of one input, with their outputs side by side; x [T, I] → [T, sum of the parts].
 
-    parts: outputs of this rank by name, in the order of the output. gate: an activation of the
-    first of two parts of one size, times the second; [T, its size]. orders: as of `PackedWeights`.
+    parts: outputs of this rank by name, in order. gate: an activation that is applied to the first
+    of two equal parts and multiplied with the second; [T, size of a part]. orders: as of
+    `PackedWeights`.
     """
 
     def __init__(
@@ -102,20 +103,19 @@ class MergedLinear:
         return self.weights.matrix(x)
 
     def ungated(self, x: torch.Tensor) -> torch.Tensor:
-        """The outputs of both parts, before the gate; [T, sum of the parts]."""
+        """Return the outputs of both parts before the gate: [T, sum of the parts]."""
         matrix = self.weights.matrix
         assert isinstance(matrix, GatedPacked), "it was made with a gate"
         return matrix.ungated(x)
 
 
 class RowLinear:
-    """y = x Wᵀ + b over inputs that are cut among ranks; x [T, I], I being the inputs that this
-    rank has, → [T, O], the same on each rank.
+    """y = x Wᵀ + b over inputs that ranks share; x [T, I], where I are the inputs of this rank, →
+    [T, O], the same on each rank.
 
-    Numbers of a format are made of the whole matrix, of which the rank keeps its part. So what
-    integer layers of all ranks give is, to the bit, what the uncut matrix gives. transposed: as in
-    `Linear`. tree: adds partial sums of a plain matrix, as `ProductInPieces` does; None for one
-    product.
+    The whole matrix is converted to its format, and the rank keeps its part of it. So integer
+    layers sum, over all ranks, to the bits of the undivided matrix. transposed: as in `Linear`.
+    tree: adds partial sums of a plain matrix, as in `ProductInPieces`; None for one product.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class RowLinear:
         transposed: bool = False,
         tree: Tree | None = None,
     ) -> None:
-        """Raises ConfigError if the format cannot be cut there."""
+        """Raises ConfigError if the matrix cannot be divided there in its format."""
         (kept,) = inputs.ranges
         cut_format = weight_format.cut(kept)
         if cut_format is not None and tree is not None:
@@ -162,7 +162,7 @@ class RowLinear:
 
 
 class _PlainInputs:
-    """Some inputs of a matrix that is cut before it is packed."""
+    """Some inputs of a matrix that is divided before it is packed."""
 
     def __init__(self, weight_format: CuttableFormat, tree: Tree | None) -> None:
         self._format, self._tree = weight_format, tree
@@ -191,7 +191,7 @@ class _PlainInputs:
 
 
 class _CutInputs(WidensStored):
-    """Some inputs of a matrix that is packed as a whole."""
+    """Some inputs of a matrix that is packed whole."""
 
     def __init__(self, cut_format: CutFormat) -> None:
         self._format = cut_format

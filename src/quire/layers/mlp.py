@@ -13,13 +13,14 @@ __all__ = ["MLP", "GatedMLP", "AdaptedGate", "ClassHead", "ResidualBlock", "Scor
 
 
 class AdaptedGate:
-    """act(gate) · up of a projection with parts "gate" and "up"; [T, its size]. Where a row has an
-    adapter, that adds to both before; other steps are those of the projection."""
+    """act(gate) · up of a projection with parts "gate" and "up"; [T, size of a part]. If a row has
+    an adapter, its contributions are added to both before the gate; other steps use the fused
+    projection."""
 
     def __init__(
         self, ops: OpSet, gate_up: MergedLinear, additions: Additions, activation: str
     ) -> None:
-        """gate_up: with the activation as its gate."""
+        """gate_up: a projection with the activation as its gate."""
         self._gate_up = gate_up
         self._additions = additions
         self._activation_and_mul = ops.activation_and_mul
@@ -76,7 +77,7 @@ class ResidualBlock:
 
 
 class ScoreHead:
-    """Numbers of the classes of a decoder, by one projection; x [N, E] → float32 [N, C]."""
+    """Logits of the classes of a decoder, by one projection; x [N, E] → float32 [N, C]."""
 
     def __init__(self, projection: Linear) -> None:
         self.projection = projection

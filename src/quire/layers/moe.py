@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router chooses some of many feed-forward networks for each token."""
+"""Mixtures of experts: a router chooses a few of many feed-forward networks for each token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["ChoiceBias", "Experts", "MixtureOfExperts", "SharedExpert"]
 
 
 class ChoiceBias:
-    """Numbers that are added to the scores of experts where these are chosen; float32 [E]."""
+    """Biases on the scores by which experts are chosen; float32 [E]."""
 
     def __init__(self, num_experts: int, device: torch.device) -> None:
         self.bias = torch.empty(num_experts, dtype=torch.float32, device=device)
@@ -31,10 +31,10 @@ class ChoiceBias:
 
 
 class Experts:
-    """The networks of this rank's experts; x [T, H] → [T, H]. Of other experts comes nothing.
+    """The networks of this rank's experts; x [T, H] → [T, H]. Experts of other ranks add zero.
 
-    gate_up, down: layers by the number of the expert, the first with parts "gate" and "up"; None
-    for those of other ranks.
+    gate_up, down: layers by expert, the first with parts "gate" and "up"; None for experts of other
+    ranks.
     """
 
     def __init__(
@@ -49,8 +49,7 @@ class Experts:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """own: numbers of this rank's experts among `num_experts`. sizes: of x and of an
-        expert."""
+        """own: this rank's experts among `num_experts`. sizes: widths of x and of an expert."""
         self._make, self._dtype, self._own = ops.experts, dtype, own
         self._matrices: dict[tuple[int, int], PackedMatrix] = {}
         self._layers: ExpertLayers | None = None
@@ -87,7 +86,7 @@ class Experts:
 
     @property
     def weights(self) -> Mapping[int, tuple[LayerWeights, LayerWeights]]:
-        """Weights of gate and up, and of down, of this rank's experts by number."""
+        """Weights of gate and up, and of down, by this rank's experts."""
         found: dict[int, tuple[LayerWeights, LayerWeights]] = {}
         for expert in self._own:
             gate_up, down = self.gate_up[expert], self.down[expert]
@@ -96,7 +95,7 @@ class Experts:
         return found
 
     def _take(self, place: tuple[int, int], matrix: PackedMatrix) -> None:
-        """Take a layer that is loaded; with the last one the experts can compute."""
+        """Take a layer that is loaded. The experts can compute once the last one is."""
         self._matrices[place] = matrix
         if len(self._matrices) == 2 * len(self._own):
             layers = ([self._matrices[kind, expert] for expert in self._own] for kind in (0, 1))
@@ -113,7 +112,7 @@ class Experts:
         shared_logits: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Sum as `quire.ops.moe.experts` says. Raises EngineError before all are loaded."""
+        """Compute as `quire.ops.moe.experts` defines. Raises EngineError before all are loaded."""
         if self._layers is None:
             raise EngineError("Experts were used before their weights were loaded; this is a bug.")
         return self._layers(
@@ -122,7 +121,7 @@ class Experts:
 
 
 class _Told:
-    """A format that passes each matrix on to the layer that computes with it."""
+    """A format that passes each packed matrix on to the layer that computes with it."""
 
     def __init__(self, weight_format: WeightFormat, take: Callable[[PackedMatrix], None]) -> None:
         self._format, self._take = weight_format, take
@@ -152,7 +151,7 @@ class _Told:
 
 
 class AdaptedExperts:
-    """The experts of rows whose adapter changes some of them, call by call."""
+    """Recomputes, eagerly, the experts of rows whose adapter changes some of them."""
 
     def __init__(
         self, ops: OpSet, experts: Experts, contents: SlotContents[ExpertContent], activation: str
@@ -171,8 +170,11 @@ class AdaptedExperts:
         shared: torch.Tensor | None,
         shared_logits: torch.Tensor | None,
     ) -> torch.Tensor:
-        """y [T, H]: what this rank's experts of the base make of x [T, H]; returned with rows of
-        adapters computed anew. The others as of `quire.ops.moe.experts`."""
+        """Return y with the rows of adapters recomputed.
+
+        y [T, H]: output of this rank's experts without adapters for x [T, H]. Other arguments as of
+        `quire.ops.moe.experts`.
+        """
         for rows, content in self._contents.of_rows():
             total = torch.zeros(len(rows), x.shape[1])
             outputs = self._outputs(content, x[rows], ids[rows])
@@ -189,7 +191,7 @@ class AdaptedExperts:
         outputs = x.new_zeros((*ids.shape, x.shape[1]))
         for expert in ids.unique().tolist():
             gate_up, down = self._experts.gate_up[expert], self._experts.down[expert]
-            if gate_up is None or down is None:  # of another rank
+            if gate_up is None or down is None:  # an expert of another rank
                 continue
             tokens, slots = (ids == expert).nonzero(as_tuple=True)
             inner = gate_up.ungated(x[tokens])
@@ -209,20 +211,20 @@ def _add(y: torch.Tensor, matrices: LowRank, x: torch.Tensor) -> None:
 
 
 class SharedExpert:
-    """A network for every token, and the projection to the logit of its share, if it has one."""
+    """A network for every token, and the projection to the logit of its weight, if it has one."""
 
     def __init__(self, mlp: GatedMLP, gate: Linear | None) -> None:
         self.mlp, self.gate = mlp, gate
 
     def logits(self, x: torch.Tensor) -> torch.Tensor | None:
-        """x [T, H] → float32 [T, 1], None if the network counts whole."""
+        """x [T, H] → float32 [T, 1], None if the network has weight 1."""
         return None if self.gate is None else self.gate.weights.matrix(x, torch.float32)
 
 
 class MixtureOfExperts:
-    """Experts of each token, chosen and weighted by a router; x [T, H] → [T, H].
+    """Experts that a router chooses and weights for each token; x [T, H] → [T, H].
 
-    Ranks have a range of the experts each, and the whole router.
+    Each rank has a range of the experts and the whole router.
     """
 
     def __init__(

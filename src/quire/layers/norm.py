@@ -1,4 +1,4 @@
-"""Normalisation, alone or after adding to the residual stream."""
+"""Norms, alone or after an addition to the residual stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HeadNorm", "LayerNorm", "RMSNorm", "ResidualAdd", "SharedRMSNorm"]
 class RMSNorm:
     """Root mean square norm over the last dimension, [..., N] → [..., N].
 
-    offset: by how much the weight is larger than on disk (1 in Gemma).
+    offset: difference between the weight and that on disk (1 in Gemma).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RMSNorm:
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of x + residual, and that sum; without a residual the sum is x."""
+        """Return the norm of x + residual, and that sum; without a residual the sum is x."""
         if residual is None:
             return self(x), x
         return self._add_norm(x, residual, self.weight, self.eps)
@@ -65,8 +65,7 @@ class HeadNorm:
 
 
 class SharedRMSNorm:
-    """Root mean square norm over a dimension of which each rank has a share, [..., N] → [..., N],
-    in place."""
+    """Root mean square norm, in place, over a dimension that ranks share, [..., N] → [..., N]."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class SharedRMSNorm:
         self._eps = eps
         self._norm_rows = ops.norm_rows if collectives.size == 1 else None
         self._all_reduce = collectives.all_reduce
-        self._num_summed = share.count * collectives.size  # ranks may have equal parts
+        self._num_summed = share.count * collectives.size  # ranks may have equal shares
         self.weight = torch.empty((share.count,), dtype=dtype, device=device)
         cuts = {} if share.is_whole else {"weight": Cut(0, share)}
         self.weights = DenseWeights({"weight": self.weight}, cuts=cuts)
@@ -99,7 +98,7 @@ class SharedRMSNorm:
 class LayerNorm:
     """Layer norm over the last dimension, [..., N] → [..., N].
 
-    affine: has a weight, and with `bias` a bias too. offset: by how much the weight is larger than
+    affine: has a weight, and with `bias` a bias too. offset: difference between the weight and that
     on disk (1 in Nemotron).
     """
 
@@ -129,7 +128,7 @@ class LayerNorm:
         self._biases: SlotContents[torch.Tensor] | None = None
 
     def adapt(self, biases: SlotContents[torch.Tensor]) -> None:
-        """Have adapters of rows change the bias."""
+        """Let adapters of rows change the bias."""
         self._biases = biases
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -138,7 +137,7 @@ class LayerNorm:
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of x + residual, and that sum; without a residual the sum is x."""
+        """Return the norm of x + residual, and that sum; without a residual the sum is x."""
         if residual is None:
             return self(x), x
         found, total = self._add_norm(x, residual, self.weight, self.bias, self._eps)
@@ -151,7 +150,7 @@ class LayerNorm:
 
 
 class ResidualAdd:
-    """x + residual, where no norm follows that would add them; x without a residual."""
+    """x + residual, where no following norm would add them; x without a residual."""
 
     def __init__(self, ops: OpSet) -> None:
         self._add = ops.add
@@ -162,6 +161,6 @@ class ResidualAdd:
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum twice, like a norm that changes nothing."""
+        """Return the sum twice, in the interface of a norm."""
         total = self(x, residual)
         return total, total

@@ -1,8 +1,8 @@
 """Rotary position embedding: tables of cos and sin by position, for every kind of scaling.
 
 Frequencies are computed in float32 in the order of the published implementations, because the
-models were trained with that rounding. A table depends on the position alone, never on the batch
-or the length of a sequence, so that K written once stays right.
+models were trained with that rounding. A row of a table depends on its position alone, never on the
+batch or the length of a sequence, so K stays valid once written.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["RotaryEmbedding", "rope_tables"]
 class RotaryEmbedding:
     """Rotation of q and k by their positions (Su et al. 2021, section 3.4.2).
 
-    cos, sin: float32 [max_positions, rotary_dim / 2]; a position must be below max_positions.
-    has_axes: whether tokens may have three positions.
+    cos, sin: float32 [max_positions, rotary_dim / 2]; positions must be below max_positions.
+    has_axes: tokens may have three positions.
     """
 
     def __init__(self, rope: RopeSpec, max_positions: int, device: torch.device) -> None:
@@ -41,27 +41,27 @@ class RotaryEmbedding:
         self._pairs = torch.arange(cos.shape[1], device=device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Positions [T], cos and sin that rotate tokens at these positions: [T], or [3, T] on three
-        axes. Those of text are equal on all of them, which is the same as one."""
+        """Return positions [T], cos and sin that rotate tokens at these positions: [T], or [3, T]
+        on three axes. Text has equal positions on all three, which is the same as one."""
         if positions.dim() == 1:
             return positions, self.cos, self.sin
-        where = positions[self._axes].t().contiguous()  # of each token and pair; so is the result
+        where = positions[self._axes].t().contiguous()  # per token and pair, like the result
         own = torch.arange(positions.shape[1], device=positions.device)
         return own, self.cos[where, self._pairs], self.sin[where, self._pairs]
 
     @cached_property
     def by_pair(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin as `KeyBias` has them; kept only where a layer asks."""
+        """Return cos and sin in the form of `KeyBias`; made only if a layer asks."""
         return angle_table(self.cos), angle_table(self.sin)
 
 
 def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, float32 [max_positions, rotary_dim / 2].
+    """Return cos and sin, float32 [max_positions, rotary_dim / 2].
 
-    Dynamic NTK: position p uses the base of a sequence of length p + 1, which is what
-    `transformers` uses when it decodes one token at a time, at any length; within the trained
-    length it is plain rope. LongRoPE: the long factors if max_positions exceeds the trained
-    length, for every position, else the short ones; a sequence never mixes the two.
+    Dynamic NTK: position p uses the base of a sequence of length p + 1, as `transformers` does when
+    it decodes one token at a time; within the trained length it is plain rope. LongRoPE: the long
+    factors if max_positions exceeds the trained length, else the short ones, for all positions; a
+    sequence never mixes the two.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
     attention_factor = 1.0
@@ -104,7 +104,8 @@ def _frequencies(rope: RopeSpec) -> torch.Tensor:
 def _dynamic_ntk(
     rope: RopeSpec, scaling: DynamicNTKScaling, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Frequencies by position, [P, R/2]: the base grows with the length beyond the trained one."""
+    """Return frequencies by position, [P, R/2]; the base grows with the length beyond the trained
+    one."""
     length = (positions + 1).clamp(min=scaling.original_max_positions)
     stretch = scaling.factor * length / scaling.original_max_positions - (scaling.factor - 1)
     power = rope.rotary_dim / (rope.rotary_dim - 2)
@@ -113,8 +114,8 @@ def _dynamic_ntk(
 
 
 def _llama3(rope: RopeSpec, scaling: Llama3Scaling) -> torch.Tensor:
-    """Wavelengths beyond the trained length / low_freq_factor are stretched by the factor, those
-    below the trained length / high_freq_factor are kept, and between them a linear blend."""
+    """Stretch wavelengths beyond the trained length / low_freq_factor by the factor, keep those
+    below the trained length / high_freq_factor, and blend linearly between them."""
     frequencies = _frequencies(rope)
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -123,8 +124,8 @@ def _llama3(rope: RopeSpec, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 def _yarn(rope: RopeSpec, scaling: YarnScaling) -> torch.Tensor:
-    """YaRN, section 3.2: pairs that turn more than beta_fast times within the trained length are
-    kept, those below beta_slow are interpolated, and between them a linear ramp."""
+    """YaRN, section 3.2: keep pairs that turn more than beta_fast times within the trained length,
+    interpolate those below beta_slow, and blend linearly between them."""
     frequencies = _frequencies(rope)
     first, last = (
         _pair_that_turns(rope, scaling.original_max_positions, turns)
@@ -133,7 +134,7 @@ def _yarn(rope: RopeSpec, scaling: YarnScaling) -> torch.Tensor:
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, rope.rotary_dim - 1)
-    width = last - first or 0.001  # as in the published code: a ramp of no width is a step
+    width = last - first or 0.001  # as in the published code: a ramp of width 0 is a step
     pairs = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
     interpolate = ((pairs - first) / width).clamp(0.0, 1.0)
     return frequencies / scaling.factor * interpolate + frequencies * (1 - interpolate)

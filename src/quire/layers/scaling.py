@@ -11,7 +11,7 @@ __all__ = ["OwnFactor", "QueryGrowth", "Scale", "SoftCap"]
 
 
 class Scale:
-    """x · factor, in place. dtype: to which the factor is rounded first, as the weights expect."""
+    """x · factor, in place. dtype: the factor is rounded to it first, as in training."""
 
     def __init__(self, ops: OpSet, factor: float, dtype: torch.dtype | None) -> None:
         self._rescale = ops.rescale

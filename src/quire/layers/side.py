@@ -1,4 +1,4 @@
-"""Vectors of tokens that each layer has besides the residual stream (Gemma 3n and 4, per-layer
+"""Vectors of tokens that each layer gets besides the residual stream (Gemma 3n and 4, per-layer
 embeddings)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of rows, such as the index of an adapter, where layers find those of each token."""
+"""Facts of rows, such as the index of an adapter, gathered for each token."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TYPE_COLUMN = "token_type"
 """1 for tokens of the second text of a pair, else 0."""
 
 Variant = tuple[str, ...]
-"""Names of optional columns that a forward reads."""
+"""Names of the optional columns that a forward reads."""
 
 
 class TokenColumn:
-    """One fact for each token that a forward computes; a layer that needs it is built with it.
+    """One fact of each token in a forward; the layers that need it are built with it.
 
-    is_zero: it is 0 for all tokens of the forward that is running, and `values` are not set; only
-        of an optional one. apart: numbers with which layers do more than call kernels, so that no
-        captured step may have them. is_apart: the forward that is running has one.
+    is_zero: it is 0 for all tokens of the running forward, and `values` are not set; only for
+    optional columns. apart: values with which layers do more than call kernels, so that such a step
+    cannot be captured. is_apart: the running forward has one of these values.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,21 +39,21 @@ class TokenColumn:
 
     @property
     def values(self) -> torch.Tensor:
-        """int64 [T] of the forward that is running, [N] behind its last attention. Raises
-        EngineError before the first one."""
+        """int64 [T] of the running forward, [N] behind its last attention. Raises EngineError
+        before the first one."""
         if self._values is None:
             raise EngineError(f"a layer read {self._name!r} before any step; this is a bug")
         return self._values
 
     def set(self, values: torch.Tensor) -> None:
-        """values: as above."""
+        """Set them. values: int64, as above."""
         self._values = values
 
 
 class TokenColumns:
-    """The columns that layers of a model asked for; others cost nothing.
+    """The columns that the model's layers asked for; others cost nothing.
 
-    The input gatherer of the runner sets them for each forward, so no model file passes them on.
+    The runner sets them for each forward, so model files pass nothing on.
     """
 
     def __init__(self, ops: OpSet) -> None:
@@ -63,29 +63,29 @@ class TokenColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of those that layers asked for: some of `KERNEL_COLUMNS`, and TYPE_COLUMN."""
+        """Names of the requested columns: some of `KERNEL_COLUMNS`, and TYPE_COLUMN."""
         return tuple(self._asked)
 
     @property
     def variant(self) -> Variant:
-        """The optional columns that the next forward reads: what is captured of it holds for
-        forwards of the same variant."""
+        """The optional columns that the next forward reads. A captured graph serves forwards of the
+        same variant."""
         return tuple(name for name in sorted(self._optional) if not self._asked[name].is_zero)
 
     @property
     def variants(self) -> list[Variant]:
-        """All that there may be, that without optional columns first."""
+        """All possible variants; the one without optional columns comes first."""
         names = sorted(self._optional)
         return [each for n in range(len(names) + 1) for each in combinations(names, n)]
 
     def choose(self, variant: Variant) -> None:
-        """Say which optional columns the next forward reads, which may be captured."""
+        """Set which optional columns the next forward reads."""
         for name in self._optional:
             self._asked[name].is_zero = name not in variant
             self._asked[name].is_apart = False
 
     def choose_for(self, values: Callable[[str], npt.NDArray[np.int64]]) -> None:
-        """Choose by the rows of the next forward. values: those of the rows, by name."""
+        """Choose by the rows of the next forward. values: returns a column of the rows, by name."""
         for name in self._optional:
             column, found = self._asked[name], values(name)
             column.is_zero = not found.any()
@@ -93,12 +93,12 @@ class TokenColumns:
 
     @property
     def are_apart(self) -> bool:
-        """True if the next forward must not be captured, or replayed."""
+        """True if the next forward must be neither captured nor replayed."""
         return any(self._asked[name].is_apart for name in self._optional)
 
     def column(self, name: str, *, optional: bool = False) -> TokenColumn:
-        """Ask for a column, when a layer is built. optional: the layer does without it where it is
-        0 for all tokens."""
+        """Ask for a column while a layer is built. optional: the layer needs no values where all
+        are 0."""
         if optional and name not in self._asked:
             self._optional.add(name)
         elif not optional:
@@ -108,12 +108,12 @@ class TokenColumns:
     def gather(
         self, column: Callable[[str], torch.Tensor], ids: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Values [T] of ids [T] out of columns, by an operation that graphs can hold. column: the
-        whole of it by name, int64 [S]."""
+        """Return values [T] of ids [T] by an operation that graphs can capture. column: returns a
+        whole column by name, int64 [S]."""
         return {name: self._take(ids, column(name).view(-1, 1)).view(-1) for name in self.read}
 
     def set(self, values: Mapping[str, torch.Tensor]) -> None:
-        """values: int64 [T] by name, of the tokens of the next forward."""
+        """Set the columns of the next forward. values: int64 [T] by name."""
         for name in self.read:
             self._asked[name].set(values[name])
 
@@ -123,13 +123,13 @@ class TokenColumns:
         return [name for name, column in self._asked.items() if not column.is_zero]
 
     def select(self, wanted: torch.Tensor) -> None:
-        """Continue the forward with tokens wanted [N] alone."""
+        """Continue the forward with the tokens `wanted` [N] alone."""
         self.set(self.gather(lambda name: self._asked[name].values, wanted))
 
     @contextmanager
     def at(self, places: torch.Tensor | None) -> Iterator[None]:
-        """Have layers see some tokens of the forward that ended last, at these places in what it
-        returned, int64 [L]; None for all. A captured one has no layer that looks."""
+        """Show layers some tokens of the last forward, at these places of its output, int64 [L];
+        None for all. A captured forward has no such layer."""
         if places is None or not self.are_apart:
             yield
             return

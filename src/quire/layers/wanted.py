@@ -13,9 +13,9 @@ __all__ = ["WantedTokens"]
 
 
 class WantedTokens:
-    """Stands in every block between attention and all that follows it. Behind the last attention a
-    token is of use to itself alone, so there only those go on whose hidden states are asked for: of
-    a prompt the last one."""
+    """Stands in every block between attention and the layers behind it. Behind the last attention
+    tokens no longer affect each other, so only those whose hidden states are needed continue: of a
+    prompt, the last one."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class WantedTokens:
         layer: int | None = None,
         taps: StateTaps | None = None,
     ) -> None:
-        """columns: that the model's layers read. is_last: whether the block is the model's last.
-        taps: what is told of the stream before the block, whose number is `layer`."""
+        """columns: read by the model's layers. is_last: True in the model's last block. taps: notes
+        the stream before the block, whose number is `layer`."""
         self._take = ops.embedding
         self._columns = columns
         self._is_last = is_last
@@ -37,14 +37,15 @@ class WantedTokens:
     def __call__(
         self, attended: torch.Tensor, residual: torch.Tensor, step: StepInputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """attended [T, A] and the residual stream [T, E]; of the last block [N, A] and [N, E]."""
+        """Return attended [T, A] and the residual stream [T, E]; in the last block [N, A] and [N,
+        E]."""
         if self._taps is not None and self._layer is not None:
             self._taps.note(self._layer, residual)
         attended, residual = self.of(step, attended, residual)
         return attended, residual
 
     def of(self, step: StepInputs, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Any states [T, …] of which a block has use behind attention; of the last block [N, …]."""
+        """Return states [T, …] that the block needs behind attention; in the last block [N, …]."""
         wanted = step.wanted_tokens
         if wanted is None or not self._is_last:
             return states

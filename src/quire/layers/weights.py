@@ -1,4 +1,4 @@
-"""Interface of the loader to layers with weights."""
+"""The interface between the loader and layers with weights."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Cut", "DenseWeights", "LayerWeights", "PackedWeights", "Sliceable", 
 
 
 class Sliceable(Protocol):
-    """A tensor in memory, or in a file that reads what it is asked for."""
+    """A tensor in memory, or in a file that reads only the requested part."""
 
     def __getitem__(self, index: tuple[slice, ...], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Part of a checkpoint tensor that a rank takes: `share` of dimension `dim`."""
+    """The part of a checkpoint tensor that a rank takes: `share` of dimension `dim`."""
 
     dim: int
     share: Share
 
     def shape_on_disk(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the whole tensor; `shape`: of the part."""
+        """Shape of the whole tensor. `shape`: of the part."""
         return (*shape[: self.dim], self.share.total, *shape[self.dim + 1 :])
 
     def index_on_disk(self, index: int) -> int:
@@ -38,7 +38,7 @@ class Cut:
         return [i for each in self.share.ranges for i in each][index]
 
     def of(self, tensor: Sliceable) -> torch.Tensor:
-        """The part; nothing else of `tensor` is read."""
+        """Return the part; nothing else of `tensor` is read."""
         before = (slice(None),) * self.dim
         parts = [tensor[*before, slice(each.start, each.stop)] for each in self.share.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
@@ -49,7 +49,8 @@ _UNCUT: Mapping[str, Cut] = MappingProxyType({})
 
 
 class LayerWeights(Protocol):
-    """The weights of one layer, filled part by part, so that a format may pack each as it comes.
+    """The weights of one layer, filled part by part, so that a format can pack each part as it
+    arrives.
 
     A part is named as in the checkpoint, below the layer's own name: "weight", "bias", and
     "<part>.weight" in a merged layer.
@@ -60,19 +61,19 @@ class LayerWeights(Protocol):
         ...
 
     def cut(self, part: str) -> Cut | None:
-        """Return the cut of the tensor on disk that is loaded; None for all of it."""
+        """Return the cut of the tensor on disk that is loaded; None for the whole tensor."""
 
     def stored_shape(self, part: str) -> tuple[int, ...]:
-        """Return the shape of a part that comes as a quantized matrix: [outputs, inputs], whatever
-        a plain one's order is."""
+        """Return the shape of a part that is stored quantized: [outputs, inputs], whatever the
+        order of a plain one."""
         ...
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        """Take one part, of the shape that `shapes` states, or of its cut; `tensor` is not kept."""
+        """Take one part, of the shape that `shapes` states or of its cut. `tensor` is not kept."""
         ...
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
-        """Take one part that the checkpoint holds quantized, of the shape `stored_shape`."""
+        """Take one part that the checkpoint stores quantized, of the shape `stored_shape`."""
         ...
 
     def finish(self) -> None:
@@ -88,11 +89,11 @@ class WeightedLayer(Protocol):
 
 
 class DenseWeights:
-    """Weights kept as they come, in the dtype of their storage.
+    """Weights kept as they are stored, in the dtype of `storage`.
 
     storage: by part, the tensor to copy into; a view if the part is a slice of a merged weight or
-    is stored transposed. offset: what is added to each element but those of a bias. cuts: by part,
-    if the storage has not all of the tensor. is_loaded: whether all parts are.
+    stored transposed. offset: added to each element except biases. cuts: by part, if the storage
+    has only a part of the tensor. is_loaded: True once all parts are.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class DenseWeights:
         self.is_loaded = False
 
     def part(self, name: str) -> torch.Tensor:
-        """The weights that were loaded as this part."""
+        """The loaded weights of this part."""
         return self._storage[name]
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -120,7 +121,7 @@ class DenseWeights:
         return self.shapes()[part]
 
     def offset(self, part: str) -> float:
-        """Return what is added to each element of a part."""
+        """Return the offset added to each element of a part."""
         return 0.0 if part == "bias" else self._offset
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
@@ -142,7 +143,7 @@ Matrix = TypeVar("Matrix", covariant=True)
 
 
 class MatrixForm(Protocol[Matrix]):
-    """One way to keep a matrix: a `WeightFormat`, or one for some of its inputs."""
+    """A way to store a matrix: a `WeightFormat`, or one for some of its inputs."""
 
     @property
     def keeps_stored(self) -> bool:
@@ -168,15 +169,14 @@ class MatrixForm(Protocol[Matrix]):
 
 
 class PackedWeights(Generic[Matrix]):
-    """A matrix and its bias, kept as they come until the last part, then packed and let go.
+    """A matrix and its bias, kept as they arrive until the last part, then packed and released.
 
-    While a model loads, one layer at a time exists twice.
-
-    weight_format: in which the layer keeps its matrix. inputs: those of this rank. parts: outputs
-    of this rank by name, in their order; "" is the name of an only one. transposed: plain parts are
-    [I, O] on disk. gate: of the first of two parts, as in `quire.ops.linear.plain`. num_outputs: if
-    more than the rank has; the others are zero. orders: by part, which of the rank's outputs on
-    disk each one is, int64 [outputs]; of others their own.
+    While a model loads, one layer at a time exists twice. weight_format: format of the packed
+    matrix. inputs: of this rank. parts: outputs of this rank by name, in order; "" if there is only
+    one. transposed: plain parts are [I, O] on disk. gate: of the first of two parts, as in
+    `quire.ops.linear.plain`. num_outputs: if larger than the rank's share; the others are zero.
+    orders: by part, the index on disk of each of the rank's outputs, int64 [outputs]; parts without
+    one keep their order.
     """
 
     def __init__(
@@ -258,9 +258,9 @@ class PackedWeights(Generic[Matrix]):
         (self._bias_of(owner) if kind == "bias" else self._rows_of(owner)).copy_(tensor)
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
-        """Load a quantized part: the rank's share of its bits, or widened if the format says so or
-        outputs change places. Raises ConfigError for a share at which the checkpoint's format
-        cannot be cut."""
+        """Load a quantized part: the rank's share of its bits, or its values if the format requires
+        that or outputs are reordered. Raises ConfigError for a share at which the checkpoint's
+        format cannot be divided."""
         owner = part.rpartition(".")[0]
         order = self.orders.get(owner)
         in_place = order is None and self._height == self._num_own
@@ -334,7 +334,7 @@ class PackedWeights(Generic[Matrix]):
 
 @dataclass(slots=True)
 class _Coming:
-    """Arrived parts of a layer: stored parts, plain ones in one matrix, the bias."""
+    """The arrived parts of a layer: quantized parts, plain ones in one matrix, the bias."""
 
     stored: dict[str, list[StoredMatrix]]
     weight: torch.Tensor | None

@@ -87,6 +87,6 @@ def find_model(architecture: str) -> ModelFactory:
         return third_party[architecture].load()
     known = ", ".join(sorted({*ARCHITECTURES, *third_party}))
     raise ConfigError(
-        f"architecture {architecture!r} is not supported: there is a reader of its config.json, but no "
+        f"architecture {architecture!r} is not supported: its config.json is read, but there is no "
         f"model in quire.models.registry or the entry points quire.models; quire serves {known}"
     )

@@ -1,4 +1,5 @@
-"""Operations: a folder each with contract, reference, inputs and providers; chosen at build."""
+"""Operations. Each has a folder with its contract, reference, inputs and providers; providers are
+chosen when an engine is built."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported on first use: whoever only compiles, loads or times kernels needs no
-    torch."""
+    """Import names on first use: code that only compiles, loads or times kernels needs no torch."""
     if name not in __all__:
         raise AttributeError(f"module 'quire.ops' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""Compare a provider with the reference: what the tests and `quire doctor` run."""
+"""Compares a provider with the reference, for the tests and `quire doctor`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.ops.operation import Case, Op, Provider, Tolerance
 __all__ = ["CheckReport", "Outcomes", "check_provider", "compare", "reference_outcomes"]
 
 Outcomes = list[list[torch.Tensor]]
-"""Per case the results of a call, then the contents of its tensor arguments afterwards."""
+"""For each case the results of a call, then the contents of its tensor arguments afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """num_cases compared; failures: one sentence each, empty when all agree."""
+    """num_cases: compared. failures: one sentence each, empty when all agree."""
 
     op: str
     provider: str
@@ -44,11 +44,11 @@ def check_provider(
     device: torch.device | None = None,
     expected: Outcomes | None = None,
 ) -> CheckReport:
-    """Run every case of `op` that the provider takes on both and compare. The provider must be
+    """Run every case of `op` that the provider supports on both, and compare. The provider must be
     available here.
 
-    device: where the provider computes; the reference computes on the CPU. expected:
-    `reference_outcomes` of this seed, if they are known.
+    device: of the provider; the reference computes on the CPU. expected: `reference_outcomes` of
+    this seed, if known.
     """
     call = provider.load()
     if provider.tolerance is not None:
@@ -72,8 +72,8 @@ def compare(
     device: torch.device | None = None,
     expected: list[torch.Tensor] | None = None,
 ) -> str | None:
-    """Return the largest difference of one case from the reference, None when within tolerance.
-    expected: the outcome of the reference, if it is known."""
+    """Return the largest difference of one case from the reference, None within tolerance.
+    expected: outcome of the reference, if known."""
     dtype = next((arg.dtype for arg in case.args if _is_float_tensor(arg)), torch.float32)
     cpu = torch.device("cpu")
     if expected is None:
@@ -104,7 +104,7 @@ def _outcome(
 
 
 def _copy(value: Any, device: torch.device) -> Any:
-    """A copy with the same strides, so that a provider meets the layout of the case."""
+    """Return a copy with the same strides, so that a provider meets the layout of the case."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.numel() == 0:

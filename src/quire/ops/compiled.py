@@ -1,5 +1,5 @@
-"""Norms, activations and sums that torch's compiler generates from their references, for whoever
-finds them faster on a GPU than our own kernels, or has one that those do not know."""
+"""Norms, activations and sums that torch's compiler generates from their references. They are for
+GPUs on which they are faster than our kernels, or that our kernels do not support."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ COMPILED_OPS = (
     "activation_and_mul",
     "add",
 )
-"""Operations that the compiler can look into. Products, attention and cache writes are calls to
+"""Operations that the compiler can fuse. Products, attention and cache writes are opaque calls to
 it."""
 
 MAX_REASON = 300
-"""Characters of what the compiler says, which may be pages."""
+"""Most characters shown of the compiler's messages, which may be pages."""
 
 
 def compiled_provider(op: Op) -> Provider:
-    """`compiled`: the reference of an operation, compiled as it is first called. It is not among
-    the providers from which the engine chooses by itself."""
+    """The provider `compiled`: the reference of an operation, compiled at its first call. The
+    engine never chooses it by itself."""
     return Provider("compiled", lambda _: None, lambda _team=ALONE: _compile(op))
 
 
 def with_compiled(ops: OpSet, device: torch.device) -> OpSet:
-    """`ops` with these operations compiled. Raises ConfigError if the compiler does not work."""
+    """Return `ops` with these operations compiled. Raises ConfigError if the compiler does not
+    work."""
     calls = {name: _compile(ALL_OPS[name]) for name in COMPILED_OPS}
     try:
         with torch.inference_mode():
             calls["add"](torch.zeros(2, 8, device=device), torch.zeros(2, 8, device=device))
-    except Exception as error:  # whatever is missing: a compiler, Triton, a folder to write to
+    except Exception as error:  # a compiler, Triton or a writable folder may be missing
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise ConfigError(
             f"torch_compile=True, but torch's compiler does not work here: {reason}. It needs "
@@ -55,7 +56,7 @@ def with_compiled(ops: OpSet, device: torch.device) -> OpSet:
 
 
 def _compile(op: Op) -> Any:
-    """One kernel for any number of rows, that rounds where the reference rounds."""
+    """Compile one kernel for any number of rows, which rounds where the reference rounds."""
     return torch.compile(
         op.reference, dynamic=True, fullgraph=True, options={"emulate_precision_casts": True}
     )

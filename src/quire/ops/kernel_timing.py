@@ -1,8 +1,8 @@
-"""Times products of bfloat16 by the C++ kernels of each instruction set, for the choice between
-them. Never imports torch, so that a process without it may choose.
+"""Times products of bfloat16 by the C++ kernels of each instruction set, to choose between them.
+Never imports torch, so any process may choose.
 
-Processor flags tell which kernels can run, not which are fast: there are processors on which
-VDPBF16PS takes longer than the fused multiply-adds that it stands for.
+Processor flags tell which kernels can run, not which are fast: on some processors VDPBF16PS takes
+longer than the fused multiply-adds that it replaces.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from quire.platform import Platform
 __all__ = ["FEW_ROWS", "MANY_ROWS", "Product", "Seconds", "kernel_families", "time_kernels"]
 
 FEW_ROWS, MANY_ROWS = 1, 32
-"""Rows of one sequence that decodes, and of several or of a prompt."""
+"""Rows of one decoding sequence, and of several or of a prompt."""
 
 Product = Literal["linear", "attention", "int8_attention"]
-"""A linear layer, attention over a cache of bfloat16, and over one of 8 bits."""
+"""A linear layer, attention over a cache of bfloat16, and attention over one of 8 bits."""
 
 Seconds = Mapping[str, tuple[float, float]]
 """Seconds by instruction set: of one call with FEW_ROWS, and of one with MANY_ROWS."""
@@ -43,7 +43,7 @@ _UNITS: Mapping[Product, str] = MappingProxyType(
 )
 
 LEAST_ROUNDS = 4
-"""Without so many, one interruption of a call could decide."""
+"""Fewest rounds, so that one interrupted call cannot decide."""
 
 _DEPTH = 1024
 _LEAST_BYTES, _MOST_BYTES = 2 * 2**20, 16 * 2**20
@@ -63,9 +63,9 @@ Call = Callable[[], object]
 
 
 def kernel_families(product: Product, platform: Platform) -> tuple[str, ...]:
-    """Instruction sets that run here and whose kernels of this product differ, best first by the
-    processor's flags; of several with the same kernel the widest. Empty without compiled kernels.
-    """
+    """Return the instruction sets that run here and differ in their kernels of this product, best
+    first by the processor's flags. The widest stands for several with the same kernel. Empty
+    without compiled kernels."""
     found: dict[str, str] = {}
     for isa in ISAS:
         if native_unavailable(isa.name, platform) is None:
@@ -76,8 +76,8 @@ def kernel_families(product: Product, platform: Platform) -> tuple[str, ...]:
 def time_kernels(
     product: Product, families: Sequence[str], num_threads: int, platform: Platform
 ) -> Seconds | None:
-    """The least seconds of several calls, kernels by turns. None if the budget is up before
-    `LEAST_ROUNDS`: the machine is too slow, or has too much else to do."""
+    """Return the shortest time of several calls, with kernels by turns. None if the budget is up
+    before `LEAST_ROUNDS`: the machine is too slow or too busy."""
     team = Team(num_threads)
     libraries = {isa: load_native(isa, team) for isa in families}
     if product == "linear":
@@ -96,7 +96,7 @@ def _time_by_turns(calls: Mapping[str, tuple[Call, Call]]) -> Seconds | None:
                 seconds[isa] = _seconds_of(few), _seconds_of(many)
         if len(seconds) == len(calls):
             rounds.append(seconds)
-    counted = rounds[1:]  # the first pays for page faults and the start of threads
+    counted = rounds[1:]  # the first call pays for page faults and the start of threads
     if len(counted) < LEAST_ROUNDS:
         return None
     return {
@@ -114,8 +114,8 @@ def _seconds_of(call: Call) -> float:
 def _linear_calls(
     libraries: Mapping[str, NativeLibrary], num_threads: int, platform: Platform
 ) -> dict[str, tuple[Call, Call]]:
-    """A matrix larger than the second-level caches of all threads, up to `_MOST_BYTES`. All its
-    elements are alike, so that it is packed as each kernel wants it."""
+    """Return a matrix larger than the second-level caches of all threads, up to `_MOST_BYTES`. All
+    elements are equal, so it is packed for every kernel."""
     l2 = dict(platform.cpu.cache_bytes).get(2, _UNKNOWN_L2)
     size = min(max(l2 * num_threads * 3 // 2, _LEAST_BYTES), _MOST_BYTES)
     outputs = size // (_DEPTH * 2)
@@ -145,8 +145,8 @@ def _linear_calls(
 def _attention_calls(
     libraries: Mapping[str, NativeLibrary], *, is_int8: bool
 ) -> dict[str, tuple[Call, Call]]:
-    """A row that decodes and one that prefills, over 4 MiB and 1 MiB of keys and values, half as
-    much in 8 bits."""
+    """Return the arguments of a decoding row and a prefilling row, over 4 MiB and 1 MiB of keys and
+    values, half as much in 8 bits."""
     width = _KV_HEADS * _HEAD_DIM
     q = np.full((MANY_ROWS, _HEADS, _HEAD_DIM), _ONE, np.uint16)
     out = np.empty_like(q)

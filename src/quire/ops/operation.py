@@ -1,4 +1,4 @@
-"""Operations: one contract, a plain reference, and providers compared with it."""
+"""Operations: one contract, a plain reference, and providers that are compared with it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Case", "Op", "Provider", "Tolerance", "exact", "rounding"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call to compare. Tensors among `args` may be changed in place; the outcome of a call is
-    what it returns and what its tensor arguments hold afterwards."""
+    """One call to compare. Tensors among `args` may be changed in place. The outcome of a call is
+    its results and the contents of its tensor arguments afterwards."""
 
     label: str
     args: tuple[Any, ...]
@@ -25,7 +25,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """|got - expected| ≤ atol + rtol · |expected|, and why that much is right."""
+    """|got - expected| ≤ atol + rtol · |expected|, and the reason for the bounds."""
 
     rtol: float
     atol: float
@@ -40,11 +40,11 @@ FOR_CPUS, FOR_GPUS = "it is for CPUs", "it is for GPUs"
 class Provider:
     """One implementation of an operation.
 
-    unavailable: why this machine cannot run it, as a sentence, or None when it can.
-    load: returns the callable; called only where `unavailable` gave None. It may be given the team
-    of threads that computes; without, the calling thread does.
-    tolerance: of its own, where it rounds what the reference does not; None for the operation's.
-    lacks: optional parts of the operation's contract that it does not have, such as an argument.
+    unavailable: returns why this machine cannot run it, as a sentence, or None if it can. load:
+    returns the callable; called only where `unavailable` returned None. It may be given the team of
+    threads; without one, the calling thread computes. tolerance: its own, if it rounds where the
+    reference does not; None for the operation's. lacks: optional parts of the contract that it does
+    not support, such as an argument.
     """
 
     name: str
@@ -60,10 +60,11 @@ def _call(implementation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """providers: best first; the reference is always there and comes after all of them.
+    """providers: best first; the reference always exists and comes last.
 
-    make_inputs: cases from a seeded generator. tolerance: by dtype of the first tensor argument.
-    apply: how an implementation computes a case, `apply(implementation, *args, **kwargs)`.
+    make_inputs: yields cases from a seeded generator. tolerance: by dtype of the first tensor
+    argument. apply: computes a case with an implementation, `apply(implementation, *args,
+    **kwargs)`.
     """
 
     name: str
@@ -74,20 +75,21 @@ class Op:
     apply: Callable[..., Any] = _call
 
     def provider(self, name: str) -> Provider | None:
-        """The provider called `name`, or None."""
+        """Return the provider called `name`, or None."""
         return next((each for each in self.providers if each.name == name), None)
 
 
 def exact(reason: str = "data is moved, not computed") -> dict[torch.dtype, Tolerance]:
-    """For operations with one right result."""
+    """Tolerance of operations with one exact result."""
     same = Tolerance(0.0, 0.0, reason)
     dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     return dict.fromkeys(dtypes, same)
 
 
 def rounding(reason: str, *, float32: float = 2e-6) -> dict[torch.dtype, Tolerance]:
-    """Both sides accumulate in float32 and round once to the dtype: at most one unit in the last
-    place apart, after `float32` relative differences in the order of the sums."""
+    """Tolerance if both sides accumulate in float32 and round once to the dtype. They differ by at
+    most one unit in the last place, after relative differences of `float32` from the order of the
+    sums."""
     return {
         torch.float32: Tolerance(float32, float32, reason),
         torch.float16: Tolerance(2**-10, 1e-4, reason + "; one rounding step of float16"),

@@ -1,4 +1,4 @@
-"""Building stones of the operations' input generators."""
+"""Building blocks of the operations' input generators."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def normal(
     generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Standard normal numbers on the generator's device."""
+    """Return standard normal numbers on the generator's device."""
     sample = torch.randn(shape, generator=generator, device=generator.device)
     return sample.to(dtype)

@@ -1,4 +1,4 @@
-"""Every operation, and which provider of it serves on a machine."""
+"""All operations, and the provider of each that serves on a machine."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ class OpSet:
     chosen: Mapping[str, str]
 
     def gated_linear(self, name: str, gate: str | None) -> Callable[..., PackedMatrix]:
-        """`linear` or another linear operation for layers with this gate, or None: by itself
-        where `activation_and_mul` has the same provider, or both are C++ kernels of whichever
-        instruction set; else with a call of that."""
+        """Return `linear` or another linear operation for layers with this gate, None for no gate.
+        It applies the gate itself if `activation_and_mul` has the same provider or both are C++
+        kernels of any instruction set; otherwise a separate call does."""
         pack, chosen = getattr(self, name), self.chosen[name]
         if gate is None:
             return pack
@@ -166,8 +166,8 @@ class OpSet:
         )
 
     def partial_linear(self, name: str) -> Callable[..., PartialMatrix]:
-        """`linear_int8` or `linear_int4` for some of a matrix's inputs: by the provider, or by the
-        reference where it lacks that. `PlainPartial` is for `linear`."""
+        """Return `linear_int8` or `linear_int4` for some of a matrix's inputs: the provider's, or
+        the reference's if the provider lacks that. `PlainPartial` is for `linear`."""
         op = ALL_OPS[name]
         provider = op.provider(self.chosen[name])
         if provider is not None and provider.lacks >= NO_PARTIAL:
@@ -178,9 +178,10 @@ class OpSet:
 def select(
     op: Op, platform: Platform, forced: str | None = None, team: Team = ALONE
 ) -> tuple[str, Callable[..., Any]]:
-    """The name and callable of the best provider that this machine has, or of the forced one.
+    """Return the name and callable of the best provider that this machine has, or of the forced
+    one.
 
-    Raises ConfigError when the forced provider does not exist or cannot run here.
+    Raises ConfigError if the forced provider does not exist or cannot run here.
     """
     if forced == REFERENCE:
         return REFERENCE, op.reference
@@ -210,8 +211,8 @@ def build_op_set(
 ) -> OpSet:
     """Choose a provider for every operation.
 
-    forced: provider name by operation name, `{}` for none. team: the threads that compute.
-    Raises ConfigError for an unknown operation or a provider that cannot run here.
+    forced: provider name by operation name, `{}` for none. team: the threads that compute. Raises
+    ConfigError for an unknown operation or a provider that cannot run here.
     """
     wanted = dict(forced or {})
     unknown = sorted(wanted.keys() - ALL_OPS.keys())
@@ -227,7 +228,8 @@ def build_op_set(
 
 
 def force_gpu_kernels(provider: str | None) -> dict[str, str]:
-    """`forced` of `build_op_set` that keeps every operation that can on one provider for GPUs.
+    """Return `forced` for `build_op_set` with one provider for GPUs for all operations that have
+    it.
 
     provider: `triton`, `none` for plain torch, None for no wish.
     """
@@ -239,9 +241,9 @@ def force_gpu_kernels(provider: str | None) -> dict[str, str]:
 
 
 def force_isa(isa: str | None) -> dict[str, str]:
-    """`forced` of `build_op_set` that keeps every operation on one instruction set.
+    """Return `forced` for `build_op_set` with one instruction set for all operations.
 
-    isa: avx512 or avx2 (operations that have no such provider choose freely), none for plain torch,
+    isa: avx512 or avx2 (operations without such a provider choose freely), none for plain torch,
     None for no wish.
     """
     if isa is None:
@@ -253,16 +255,16 @@ def force_isa(isa: str | None) -> dict[str, str]:
 
 
 def force_linear(isa: str | None) -> dict[str, str]:
-    """`forced` of `build_op_set` that keeps products of plain matrices on one instruction set; None
-    for no wish. Those of quantized ones have the same bits on all."""
+    """Return `forced` for `build_op_set` with products of plain matrices on one instruction set;
+    None for no wish. Quantized products have the same bits on all."""
     return {} if isa is None else {LINEAR.name: f"cpu_{isa}"}
 
 
 def force_invariance(platform: Platform, forced: Mapping[str, str]) -> dict[str, str]:
-    """`forced` of `build_op_set` under which a row's results do not depend on its batch: only
-    products of plain matrices have providers that let them, all other operations never do.
+    """Return `forced` for `build_op_set` under which a row's results do not depend on its batch.
+    Only products of plain matrices have providers for which they do.
 
-    Raises ConfigError where nothing computes such products, or `forced` asks for plain torch.
+    Raises ConfigError where no provider computes such products, or `forced` asks for plain torch.
     """
     wanted = forced.get(LINEAR.name)
     if platform.device != "cpu" and wanted != REFERENCE:

@@ -1,4 +1,5 @@
-"""Providers written in Triton: loaded when they are chosen, so that nobody else imports Triton."""
+"""Providers written in Triton. They are loaded when they are chosen, so Triton is imported only
+then."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ def triton_provider(
     tolerance: Mapping[torch.dtype, Tolerance] | None = None,
     lacks: frozenset[str] = frozenset(),
 ) -> Provider:
-    """`triton` over a function named as `module:function`."""
+    """Return the provider `triton` over a function named as `module:function`."""
     return Provider("triton", triton_unavailable, partial(_load, target), tolerance, lacks)
 
 
 def triton_unavailable(platform: Platform) -> str | None:
-    """Why kernels in Triton cannot run here, or None when they can.
+    """Return why kernels in Triton cannot run here, or None if they can.
 
-    On a CPU they run in Triton's interpreter, which is for tests, if TRITON_INTERPRET=1 is set.
+    On a CPU they run in Triton's interpreter, for tests, if TRITON_INTERPRET=1 is set.
     """
     if platform.device == "cpu" and not env.triton_interpreter():
         return FOR_GPUS

@@ -15,7 +15,7 @@ __all__ = ["GrammarKind", "GrammarSpec", "StructuredOutputsParams"]
 
 MAX_SOURCE_BYTES = 2**20
 """Most bytes of one grammar. The largest real schemas known have 1.6 and 2.3 MB, which llguidance
-refuses too (benchmarks/schema_compile.py); those that it compiles have up to 250 KB."""
+refuses too (benchmarks/decoding/schema_compile.py); those that it compiles have up to 250 KB."""
 
 
 class GrammarKind(enum.StrEnum):

@@ -385,9 +385,9 @@ class Drafts:
         self._is_timed = self._waits = False
         self._offered = None
 
-    def verified(self, slots: Slots, drafted: Slots, made: Slots, accepted: Slots) -> None:
-        """Count that `accepted` [R] of the `made` [R] drafts of `slots` [R] were right, where a
-        step was planned with `drafted` [R]."""
+    def verified(self, slots: Slots, num_planned: int, made: Slots, accepted: Slots) -> None:
+        """Count that `accepted` [R] of the `made` [R] drafts of `slots` [R] were right, in a step
+        that was planned with `num_planned`, those of rows that are gone meanwhile included."""
         has_any = made > 0
         rows = zip(*(each[has_any].tolist() for each in (slots, made, accepted)), strict=True)
         for slot, num_drafts, num_accepted in rows:
@@ -395,9 +395,8 @@ class Drafts:
             self._record(slot).verified(num_drafts, num_accepted)
         step = self._times.oldest if self._is_timed else None
         if self._policy is not None and step is not None and step.counts:
-            num_drafts = int(drafted.sum())
-            num_tokens = step.num_tokens - num_drafts
-            self._policy.verified(num_tokens, num_drafts, int(accepted.sum()))
+            num_tokens = step.num_tokens - num_planned
+            self._policy.verified(num_tokens, num_planned, int(accepted.sum()))
 
     # --- what a step verifies -------------------------------------------------------------------
 

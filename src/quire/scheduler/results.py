@@ -63,10 +63,10 @@ class ResultIntake:
         state: SchedulerState,
         lifecycle: Lifecycle,
         beams: BeamIntake,
-        on_verified: Callable[[Slots, Slots, Slots, Slots], None],
+        on_verified: Callable[[Slots, int, Slots, Slots], None],
     ) -> None:
-        """on_verified: told of slots [R], how many drafts were planned of each, how many of these
-        it had, and how many were right."""
+        """on_verified: told of slots [R], how many drafts were planned of all rows of their step,
+        how many each slot had, and how many of these were right."""
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
@@ -175,7 +175,7 @@ class ResultIntake:
         rows = drafted > 0
         slots, drafted, rejected = slots[rows], drafted[rows], (drafted + 1 - counts)[rows]
         if not step.are_forced:
-            self._on_verified(slots, drafted, made[rows], drafted - rejected)
+            self._on_verified(slots, int(step.drafts.sum()), made[rows], drafted - rejected)
         self._table.rewind(slots, drafted, rejected)
         self._kv.give_back(slots, self._table.num_computed[slots])
         for later in self._in_flight:

@@ -1,9 +1,8 @@
-"""The HTTP server: OpenAI-shaped routes over the engine's client door. Free of torch.
+"""The HTTP server: OpenAI-compatible routes over the engine's client. It never imports torch.
 
-    run_server(engine_settings, server_settings) -> exit status
-
-serves until a signal ends it. `create_app` is the same application for an engine that already
-runs; docs/server.md draws the way of a request.
+`run_server(engine_settings, server_settings)` serves until a signal ends it, and returns the exit
+status. `create_app` makes the same application for an engine that already runs. docs/server.md
+draws the way of a request.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,8 @@ __all__ = ["LIMIT_HELP", "SERVER_HELP", "Limits", "ServerSettings", "run_server"
 
 
 def __getattr__(name: str) -> Any:
-    """The server itself is imported on first use: the flags of `quire serve` need its settings
-    only, and FastAPI takes half a second."""
+    """Import the server on first use: the flags of `quire serve` need only its settings, and
+    FastAPI takes half a second."""
     if name != "run_server":
         raise AttributeError(f"module 'quire.server' has no attribute {name!r}")
     from quire.server.processes.run import run_server

@@ -1,4 +1,4 @@
-"""The application: routes, what guards them, and the ticks that run beside them."""
+"""The application: routes, their guards, and the periodic tasks beside them."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ TICK_S = 1.0
 def create_app(
     settings: ServerSettings, backend: Backend, *, board: FrontBoard | None = None, front: int = 0
 ) -> FastAPI:
-    """An ASGI application that serves what `backend` has, and answers 503 while it has nothing.
-    board, front: see `Services`."""
+    """Return an ASGI application that serves the engine of `backend`, and answers 503 while there
+    is none. board, front: see `Services`."""
     services = Services(settings, backend, board, front)
 
     @contextlib.asynccontextmanager
@@ -64,7 +64,7 @@ def create_app(
         ticking = asyncio.create_task(_tick(services))
         ticking.add_done_callback(functools.partial(_log_end, what="figures are no longer kept"))
         running = None
-        if services.batches is not None and not front:  # one front runs those of all
+        if services.batches is not None and not front:  # one front runs the batches of all
             batches = BatchService(app, backend, services.batches, settings.limits)
             running = asyncio.create_task(batches.run())
             running.add_done_callback(functools.partial(_log_end, what="batches are no longer run"))
@@ -86,7 +86,7 @@ def create_app(
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, functools.partial(_reply, routes))
     _describe(app, settings)
-    # The last that is added is the first that a request meets.
+    # The middleware that is added last is the first that a request meets.
     hot = [route for router in generating for route in generating_routes(router)]
     app.add_middleware(HotRoutes, routes=hot, root_path=settings.root_path)
     app.add_middleware(_HeadAsGet)
@@ -108,7 +108,7 @@ def create_app(
 
 
 def _routers(services: Services) -> tuple[tuple[APIRouter, ...], tuple[APIRouter, ...]]:
-    """Return those that generate, whose routes take most of the load, and the others."""
+    """Return the generating routes, which take most of the load, and the others."""
     generating = (
         openai_router(services),
         messages_router(services),
@@ -130,8 +130,8 @@ def _routers(services: Services) -> tuple[tuple[APIRouter, ...], tuple[APIRouter
 
 
 class _Paths:
-    """ASGI middleware: a slash at the end of a path means the path, and routes are found below
-    `root_path` too, for proxies that leave it in."""
+    """ASGI middleware: ignores a slash at the end of a path, and finds routes below `root_path`
+    too, for proxies that do not strip it."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
@@ -146,7 +146,7 @@ class _Paths:
 
 
 class _HeadAsGet:
-    """ASGI middleware: HEAD is GET for the routes; the HTTP server leaves out the body."""
+    """ASGI middleware: treats HEAD as GET; the HTTP server leaves out the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -157,7 +157,7 @@ class _HeadAsGet:
             return
         as_get = {**scope, "method": "GET"}
         await self._app(as_get, receive, send)
-        scope["route"] = as_get.get("route")  # what it is counted as
+        scope["route"] = as_get.get("route")  # the name under which it is counted
 
 
 async def _reply(routes: Iterable[BaseRoute], request: Request, error: Exception) -> Response:
@@ -173,7 +173,7 @@ async def _reply(routes: Iterable[BaseRoute], request: Request, error: Exception
 
 
 def _methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """The methods that go with the path of `scope`."""
+    """Return the methods that the path of `scope` has."""
     found: set[str] = set()
     for route in routes:
         if isinstance(route, APIRoute) and route.matches(scope)[0] is not Match.NONE:
@@ -184,7 +184,7 @@ def _methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
 def _as_refused(
     routes: Iterable[BaseRoute], request: Request, error: HTTPException
 ) -> RefusedError:
-    """Unknown routes and methods, in the shape of all other errors."""
+    """Answer unknown routes and methods in the shape of all other errors."""
     path = request.url.path[:128]
     if error.status_code == 404:
         versioned = {**request.scope, "path": f"/v1{request.url.path}"}
@@ -210,7 +210,7 @@ def _log_end(task: asyncio.Task[None], what: str) -> None:
 
 
 async def _tick(services: Services) -> None:
-    """Once a second: measure the rate of prefill; and now and then, log a line of figures."""
+    """Measure the rate of prefill once a second, and log a line of figures now and then."""
     settings = services.settings
     line = StatsLine(settings.log_stats_interval)
     while True:

@@ -15,22 +15,23 @@ from quire.server.requests.limits import Limits
 __all__ = ["SERVER_HELP", "ServerSettings"]
 
 LONG_KEY_CHARS = 16
-"""128 bits in hexadecimal take 32 characters, in base64 22; below 16 a key can be guessed."""
+"""Fewest characters of a key without a warning, since a shorter one can be guessed. 128 bits take
+32 characters in hexadecimal, 22 in base64."""
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s\"']+")
-"""An Origin header (RFC 6454, section 7), or all of them."""
+"""An Origin header (RFC 6454, section 7), or `*` for all of them."""
 
 _KEY_ADVICE = "`python -c 'import secrets; print(secrets.token_hex())'` makes one."
 
 
 def _setting(default: Any, text: str, *, repeats: bool = False) -> Any:
-    """repeats: the flag adds to what it was given before."""
+    """repeats: the flag adds to its earlier values."""
     return field(default=default, metadata={"help": text, "repeats": repeats})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Checked on construction; ConfigError names the setting, its value and what it may be."""
+    """Checked on construction. ConfigError names the setting, its value and what it may be."""
 
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8000, "port to listen on; 0 picks a free one")

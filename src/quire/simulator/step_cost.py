@@ -22,7 +22,7 @@ from quire.errors import ConfigError
 from quire.protocol.recovery import RecoveryCosts
 from quire.simulator.devices import Device
 
-__all__ = ["StepCost"]
+__all__ = ["Counts", "StepCost"]
 
 Counts = npt.NDArray[np.int64]
 

@@ -11,18 +11,18 @@ from quire.protocol.step import DRAFT_OF_MODEL, IntArray
 __all__ = ["BestOf", "Drafter", "DraftsOfModel", "NoDrafter", "PredictionDrafter"]
 
 _FADES = 0.8
-"""Share that what a drafter got right before keeps with each new guess."""
+"""Decay of a drafter's score with each new guess."""
 
 
 class Drafter(Protocol):
-    """Is asked about one sequence, which grows from call to call. A wrong guess costs time, never a
-    wrong token."""
+    """Guesses the next tokens of one sequence, which grows between calls. A wrong guess costs time
+    and never changes a token."""
 
     def propose(self, token_ids: IntArray, num_in_flight: int, max_drafts: int) -> list[int]:
-        """Guess at most `max_drafts` tokens; none to decode as usual.
+        """Guess at most `max_drafts` tokens, or none to decode as usual.
 
-        token_ids: int32 [N], prompt and output as far as they are known. num_in_flight: how many
-            tokens come before the guessed ones that are not known yet.
+        token_ids: int32 [N], the known tokens of prompt and output. num_in_flight: number of tokens
+        between these and the guess that are still being computed.
         """
         ...
 
@@ -37,17 +37,17 @@ class NoDrafter:
 
 
 class DraftsOfModel:
-    """Leaves the guess to a model on the data side."""
+    """Reserves places for the drafts of a model on the data side."""
 
     def propose(self, token_ids: IntArray, num_in_flight: int, max_drafts: int) -> list[int]:
-        """Return a place for each draft that there may be."""
+        """Return one placeholder per possible draft."""
         del token_ids, num_in_flight
         return [DRAFT_OF_MODEL] * max_drafts
 
 
 class PredictionDrafter:
-    """Guesses what the client has predicted, and beyond it or away from it what another drafter
-    guesses."""
+    """Guesses the client's prediction. Past its end, or where the output departs from it, another
+    drafter guesses."""
 
     def __init__(self, predicted: Sequence[int], num_prompt: int, other: Drafter) -> None:
         self._reader = PredictionReader(predicted)
@@ -62,8 +62,8 @@ class PredictionDrafter:
 
 
 class BestOf:
-    """Guesses what that one of several drafters does which was right more often of late; the first
-    of equals that guesses at all."""
+    """Asks several drafters and returns the guess of the one with the best recent score. The first
+    wins a tie; drafters without a guess are skipped."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
@@ -81,7 +81,7 @@ class BestOf:
         return next((guesses[i] for i in order if guesses[i]), [])
 
     def _judge(self, token_ids: IntArray) -> None:
-        """Score each drafter by how far its last guess agrees with what has come since."""
+        """Score each drafter by how many tokens of its last guess were right."""
         came = token_ids[self._guessed_at :].tolist()
         for i, guess in enumerate(self._guesses):
             if came and guess:
@@ -89,6 +89,6 @@ class BestOf:
 
 
 def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the number of tokens before the first that differs."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,4 +1,4 @@
-"""Tokens, and where runs of them stand."""
+"""An index of the places at which runs of tokens occur."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 __all__ = ["TokenHistory"]
 
 MOST_PLACES = 32
-"""Places that are kept of one run, the last ones. More of them say little about what follows."""
+"""Places kept per run; the latest ones stay. More would hardly improve a guess."""
 
 
 class TokenHistory:
-    """Tokens that only grow, with an index of all runs of `run` tokens: a token costs the same
-    however many were before it."""
+    """An append-only list of tokens with an index of all runs of `run` tokens. Adding a token takes
+    constant time."""
 
     def __init__(self, run: int) -> None:
         self.tokens: list[int] = []
@@ -32,8 +32,11 @@ class TokenHistory:
             tokens.append(token)
 
     def matches(self, context: Sequence[int], longest: int) -> list[tuple[int, int]]:
-        """Places before which the history ends as `context` does, each with how many tokens are
-        equal there, at most `longest`; latest places first. Equal are at least `run` tokens."""
+        """Find earlier places that end with the same tokens as `context`.
+
+        Returns pairs of place and number of equal tokens, between `run` and `longest`; latest
+        places first.
+        """
         places = self._places.get(tuple(context[-self._run :]), [])[-MOST_PLACES:]
         return [(place, self._num_equal(context, place, longest)) for place in reversed(places)]
 

@@ -11,14 +11,14 @@ from quire.speculation.suffix import EarlierAnswers, SuffixDrafter
 __all__ = ["DraftMethods"]
 
 MAX_PREDICTED = 16
-"""Predicted tokens that one step verifies of a sequence, where no setting says how many drafts."""
+"""Tokens of a client's prediction that one step verifies, unless a setting says otherwise."""
 
 
 class DraftMethods:
-    """Makes drafters by the settings of an engine. Without settings, those of requests with a
-    prediction alone.
+    """Makes drafters according to the engine's settings. Without settings, only requests with a
+    prediction get one.
 
-    num_drafts: that a sequence has in one step at most.
+    num_drafts: most drafts of a sequence in one step.
     """
 
     def __init__(self, settings: SpeculationSettings | None) -> None:
@@ -27,7 +27,7 @@ class DraftMethods:
         self.num_drafts = MAX_PREDICTED if settings is None else settings.num_speculative_tokens
 
     def serves(self, request: EngineRequest) -> bool:
-        """Return whether anything is guessed for this request."""
+        """Return True if this request gets drafts."""
         return self._settings is not None or len(request.prediction_token_ids) > 0
 
     def drafter(self, request: EngineRequest) -> Drafter:
@@ -54,21 +54,22 @@ class DraftMethods:
 
     @property
     def keeps_answers(self) -> bool:
-        """True if later requests may repeat what earlier ones gave."""
+        """True if answers are kept, because later requests may repeat them."""
         return self._settings is not None and self._settings.method in ("suffix", "auto")
 
     @property
     def are_of_model(self) -> bool:
-        """True if a model makes the drafts, on the data side: they follow tokens that nobody here
-        knows yet."""
+        """True if a model on the data side makes the drafts, since they follow tokens that the plan
+        side does not know yet."""
         return self._settings is not None and self._settings.method in OF_MODELS
 
     @property
     def follow_states(self) -> bool:
-        """True if drafts follow a hidden state of the step before, so that a row that computes
-        several certain tokens can have none."""
+        """True if drafts need a hidden state of the step before. A row that computes several
+        certain tokens then gets none."""
         return self._settings is not None and self._settings.method in HEADS
 
     def ended(self, request: EngineRequest, output: list[int]) -> None:
-        """A sequence has ended with this output: later ones of the same tenant may repeat it."""
+        """Keep the output of a sequence that has ended; later requests of the same tenant may
+        repeat it."""
         self._answers.add(request.salt, output)

@@ -1,4 +1,4 @@
-"""Prompt look-up: what followed the last tokens when they were there before."""
+"""Prompt look-up: repeats the tokens that followed the last n-gram where it occurred before."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from quire.speculation.history import TokenHistory
 __all__ = ["NgramDrafter"]
 
 LONGEST_RUN = 4
-"""Tokens of a run in the index; longer n-grams are compared token by token."""
+"""Tokens per indexed run; longer n-grams are compared token by token."""
 
 
 class NgramDrafter:
-    """Finds the longest n-gram, of `shortest` to `longest` tokens, that ends the sequence and was
-    in it before, and guesses that it goes on as it did the last time. A guess that reaches the end
-    of the sequence goes on with itself, so that a loop is guessed to any length."""
+    """Finds the longest n-gram of `shortest` to `longest` tokens that both ends the sequence and
+    occurs earlier, and guesses the tokens that followed it. A guess that reaches the end of the
+    sequence continues with its own tokens, so loops of any length are guessed."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._history = TokenHistory(min(shortest, LONGEST_RUN))

@@ -1,4 +1,4 @@
-"""Choice of a step's drafts: as many as make it give the most tokens per second."""
+"""Choice of how many drafts a step verifies: the number that maximises tokens per second."""
 
 from __future__ import annotations
 
@@ -9,43 +9,42 @@ from quire.speculation.step_times import StepTimes
 __all__ = ["Acceptance", "DraftPolicy"]
 
 PRIOR_ACCEPTED, PRIOR_TRIED = 0.3, 0.5
-"""A sequence begins as if 6 drafts of 10 were right, which two wrong ones refute."""
+"""Prior of a new sequence: 6 of 10 drafts right. Two wrong drafts outweigh it."""
 
 FADES = 0.8
-"""Share that old drafts of a sequence keep with each step that verifies new ones."""
+"""Decay of older observations with each step that verifies drafts."""
 
 FORGETS = 0.25
-"""Share that they keep when drafts are tried again."""
+"""Decay of older observations when drafts are tried again."""
 
 RESTS = 8
-"""Period in which drafts are asked for after some were offered that do not pay, in steps: asking
-takes time too."""
+"""Steps between offers of drafts once offers have not paid, because making them takes time too."""
 
 FEWEST_SKIPPED, MOST_SKIPPED = 4, 128
-"""Offers that did not pay, before drafts are tried again."""
+"""Unprofitable offers before drafts are tried again."""
 
 GAIN = 1.02
-"""Drafts must be expected to gain more than times can be told apart."""
+"""Least expected gain. Smaller gains are lost in the noise of measured times."""
 
 LONGER = 1.05
-"""A step with drafts takes so many times as long as one without at least, whatever was measured:
-else those without were measured while something else ran, and even wrong drafts seem to gain."""
+"""Least ratio of a step's time with drafts to its time without. It guards against plain steps that
+were measured while something else ran, beside which even wrong drafts seem to gain."""
 
 EXPLORES, LIKELY, PART = 16, 0.5, 4
-"""After so many steps without drafts, although some are as likely to be right as not, a few are
-verified, one for so many tokens: times of such steps may be better than was assumed."""
+"""Steps without drafts, though some are likely to be right, after which a few are verified (one per
+this many tokens). The assumed time of such steps may be too long."""
 
 PLACES = 16
-"""Drafts of a row whose worth is looked at before any are made; later ones are worth less."""
+"""Drafts per row whose worth is estimated before any are made; later ones are worth less."""
 
 CREDIT, ALLOWANCE, MOST_CREDIT = 1.0, 0.005, 4.0
-"""Time that drafts may lose, in steps without drafts: at first, more with each of these, and what
-is kept at most of what they have gained. They owe no more than that, since a time may have been
-measured wrong. So wrong drafts lose about a hundredth of the time, whoever makes them."""
+"""Budget of time that drafts may lose, in steps without drafts: a start, an income per such step,
+and a cap on the balance. It bounds the loss from wrong measurements, so wrong drafts cost about 1 %
+of the time, whoever makes them."""
 
 
 class Acceptance:
-    """Record of how many drafts of one sequence were right of late."""
+    """Record of how many drafts of one sequence were right recently."""
 
     def __init__(self) -> None:
         self._accepted = PRIOR_ACCEPTED
@@ -55,11 +54,11 @@ class Acceptance:
 
     @property
     def chance(self) -> float:
-        """Probability that a draft is right if all before it are."""
+        """Probability that a draft is right if all drafts before it are."""
         return self._accepted / self._tried
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
-        """So many drafts were verified. What follows the first wrong one tells nothing."""
+        """Record one verification. Drafts behind the first wrong one tell nothing."""
         self._skipped = 0
         tried = min(num_accepted + 1, num_drafts)
         self._accepted = PRIOR_ACCEPTED + FADES * (self._accepted - PRIOR_ACCEPTED) + num_accepted
@@ -68,8 +67,8 @@ class Acceptance:
             self._patience = FEWEST_SKIPPED
 
     def skipped(self) -> None:
-        """Drafts were offered, and none was taken. Now and then they are tried again, less often
-        each time that they were all wrong."""
+        """Record drafts that were offered and not verified. Now and then they are tried again, less
+        often after each wholly wrong try."""
         self._skipped += 1
         if self._skipped >= self._patience:
             self._skipped = 0
@@ -79,9 +78,12 @@ class Acceptance:
 
 
 class DraftPolicy:
-    """A step's time rises with its tokens, at first slowly, while a draft is worth what its chance
-    is. Drafts are taken in the order of their chances, up to where tokens per second are most.
-    Steps without drafts are measured first, since all gain is measured by them."""
+    """Chooses the drafts of a step.
+
+    A step's time grows with its tokens, slowly at first, and a draft is worth its chance of being
+    right. Drafts are taken in order of their chances while tokens per second still rise. Steps
+    without drafts are measured first, since every gain is relative to them.
+    """
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -91,11 +93,11 @@ class DraftPolicy:
     def counts(
         self, num_tokens: int, chances: Sequence[float], offered: Sequence[int], most: int
     ) -> list[int] | None:
-        """Drafts to verify of each sequence [R]; None while nothing is known that they could gain.
-        Asking changes nothing: `took` says what was done.
+        """Return the number of drafts to verify for each sequence [R], or None while no gain can be
+        estimated. Has no side effect; `took` records what was done.
 
-        num_tokens: that the step computes anyway. chances: of each sequence's drafts [R]. offered:
-            how many it has [R]. most: in all.
+        num_tokens: tokens that the step computes anyway. chances: of each sequence's drafts [R].
+        offered: number of drafts of each sequence [R]. most: limit for all together.
         """
         if not self.knows(num_tokens):
             return None
@@ -115,12 +117,12 @@ class DraftPolicy:
         return counts
 
     def knows(self, num_tokens: int) -> bool:
-        """Return whether the gain of drafts in a step of so many tokens could be told."""
+        """Return True if the gain of drafts in a step of this size can be estimated."""
         return self._times.knows(num_tokens)
 
     def may_take(self, num_tokens: int, chances: Sequence[float], most: int) -> bool:
-        """Return whether `counts` could take any, however many drafts there are: making them takes
-        time. Asking changes nothing; arguments as of `counts`."""
+        """Return True if `counts` could choose any draft at all; if not, none need be made. Has no
+        side effect. Arguments as of `counts`."""
         if not chances or most <= 0 or self._credit <= 0.0 or not self.knows(num_tokens):
             return False
         if self._is_due and max(chances) >= LIKELY:
@@ -135,17 +137,18 @@ class DraftPolicy:
         return self._num_plain + 1 >= EXPLORES
 
     def took(self, counts: Sequence[int]) -> None:
-        """Take note that `counts` [R] of what was offered for a step are verified."""
+        """Record that `counts` [R] of the offered drafts are verified."""
         if any(counts):
             self._num_plain = 0
 
     def passed(self) -> None:
-        """A step without drafts was planned."""
+        """Record a step that was planned without drafts."""
         self._num_plain += 1
         self._credit = min(self._credit + ALLOWANCE, MOST_CREDIT)
 
     def verified(self, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
-        """A step of `num_tokens` without its drafts was computed, and so many were right."""
+        """Record that a step of `num_tokens`, without its drafts, was computed, and how many drafts
+        were right."""
         plain = self._times.expected(num_tokens, False)
         taken = self._times.expected(num_tokens + num_drafts, True) / plain
         lost = max(taken, LONGER) - 1.0
@@ -154,7 +157,7 @@ class DraftPolicy:
         self._credit = min(max(credit, -MOST_CREDIT), MOST_CREDIT)
 
     def _best(self, num_tokens: int, worths: Sequence[float]) -> int:
-        """Return how many drafts of these worths, in order, give the most tokens per second."""
+        """Return how many drafts, in the order of these worths, give the most tokens per second."""
         plain = self._times.expected(num_tokens, False)
         best, least = GAIN * num_tokens / plain, LONGER * plain
         gained, num_best = float(num_tokens), 0

@@ -1,4 +1,4 @@
-"""Times of steps by their number of tokens, as measured while they run."""
+"""Durations of steps by their number of tokens, measured while the engine runs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from dataclasses import dataclass
 __all__ = ["DecodeStep", "StepTimes"]
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
-"""Tokens of steps that have a time of their own; others go with the nearest larger size."""
+"""Sizes with a time of their own; other steps count as the next larger size."""
 
 FLAT_TOKENS, TOKENS_PER_STEP = 8, 13
-"""Shape of times that is assumed before any is measured: up to so many tokens take as long as one,
-and from there each one of so many more. About as Qwen3-0.6B in 8 bits on two cores of a Zen 4."""
+"""Assumed shape before any measurement: constant up to this many tokens, then proportional. About
+that of Qwen3-0.6B in 8 bits on two cores of a Zen 4."""
 
 DRAFTED = 1.08
-"""Factor by which a step with drafts is assumed to take longer than one without."""
+"""Assumed ratio of a step's time with drafts to its time without."""
 
 RATE = 0.25
-"""Weight of the last measurement."""
+"""Weight of the newest measurement."""
 
 OUTLIER = 3.0
-"""A step that took so many times as long as expected waited for something else."""
+"""Longer times than this many times the expected one count as this many: such a step waited for
+something else."""
 
 SURE, STALE = 2, 256
-"""A time stands for itself after so many measurements, the last of them at most so many steps ago.
-Else it may be too long without anybody noticing, since steps that seem slow are not planned."""
+"""Measurements that a time needs, and the most steps since the last of them. Older times may be too
+long without anybody noticing, since slow steps are no longer planned."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """num_tokens: drafts included. counts: whether its time is one of decoding."""
+    """num_tokens: including drafts. counts: True if the step only decodes."""
 
     num_tokens: int
     is_drafted: bool
@@ -40,7 +41,7 @@ class DecodeStep:
 
 @dataclass(slots=True)
 class _Time:
-    """seconds: of `count` measurements; the last one is that of step number `last`."""
+    """seconds: estimate from `count` measurements. last: number of the step measured last."""
 
     seconds: float
     count: int
@@ -48,30 +49,36 @@ class _Time:
 
 
 def _shape(num_tokens: int, is_drafted: bool) -> float:
-    """Time of a step, in those of one token without drafts."""
+    """Durations of steps, relative to one token without drafts."""
     seconds = 1.0 + max(0, num_tokens - FLAT_TOKENS) / TOKENS_PER_STEP
     return seconds * DRAFTED if is_drafted else seconds
 
 
 class StepTimes:
-    """The time of a step behind another one is what its result says that it computed. Where that is
-    not known, or plans wait for results, it is the time between the plans before and after the
-    result: so what happens on the host between steps counts where nothing hides it."""
+    """Measures steps.
+
+    For a step behind another one, the result states how long it computed. Where no result does, or
+    plans wait for results, the time between the plans before and after the result is taken, so work
+    of the host between steps counts where nothing hides it.
+    """
 
     def __init__(self) -> None:
-        self._times: dict[tuple[int, bool], _Time] = {}  # by size, and whether it has drafts
+        self._times: dict[tuple[int, bool], _Time] = {}  # by size and whether there are drafts
         self._num_steps = 0
         self._in_flight: deque[DecodeStep | None] = deque()  # None: planned before times were kept
         self._applied: list[tuple[DecodeStep | None, float]] = []
         self._last_plan: float | None = None
-        self._wait = 0.0  # seconds that the next step with drafts has cost before it began
+        self._wait = 0.0  # seconds that the next step with drafts cost before it began
 
     def planned(
         self, now: float, step: DecodeStep, *, num_before: int, has_waited: bool = False
     ) -> None:
-        """A step is planned. now: seconds. num_before: steps in flight before it, of which the
-        first may have been planned before times were kept. has_waited: whether it could have been
-        planned earlier, and waited for results."""
+        """A step is planned.
+
+        now: seconds. num_before: steps in flight before it; the first may have been planned before
+        times were kept. has_waited: True if it could have been planned earlier and waited for
+        results.
+        """
         while len(self._in_flight) < num_before:
             self._in_flight.appendleft(None)
         if self._last_plan is not None:
@@ -81,8 +88,8 @@ class StepTimes:
         self._in_flight.append(step)
 
     def _passed(self, seconds: float, *, has_waited: bool) -> None:
-        """So long after the last plan comes the next one. The wait before a step with drafts is a
-        part of what these cost, and the steps that were waited for are none without it."""
+        """Note the time between the last plan and this one. A wait that precedes a step with drafts
+        is added to that step's time."""
         steps = [step for step, _ in self._applied if step is not None and step.counts]
         if len(steps) < len(self._applied):
             self._wait = 0.0
@@ -93,27 +100,28 @@ class StepTimes:
         elif len(steps) == 1:
             computed = self._applied[0][1]
             if not has_waited and computed > 0.0:
-                seconds = computed  # plans are late when others have the host's cores
+                seconds = computed  # plans are late when other processes have the host's cores
             if steps[0].is_drafted:
                 seconds += self._wait
-            self._wait = 0.0  # it was for nothing if no drafts followed
+            self._wait = 0.0  # wasted if no drafts followed
             self._measured(steps[0], seconds)
 
     def applied(self, seconds: float = 0.0) -> None:
-        """The result of the oldest step has come. seconds: that it computed, 0 if nobody knows."""
+        """The result of the oldest step has arrived. seconds: how long it computed, 0 if
+        unknown."""
         self._applied.append((self._in_flight.popleft(), seconds))
 
     @property
     def oldest(self) -> DecodeStep | None:
-        """The step whose result comes next, None if nothing is known of it."""
+        """The step whose result comes next, None if it was not recorded."""
         return self._in_flight[0] if self._in_flight else None
 
     def idle(self) -> None:
-        """No step follows at once: the time up to the next plan is not that of a step."""
+        """No step follows at once, so the time to the next plan is not that of a step."""
         self._last_plan = None
 
     def lost(self) -> None:
-        """The steps in flight have no results, or nobody is told of them."""
+        """The results of the steps in flight were lost."""
         self._in_flight.clear()
         self._applied.clear()
         self._last_plan = None
@@ -144,7 +152,8 @@ class StepTimes:
         return SIZES[index] if index < len(SIZES) else num_tokens
 
     def expected(self, num_tokens: int, is_drafted: bool) -> float:
-        """Seconds of a step of so many tokens, or a multiple of it where none was measured."""
+        """Estimated seconds of a step of this many tokens, or a multiple of them if none was
+        measured."""
         size = self._size(num_tokens)
         known = self._times.get((size, is_drafted))
         if known is None:
@@ -154,19 +163,19 @@ class StepTimes:
         return min(known.seconds, self._scaled(size, is_drafted))
 
     def drafted(self, num_tokens: int, count: int) -> list[float]:
-        """Seconds of steps with drafts that have num_tokens + 1, num_tokens + 2, … tokens: `count`
-        of them."""
+        """Seconds of steps with drafts of num_tokens + 1, num_tokens + 2, … tokens: `count`
+        values."""
         sizes = [self._size(num_tokens + 1 + i) for i in range(count)]
         by_size = {size: self.expected(size, True) for size in set(sizes)}
         return [by_size[size] for size in sizes]
 
     def knows(self, num_tokens: int) -> bool:
-        """Return whether steps of so many tokens without drafts were measured, not long ago."""
+        """Return True if steps of this many tokens without drafts were measured recently."""
         known = self._times.get((self._size(num_tokens), False))
         return known is not None and known.count >= SURE and not self._is_stale(known)
 
     def _scaled(self, size: int, is_drafted: bool) -> float:
-        """Made from the nearest of the times that were measured last."""
+        """Estimate it from the closest recent measurements."""
         times = {key: each for key, each in self._times.items() if key != (size, is_drafted)}
         fresh = [key for key, each in times.items() if not self._is_stale(each)]
         keys = fresh or list(times)

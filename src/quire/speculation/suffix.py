@@ -1,5 +1,5 @@
-"""Suffix decoding: what mostly followed the longest context that was there before, in the sequence
-and in earlier answers (Oliaro et al. 2024, SuffixDecoding)."""
+"""Suffix decoding: guesses the most frequent continuation of the longest earlier context, in the
+sequence and in earlier answers (Oliaro et al. 2024, SuffixDecoding)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from quire.speculation.history import TokenHistory
 __all__ = ["EarlierAnswers", "SuffixDrafter"]
 
 RUN = 2
-"""Tokens of the shortest context. One token alone says too little."""
+"""Tokens of the shortest context; a single token says too little."""
 
 GAP = -1
 
 MAX_TOKENS = 65_536
-"""Tokens of all earlier answers together. An index takes about 300 bytes per token: 20 MB."""
+"""Most tokens kept of all earlier answers. An index takes about 300 bytes per token: 20 MB."""
 
 
 class _Answers:
-    """Answers of one tenant, the oldest of which are dropped half a share at a time."""
+    """Answers of one tenant. When they are full, the older half is dropped."""
 
     def __init__(self) -> None:
         self.young = TokenHistory(RUN)
@@ -38,8 +38,8 @@ class _Answers:
 
 
 class EarlierAnswers:
-    """Outputs that have ended, by tenant. No tenant's guesses depend on another's answers, since
-    how fast an answer comes would tell of them."""
+    """Finished outputs by tenant. Guesses use answers of the same tenant only, because the speed of
+    an answer would reveal those of others."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -47,11 +47,12 @@ class EarlierAnswers:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that are kept, gaps included."""
+        """Number of kept tokens, gaps included."""
         return sum(each.num_tokens for each in self._tenants.values())
 
     def add(self, salt: str, token_ids: Sequence[int]) -> None:
-        """An answer has ended. The tenants that were not heard of for longest make room."""
+        """Keep a finished answer. If there is no room, drop the tenants that have been silent
+        longest."""
         if len(token_ids) <= RUN:
             return
         answers = self._tenants.setdefault(salt, _Answers())
@@ -67,9 +68,9 @@ class EarlierAnswers:
 
 
 class SuffixDrafter:
-    """Walks from the places of the longest context to the token that followed at most of them, and
-    on from these. The walk ends where its probability falls below `min_probability`, and is no
-    longer than the context was."""
+    """Starts at the places of the longest context and follows the most frequent next token. The
+    walk ends where its probability falls below `min_probability`, and is no longer than the context
+    was."""
 
     def __init__(
         self, answers: EarlierAnswers, salt: str, longest: int, min_probability: float
@@ -94,7 +95,7 @@ class SuffixDrafter:
     def _walk(
         self, history: TokenHistory, context: Sequence[int], most: int
     ) -> tuple[float, list[int]]:
-        """Tokens that should be right of the guess, and the guess."""
+        """Return the expected number of right tokens, and the guess."""
         found = history.matches(context, self._longest)
         if not found:
             return 0.0, []

@@ -38,7 +38,7 @@ Meeting = SharedRegion | GlooMeeting
 
 
 class Ranks(Protocol):
-    """The ranks 1 … size - 1, of this host or others; `RankGroup` says what its methods do."""
+    """The ranks 1 … size - 1, on this host or others. `RankGroup` describes the methods."""
 
     @property
     def meeting(self) -> Meeting: ...
@@ -64,11 +64,11 @@ class Ranks(Protocol):
 
 
 class ProcessExecutor:
-    """Every rank gets every plan, through a ring in shared memory, and keeps all rows. Ranks meet
-    in the collectives of a step's forward and in nothing else; they draw the same tokens from the
-    same logits, so that the results of rank 0 are those of all.
+    """Gives each rank every plan, through a ring in shared memory. Each rank keeps all rows.
 
-    A rank that ends or hangs ends the group: steps fail, and no more are taken.
+    Ranks meet only in the collectives of a forward. They draw the same tokens from the same logits,
+    so the results of rank 0 hold for all. If a rank ends or hangs, the group ends: its steps fail,
+    and no more are taken.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class ProcessExecutor:
         on_lost: Callable[[str], None],
         make_ranks: Callable[[RankLaunch, Callable[[str], None]], Ranks] | None = None,
     ) -> None:
-        """make_worker: makes that of rank 0, in the thread that computes. launch: of rank 0,
-        without descriptors. on_lost: see `RankGroup`. make_ranks: of these two arguments; None for
-        processes of this host."""
+        """make_worker: makes the worker of rank 0, in the thread that computes. launch: of rank 0,
+        without descriptors. on_lost: see `RankGroup`. make_ranks: called with these two arguments;
+        None for processes of this host."""
         self._group: Ranks = (make_ranks or RankGroup)(launch, on_lost)
         self._first = InProcessExecutor(
             lambda: make_worker(self._group.meeting), self._group.first_failed
         )
         self._adapters = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-adapters")
-        self._asking = threading.Lock()  # held from what is asked of ranks until all have answered
+        self._asking = threading.Lock()  # held from a question to the ranks until all have answered
 
     @property
     def pids(self) -> list[int]:
@@ -94,13 +94,13 @@ class ProcessExecutor:
         return self._group.pids
 
     def start(self) -> Report:
-        """Ranks load at the same time."""
+        """Load all ranks at the same time."""
         try:
             self._group.start()
             try:
                 report = self._first.start()
             except EngineLostError:
-                self._group.replies()  # raises what a rank has said of itself
+                self._group.replies()  # raises the rank's own error
                 raise
             _check_alike(report, self._group.replies())
             self._group.serve()
@@ -110,7 +110,8 @@ class ProcessExecutor:
         return report
 
     def control(self, op: ControlOp) -> Report:
-        """On all ranks at once. RequestError for new weights, which no rank but this one has."""
+        """Carry out an operation on all ranks at once. Raises RequestError for new weights, which
+        only this rank has."""
         if isinstance(op, UpdateWeights):
             raise RequestError(
                 "update_weights is not supported beside tensor_parallel_size above 1: start an "
@@ -131,7 +132,7 @@ class ProcessExecutor:
         return _with_costs(report, [each for each in costs if each is not None])
 
     def execute(self, plan: StepPlan) -> LaunchedStep:
-        """EngineLostError if the ranks are not all there."""
+        """Start a step on all ranks. Raises EngineLostError if one is missing."""
         self._first.check()
         self._group.send(RankMessage.PLAN, encode_plan(plan))
         return self._first.execute(plan)
@@ -146,7 +147,7 @@ class ProcessExecutor:
         """There are none."""
 
     def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
-        """Read by all ranks, and put into its slot when all of them have it."""
+        """Have all ranks read the adapter, then put it into its slot."""
         self._first.check()
         return self._adapters.submit(self._put_adapter, slot, ref)
 
@@ -173,8 +174,8 @@ class ProcessExecutor:
         return self._first.made_drafts(step_id, wait=wait)
 
     def shutdown(self) -> None:
-        """Ranks may wait for rank 0 in a step that it does not compute any more, and an adapter
-        behind that step: so they end before whoever waits for their answers."""
+        """End the ranks before the threads that wait for their answers. Ranks may be waiting for
+        rank 0 in a step that it no longer computes, with an adapter behind that step."""
         self._first.shutdown()
         self._adapters.shutdown(wait=False, cancel_futures=True)
         self._group.shutdown()
@@ -183,8 +184,8 @@ class ProcessExecutor:
 
 
 def _check_alike(report: Report, replies: Sequence[RankReply]) -> None:
-    """ConfigError if a rank's host has another version or other kernels than this one: sums, and
-    with them tokens, would not be the same on all ranks."""
+    """Raise ConfigError if a rank's host has another version or other kernels than this one. Its
+    sums, and so its tokens, would differ."""
     own = computes_with(report)
     for reply in replies:
         if reply.computes_with != own:
@@ -196,7 +197,7 @@ def _check_alike(report: Report, replies: Sequence[RankReply]) -> None:
 
 
 def _with_costs(report: Report, costs: Sequence[RecoveryCosts]) -> Report:
-    """The largest costs of any rank, for which all wait."""
+    """Return the largest costs of any rank, since all ranks wait for the slowest."""
     slowest = RecoveryCosts(
         max(each.seconds_per_token for each in costs),
         max(each.seconds_per_block for each in costs),

@@ -1,4 +1,4 @@
-"""Processes of the ranks beside that of the core: their start, their watch, their end."""
+"""Starts, watches and ends the processes of the ranks beside the core's own."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ logger = logging.getLogger("quire")
 RANK_COMMAND = (sys.executable, "-m", "quire.executor.processes.rank_process")
 WATCH_S = 0.1
 SILENT_S = 0.6
-"""A rank that is stopped (SIGSTOP) and has not beaten for so long is ended. One that the system
-gives no time is not stopped, and has longer."""
+"""Seconds without a beat after which a stopped rank (SIGSTOP) is ended. A rank that merely gets no
+processor time is not stopped, and has longer."""
 MUTE_S = 30.0
 PAUSED_S = 2.0
-"""A look at the ranks that took so long says nothing of them: this process was stopped too."""
+"""A look at the ranks that took this long says nothing about them: this process was stopped too."""
 FIRST_BEAT_S = 180.0
-"""A process beats when it has imported its libraries."""
+"""Limit for the first beat; a process beats once it has imported its libraries."""
 END_S = 5.0
 _ERRORS = {"engine": EngineError, "settings": ConfigError, "request": RequestError}
 
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank's process. replies: the pipe on which it answers. pidfd: readable when it has
+    """A rank's process. replies: pipe of its answers. pidfd: readable when the process has
     ended."""
 
     rank: int
@@ -54,12 +54,12 @@ class _Rank:
 
 
 class RankGroup:
-    """The ranks 1 … size - 1 of a model, or some of them; rank 0 is in this process, or on another
-    host. One thread starts them, since the kernel ends them with the thread that did, and watches
-    them.
+    """The ranks 1 … size - 1 of a model, or some of them; rank 0 is in this process or on another
+    host. One thread starts and watches them, because the kernel ends them together with the thread
+    that started them.
 
-    on_lost: called once, in that thread, with the reason, when a rank has ended or hangs. Then the
-    others are ended, and whoever waits in an exchange is told.
+    on_lost: called once, in that thread, with the reason, when a rank has ended or hangs. The other
+    ranks are ended then, and threads that wait in an exchange are released.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RankGroup:
         command: tuple[str, ...] = RANK_COMMAND,
         ranks: Sequence[int] = (),
     ) -> None:
-        """launch: of rank 0, without descriptors. ranks: those here; all if empty."""
+        """launch: of rank 0, without descriptors. ranks: the ranks to start here; all if empty."""
         self.region = SharedRegion.create(launch.size)
         self._launch = launch
         self._on_lost = on_lost
@@ -89,7 +89,8 @@ class RankGroup:
         self._watcher = threading.Thread(target=self._run, name="quire-ranks", daemon=True)
 
     def start(self) -> None:
-        """Start the processes; `replies` tells how that ended. EngineError if there can be none."""
+        """Start the processes; `replies` tells how that ended. Raises EngineError if they cannot be
+        started."""
         self._watcher.start()
         self._is_started.wait()
         if self._start_error is not None:
@@ -102,7 +103,7 @@ class RankGroup:
 
     @property
     def reply_pipes(self) -> dict[int, int]:
-        """The pipe on which each rank answers, for whoever reads them in place of `replies`."""
+        """The pipe of each rank's answers, for a reader that replaces `replies`."""
         return {each.rank: each.replies for each in self._ranks}
 
     @property
@@ -111,7 +112,7 @@ class RankGroup:
         return [each.process.pid for each in self._ranks]
 
     def send(self, kind: RankMessage, message: bytes) -> None:
-        """Give a message to all ranks. EngineLostError if they are not all there."""
+        """Send a message to all ranks. Raises EngineLostError if one is missing."""
         self.check()
         try:
             self._ring.write(kind, message)
@@ -143,13 +144,13 @@ class RankGroup:
         return found
 
     def first_failed(self, error: BaseException) -> None:
-        """A step of rank 0 has ended outside of what all ranks agree on: the others wait for it in
-        vain, or would meet it in another step."""
+        """Tell the group that a step of rank 0 ended outside of the common order. The other ranks
+        would wait for it in vain, or meet it in another step."""
         self._lose(f"rank 0 failed ({type(error).__name__}: {error})")
 
     def serve(self) -> None:
-        """The start has ended well: from now on `on_lost` is called. EngineLostError if a rank is
-        lost already."""
+        """The start has succeeded: call `on_lost` from now on. Raises EngineLostError if a rank is
+        already lost."""
         self._is_serving = True
         self.check()
 
@@ -197,13 +198,13 @@ class RankGroup:
         finally:
             os.close(write)
         assert process.stdin is not None, "started with a pipe"
-        with contextlib.suppress(OSError):  # it has ended already, which is seen next
+        with contextlib.suppress(OSError):  # it has already ended, which the next look finds
             process.stdin.write(launch_bytes(launch))
             process.stdin.flush()
         return _Rank(rank, process, read, os.pidfd_open(process.pid), last_beat=time.monotonic())
 
     def _look(self) -> str:
-        """Wait a little. Return why the group is over, if it is."""
+        """Wait a little. Return the reason if the group is over."""
         poll = select.poll()
         for each in self._ranks:
             poll.register(each.pidfd, select.POLLIN)
@@ -246,7 +247,7 @@ class RankGroup:
             each.process.wait()
 
     def _await_end(self) -> None:
-        """Ranks whose input has ended end; those that do not are killed."""
+        """Close the ranks' input, which ends them, and kill those that do not end."""
         deadline = time.monotonic() + END_S
         for each in self._ranks:
             assert each.process.stdin is not None, "started with a pipe"
@@ -258,15 +259,15 @@ class RankGroup:
         self._kill()
 
     def shutdown(self) -> None:
-        """End all ranks, and wait until they have: `replies` ends too. May be called twice, and
-        while other threads are in here."""
+        """End all ranks and wait for them; `replies` ends too. May be called twice, and while other
+        threads are in a method."""
         self._is_ending.set()
         self.region.abort()
         if self._watcher.ident is not None:
             self._watcher.join()
 
     def close(self) -> None:
-        """Give all descriptors back, after `shutdown`, when no other thread is in here. May be
+        """Close all descriptors, after `shutdown`, when no other thread is in a method. May be
         called twice."""
         for each in self._ranks:
             for descriptor in (each.replies, each.pidfd):
@@ -283,7 +284,7 @@ class RankGroup:
 
 
 def error_of(reply: RankReply) -> Exception:
-    """Return the error that a rank has answered with."""
+    """Return the error in a rank's answer."""
     return _ERRORS[reply.at_fault](reply.error)
 
 

@@ -1,6 +1,6 @@
-"""Messages between an engine core and the processes that compute parts of its model.
+"""Messages between an engine core and the processes of its ranks.
 
-Plans and late input have a layout of their own (`step_codec`); what is rare is a struct here.
+Plans and late input have a layout of their own (`step_codec`); rare messages are structs here.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RankMessage(IntEnum):
 
 
 class RankMeeting(msgspec.Struct, frozen=True):
-    """The place where ranks on several hosts meet, as `GlooMeeting` says; each host fills in its
-    own address."""
+    """The place where ranks on several hosts meet, as in `GlooMeeting`; each host fills in its own
+    address."""
 
     host: str
     port: int
@@ -49,11 +49,11 @@ class RankMeeting(msgspec.Struct, frozen=True):
 class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to the process of a rank, on its standard input.
 
-    settings: of `EngineSettings`, by name, with all that was measured. free_bytes, memory_bytes:
-    of the host, as the core saw them, so that every rank makes the core's plan. meeting: of ranks
-    on several hosts; None if they meet in the region. region, ring, wakeup, replies: descriptors
-    that the process inherits. reader: its number among those of the ring. `RankGroup` fills in the
-    last six.
+    settings: of `EngineSettings`, by name, with all measured values. free_bytes, memory_bytes: of
+    the host as the core saw them, so that each rank makes the core's plan. meeting: for ranks on
+    several hosts; None if they meet in the region. region, ring, wakeup, replies: descriptors that
+    the process inherits. reader: its number among the ring's readers. `RankGroup` fills in the last
+    six.
     """
 
     rank: int
@@ -71,23 +71,23 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOp(msgspec.Struct, frozen=True):
-    """An operation between steps; answered by `RankReply`."""
+    """An operation between steps. `RankReply` answers it."""
 
     op: WorkerOp
 
 
 class RankAdapter(msgspec.Struct, frozen=True):
-    """An adapter for a slot: to be read beside steps, or to be put there between two of them. Both
-    are answered by `RankReply`."""
+    """An adapter for a slot: to read beside steps, or to put there between two of them. `RankReply`
+    answers both."""
 
     slot: int
     ref: AdapterRef
 
 
 class RankReply(msgspec.Struct, frozen=True):
-    """The end of a start, or of an operation. error: why it did not end well, empty if it did.
-    at_fault: the engine, its settings, or a request. computes_with: of a start, the rank's version
-    and kernels."""
+    """The end of a start or an operation. error: its message, empty for success. at_fault: the
+    engine, its settings, or a request. computes_with: after a start, the rank's version and
+    kernels."""
 
     error: str = ""
     at_fault: Literal["engine", "settings", "request"] = "engine"
@@ -96,5 +96,6 @@ class RankReply(msgspec.Struct, frozen=True):
 
 
 def computes_with(report: Report) -> str:
-    """Describe what all ranks must have alike: version and kernels. report: of a worker's start."""
+    """Describe what must be equal on all ranks: version and kernels. report: of a worker's
+    start."""
     return f"quire {quire.__version__}, {report.kernels}"

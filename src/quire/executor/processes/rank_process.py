@@ -2,8 +2,8 @@
 
     python -m quire.executor.processes.rank_process
 
-What it shall do comes on its standard input as a `RankLaunch`. That pipe stays open while the core
-lives: when it closes, this process ends. So it does with the thread that started it.
+Its standard input brings a `RankLaunch` and stays open while the core lives. The process ends when
+the pipe closes, or when the thread that started it ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """An adapter that takes its slot after the steps before."""
+    """An adapter that takes its slot after the steps before it."""
 
     slot: int
     adapter: HostAdapter
@@ -65,7 +65,7 @@ _Work = StepPlan | WorkerOp | _Put
 
 
 def run_rank() -> int:
-    """Read the launch, load, and compute until told to stop. The exit status."""
+    """Read the launch, load, and compute until told to stop. Returns the exit status."""
     claim_streams()
     try:
         launch = read_message(sys.stdin.fileno(), Codec[RankLaunch](RankLaunch))
@@ -75,7 +75,7 @@ def run_rank() -> int:
     logging.basicConfig(format=f"%(levelname)s rank {launch.rank}[{os.getpid()}] %(message)s")
     _die_with(launch.parent_pid)
     faulthandler.enable()
-    # A shell sends these to whole groups of processes. They are for the front.
+    # A shell sends these to whole groups of processes. They are meant for the front.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     region = SharedRegion(launch.region)
@@ -102,8 +102,8 @@ def run_rank() -> int:
 
 
 class _Loop:
-    """Computes steps in the thread that loaded the model; another one takes messages, so that late
-    input reaches a step that waits for it."""
+    """Computes steps in the thread that loaded the model. Another thread takes messages, so that
+    late input reaches a step that waits for it."""
 
     def __init__(self, launch: RankLaunch, worker: Worker) -> None:
         self._launch = launch
@@ -117,7 +117,7 @@ class _Loop:
         while True:
             work = self._work.get()
             if isinstance(work, StepPlan):
-                self._worker.execute(work)  # what it raises as a whole ends this rank
+                self._worker.execute(work)  # an error of a whole step ends this rank
             elif isinstance(work, _Put):
                 self._worker.put_adapter(work.slot, work.adapter)
                 _reply(self._launch, RankReply())
@@ -153,7 +153,7 @@ class _Loop:
             os._exit(1)
 
     def _read_adapter(self, asked: RankAdapter) -> None:
-        """Read it beside steps, so that it is in memory when it is to be put into its slot."""
+        """Read an adapter beside steps, so that it is in memory when it gets its slot."""
         try:
             self._worker.read_adapter(asked.ref)
         except Exception as error:  # noqa: BLE001  as above
@@ -170,8 +170,8 @@ def _load(launch: RankLaunch, region: SharedRegion) -> Worker:
 
 
 def _plan(launch: RankLaunch) -> StartupPlan:
-    """The core's plan: of the same settings, on the same machine, with the memory that was free
-    when the core made it. Its progress is not shown: rank 0 shows its own."""
+    """Repeat the core's plan: the same settings, machine and free memory give the same plan. Only
+    rank 0 shows its progress."""
     platform = replace(
         detect_platform(), free_bytes=launch.free_bytes, memory_bytes=launch.memory_bytes
     )
@@ -205,7 +205,7 @@ def _beat(region: SharedRegion, rank: int) -> None:
 
 
 def _await_end_of_input(region: SharedRegion) -> None:
-    """The core has ended, or ends this rank: so does a step that is under way."""
+    """End at once, with any step in progress: the core has ended, or ends this rank."""
     with contextlib.suppress(OSError):
         while os.read(sys.stdin.fileno(), 4096):
             pass
@@ -217,7 +217,7 @@ def _die_with(parent_pid: int) -> None:
     """Let the kernel kill this process with the thread that started it, even if it hangs."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
-        os._exit(1)  # it died before the line above
+        os._exit(1)  # the thread died before the line above
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """A ring in shared memory: one process writes messages, several read all of them in order.
 
-    written u64 · for each reader, what it has read, u64 · from a page on, the bytes
+Layout: written u64 · bytes read, u64 per reader · from the next page on, the bytes
 
-A message is its length u32, its kind u8 and its bytes, and may be longer than the ring: then it
-goes in pieces, as the readers make room. Each reader has an eventfd, on which it sleeps while
-nothing new is there. The memory has no name (memfd_create).
+A message is its length u32, its kind u8 and its bytes. A message longer than the ring goes in
+pieces, as readers make room. Each reader sleeps on an eventfd while nothing new is there. The
+memory has no name (memfd_create).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.errors import EngineError
 __all__ = ["RING_BYTES", "RingReader", "RingWriter", "create_ring"]
 
 RING_BYTES: Final = 2**20
-"""A plan of a busy step has some kilobytes."""
+"""Size of the ring; the plan of a busy step has some kilobytes."""
 
 _HEADER = struct.Struct("<IB")
 _PAGE = 4096
@@ -47,7 +47,7 @@ class _Ring:
         self.bytes = memoryview(memory)[_PAGE:]
 
     def spans(self, start: int, count: int) -> tuple[tuple[int, int], ...]:
-        """Return where `count` bytes from `start` on lie: one range, or two around the end."""
+        """Return the range of `count` bytes from `start` on, or the two ranges around the end."""
         at = start % len(self.bytes)
         first = min(count, len(self.bytes) - at)
         return ((at, at + first), (0, count - first)) if first < count else ((at, at + first),)
@@ -59,7 +59,7 @@ class RingWriter:
     def __init__(
         self, descriptor: int, wakeups: Sequence[int], is_over: Callable[[], bool]
     ) -> None:
-        """is_over: told true, a write stops waiting for readers that make no room."""
+        """is_over: if it returns True, a write stops waiting for readers that make no room."""
         self._ring = _Ring(descriptor)
         self._readers = self._ring.counts[1 : 1 + len(wakeups)]
         self._wakeups = tuple(wakeups)
@@ -67,8 +67,7 @@ class RingWriter:
         self._lock = threading.Lock()
 
     def write(self, kind: int, message: bytes) -> None:
-        """Give a message to all readers.
-        Raises EngineError if they do not read any more."""
+        """Send a message to all readers. Raises EngineError if they no longer read."""
         with self._lock:
             self._write(_HEADER.pack(len(message), kind) + message)
 

@@ -1,5 +1,5 @@
-"""Ranks of one model on several hosts. Ray places and starts a process on each host, and watches
-it; what an engine says to its ranks goes over a socket of our own, not through Ray."""
+"""Ranks of one model on several hosts. Ray places, starts and watches a process on each host.
+Messages between the engine and its ranks use a socket of our own."""
 
 from quire.executor.ray.group import RayRankGroup
 

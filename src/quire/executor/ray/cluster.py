@@ -1,5 +1,5 @@
-"""The part of Ray that an engine uses: room for its ranks on hosts, a process on each of these,
-and word when one ends."""
+"""The part of Ray that an engine uses: it finds room for ranks, runs a process on each of their
+hosts, and reports when one ends."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ END_S = 5.0
 
 
 class HostProcess:
-    """The actor of a host."""
+    """The actor that runs on a host."""
 
     def run(self, encoded: bytes) -> str:
-        """Serve as `run_host` does."""
+        """Run `run_host` and return its reason."""
         return run_host(encoded)
 
 
 class RayHosts:
-    """Processes on hosts of the cluster of RAY_ADDRESS, else of one that runs here, else of one
-    that is started for this engine. All calls in one thread."""
+    """Runs processes on hosts of a Ray cluster: that of RAY_ADDRESS, else one that runs here, else
+    a new one for this engine. Make all calls in one thread."""
 
     def __init__(self, num_ranks: int, num_cpus: int, num_bytes: int) -> None:
         """num_ranks: to be placed, with so many CPUs and so much memory for each. ConfigError if
@@ -63,8 +63,8 @@ class RayHosts:
             )
 
     def _check_own_host(self, num_cpus: int) -> None:
-        """Rank 0 computes here, of which Ray knows nothing. ConfigError if Ray has given its CPUs
-        to other ranks."""
+        """Raise ConfigError if Ray has placed ranks on the CPUs of this host that rank 0 needs. It
+        computes here without Ray's knowledge."""
         host = self._ray.get_runtime_context().get_node_id()
         num_here = len(self.bundles.get(host, ()))
         (cpus,) = [
@@ -84,7 +84,7 @@ class RayHosts:
 
     @property
     def bundles(self) -> Mapping[str, Sequence[int]]:
-        """The places of each host, by its id."""
+        """The places on each host, by its id."""
         table = self._ray.util.placement_group_table(self._group)
         found: dict[str, list[int]] = {}
         for bundle, host in sorted(table["bundles_to_node_id"].items()):
@@ -92,7 +92,7 @@ class RayHosts:
         return found
 
     def start(self, bundle: int, encoded: bytes) -> None:
-        """Start the process of the host that has this place. encoded: as of `run_host`."""
+        """Start the process of the host that has this place. encoded: see `run_host`."""
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         strategy = strategies.PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=bundle
@@ -103,7 +103,7 @@ class RayHosts:
         self._runs.append(actor.run.remote(encoded))
 
     def ended(self) -> str:
-        """Say why a process has ended, as it or Ray has it; empty if none has."""
+        """Return why a process has ended, in its own words or Ray's; empty while all run."""
         if not self._runs:
             return ""
         ended, _ = self._ray.wait(self._runs, num_returns=1, timeout=0.0)
@@ -115,7 +115,7 @@ class RayHosts:
             return " ".join(str(error).split())[:300]
 
     def end(self) -> None:
-        """End all processes, and give their places back."""
+        """End all processes and free their places."""
         if self._runs:
             self._ray.wait(self._runs, num_returns=len(self._runs), timeout=END_S)
         for actor in self._actors:

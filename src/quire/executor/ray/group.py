@@ -1,5 +1,4 @@
-"""Ranks on hosts of a Ray cluster: their start, their watch, their end. Rank 0 is in this
-process."""
+"""Starts, watches and ends ranks on hosts of a Ray cluster. Rank 0 is in this process."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ __all__ = ["RayRankGroup"]
 logger = logging.getLogger("quire")
 
 START_S = 120.0
-"""Ray's worker on a host imports its libraries before it says hello."""
+"""Seconds for Ray's worker on a host to import its libraries and say hello."""
 LOOK_S = 1.0
 HELLO_BYTES, HELLO_S = 4096, 3.0
-"""Bounds for a peer that nobody knows yet."""
+"""Limits for a peer that has not said who it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """ranks: that it holds. pid: of the process that holds them."""
+    """ranks: on that host. pid: of the process that holds them."""
 
     ranks: tuple[int, ...]
     pid: int
@@ -46,9 +45,8 @@ class _Host:
 
 
 class RayRankGroup:
-    """The same as `RankGroup`, with ranks on several hosts. A host whose connection breaks or is
-    silent is lost, and with it the group; so is one of which Ray says that its process has
-    ended."""
+    """A `RankGroup` for ranks on several hosts. A host is lost if its connection breaks or falls
+    silent, or if Ray reports that its process has ended; the group is lost with it."""
 
     def __init__(self, launch: RankLaunch, on_lost: Callable[[str], None], rank_bytes: int) -> None:
         """launch: of rank 0, without descriptors. on_lost: as of `RankGroup`, in any thread.
@@ -79,7 +77,7 @@ class RayRankGroup:
         return [host.pid for host in self._hosts]
 
     def start(self) -> None:
-        """Have Ray place the ranks, and start them; `replies` tells how that ended. ConfigError if
+        """Have Ray place and start the ranks; `replies` tells how that ended. Raises ConfigError if
         there is no room, EngineError if they cannot be started."""
         self._ray.submit(self._start).result()
         for host in self._hosts:
@@ -87,7 +85,7 @@ class RayRankGroup:
         self._run(self._watch)
 
     def send(self, kind: RankMessage, message: bytes) -> None:
-        """Give a message to all ranks. EngineLostError if they are not all there."""
+        """Send a message to all ranks. Raises EngineLostError if one is missing."""
         self.check()
         for host in self._hosts:
             try:
@@ -122,11 +120,11 @@ class RayRankGroup:
         return found
 
     def first_failed(self, error: BaseException) -> None:
-        """A step of rank 0 has ended outside of what all ranks agree on."""
+        """Tell the group that a step of rank 0 ended outside of the common order."""
         self._lose(f"rank 0 failed ({type(error).__name__}: {error})")
 
     def serve(self) -> None:
-        """The start has ended well: from now on `on_lost` is called."""
+        """The start has succeeded: call `on_lost` from now on."""
         self._is_serving = True
         self.check()
 
@@ -144,7 +142,7 @@ class RayRankGroup:
         self._ray.shutdown()
 
     def close(self) -> None:
-        """Let go of the store, after `shutdown`."""
+        """Close the store, after `shutdown`."""
         self._store = None
 
     # --- in Ray's thread ------------------------------------------------------------------------
@@ -170,7 +168,7 @@ class RayRankGroup:
             self._accept_all(server, placed, asked)
 
     def _accept_all(self, server: socket.socket, placed: RayHosts, asked: list[HostLaunch]) -> None:
-        """Wait for a connection of each host. EngineError if one does not come."""
+        """Wait for a connection from each host. Raises EngineError if one does not come."""
         deadline = time.monotonic() + START_S
         server.settimeout(LOOK_S)
         missing = {launch.host: launch for launch in asked}
@@ -200,7 +198,7 @@ class RayRankGroup:
         self._threads.append(thread)
 
     def _receive(self, host: _Host) -> None:
-        """Take what a host says until it is lost."""
+        """Read the host's messages until it is lost."""
         codec = Codec[HostReply](HostReply)
         try:
             while True:
@@ -213,7 +211,7 @@ class RayRankGroup:
             self._lose(f"{_name_of(host)}: {error}")
 
     def _watch(self) -> None:
-        """Ask Ray whether all processes are there."""
+        """Ask Ray whether all processes still run."""
         placed = self._placed
         assert placed is not None, "it has placed them"
         while not self._is_ending.wait(LOOK_S):
@@ -241,7 +239,7 @@ def _threads_of(launch: RankLaunch) -> int:
 
 
 def _hello(link: Link, token: str) -> HostHello | None:
-    """Return what a peer says first; None for one that does not know the token, or is slow."""
+    """Return a peer's first message; None if it does not know the token or is slow."""
     try:
         kind, message = link.receive(most=HELLO_BYTES, within=HELLO_S)
         hello = Codec[HostHello](HostHello).decode(message)

@@ -1,5 +1,5 @@
-"""The process of a host on which Ray has placed ranks: it starts them, gives them the messages of
-rank 0 through a ring of this host, and says what they answer and when they end."""
+"""The process on a host that holds ranks: it starts them, passes messages of rank 0 on through a
+ring of this host, and reports their answers and their end."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ LAST_WORDS_S = 0.5
 
 
 def run_host(encoded: bytes) -> str:
-    """Serve until rank 0 ends, or a rank of this host does. Returns why it has ended. encoded: a
-    `HostLaunch`."""
+    """Serve until rank 0 or a rank of this host ends, and return why. encoded: a `HostLaunch`."""
     asked = Codec[HostLaunch](HostLaunch).decode(encoded)
     assert asked.launch.meeting is not None, "rank 0 says where ranks of several hosts meet"
     link = Link(socket.create_connection((asked.head, asked.port), timeout=SILENT_S))
@@ -72,10 +71,10 @@ class _Host:
                 reply = HostReply(rank, read_exactly(pipe, length))
                 self._link.send(HostMessage.REPLY, encode(reply))
         except (EOFError, OSError, EngineError):
-            return  # whoever watches the rank, or receives, finds it out too
+            return  # the thread that watches or receives finds it out too
 
     def _tell_loss(self, reason: str) -> None:
-        """Say what the rank that ended has said, and then that it has."""
+        """Send the lost rank's own message, then that it has ended."""
         for thread in self._forwarding:
             thread.join(LAST_WORDS_S)
         try:

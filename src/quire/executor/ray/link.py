@@ -1,7 +1,7 @@
-"""A connection between the process of rank 0 and that of another host.
+"""A connection between the processes of rank 0 and of another host.
 
 A message is its length u32, its kind u8 and its bytes. Both sides send beats while they live, so
-that silence tells a lost host or network from an idle one.
+that silence means a lost host or network.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from quire.errors import EngineLostError
 __all__ = ["BEAT", "SILENT_S", "Link"]
 
 BEAT: Final = 0
-"""Kind of a message that says nothing but that its sender lives."""
+"""Kind of a beat, which only says that its sender lives."""
 BEAT_S = 0.2
 SILENT_S = 3.0
-"""A peer that says nothing for so long is lost."""
+"""Seconds of silence after which a peer is lost."""
 
 _HEADER = struct.Struct("<IB")
 
 
 class Link:
-    """One end. Any thread may send, one receives."""
+    """One end of a connection. Any thread may send; one thread receives."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -44,7 +44,7 @@ class Link:
         return self._socket.getsockname()[0]
 
     def send(self, kind: int, message: bytes = b"") -> None:
-        """EngineLostError if the peer takes nothing any more."""
+        """Send a message. Raises EngineLostError if the peer no longer reads."""
         try:
             with self._lock:
                 self._socket.sendall(_HEADER.pack(len(message), kind) + message)
@@ -52,8 +52,11 @@ class Link:
             raise EngineLostError(f"the connection is lost ({error})") from error
 
     def receive(self, most: int | None = None, within: float = math.inf) -> tuple[int, bytes]:
-        """Wait for the next message that is no beat, of at most so many bytes and for so many
-        seconds if given. EngineLostError if the peer ends or is silent, or says more."""
+        """Wait for the next message that is no beat.
+
+        Limits: this many bytes, and this many seconds if given. Raises EngineLostError if the peer
+        ends, is silent or sends more.
+        """
         deadline = time.monotonic() + within
         while True:
             length, kind = _HEADER.unpack(self._take(_HEADER.size, deadline))
@@ -84,10 +87,10 @@ class Link:
             try:
                 self.send(BEAT)
             except EngineLostError:
-                return  # whoever receives finds it out too
+                return  # the thread that receives finds it out too
 
     def close(self) -> None:
-        """May be called twice, and while another thread receives."""
+        """Close the connection. May be called twice, and while another thread receives."""
         self._is_closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ __all__ = ["HostHello", "HostLaunch", "HostMessage", "HostReply"]
 
 
 class HostMessage(IntEnum):
-    """Kinds of messages from a host. To a host go messages to its ranks, with the numbers of
+    """Kinds of messages from a host. Messages to a host are for its ranks, with the numbers of
     `RankMessage`."""
 
     HELLO = 1
@@ -22,8 +22,7 @@ class HostMessage(IntEnum):
 
 class HostLaunch(msgspec.Struct, frozen=True):
     """The argument of a host's process. head, port: where the process of rank 0 listens. token: to
-    be said there. host: number of this host. ranks: that it holds. launch: of
-    rank 0."""
+    send there. host: number of this host. ranks: on this host. launch: of rank 0."""
 
     head: str
     port: int

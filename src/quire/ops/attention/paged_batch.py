@@ -40,8 +40,8 @@ def paged_batch(
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None = None,
 ) -> PagedBatch:
-    """A batch of (query_len, seq_len) rows over a shuffled pool. Every slot that holds no token of
-    a row is NaN, and table entries past a row's last block name a block full of NaN."""
+    """A batch of (query_len, seq_len) rows over a shuffled pool. Slots without a token are NaN, and
+    table entries past a row's last block name a block full of NaN."""
     device = generator.device
     cache_dtype = cache_dtype or dtype
     counts = [-(-seq_len // block_size) for _, seq_len in rows]
@@ -64,7 +64,7 @@ def paged_batch(
     num_tokens = int(starts[-1])
     fused = normal(generator, num_tokens, num_heads + 1, head_dim, dtype=dtype)
     return PagedBatch(
-        q=fused[:, :num_heads],  # a view with a token stride, as merged projections give
+        q=fused[:, :num_heads],  # a view with a token stride, as merged projections produce
         k_cache=k_cache,
         v_cache=v_cache,
         block_table=table,
@@ -76,8 +76,8 @@ def paged_batch(
 
 
 def random_last_key(generator: torch.Generator, rows: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """`last_key` of a batch of (query_len, seq_len) rows, int32 [T]: the queries of each are cut
-    into spans of random lengths, and each sees the whole of its span."""
+    """Return `last_key` of a batch of (query_len, seq_len) rows, int32 [T]. The queries of each row
+    are cut into spans of random lengths, and each query sees its whole span."""
     device = generator.device
     ends = [torch.zeros(0, dtype=torch.int32, device=device)]
     for query_len, seq_len in rows:
@@ -85,7 +85,7 @@ def random_last_key(generator: torch.Generator, rows: Sequence[tuple[int, int]])
         position = torch.arange(seq_len - query_len, seq_len, device=device)
         is_end = torch.rand(query_len, generator=generator, device=device) < 1 / mean
         is_end[-1:] = True
-        which = is_end.cumsum(0) - is_end.long()  # how many spans have ended before
+        which = is_end.cumsum(0) - is_end.long()  # number of spans that have ended before
         ends.append(position[is_end][which].to(torch.int32))
     return torch.cat(ends)
 

@@ -1,4 +1,4 @@
-"""Compile the C++ kernels and know what was compiled. Never imports torch."""
+"""Compiles the C++ kernels and finds compiled ones. Never imports torch."""
 
 from quire.ops.compile.build import (
     ISAS,

@@ -1,4 +1,4 @@
-"""`python -m quire.ops.compile`: compile the C++ kernels of this checkout by hand."""
+"""`python -m quire.ops.compile`: compiles the C++ kernels of this checkout by hand."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from quire.ops.compile.build import ISAS, LIBRARY_FOLDER, CompileError, compile_
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile, and print the libraries one per line. 1 when that is not possible."""
+    """Compile, and print the libraries one per line. Returns 1 if that is not possible."""
     parser = argparse.ArgumentParser(prog="python -m quire.ops.compile", description=__doc__)
     parser.add_argument("--output", type=Path, default=LIBRARY_FOLDER)
     parser.add_argument("--isa", action="append", choices=[isa.name for isa in ISAS])
     parser.add_argument("--sanitize", action="store_true", help="address and undefined behaviour")
     options = parser.parse_args(arguments)
     try:
-        libraries = compile_kernels(options.output, isas=options.isa, sanitize=options.sanitize)
+        libraries = compile_kernels(
+            options.output,
+            isas=options.isa,
+            sanitize=options.sanitize,
+            report=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
+        )
     except CompileError as error:
         sys.stderr.write(f"kernels not compiled: {error}\n")
         return 1

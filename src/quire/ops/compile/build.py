@@ -1,7 +1,7 @@
-"""Compile the C++ kernels: one library per instruction set, chosen between at run time.
+"""Compiles the C++ kernels into one library per instruction set; one of them is chosen at run time.
 
-Used at install by `hatch_build.py`, which loads this file alone, and by hand through
-`python -m quire.ops.compile`. Imports nothing but the standard library.
+`hatch_build.py` uses it at installation and loads this file alone; `python -m quire.ops.compile`
+uses it by hand. It imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,9 +31,9 @@ __all__ = [
 
 SOURCE_FOLDER = Path(__file__).parents[1] / "csrc"
 LIBRARY_FOLDER = Path(__file__).parents[1] / "_lib"
-_BUILD_INFO = "build_info"  # the source file that holds the hash, one for each library
+_BUILD_INFO = "build_info"  # the source file with the hash, one for each library
 
-# Contraction is off because a value must not depend on how a template was instantiated.
+# Contraction is off, so that values do not depend on how a template was instantiated.
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -59,11 +59,12 @@ _SANITIZE_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """An instruction set: compiler flags, and the processor features it needs (kernel's names).
+    """An instruction set: compiler flags, and the processor features that it needs (the kernel's
+    names).
 
-    extends: a narrower set of which it is a widening: its flags and features come before these, and
-    of the sources only `units` (file names without ending) are compiled anew. A compiler that does
-    not know the flags of a widening leaves it out.
+    extends: a narrower set that this one widens. Its flags and features come first, and only the
+    sources in `units` (file names without ending) are compiled again. A compiler that does not know
+    the flags of a widening leaves it out.
     """
 
     name: str
@@ -118,7 +119,7 @@ _AMX = Isa(
     units=("linear_bf16", "linear_int8", "linear_int4", "paged_attention", "processor"),
 )
 
-# Best first. A later set (NEON) is a row here and, for another width, a section in simd.h.
+# Best first. A new set (NEON) is a row here and, for another width, a section in simd.h.
 ISAS = (_AMX, _AVX512_BF16, _AVX512_VNNI, _AVX512, _AVX2)
 
 
@@ -132,8 +133,8 @@ def library_path(isa: Isa, folder: Path = LIBRARY_FOLDER) -> Path:
 
 
 def build_hash(isa: Isa, sources: Path = SOURCE_FOLDER) -> str:
-    """Digest of all sources and of the row of `isa`. It is compiled into the library, so that one
-    that was built from others is told apart."""
+    """Return a digest of all sources and of the row of `isa`. It is compiled into the library, and
+    tells a library of other sources apart."""
     digest = hashlib.sha256(repr((_FLAGS, isa)).encode())
     for path in sorted([*sources.rglob("*.h"), *sources.rglob("*.cpp")]):
         name = path.relative_to(sources).as_posix()
@@ -148,12 +149,15 @@ def compile_kernels(
     isas: Sequence[str] | None = None,
     sanitize: bool = False,
     keep_current: bool = False,
+    report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, ...]:
-    """Compile every instruction set of this architecture (or those named) into `output`.
+    """Compile every instruction set of this architecture (or those named) into `output`, and return
+    the libraries, the best one first.
 
-    keep_current: leave a library as it is if it was made of these sources; not of sanitized ones.
-    Returns the libraries. Raises CompileError when there is no compiler, no instruction set for
-    this architecture, or the compiler fails; libraries that exist are then left as they were.
+    keep_current: keep a library that was made from these sources; does not apply to sanitized ones.
+    report: is told of each library when it is in place, narrowest set first, so that a run that was
+    interrupted goes on from there. Raises CompileError when there is no compiler, no instruction
+    set for this architecture, or the compiler fails, which leaves the other libraries as they are.
     """
     compiler = _compiler()
     wanted = [
@@ -171,13 +175,13 @@ def compile_kernels(
         wanted = [isa for isa in wanted if not _is_current(isa, sources, output)]
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         build = _Build(compiler, sources, Path(scratch), pool, sanitize)
-        built = build.libraries(wanted)
-        for isa, library in zip(wanted, built, strict=True):
+        for number, (isa, library) in enumerate(build.libraries(wanted[::-1]), 1):
             target = library_path(isa, output)
-            # A new file under the old name: a process that has the old one mapped keeps it.
+            # A new file under the old name: a process that maps the old one keeps it.
             staged = target.with_suffix(f".{os.getpid()}.tmp")
             shutil.copyfile(library, staged)
             os.replace(staged, target)
+            report(f"compiled the kernels for {isa.name} ({number} of {len(wanted)})")
     return libraries
 
 
@@ -202,7 +206,8 @@ def _compiler() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """One run of the compiler over some instruction sets; objects that two share are made once."""
+    """One run of the compiler over some instruction sets. Objects that two sets share are made
+    once."""
 
     compiler: str
     sources: Path
@@ -210,17 +215,26 @@ class _Build:
     pool: ThreadPoolExecutor
     sanitize: bool
 
-    def libraries(self, isas: Sequence[Isa]) -> list[Path]:
-        """One for each set; all their objects are compiled at once, so that no core waits for the
-        longest of a set."""
-        objects = [self._objects(isa) for isa in isas]
-        commands = {target: command for each in objects for target, command in each.items()}
-        list(self.pool.map(_call, sorted(commands.values(), key=_longest_first)))
-        return [self._link(isa, list(each)) for isa, each in zip(isas, objects, strict=True)]
+    def libraries(self, isas: Sequence[Isa]) -> Iterator[tuple[Isa, Path]]:
+        """Yield the library of each set. The objects of the next set are compiled meanwhile, so
+        that no core waits for the longest of a set."""
+        objects = {isa: self._objects(isa) for isa in isas}
+        compiled: dict[Path, Future[None]] = {}
+        for each in objects.values():
+            for target in sorted(each, key=lambda target: _longest_first(each[target])):
+                if target not in compiled:
+                    compiled[target] = self.pool.submit(_call, each[target])
+        try:
+            for isa, each in objects.items():
+                for target in each:
+                    compiled[target].result()
+                yield isa, self._link(isa, list(each))
+        finally:
+            self.pool.shutdown(cancel_futures=True)
 
     def _objects(self, isa: Isa) -> dict[Path, list[str]]:
-        """Return the command of each object of a library. Two sets that share one name the same
-        command."""
+        """Return the command of each object of a library. Two sets that share an object have the
+        same command."""
         found: dict[Path, list[str]] = {}
         for unit in sorted(self.sources.rglob("*.cpp")):
             is_info = unit.stem == _BUILD_INFO
@@ -242,12 +256,12 @@ class _Build:
 
 
 def _longest_first(command: Sequence[str]) -> int:
-    """A key to sort commands by: the largest sources take longest, and none may begin last."""
+    """Return a sort key of a command: the largest sources take longest and must begin first."""
     return -Path(command[-1]).stat().st_size
 
 
 def maker(isa: Isa, unit: str) -> Isa:
-    """The set whose object of a source file, named without its ending, serves `isa`."""
+    """Return the set whose object of this source (without its ending) serves `isa`."""
     return isa if isa.extends is None or unit in isa.units else maker(isa.extends, unit)
 
 

@@ -22,8 +22,8 @@ _OPS = {"sum": 0, "max": 1}
 
 
 def join_region(region: SharedRegion, rank: int, kernels: str, team: Team) -> Collectives:
-    """Return the collectives of a rank. kernels: the provider whose kernels the model's layers
-    use; its collectives are kernels too, so that steps can be captured."""
+    """Return the collectives of a rank. kernels: the provider of the model's layers; its
+    collectives are kernels too, so that steps can be captured."""
     isa = isa_of(kernels)
     if isa is None:
         return PlainCollectives(region, rank)
@@ -35,7 +35,7 @@ class NativeCollectives:
 
     def __init__(self, region: SharedRegion, rank: int, library: NativeLibrary) -> None:
         self.size = region.size
-        self._region = region  # keeps the memory
+        self._region = region  # keeps the memory alive
         self._place = (region.address, rank)
         self._library = library
         self._all_fine = ctypes.c_int32()

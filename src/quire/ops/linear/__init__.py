@@ -1,3 +1,3 @@
-"""Products with weight matrices, plain and packed in few bits, and embeddings."""
+"""Products with weight matrices, plain or packed in few bits, and embeddings."""
 
 __all__: list[str] = []

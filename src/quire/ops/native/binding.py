@@ -1,4 +1,4 @@
-"""Load the C++ kernels: one library per instruction set. Never imports torch."""
+"""Loads the C++ kernels: one library per instruction set. Never imports torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POINTER, _INT64, _INT32, _FLOAT = (
     ctypes.c_float,
 )
 _SLOTS = MappingProxyType({_POINTER: "Q", _INT64: "q", _INT32: "i4x", _FLOAT: "f4x"})
-"""Formats of `struct` by which csrc/native/replay.h unpacks arguments: 8 bytes each."""
+"""Formats of `struct` with which csrc/native/replay.h unpacks arguments: 8 bytes each."""
 
 _TYPES: Mapping[str, type] = MappingProxyType(
     {"int64_t": _INT64, "int32_t": _INT32, "float": _FLOAT}
@@ -42,10 +42,10 @@ _EXPORT = re.compile(r"QUIRE_API int quire_(\w+)\(([^)]*),\s*quire::Team\*\s*(?:
 
 
 def read_signatures(source: str) -> dict[str, tuple[type, ...]]:
-    """Parameters of each kernel that C++ source exports, in order, without the team that comes
-    last in all: so they are stated once, where the kernel is defined.
+    """Return the parameters of each kernel that a C++ source exports, in order, without the team,
+    which always comes last. They are stated once, where the kernel is defined.
 
-    Raises EngineError for a type that ctypes would pass in another way.
+    Raises EngineError for a type that ctypes would pass differently.
     """
     found: dict[str, tuple[type, ...]] = {}
     for name, listed in _EXPORT.findall(source):
@@ -93,7 +93,7 @@ class NativeLibrary:
             raise kernel_error(self.isa, name, code)
 
     def record(self, name: str, arguments: Sequence[object]) -> KernelCall:
-        """Write down a call of `quire_<name>` without making it. Raises NotCapturableError."""
+        """Record a call of `quire_<name>` without making it. Raises NotCapturableError."""
         try:
             kernel = getattr(self._library, f"quire_{name}_replay")
         except AttributeError:
@@ -109,7 +109,7 @@ class NativeLibrary:
 
 
 def native_unavailable(isa: str, platform: Platform) -> str | None:
-    """Why the kernels of `isa` cannot run on the processor here, or None when they can."""
+    """Return why the kernels of `isa` cannot run on this processor, or None if they can."""
     entry = _isa(isa)
     if platform.cpu.architecture not in entry.architectures:
         return f"the processor is {platform.cpu.architecture}"
@@ -121,7 +121,7 @@ def native_unavailable(isa: str, platform: Platform) -> str | None:
 
 
 def load_native(isa: str, team: Team = ALONE) -> NativeLibrary:
-    """The library of `isa`. Raises EngineError with the reason when it cannot be loaded."""
+    """Return the library of `isa`. Raises EngineError with the reason if it cannot be loaded."""
     loaded = _open(isa)
     if isinstance(loaded, str):
         raise EngineError(f"Kernels for {isa} cannot be loaded: {loaded}.")
@@ -129,7 +129,8 @@ def load_native(isa: str, team: Team = ALONE) -> NativeLibrary:
 
 
 def replay_function(isa: str) -> Callable[..., int]:
-    """`quire_replay`, which makes calls of any library, from that of `isa`, which is loaded."""
+    """Return `quire_replay` of the library of `isa`, which is loaded. It makes calls of any
+    library."""
     library = _open(isa)
     assert not isinstance(library, str)
     replay = library.quire_replay
@@ -144,7 +145,7 @@ def _isa(name: str) -> Isa:
 
 @cache
 def _open(name: str) -> ctypes.CDLL | str:
-    """The library, or why there is none. Cached: a process loads a library once."""
+    """Return the library, or why there is none. Cached: a process loads a library once."""
     isa = _isa(name)
     path = library_path(isa)
     rebuild = "run python -m quire.ops.compile"

@@ -1,13 +1,13 @@
-"""Capture what a computation asks of the kernels, to have it replayed without Python in between:
-what CUDA graphs are on a GPU.
+"""Captures the kernel calls of a computation, to replay them without Python in between, like CUDA
+graphs on a GPU.
 
-While a computation is captured, nothing is computed, and the kernel calls of its team are recorded.
-They name addresses, so each must mean the same in a replay: inputs have to lie where they lay, and
-what the computation allocates comes from an arena whose bytes stay. A torch operation that computes
-would be left out of a replay; it is refused.
+During a capture nothing is computed; the kernel calls of the team are recorded. They contain
+addresses, so each must mean the same in a replay: inputs must stay in place, and the computation
+allocates from an arena whose bytes stay. A torch operation that computes would be missing from a
+replay, so it is refused.
 
-`capture_sizes` serves a computation of any size, such as of so many tokens: it is recorded for a
-few sizes, without being run, and only the numbers that follow its sizes may differ.
+`capture_sizes` serves a computation of any size, such as any number of tokens. It is recorded for a
+few sizes, without being run, and only numbers that are proportional to a size may differ.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _LINE = 64
 
 
 class ArenaFullError(NotCapturableError):
-    """A computation holds more at once than its arena."""
+    """The arena is too small for the temporaries of a computation."""
 
 
 class CaptureArena:
-    """The temporaries of captured computations. A buffer's bytes serve again when its tensor and
-    all views of it are gone, within a computation as well as in the next one: two that never run at
-    the same time may share an arena.
+    """The temporaries of captured computations. Bytes are reused when a tensor and all views of it
+    are gone, within a computation and in the next one. Two computations that never run at the same
+    time may share an arena.
 
-    capacity: bytes of address space; the system gives memory as it is first written.
+    capacity: bytes of address space; the system provides memory as it is first written.
     """
 
     def __init__(self, capacity: int) -> None:
         self._memory = map_huge_pages(capacity)[:capacity].numpy()
-        self._in_use: dict[int, int] = {}  # bytes, by where they start
+        self._in_use: dict[int, int] = {}  # bytes, by their start
 
     def empty(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor with the shape, strides and dtype of `like` (on the meta device).
+        """Return a tensor with the shape, strides and dtype of `like` (on the meta device).
 
         Raises ArenaFullError when no gap is large enough.
         """
@@ -72,29 +72,30 @@ class CaptureArena:
         return _tensor_over(block, like)
 
     def start_of(self, tensor: torch.Tensor) -> int:
-        """Return where the bytes of `tensor` start in this arena."""
+        """Return the offset of `tensor`'s bytes in this arena."""
         start = tensor.untyped_storage().data_ptr() - self._memory.ctypes.data
         if not 0 <= start < len(self._memory):
             raise NotCapturableError("what it gives lies outside the arena")
         return start
 
     def at(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like `empty`, from `start` on and without a hold on the bytes: good until
-        others use them."""
+        """Return a tensor like `empty` at `start`, without reserving the bytes: valid until others
+        use them."""
         size = like.untyped_storage().nbytes()
         return _tensor_over(self._memory[start : start + size], like)
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` of this arena without a hold on its bytes: good until others use them."""
+        """Return `tensor` of this arena without reserving the bytes: valid until others use
+        them."""
         return self.at(self.start_of(tensor), tensor)
 
     def give_back(self) -> None:
-        """Let the system have the memory until buffers are written again. What they hold is lost,
-        so nothing may be in use."""
+        """Give the memory back to the system until buffers are written again. The contents are
+        lost, so nothing may be in use."""
         give_back(self._memory.ctypes.data, len(self._memory))
 
     def _gap(self, size: int) -> int:
-        """Return where the first gap of `size` bytes starts."""
+        """Return the start of the first gap of `size` bytes."""
         start = 0
         for offset in sorted(self._in_use):
             if offset - start >= size:
@@ -106,14 +107,14 @@ class CaptureArena:
 
 
 def _tensor_over(block: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    """`block` seen as `like`; it lives as long as the tensor and all views of it."""
+    """Return `block` in the form of `like`; it lives as long as the tensor and all views of it."""
     whole = torch.from_numpy(block).view(like.dtype)
     return whole.as_strided(like.shape, like.stride(), like.storage_offset())
 
 
 @contextlib.contextmanager
 def record_calls(team: Team, arena: CaptureArena) -> Iterator[list[KernelCall]]:
-    """The kernels that `team` would compute meanwhile; none is run. What is allocated lies in the
+    """Record the kernels that `team` is asked for meanwhile; none runs. Allocations are in the
     arena.
 
     Raises NotCapturableError with the reason if a replay would not do the same.
@@ -123,7 +124,7 @@ def record_calls(team: Team, arena: CaptureArena) -> Iterator[list[KernelCall]]:
 
 
 def replay_list(calls: Sequence[KernelCall]) -> ReplayList:
-    """The calls, to be made again. Raises NotCapturableError if there are none."""
+    """Return the calls for replay. Raises NotCapturableError if there are none."""
     if not calls:
         raise NotCapturableError("it calls no kernels")
     return ReplayList(replay_function(calls[0].isa), calls)
@@ -131,9 +132,11 @@ def replay_list(calls: Sequence[KernelCall]) -> ReplayList:
 
 @dataclass(frozen=True, slots=True)
 class SizedCalls:
-    """Calls of which some words follow the sizes of a computation: `words[index]` is
-    factor · sizes[size]. result: of the largest sizes, in the arena: to be read before
-    anything else is captured or replayed there."""
+    """Calls in which some words follow the sizes of a computation: `words[index]` is factor ·
+    sizes[size].
+
+    result: for the largest sizes, in the arena; read it before the next capture or replay there.
+    """
 
     calls: ReplayList
     result: torch.Tensor
@@ -142,8 +145,8 @@ class SizedCalls:
     size: npt.NDArray[np.int64]
 
     def replay(self, *sizes: int) -> torch.Tensor:
-        """Compute for `sizes`, of which none may be larger than at the capture. Of the result only
-        what belongs to these sizes means anything. Raises EngineError if a kernel fails."""
+        """Compute for `sizes`, none of which may exceed those of the capture. Only the part of the
+        result that belongs to these sizes is valid. Raises EngineError if a kernel fails."""
         self.calls.words[self.index] = self.factor * np.array(sizes, np.int64)[self.size]
         self.calls.run()
         return self.result
@@ -155,13 +158,13 @@ def capture_sizes(
     compute: Callable[..., torch.Tensor],
     largest: tuple[int, ...],
 ) -> SizedCalls:
-    """Record the kernels that `team` would compute in `compute(*sizes)`; none is run.
+    """Record the kernels that `team` would run in `compute(*sizes)`; none runs.
 
     From one recording to the next a single size changes, from the largest to 1, the last size
-    first. So what depends on one size, in whatever way, is not taken for a multiple of another.
+    first. So a word that depends on one size is not mistaken for a multiple of another.
 
     Raises NotCapturableError with the reason if a replay for some sizes would not do the same, as
-    far as these recordings show it.
+    far as these recordings show.
     """
     recorded = [
         largest[:kept] + (1,) * (len(largest) - kept) for kept in range(len(largest), -1, -1)
@@ -204,12 +207,11 @@ def _what_follows(
 
 
 class _Places:
-    """Places of the buffers of one recording, so that later recordings have theirs there as
-    well."""
+    """Places of the buffers of one recording, which later recordings reuse."""
 
     def __init__(self, arena: CaptureArena) -> None:
         self._arena = arena
-        self._taken: list[tuple[int, int]] = []  # start and bytes, in the order of asking
+        self._taken: list[tuple[int, int]] = []  # start and bytes, in order of allocation
         self._again: Iterator[tuple[int, int]] | None = None
 
     def repeat(self) -> None:
@@ -228,7 +230,8 @@ class _Places:
 
 
 class _NothingButKernels(TorchDispatchMode):
-    """Has `empty` allocate, lets through what only looks at memory, and refuses all else."""
+    """Makes `empty` allocate in the arena, allows operations that only view memory, and refuses all
+    others."""
 
     _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 
@@ -239,8 +242,8 @@ class _NothingButKernels(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch's hook: else the first capture imports its compiler, which takes two seconds and
-        makes a folder for temporary files."""
+        """Torch's hook. Without it the first capture imports torch's compiler, which takes two
+        seconds and creates a folder for temporary files."""
         return False
 
     def __torch_dispatch__(
@@ -261,7 +264,7 @@ class _NothingButKernels(TorchDispatchMode):
 
 
 def _is_view(result: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether an operation's results are all memory that it was given."""
+    """Return True if all results of an operation are memory that it was given."""
     results = result if isinstance(result, tuple | list) else (result,)
     given = {_storage(value) for value in args if isinstance(value, torch.Tensor)}
     return all(isinstance(value, torch.Tensor) and _storage(value) in given for value in results)

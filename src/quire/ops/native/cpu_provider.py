@@ -51,8 +51,8 @@ CACHE_DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({**DTYPE_CODES, 
 def cpu_providers(
     bind: Callable[[NativeLibrary], Callable[..., Any]], lacks: frozenset[str] = frozenset()
 ) -> tuple[Provider, ...]:
-    """`cpu_avx512`, `cpu_avx2`, … around `bind`, which makes the operation from a library.
-    lacks: as in `Provider`."""
+    """Return the providers `cpu_avx512`, `cpu_avx2`, … around `bind`, which makes the operation
+    from a library. lacks: as in `Provider`."""
     return tuple(
         Provider(
             name=_PREFIX + isa.name,
@@ -65,29 +65,30 @@ def cpu_providers(
 
 
 def is_cpu_kernel(provider: str) -> bool:
-    """Return whether `cpu_providers` made the provider of this name."""
+    """Return True if `cpu_providers` made the provider of this name."""
     return provider.startswith(_PREFIX)
 
 
 def isa_of(provider: str) -> str | None:
-    """The instruction set of a provider that `cpu_providers` made, None for another one."""
+    """Return the instruction set of a provider that `cpu_providers` made, None for another one."""
     return provider.removeprefix(_PREFIX) if is_cpu_kernel(provider) else None
 
 
 def packed_columns(outputs: int, gate: str | None) -> int:
-    """Columns of the panels of a layer (csrc/pointwise/gate.h)."""
+    """Return the columns of the panels of a layer (csrc/pointwise/gate.h)."""
     halves = 1 if gate is None else 2
     return halves * -(-outputs // halves // PANEL) * PANEL
 
 
 def token_rows(x: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D] itself when heads and dims are contiguous, else a contiguous copy."""
+    """Return x [T, heads, D] itself if heads and dims are contiguous, otherwise a contiguous
+    copy."""
     return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
 
 
 def input_rows(x: torch.Tensor, depth: int) -> torch.Tensor:
-    """x [..., I] as rows [T, I] whose elements are neighbours. Raises EngineError when I is not
-    `depth`: the kernels take it on trust."""
+    """Return x [..., I] as rows [T, I] with contiguous elements. Raises EngineError unless I is
+    `depth`, which the kernels do not check."""
     if x.shape[-1] != depth:
         raise EngineError(f"A layer of {depth} inputs was given {list(x.shape)}.")
     rows = x if x.dim() == 2 else x.reshape(-1, depth)
@@ -95,7 +96,8 @@ def input_rows(x: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def strided_rows(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
-    """x as [outer, inner, N] rows: the tensor (copied if it cannot be seen so), sizes, strides."""
+    """Return x as [outer, inner, N] rows: the tensor (a copy if it has no such view), sizes,
+    strides."""
     if x.stride(-1) == 1:
         if x.dim() == 2:
             return x, (x.shape[0], 1), (x.stride(0), 0)
@@ -109,8 +111,8 @@ def strided_rows(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int], tuple[
 def paired_rows(
     x: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """x and y as rows of one pair of sizes (`strided_rows`): tensors, sizes, strides of both.
-    Raises EngineError unless they have one shape and dtype."""
+    """Return x and y as rows of one pair of sizes (`strided_rows`): tensors, sizes, strides of
+    both. Raises EngineError unless they have one shape and dtype."""
     if x.shape != y.shape or x.dtype != y.dtype:
         raise EngineError(
             f"A sum takes two tensors of one shape and dtype, not {x.dtype}{list(x.shape)} and "
@@ -124,25 +126,26 @@ def paired_rows(
 
 
 def row_ids(ids: torch.Tensor) -> torch.Tensor:
-    """ids as the kernels take them (csrc/rows/ids.h): int32 or int64, contiguous."""
+    """Return ids in the form of the kernels (csrc/rows/ids.h): int32 or int64, contiguous."""
     return (ids if ids.dtype in (torch.int32, torch.int64) else ids.long()).contiguous()
 
 
 def row_stride(out: torch.Tensor) -> int:
     """Return the stride of rows [T, N] that linear kernels write. Raises EngineError unless
-    elements are neighbours."""
+    elements are contiguous."""
     if out.dim() != 2 or out.stride(1) != 1:
         raise EngineError(f"A layer cannot write into strides {out.stride()}.")
     return out.stride(0) if out.stride(0) != out.shape[1] else 0
 
 
 def pointer(x: torch.Tensor | None) -> int | None:
-    """The address of an optional argument."""
+    """Return the address of an optional argument."""
     return None if x is None else x.data_ptr()
 
 
 def page_strides(cache: torch.Tensor, scales: torch.Tensor | None) -> tuple[int, int, int, int]:
-    """Block and token strides of a cache [B, S, K, D], in elements, and of its scales."""
+    """Return the block and token strides of a cache [B, S, K, D], in elements, and of its
+    scales."""
     block, token = cache.stride(0), cache.stride(1)
     if scales is None:
         return block, token, 0, 0

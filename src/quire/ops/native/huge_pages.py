@@ -1,4 +1,5 @@
-"""Memory in huge pages, which a stream through it reads faster: fewer addresses to look up."""
+"""Memory in huge pages, which is read faster in a stream, since fewer addresses must be
+translated."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ HUGE_PAGE = 2 * 2**20
 
 
 def map_huge_pages(size: int) -> torch.Tensor:
-    """At least `size` bytes of zeros, uint8, from the start of a huge page on.
+    """Return at least `size` bytes of zeros, uint8, that begin with a huge page.
 
-    Only address space is taken here. Memory is used as it is written, a huge page at a time, and
-    given back with the last view of the tensor. Where the system has no huge pages on request, the
+    This reserves only address space. Memory is used as it is written, a huge page at a time, and
+    released with the last view of the tensor. Where the system has no huge pages on request, the
     pages are ordinary ones.
     """
-    # Private: of shared memory, which is mmap's default, Linux makes no huge pages on request.
+    # Private: Linux gives no huge pages on request for shared memory, which is mmap's default.
     pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel that was built without them
@@ -32,8 +33,8 @@ def map_huge_pages(size: int) -> torch.Tensor:
 
 
 def give_back(start: int, size: int) -> None:
-    """Let the system have the memory of `size` bytes of `map_huge_pages` from address `start`,
-    where a page begins. They are zeros then, and take memory again as they are written."""
+    """Give the memory of `size` bytes of `map_huge_pages`, from the page at address `start`, back
+    to the system. It reads as zeros then, and takes memory again as it is written."""
     if hasattr(mmap, "MADV_DONTNEED"):
         _madvise()(start, size, mmap.MADV_DONTNEED)
 

@@ -1,4 +1,4 @@
-"""Kernel calls that were written down once, and one call into C++ that makes them all again."""
+"""Recorded kernel calls, and one call into C++ that makes them all again."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["KernelCall", "NotCapturableError", "ReplayList", "kernel_error"]
 
 
 class NotCapturableError(EngineError):
-    """The computation does something that a replay would leave out. It can run as it is."""
+    """The computation does something that a replay would leave out. It can run uncaptured."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One call as `QUIRE_REPLAYABLE` of csrc/native/replay.h takes it.
+    """One call in the form of `QUIRE_REPLAYABLE` in csrc/native/replay.h.
 
-    kernel: address of the exported function. arguments: 8 bytes each, the team's last. What the
-    addresses among them point to is kept by whoever keeps the call.
+    kernel: address of the exported function. arguments: 8 bytes each, the team's last. The owner of
+    the call must keep alive the memory to which they point.
     """
 
     isa: str
@@ -38,12 +38,12 @@ class _Call(ctypes.Structure):
 
 
 class ReplayList:
-    """The calls in their order, in memory that C++ reads."""
+    """The calls in order, in memory that C++ reads."""
 
     def __init__(self, replay: Callable[..., int], calls: Sequence[KernelCall]) -> None:
         """replay: `quire_replay` of any library.
 
-        words: int64, all arguments of all calls, which are read when they are made.
+        words: int64, all arguments of all calls; they are read when the calls are made.
         """
         self._replay = replay
         self._names = [(call.isa, call.name) for call in calls]
@@ -61,7 +61,7 @@ class ReplayList:
 
     def run(self, count: int | None = None) -> None:
         """Make the first `count` calls, or all, without the interpreter lock. Raises EngineError at
-        the first that fails; those after it are not made."""
+        the first that fails; later calls are not made."""
         count = len(self._calls) if count is None else count
         code = self._replay(self._calls, count, ctypes.byref(self._failed))
         if code != 0:

@@ -1,4 +1,4 @@
-"""Share of a row that one program of a Triton kernel takes."""
+"""The share of a row that one program of a Triton kernel processes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ _MAX_WARPS = 16
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n, 1 for n ≤ 1: blocks have such sizes only."""
+    """Return the smallest power of two that is at least n, 1 for n ≤ 1; blocks can have only such
+    sizes."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def row_block(width: int) -> int:
-    """Elements of a block that holds a whole row."""
+    """Return the elements of a block that holds a whole row."""
     return power_of_two(width)
 
 
 def row_warps(width: int) -> int:
-    """Warps of a program that holds a whole row in registers."""
+    """Return the warps of a program that holds a whole row in registers."""
     return min(_MAX_WARPS, max(1, row_block(width) // _ELEMENTS_PER_WARP))

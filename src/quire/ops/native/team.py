@@ -13,16 +13,18 @@ from quire.ops.native.replay import KernelCall
 __all__ = ["ALONE", "Team"]
 
 SPIN_MICROSECONDS = 200
-"""Time for which an idle thread of the team spins before it sleeps: longer than the gap between two
-kernels of a step, shorter than the gap between two steps."""
+"""Time that an idle thread spins before it sleeps: longer than the gap between two kernels of a
+step, shorter than the gap between two steps."""
 
 
 class Team:
-    """num_threads: how many compute, the calling one included. Threads start with the first library
-    that asks for them, and end with the team. A forked child has none of them and computes alone.
+    """The threads that compute the kernels of a model together.
 
-    recorded: where kernels that the team is asked for are written down, None for nowhere.
-    computes: whether they are computed as well.
+    num_threads: including the calling thread. Threads start with the first library that needs them,
+    and end with the team. A forked child has none of them and computes alone.
+
+    recorded: list to which kernel calls are appended, or None. computes: True if recorded calls are
+    also made.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -50,7 +52,7 @@ class Team:
 
     @contextmanager
     def recording(self, *, computes: bool = True) -> Iterator[list[KernelCall]]:
-        """The kernels that the team is asked for meanwhile, of any library."""
+        """Record the kernel calls of the team meanwhile, of any library."""
         self.recorded, self.computes = (calls := list[KernelCall]()), computes
         try:
             yield calls
@@ -59,4 +61,4 @@ class Team:
 
 
 ALONE = Team(1)
-"""The calling thread."""
+"""The calling thread alone."""

@@ -1,5 +1,5 @@
-"""Call the kernels of norms (csrc/norm/norms.cpp): all take the same rows, and a residual that may
-be added to them first."""
+"""Calls the kernels of norms (csrc/norm/norms.cpp). All take the same rows, and a residual that may
+be added first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NormKernel"]
 
 
 class NormKernel:
-    """One of them. parameters: the tensors [N] that it takes, None where the norm has none."""
+    """One of the kernels. parameters: its tensors [N], None where the norm has none."""
 
     def __init__(self, library: NativeLibrary, name: str) -> None:
         self._call = library.call

@@ -1,3 +1,3 @@
-"""Functions of each element alone."""
+"""Functions of single elements."""
 
 __all__: list[str] = []

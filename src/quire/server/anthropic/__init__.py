@@ -1,3 +1,3 @@
-"""The Messages API: its requests as chats, and answers of chats in its form."""
+"""The Messages API: its requests become chats, and answers of chats take its form."""
 
 __all__: list[str] = []

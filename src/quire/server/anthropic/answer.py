@@ -1,4 +1,4 @@
-"""POST /v1/messages: an answer as a message, or as the named events that build it."""
+"""POST /v1/messages: an answer as a message, or as the named events that build one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "ref
 
 
 class MessageUsage(msgspec.Struct):
-    """Tokens. input_tokens: of the prompt, without those that were cached. Writing to the cache
-    costs nothing here, so none are counted as such."""
+    """Token counts. input_tokens: of the prompt, without cached ones. Writing to the cache is free,
+    so no such tokens are counted."""
 
     input_tokens: int
     output_tokens: int
@@ -61,8 +61,7 @@ def error_event(reply: ErrorReply) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MessagesAnswer:
-    """The answer to one request, which is a chat in the server. hides_thinking: see
-    `BlockReader`."""
+    """The answer to one request. hides_thinking: see `BlockReader`."""
 
     job: Job
     body: ChatRequest
@@ -82,8 +81,8 @@ class MessagesAnswer:
         return encode(message)
 
     async def stream(self, sink: EventSink) -> bytes:
-        """Start when the engine has taken the prompt; write all events but the last ones, which are
-        returned. Errors as in `whole`."""
+        """Start the stream when the engine has taken the prompt. Writes all events but the last
+        ones, which it returns. Errors as in `whole`."""
         async with self._open() as generation:
             await generation.settle()
             await sink.start()
@@ -110,14 +109,14 @@ class MessagesAnswer:
         return Message(head.id, head.model, content, reason, sequence, _usage(generation))
 
     def start_event(self, generation: Generation) -> bytes:
-        """Return the first event: the message before anything of it is there."""
+        """Return the first event: the message before it has any content."""
         return _event(
             {"type": "message_start", "message": self._message(generation, [], None, None)}
         )
 
 
 class _Writer:
-    """Writes the events of a stream. The first goes with the first tokens, when it is known how
+    """Writes the events of a stream. The first event waits for the first tokens, which tell how
     much of the prompt was cached."""
 
     def __init__(self, answer: MessagesAnswer, generation: Generation) -> None:
@@ -128,7 +127,7 @@ class _Writer:
         self._ending: tuple[StopReason, str | None] = ("end_turn", None)
 
     def events(self, delta: SampleDelta) -> bytes:
-        """Return those of one delta."""
+        """Return the events of one delta."""
         parts = [Text(delta.text)] if delta.text else delta.parts
         found = [_event(event) for event in self._reader.take(parts)]
         if not self._has_begun:
@@ -140,7 +139,7 @@ class _Writer:
         return b"".join(found)
 
     def last_events(self) -> bytes:
-        """Return the end of the message."""
+        """Return the events that end the message."""
         reason, sequence = self._ending
         end = {
             "type": "message_delta",

@@ -1,4 +1,4 @@
-"""Content blocks of an answer, made of its parts as they come."""
+"""Content blocks of an answer, built from its parts as they arrive."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Event = dict[str, Any]
 
 
 class BlockReader:
-    """Makes the events of blocks: start, deltas, stop, one block after the other. White space
-    before a text is held back until the text comes, since no block may be empty.
+    """Makes the events of blocks, one block after the other: start, deltas, stop. White space
+    before a text waits for the text, since no block may be empty.
 
-    has_calls: whether a call has begun.
+    has_calls: True once a call has begun.
     """
 
     def __init__(self, *, hides_thinking: bool = False) -> None:
@@ -47,7 +47,7 @@ class BlockReader:
                     yield self._delta({"type": "input_json_delta", "partial_json": text})
 
     def finish(self) -> Iterator[Event]:
-        """Yield the end of the block that is open."""
+        """Yield the end of the open block."""
         if self._open is None:
             return
         if self._open is Reasoning:
@@ -85,8 +85,8 @@ class BlockReader:
 
 
 def whole_blocks(events: Iterator[Event]) -> list[Event]:
-    """Return the blocks that these events build. The input of a call that was cut is empty: what
-    there is of it is no JSON."""
+    """Return the blocks that these events build. The input of a call that was cut short is empty,
+    since its partial text is no JSON."""
     blocks: list[Event] = []
     arguments: dict[int, str] = {}
     for event in events:

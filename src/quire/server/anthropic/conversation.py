@@ -1,4 +1,4 @@
-"""Turns of content blocks as messages of a chat."""
+"""Converts turns of content blocks to messages of a chat."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BLOCKS = 'Send a string or a list of blocks such as {"type": "text", "text": "H
 _TEXT_ONLY = "The served model takes text only. Send text blocks."
 _LEFT_OUT = "[{} left out: this model reads text only]"
 _HOSTED = ("server_tool_use", "mcp_tool_use", "mcp_tool_result", "container_upload")
-"""Blocks of tools that another service ran; with those that end in `_tool_result`."""
+"""Blocks of tools that another service ran, beside those that end in `_tool_result`."""
 
 
 def chat_messages(
     system: str | list[Fields] | None, turns: object
 ) -> tuple[list[Fields], list[str]]:
-    """Return a conversation as messages, and the lines that were left out of its system prompt.
-    RefusedError names the turn or block that is none."""
+    """Return a conversation as messages, and the lines removed from its system prompt. RefusedError
+    names the bad turn or block."""
     texts = [system] if isinstance(system, str) else _texts(system or [], "system")
     kept, removed = without_volatile(texts)
     messages: list[Fields] = []
@@ -50,8 +50,8 @@ def chat_messages(
 
 
 def _join(messages: list[Fields], message: Fields) -> None:
-    """Append a message, to the one before it where both are the same side's: templates expect
-    turns."""
+    """Append a message, or join it to the previous one of the same side, since templates expect
+    turns to alternate."""
     last = messages[-1] if messages else {}
     if last.get("role") != message["role"] or message["role"] in ("tool", "assistant"):
         messages.append(message)
@@ -83,7 +83,7 @@ def _texts(blocks: Iterable[object], place: str) -> list[str]:
 
 
 def _user(blocks: list[Fields], place: str) -> Iterable[Fields]:
-    """Results of tools first, each a message of its own, then what the user says."""
+    """Yield results of tools, each as its own message, then the user's text."""
     said: list[Fields] = []
     for index, block in enumerate(blocks):
         at = f"{place}.content[{index}]"
@@ -100,7 +100,7 @@ def _user(blocks: list[Fields], place: str) -> Iterable[Fields]:
 
 
 def _read(block: Fields, place: str) -> str:
-    """The text of a block of the user."""
+    """Return the text of a user's block."""
     kind = block.get("type")
     if kind == "text":
         return string_of(block, "text", place)
@@ -124,8 +124,8 @@ def _document(block: Fields, place: str) -> str:
 
 
 def _result(block: Fields, place: str) -> str:
-    """Output of a tool. Media in it are named: a tool cannot know what the model reads, and the
-    conversation must go on."""
+    """Return a tool's output. A note replaces media: a tool cannot know what the model reads,
+    and the conversation must go on."""
     content = block.get("content")
     texts: list[str] = []
     for index, part in enumerate(_blocks("" if content is None else content, f"{place}.content")):
@@ -165,7 +165,7 @@ def _assistant(blocks: list[Fields], place: str) -> Fields:
 
 
 def _thinking(block: Fields, place: str) -> str:
-    """The thinking of an earlier answer: its text, or what its signature holds."""
+    """Return the thinking of an earlier answer: its text, or that sealed in its signature."""
     text, signature = block.get("thinking"), block.get("signature")
     if not isinstance(text, str | None):
         raise refused(f"{place}.thinking", text, "Send it back as it came.")

@@ -1,4 +1,4 @@
-"""Requests of the Messages API as chats."""
+"""Converts requests of the Messages API to chats."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["ReadRequest", "read_request"]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SAME_FIELDS = ("temperature", "top_p", "stream", "max_tokens")
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""Templates know three."""
+"""Templates know three levels."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
     """A request as a chat. removed_lines: of its system prompt, see `volatile`. skipped_tools:
-    those that only another service could run. hides_thinking: blocks of thinking have no text."""
+    tools that only another service could run. hides_thinking: blocks of thinking have no text."""
 
     chat: ChatRequest
     removed_lines: list[str]
@@ -31,7 +31,7 @@ class ReadRequest:
 
 
 def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel) -> ReadRequest:
-    """Return a request as the chat that it means. RefusedError names what is wrong with it."""
+    """Return a request as a chat. RefusedError names the field at fault."""
     messages, removed_lines = chat_messages(body.system, body.messages)
     tools, skipped_tools = _tools(body.tools or [])
     chat = ChatRequest(model=body.model, messages=messages, tools=tools or None)
@@ -89,8 +89,8 @@ def _take_choice(chat: ChatRequest, given: Fields | None) -> None:
 def _take_thinking(
     chat: ChatRequest, body: MessagesRequest | CountTokensRequest, model: ServedModel
 ) -> None:
-    """Set switches of the template, the budget and the format. A model that cannot think is asked
-    for nothing: agents send the same request to every model."""
+    """Set the template's switches, the budget and the format. A model that cannot think gets none
+    of these: agents send the same request to every model."""
     thinking: Any = body.thinking or {"type": "disabled"}
     kind = thinking.get("type")
     variables: Fields = {"enable_thinking": kind != "disabled", "thinking": kind != "disabled"}

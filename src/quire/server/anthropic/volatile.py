@@ -1,7 +1,7 @@
 """Lines that coding agents put into system prompts and change with every request.
 
-A prompt that differs near its start finds none of its prefix in the cache. The lines below say
-nothing to a model; they are left out of prompts, whole, and named in the request's timeline.
+A prompt that differs near its start finds no cached prefix. The lines below mean nothing to a
+model. They are removed from prompts as whole lines, and listed in the request's timeline.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Sequence
 __all__ = ["without_volatile"]
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
-"""An accounting line with a nonce: all of a block's text, or the first line of it."""
+"""An accounting line with a nonce: the whole text of a block, or its first line."""
 
 _COUNTDOWN = re.compile(r"\n?<total_tokens>\d+ tokens left(?:</total_tokens>)?\s*\Z")
-"""A count that falls from turn to turn, as the last line of all."""
+"""A count that falls from turn to turn, as the very last line."""
 
 
 def without_volatile(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the texts of a system prompt without such lines, and the lines. The first is looked
-    for at the start of any text, the second at the end of the last one. Empty texts go."""
+    """Return the texts of a system prompt without such lines, and the lines. The accounting line is
+    looked for at the start of each text, the count at the end of the last. Empty texts are dropped.
+    """
     kept: list[str] = []
     removed: list[str] = []
     for index, text in enumerate(texts):

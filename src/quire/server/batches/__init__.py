@@ -1,3 +1,3 @@
-"""Files of requests, answered by the application without a socket."""
+"""Batches: files of requests, answered by the application without a socket."""
 
 __all__: list[str] = []

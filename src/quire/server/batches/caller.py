@@ -1,4 +1,4 @@
-"""Requests to the application without a socket."""
+"""Sends requests to the application without a socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Called", "call"]
 
 @dataclass(slots=True)
 class Called:
-    """An answer."""
+    """An answer of the application."""
 
     status: int = 0
     request_id: str = ""
@@ -24,8 +24,8 @@ class Called:
 async def call(
     app: ASGIApp, path: str, body: bytes, caller: InternalCaller | None = None
 ) -> Called:
-    """Post JSON to a route, and return its whole answer. Cancelling it ends the request. caller:
-    in whose name, behind the gate; None for one that comes to it like any other."""
+    """Post JSON to a route, and return its whole answer. Cancelling this call ends the request.
+    caller: the identity behind the gate; None to pass the gate like any client."""
     scope: Scope = {
         CALLER: caller,
         "type": "http",
@@ -50,7 +50,7 @@ async def call(
     async def receive() -> Message:
         nonlocal is_sent
         if is_sent:
-            await asyncio.Event().wait()  # the client does not leave
+            await asyncio.Event().wait()  # this client never leaves
         is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 

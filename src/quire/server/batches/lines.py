@@ -1,4 +1,4 @@
-"""The lines of a batch: what each asks for, and the line that answers it."""
+"""The lines of a batch: the request of each, and the line that answers it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BATCH_ROUTES = (
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """key: of the text of the line, by which an answer is found again. fault: why it asks for
-    nothing; empty if it does."""
+    """key: hash of the line, by which its answer is found again. fault: why it is no request; empty
+    if it is one."""
 
     key: str
     custom_id: str | None
@@ -36,8 +36,8 @@ class _Fields(msgspec.Struct):
 
 
 def read_line(text: bytes, seen: set[str], route: str | None = None) -> BatchLine:
-    """Read one line. seen: ids of those before it, to which its own is added. route: that all lines
-    ask; None for any. A bad line has its fault, and harms no other."""
+    """Read one line. seen: ids of earlier lines, to which this one's is added. route: the route
+    that all lines must name; None for any. A bad line has its fault, and harms no other line."""
     key = hashlib.blake2b(text, digest_size=16).hexdigest()
     try:
         fields = msgspec.json.decode(text, type=_Fields)
@@ -60,7 +60,7 @@ def read_line(text: bytes, seen: set[str], route: str | None = None) -> BatchLin
 
 
 def result_line(line: BatchLine, status: int, request_id: str, body: bytes) -> bytes:
-    """Return the answer to a line, as a line without its end."""
+    """Return the answer to a line as text, without a line end."""
     response = {
         "status_code": status,
         "request_id": request_id,
@@ -70,7 +70,7 @@ def result_line(line: BatchLine, status: int, request_id: str, body: bytes) -> b
 
 
 def error_line(line: BatchLine) -> bytes:
-    """Return the answer to a line that asks for nothing."""
+    """Return the answer to a line that is no request."""
     return _written(line, None, {"code": "invalid_line", "message": line.fault})
 
 

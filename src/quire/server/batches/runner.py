@@ -1,8 +1,8 @@
-"""A file of requests, answered into a file of answers in the same order.
+"""Answers a file of requests into a file of answers in the same order.
 
-Answers go to a file aside as they come, each with the key of its line. So a run that was killed is
-taken up where it ended; at the end the answers are put in order, and the file gets its name. The
-file aside stays where the server failed at a line, and a later run asks such lines again.
+Answers first go to a temporary file as they arrive, each with the key of its line, so that a killed
+run can continue. At the end they are put in order into the target. The temporary file stays if the
+server failed at a line; a later run asks such lines again.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = ["PARTIAL", "BatchCounts", "BatchRunner", "NoRoomError"]
 PARTIAL = ".partial"
 GOOD = 200
 FIRST_FAULT = 500
-"""Statuses from here on are the server's fault: a later run asks again."""
+"""Statuses from here on are the server's fault, so a later run asks again."""
 UNAVAILABLE = (503, OVERLOADED)
-"""The engine was restarting or had no room: nothing was computed, and this run asks again."""
+"""The engine was restarting or had no room, and nothing was computed: this run asks again."""
 MAX_TRIES = 3
 PAUSE_S = 1.0
 LINES_TOGETHER = 64
-"""Lines that a thread reads before the event loop is asked for answers to them."""
+"""Lines that a thread reads ahead before the event loop starts to answer them."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
 class NoRoomError(QuireError):
-    """Answers of a batch may not get longer."""
+    """The answers of a batch have reached their bound in bytes."""
 
 
 @dataclass(slots=True)
 class BatchCounts:
-    """num_lines: so far. num_kept: those that an earlier run had answered. num_done: those that
-    need nothing more. num_failed: of these, those without a good answer."""
+    """num_lines: read so far. num_kept: answered by an earlier run. num_done: finished. num_failed:
+    finished without a good answer."""
 
     num_lines: int = 0
     num_kept: int = 0
@@ -60,7 +60,7 @@ class BatchCounts:
 
 
 class _Place(NamedTuple):
-    """Place of an answer in the file aside, in bytes."""
+    """Place of an answer in the temporary file, in bytes."""
 
     start: int
     length: int
@@ -68,7 +68,7 @@ class _Place(NamedTuple):
 
 
 class BatchRunner:
-    """Runs the lines of one file, so many at a time."""
+    """Runs the lines of one file, a bounded number at a time."""
 
     def __init__(
         self,
@@ -83,9 +83,10 @@ class BatchRunner:
         route: str | None = None,
         has_room: Callable[[int], bool] | None = None,
     ) -> None:
-        """backend: of the app. caller: in whose name lines are asked. max_tries: of a line that
-        finds no room. route: that all lines ask, if there is one. has_room: says whether so
-        many bytes of answers may be kept. ConfigError if a file cannot be read or written."""
+        """backend: of the app. caller: identity of the requests. max_tries: attempts at a line that
+        finds no room. route: the route that all lines must name, if any. has_room: returns True if
+        this many bytes of answers may be kept. Raises ConfigError if a file cannot be read or
+        written."""
         if not source.is_file():
             raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
         if not target.absolute().parent.is_dir():
@@ -107,9 +108,9 @@ class BatchRunner:
         return sum(1 for _ in self._lines())
 
     async def run(self, on_line: Callable[[], None]) -> BatchCounts:
-        """Answer all lines. on_line: called for each line that is done. If it raises, the answers
-        so far are kept for the next run.
-        Raises EngineError if the engine ends for good, NoRoomError if the answers get too long."""
+        """Answer all lines. on_line: called for each finished line; if it raises, the answers so
+        far are kept for the next run. Raises EngineError if the engine ends for good, NoRoomError
+        if the answers get too long."""
         places = await _beside(self._places_of_earlier_run)
         self.counts = counts = BatchCounts(num_kept=len(places))
         with self._aside.open("ab") as aside:
@@ -127,7 +128,7 @@ class BatchRunner:
         counts: BatchCounts,
         on_line: Callable[[], None],
     ) -> None:
-        """Write the answers that are missing, and note their places."""
+        """Write the missing answers, and note their places."""
         room = asyncio.Semaphore(self._max_together)
 
         def done(line: BatchLine, answer: bytes, status: int) -> None:
@@ -165,7 +166,7 @@ class BatchRunner:
                 group.create_task(one(line))
 
     async def _asked(self, line: BatchLine) -> Called:
-        """Ask when the engine is ready, and again where it was not any more."""
+        """Ask when the engine is ready, and again after it was not."""
         await self._until_ready()
         found = await self._called(line)
         for _ in range(self._max_tries - 1):
@@ -177,7 +178,7 @@ class BatchRunner:
         return found
 
     async def _called(self, line: BatchLine) -> Called:
-        """The answer of the route; that it failed, where it raised what nobody expected."""
+        """Return the route's answer, or an internal error for an unexpected exception."""
         try:
             return await call(self._app, line.url, line.body, self._caller)
         except Exception as error:  # noqa: BLE001 - it is logged
@@ -185,7 +186,7 @@ class BatchRunner:
             return Called(reply.status, body=reply.body)
 
     async def _until_ready(self) -> None:
-        """Wait while the engine restarts or stalls. EngineError if it ends for good."""
+        """Wait while the engine restarts or stalls. Raises EngineError if it ends for good."""
         while (status := self._backend.status).state is not EngineState.READY:
             if status.state in (EngineState.DEAD, EngineState.DRAINING):
                 raise EngineError(
@@ -202,16 +203,16 @@ class BatchRunner:
                     yield read_line(text.strip(), seen, self._route)
 
     async def _lines_by_slices(self) -> AsyncGenerator[BatchLine]:
-        """The lines, as a thread reads them: a batch that is taken up again may have any number
-        that are answered already."""
+        """Yield the lines. A thread reads them, since a continued batch may begin with any number
+        of answered ones."""
         lines = self._lines()
         while found := await _beside(lambda: list(itertools.islice(lines, LINES_TOGETHER))):
             for line in found:
                 yield line
 
     def _places_of_earlier_run(self) -> dict[str, _Place]:
-        """Places of whole answers in the temporary file, by key. An incomplete last line is cut
-        off, and lines at which the server failed are asked again."""
+        """Return the places of whole answers in the temporary file, by key. An incomplete last line
+        is cut off; lines at which the server failed are asked again."""
         places: dict[str, _Place] = {}
         if not self._aside.exists():
             return places
@@ -230,7 +231,7 @@ class BatchRunner:
         return places
 
     async def write_what_is_there(self) -> None:
-        """Give the answers that there are to the target, in order: of a run that was ended for
+        """Write the existing answers to the target, in order, after a run that was ended for
         good."""
         await _beside(self._write_what_is_there)
 
@@ -241,7 +242,7 @@ class BatchRunner:
         self._put_in_order(places, is_whole=False)
 
     def _put_in_order(self, places: dict[str, _Place], *, is_whole: bool = True) -> None:
-        """is_whole: there is an answer to every line."""
+        """is_whole: every line has an answer."""
         ordered = self._target.with_name(self._target.name + PARTIAL + ".ordered")
         with self._aside.open("rb") as aside, ordered.open("wb") as file:
             for line in self._lines():
@@ -266,8 +267,8 @@ class BatchRunner:
 async def _beside(
     function: Callable[Given, Result], *given: Given.args, **named: Given.kwargs
 ) -> Result:
-    """Call a function in a thread, so that streams go on. A cancellation waits for its end, since
-    the next one may write the same files."""
+    """Call a function in a thread, so that streams go on. A cancelled call still waits for its end,
+    since the next one may write the same files."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *given, **named))
     try:
         return await asyncio.shield(work)

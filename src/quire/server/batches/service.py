@@ -1,4 +1,4 @@
-"""Runs the batches of a server one after the other, with what interactive requests leave."""
+"""Runs the batches of a server one after the other, on capacity that interactive requests leave."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ logger = logging.getLogger("quire.server")
 
 POLL_S = 1.0
 PATIENT_TRIES = 2**31
-"""A line that finds no room waits until there is some."""
+"""Tries per line: a line that finds no room waits until there is some."""
 MAX_SHOWN_FAULTS = 100
 MAX_FAILURES = 3
-"""A batch at which the server fails so often, for a reason that nobody expected, has failed."""
+"""A batch fails after this many unexpected failures of the server."""
 
 
 _KNOWN = (EngineError, OSError, sqlite3.OperationalError)
-"""Faults of the machine, which pass: batches wait for as long as they last."""
+"""Faults of the machine, which pass; batches wait for as long as they last."""
 
 
 class BatchService:
-    """One in all fronts of a server. A batch that it had begun when the server ended is taken up
-    where it was: no line that was answered is computed again."""
+    """Runs in one of a server's fronts. A batch that was running when the server ended continues,
+    without computing answered lines again."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BatchService:
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """app: that answers the lines. backend: of the app."""
+        """app: answers the lines. backend: of the app."""
         self._app = app
         self._backend = backend
         self._store = store
@@ -60,11 +60,11 @@ class BatchService:
         self._poll_s = poll_s
         self._clock = clock
         self._num_failures: Counter[str] = Counter()
-        """Unexpected failures of each batch."""
+        """Unexpected failures by batch."""
 
     async def run(self) -> None:
-        """Never ends. What fails is logged, and tried again; for an error that nobody expected, a
-        few times."""
+        """Run batches for ever. Failures are logged and tried again, unexpected ones a few
+        times."""
         while True:
             try:
                 is_busy = await self._serve_next()
@@ -76,7 +76,7 @@ class BatchService:
                 await asyncio.sleep(self._poll_s)
 
     async def _serve_next(self) -> bool:
-        """Bring the oldest batch to its end. False if there is none, or no engine for it."""
+        """Finish the oldest batch. Returns False if there is none, or no engine to run it."""
         found = self._store.next_batch()
         status = self._backend.status
         if found is None or status.capacity is None:
@@ -99,7 +99,7 @@ class BatchService:
         return True
 
     async def _give_up(self, batch: KeptBatch, caller: InternalCaller, reason: str) -> None:
-        """End a batch at which the server failed, with the answers that there are."""
+        """End a batch at which the server failed, with the answers so far."""
         fault = f"The server failed {MAX_FAILURES} times at this batch ({reason}). Its log says why"
         batch.errors = _faults("server_error", [f"{fault}; please report it."])
         target = self._target(batch)
@@ -108,7 +108,7 @@ class BatchService:
                 await self._runner(batch, caller, target, 1).write_what_is_there()
             await self._end(batch, target, "failed", caller.tenant)
         except _KNOWN:
-            raise  # what is there stays, and the next poll tries again
+            raise  # the answers stay, and the next poll tries again
         except Exception:
             logger.exception("the batch %s has no answers", batch.id)
             self._store.end_batch(batch, "failed")
@@ -124,12 +124,12 @@ class BatchService:
     async def _serve(self, batch: KeptBatch, caller: InternalCaller, max_together: int) -> None:
         is_over = self._clock() > batch.expires_at
         if batch.in_progress_at is None and (is_over or batch.status == "cancelling"):
-            self._store.end_batch(batch, "expired")  # or cancelled; it has not begun
+            self._store.end_batch(batch, "expired")  # or cancelled before it began
             return
         if batch.status == "validating" and not await self._begin(batch):
             return
         target = self._target(batch)
-        if target.exists():  # the server ended when all was done but to say so
+        if target.exists():  # the server ended after the last line, before the status was written
             await self._end(batch, target, "expired" if is_over else "completed", caller.tenant)
             return
         runner = self._runner(batch, caller, target, max_together)
@@ -158,7 +158,7 @@ class BatchService:
         )
 
     async def _begin(self, batch: KeptBatch) -> bool:
-        """Count the lines. False if there is nothing to do: then the batch has failed."""
+        """Count the lines. Returns False if none is a request; the batch has failed then."""
         source = self._store.path(batch.input_file_id)
         most = self._limits.max_batch_lines
         total, num_faulty, faults = await asyncio.to_thread(_survey, source, batch.endpoint, most)
@@ -171,12 +171,12 @@ class BatchService:
             self._fail(batch, "invalid_line", faults)
             return False
         batch.status, batch.in_progress_at = "in_progress", int(self._clock())
-        if not self._store.note_progress(batch, "validating"):  # it has been cancelled meanwhile
+        if not self._store.note_progress(batch, "validating"):  # it was cancelled meanwhile
             batch.status = "cancelling"
         return True
 
     async def _run(self, batch: KeptBatch, runner: BatchRunner) -> str:
-        """Answer the lines; how that ended."""
+        """Answer the lines, and return the final status."""
         running = asyncio.create_task(runner.run(lambda: None))
         try:
             while not running.done():
@@ -201,7 +201,7 @@ class BatchService:
         batch.request_counts.completed = counts.num_done - counts.num_failed
 
     async def _end(self, batch: KeptBatch, target: Path, ending: str, tenant: str) -> None:
-        """Give the answers to files that the client finds, good ones and others apart."""
+        """Store the answers as the client's files, good and bad ones apart."""
         good, bad = target.with_suffix(".good"), target.with_suffix(".bad")
         counts = batch.request_counts
         batch.finalizing_at = int(self._clock())
@@ -233,8 +233,8 @@ class _Answer(msgspec.Struct):
 
 
 def _survey(source: Path, route: str, most: int) -> tuple[int, int, list[str]]:
-    """Number of lines, of those that ask for nothing, and the faults of the first of these. Ends
-    one line after `most`."""
+    """Return the number of lines, the number of bad lines, and the faults of the first bad ones.
+    Stops one line after `most`."""
     seen: set[str] = set()
     total, num_faulty, faults = 0, 0, list[str]()
     with source.open("rb") as file:
@@ -252,7 +252,7 @@ def _survey(source: Path, route: str, most: int) -> tuple[int, int, list[str]]:
 
 
 def _split(target: Path, good: Path, bad: Path) -> tuple[int, int]:
-    """Write the lines of a file of answers into two, by whether they are good; how many are."""
+    """Split a file of answers by whether they are good, and return the number of each."""
     counts = [0, 0]
     with target.open("rb") as file, good.open("wb") as first, bad.open("wb") as second:
         for text in file:

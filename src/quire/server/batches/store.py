@@ -1,7 +1,7 @@
-"""Files that clients upload, and batches over them, in a folder of the operator's.
+"""Clients' files, and batches over them, in a folder of the operator's.
 
-Contents are files of their own; what is known of them is in SQLite, which survives the server. All
-fronts share the folder. Each caller's key sees its own alone.
+Contents are files of their own; their facts are in SQLite, which survives the server. All fronts
+share the folder. Each caller's key sees its own alone.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ CREATE INDEX IF NOT EXISTS files_by_tenant ON files (tenant);
 CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
 """
 NUM_SHARING = 2
-"""One key of several gets this part of each bound at most."""
+"""Share of each bound that one of several keys may use."""
 WINDOW_S = 86_400
-"""Time of a batch, from its arrival: `completion_window` "24h", the only one."""
+"""Deadline of a batch from its arrival: `completion_window` "24h", the only one."""
 
 
 class KeptFile(msgspec.Struct, kw_only=True):
-    """A file, as clients see it."""
+    """A file, in the form that clients see."""
 
     id: str
     bytes: int
@@ -65,7 +65,7 @@ class BatchRequestCounts(msgspec.Struct):
 
 
 class KeptBatch(msgspec.Struct, kw_only=True):
-    """A batch, as clients see it; times in seconds since 1970."""
+    """A batch, in the form that clients see; times in seconds since 1970."""
 
     id: str
     endpoint: str
@@ -94,7 +94,7 @@ class KeptBatch(msgspec.Struct, kw_only=True):
 
 
 class BatchStore:
-    """For one process; others may have the same folder open."""
+    """The store of one process; others may have the same folder open."""
 
     def __init__(
         self,
@@ -104,8 +104,9 @@ class BatchStore:
         tenants: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """folder: is made if need be; ConfigError if that cannot be, or its database is none.
-        tenants: names of the callers' keys; a lone one takes over what was kept without a name."""
+        """folder: created if missing. tenants: names of the callers' keys; a single one takes over
+        what was kept without a name. Raises ConfigError if the folder cannot be made or its
+        database is not one."""
         self._limits = limits
         self._num_sharing = NUM_SHARING if len(tenants) > 1 else 1
         self._clock = clock
@@ -126,13 +127,14 @@ class BatchStore:
         self._database.close()
 
     def _adopt_nameless(self, tenant: str) -> None:
-        """Give what was kept without a key to one. Else a second key, which tells callers apart,
-        would hide it."""
+        """Give files and batches that were kept without a key to the only key. A second key, added
+        later, would otherwise hide them."""
         for table in ("files", "batches"):
             self._database.execute(f"UPDATE {table} SET tenant = ? WHERE tenant = ''", (tenant,))
 
     def _tell_of_strangers(self, folder: Path, tenants: tuple[str, ...]) -> None:
-        """Log that files of other keys are here, which count and which nobody can delete."""
+        """Warn about files of other keys: they count against the bounds, and nobody can delete
+        them."""
         marks = ", ".join("?" * len(tenants))
         count, _ = self._files(f" WHERE tenant NOT IN ({marks})", tenants)
         if count:
@@ -156,7 +158,7 @@ class BatchStore:
         return len(list(self._unfinished()))
 
     def _files(self, where: str = "", given: tuple[str, ...] = ()) -> tuple[int, int]:
-        """Number and bytes of the files of all, or of some."""
+        """Return number and bytes of the files of all callers, or of some."""
         return self._database.execute(
             f"SELECT count(*), ifnull(sum(num_bytes), 0) FROM files{where}", given
         ).fetchone()
@@ -164,7 +166,7 @@ class BatchStore:
     # --- files ----------------------------------------------------------------------------------
 
     def add_file(self, filename: str, purpose: str, data: bytes, tenant: str) -> KeptFile:
-        """Keep a file. RefusedError if there is no room for it."""
+        """Keep a file. Raises RefusedError if there is no room."""
         self._check_room(len(data), tenant)
         file_id = f"file-{secrets.token_hex(12)}"
         partial = self.path(file_id).with_suffix(".partial")
@@ -178,7 +180,7 @@ class BatchStore:
     def adopt(
         self, written: Path, file_id: str, filename: str, purpose: str, tenant: str
     ) -> KeptFile:
-        """Keep a file that is already written, under an id, in place of one of that id."""
+        """Keep a file that is already written under this id, or replace the one with this id."""
         kept = KeptFile(
             id=file_id,
             bytes=written.stat().st_size,
@@ -194,11 +196,11 @@ class BatchStore:
         return kept
 
     def path(self, file_id: str) -> Path:
-        """Place of the contents of a file. file_id: of a file that was found, or made here."""
+        """Return where a file's contents are. file_id: of a file that was found, or made here."""
         return self._contents / file_id
 
     def find_file(self, file_id: str, tenant: str) -> KeptFile:
-        """RefusedError 404 if it is not there."""
+        """Return a file. Raises RefusedError 404 if there is none."""
         row = self._database.execute(
             "SELECT body FROM files WHERE id = ? AND tenant = ?", (file_id, tenant)
         ).fetchone()
@@ -207,14 +209,15 @@ class BatchStore:
         return msgspec.json.decode(row[0], type=KeptFile)
 
     def list_files(self, tenant: str) -> list[KeptFile]:
-        """The caller's files, newest first."""
+        """Return the caller's files, newest first."""
         rows = self._database.execute(
             "SELECT body FROM files WHERE tenant = ? ORDER BY rowid DESC", (tenant,)
         )
         return [msgspec.json.decode(body, type=KeptFile) for (body,) in rows]
 
     def delete_file(self, file_id: str, tenant: str) -> None:
-        """RefusedError 404 if it is not there, 400 if a batch still reads it."""
+        """Delete a file. Raises RefusedError 404 if there is none, 400 if a batch still reads
+        it."""
         self.find_file(file_id, tenant)
         for batch, _, _ in self._unfinished():
             if batch.input_file_id == file_id:
@@ -226,12 +229,12 @@ class BatchStore:
             self.path(file_id).unlink()
 
     def has_room(self, num_bytes: int, tenant: str) -> bool:
-        """Return whether a caller may keep so many bytes more."""
+        """Return True if a caller may keep this many bytes more."""
         return all(size + num_bytes <= most for _, _, _, size, most in self._totals(tenant))
 
     def _totals(self, tenant: str) -> Iterator[tuple[str, int, int, int, int]]:
-        """Files of all, and of one caller: whose, their number and its bound, their bytes and their
-        bound."""
+        """Yield for the files of all, and of one caller: whose they are, their number and its
+        bound, their bytes and their bound."""
         limits = self._limits
         for whose, where, given, part in (
             ("The server", "", (), 1),
@@ -259,7 +262,8 @@ class BatchStore:
         tenant: str,
         weight: float,
     ) -> KeptBatch:
-        """Queue a batch. RefusedError if the file is not there, or too many batches wait."""
+        """Queue a batch. Raises RefusedError if the file does not exist or too many batches
+        wait."""
         self.find_file(input_file_id, tenant)
         most = self._limits.max_open_batches
         owners = [owner for _, owner, _ in self._unfinished()]
@@ -290,7 +294,7 @@ class BatchStore:
         return batch
 
     def find_batch(self, batch_id: str, tenant: str) -> KeptBatch:
-        """RefusedError 404 if it is not there."""
+        """Return a batch. Raises RefusedError 404 if there is none."""
         row = self._database.execute(
             "SELECT body FROM batches WHERE id = ? AND tenant = ?", (batch_id, tenant)
         ).fetchone()
@@ -299,14 +303,15 @@ class BatchStore:
         return msgspec.json.decode(row[0], type=KeptBatch)
 
     def list_batches(self, tenant: str) -> list[KeptBatch]:
-        """The caller's batches, newest first."""
+        """Return the caller's batches, newest first."""
         rows = self._database.execute(
             "SELECT body FROM batches WHERE tenant = ? ORDER BY rowid DESC", (tenant,)
         )
         return [msgspec.json.decode(body, type=KeptBatch) for (body,) in rows]
 
     def cancel_batch(self, batch_id: str, tenant: str) -> KeptBatch:
-        """Ask for the end of a batch. RefusedError 404 if it is not there, 400 if it has ended."""
+        """Ask for the end of a batch. Raises RefusedError 404 if there is none, 400 if it has
+        ended."""
         while True:
             batch = self.find_batch(batch_id, tenant)
             if not batch.is_unfinished:
@@ -317,12 +322,12 @@ class BatchStore:
             if was == "cancelling":
                 return batch
             batch.status, batch.cancelling_at = "cancelling", int(self._clock())
-            if self.note_progress(batch, was):  # else it has gone on meanwhile
+            if self.note_progress(batch, was):  # otherwise its status has changed meanwhile
                 return batch
 
     def end_batch(self, batch: KeptBatch, ending: str) -> None:
-        """Write down how a batch has ended. One whose end was asked for meanwhile is cancelled,
-        with the answers that it has."""
+        """Record how a batch ended. A batch that was being cancelled is cancelled, with the answers
+        so far."""
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
             kept = self._database.execute(
@@ -338,8 +343,8 @@ class BatchStore:
             )
 
     def note_progress(self, batch: KeptBatch, was: str) -> bool:
-        """Write down how far a batch is that had the status `was`. False, and nothing changes, if
-        it has another one: it has been cancelled meanwhile."""
+        """Record the progress of a batch that had the status `was`. Returns False, and changes
+        nothing, if it has another status by now: it was cancelled."""
         row = self._database.execute(
             "UPDATE batches SET status = ?, body = ? WHERE id = ? AND status = ? RETURNING id",
             (batch.status, msgspec.json.encode(batch), batch.id, was),
@@ -347,7 +352,7 @@ class BatchStore:
         return row is not None
 
     def next_batch(self) -> tuple[KeptBatch, str, float] | None:
-        """The oldest batch that has not ended, with the tenant and weight of its caller."""
+        """Return the oldest unfinished batch, with its caller's tenant and weight."""
         return next(self._unfinished(), None)
 
     def _unfinished(self) -> Iterator[tuple[KeptBatch, str, float]]:

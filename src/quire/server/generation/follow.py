@@ -18,12 +18,12 @@ class Outlet(Protocol):
     def is_full(self) -> bool: ...
 
     async def flush(self) -> None:
-        """Send what has been written, and wait for room."""
+        """Send what was written, and wait for room."""
         ...
 
 
 class NeverFull:
-    """The outlet of answers that are collected here."""
+    """An outlet for answers that are collected, not streamed."""
 
     is_full = False
 
@@ -34,11 +34,11 @@ class NeverFull:
 async def follow(
     stream: UpdateStream, take: Callable[[RequestUpdate], None], outlet: Outlet
 ) -> None:
-    """Give every update to `take`, until the stream is over; raises what `take` raises.
+    """Give every update to `take` until the stream is over. Raises what `take` raises.
 
-    `take` runs within the call that brings the news: hundreds of streams that get a token each cost
-    no change of tasks. Only while `outlet` is full does this task wait for it; updates wait in the
-    stream meanwhile, and merge.
+    `take` runs within the call that brings the update, so hundreds of streams that get a token each
+    cost no task switches. Only while `outlet` is full does this task wait for it; updates then wait
+    in the stream, and merge.
     """
     await _Follower(stream, take, outlet).run()
 
@@ -73,7 +73,7 @@ class _Follower:
             stream.listen(None)
 
     def _on_news(self) -> None:
-        """Take what there is; wake the task for what only it can do."""
+        """Take the updates; wake the task for work that needs it."""
         if self._outlet.is_full:
             self._halted.set()
             return
@@ -82,10 +82,12 @@ class _Follower:
             self._halted.set()
 
     def _take_news(self) -> bool:
-        """Take the news. Returns whether there were any."""
+        """Take the updates. Returns True if there were any."""
         has_taken = False
         if self._is_taking or self._error is not None:
-            return has_taken  # `take` has ended a sample: the loop that called it goes on with that
+            return (
+                has_taken  # `take` has ended a sample: the loop that called it continues with that
+            )
         self._is_taking = True
         try:
             while (update := self._stream.take_update()) is not None:

@@ -1,7 +1,7 @@
-"""Token ids of a conversation that goes on.
+"""Token ids of a continued conversation.
 
-What a model wrote may be other tokens than its text would be tokenized to, and the cache knows
-prompts by their tokens. So the tokens stay as they were, as far as the new prompt has their text.
+The tokens that a model wrote may differ from those of its tokenized text, and the cache knows
+prompts by their tokens. So old tokens are kept as far as the new prompt has their text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["continued"]
 def continued(
     prompt: RenderedPrompt, previous: Sequence[int], tokenizer: Tokenizer
 ) -> tuple[RenderedPrompt, int]:
-    """Return the prompt with the longest beginning of `previous` that ends with a special token and
-    is the beginning of the prompt's text; and how many tokens that is.
+    """Return the prompt on top of the kept tokens, and the number of these.
 
-    Tokenizers split texts at special tokens, so that what follows is tokenized by itself. Where the
-    text of the tokens would not be exactly that of the prompt, the prompt stays as it is.
+    Kept is the longest beginning of `previous` that ends with a special token and whose text begins
+    the prompt. Tokenizers split texts at special tokens, so the rest is tokenized by itself. If the
+    text of all tokens would differ from the prompt's, the prompt stays as it is.
     """
     text = prompt.text
     if text is None:

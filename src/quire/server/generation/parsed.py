@@ -1,4 +1,4 @@
-"""Answers in parts: text, reasoning and calls, told apart as they come."""
+"""Answers in parts: text, reasoning and calls, separated as they arrive."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ __all__ = ["AnswerForm", "PartsReader"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The form of the answers to one request, in the dialect of its model: held, then read.
+    """The form of the answers to one request, in the dialect of its model. The engine is held to
+    it, and answers are read by it.
 
     tools: those that an answer may call. thinking_budget: most tokens of its thinking.
-    num_prior_calls: in the conversation, from which some families count the ids of calls.
-    thinking: where the prompt leaves the model.
+    num_prior_calls: calls in the conversation so far; some families count ids from there. thinking:
+    state in which the prompt leaves the model.
     """
 
     dialect: Dialect
@@ -45,23 +46,24 @@ class AnswerForm:
     thinking: Thinking = Thinking.NONE
 
     def at_end_of(self, prompt: RenderedPrompt) -> AnswerForm:
-        """Return the form of answers to this prompt, which may have begun their thinking."""
+        """Return the form of answers to this prompt, which may have opened their thinking."""
         state = thinking_at_end(self.dialect, prompt.known_token_ids, self.tokenizer)
         return replace(self, thinking=state)
 
     @property
     def is_named(self) -> bool:
-        """Return whether the answer is one call of a tool that the request named."""
+        """Return True if the answer is one call of a tool that the request named."""
         return isinstance(self.choice, NamedTool)
 
     @property
     def tools_text(self) -> str:
-        """The tools in words, if the template has no place for them; else empty."""
+        """Return the tools in words, if the template has no place for them; otherwise an empty
+        text."""
         return tools_prompt(self.tools, self.choice) if self.dialect.describes_tools else ""
 
     def held(self, request: EngineRequest) -> EngineRequest:
-        """Add the grammar of the answers, and the tokens that end them. RefusedError if the grammar
-        cannot be made."""
+        """Add the grammar of the answers, and the tokens that end them. Raises RefusedError if
+        there can be no such grammar."""
         try:
             grammar = answer_grammar(
                 self.dialect,

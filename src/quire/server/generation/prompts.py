@@ -1,7 +1,7 @@
-"""Prompts and conversations to tokens, without stalling the streams of others.
+"""Turns prompts and conversations into tokens, without stalling the streams of others.
 
-Short ones are rendered at once, which is cheaper than a change of threads. Long ones go to a small
-pool of threads: `tokenizers` works outside of the interpreter lock.
+Short ones are rendered at once, which is cheaper than switching threads. Long ones go to a small
+pool of threads, since `tokenizers` works outside of the interpreter lock.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from quire.server.requests.limits import Limits
 __all__ = ["EmbedsPrompt", "Prompt", "PromptRenderer", "check_context", "prompt_list"]
 
 SHORT_CHARS = 2048
-"""Tokenizing so much takes about as long as handing it to a thread and back."""
+"""Characters that are tokenized in about the time of a round trip to a thread."""
 
 CHARS_PER_MESSAGE = 64
-"""Characters whose tokenizing costs about as much as a template's work for an empty message."""
+"""Characters whose tokenizing takes about as long as a template's work on an empty message."""
 
 SLOW_TEMPLATE_S = 0.02
-"""Processor time. What a usual template takes for a short chat is a hundred times less."""
+"""Processor seconds of a slow template. A usual one takes a hundredth of that for a short chat."""
 
 Result = TypeVar("Result")
 
@@ -52,7 +52,8 @@ Prompt = str | list[int] | EmbedsPrompt
 
 
 class PromptRenderer:
-    """Renders for all requests. RefusedError or RequestError if a prompt cannot be rendered."""
+    """Renders for all requests. Raises RefusedError or RequestError if a prompt cannot be
+    rendered."""
 
     def __init__(self, limits: Limits, num_threads: int, *, trust_templates: bool = False) -> None:
         self._limits = limits
@@ -71,7 +72,7 @@ class PromptRenderer:
         *,
         add_special_tokens: bool = True,
     ) -> RenderedPrompt:
-        """A text or token ids."""
+        """Render a text or token ids."""
         if isinstance(prompt, str):
             self._check_chars(len(prompt), max_model_len, "prompt")
         work = functools.partial(renderer.render_prompt, prompt, add_special_tokens)
@@ -88,7 +89,7 @@ class PromptRenderer:
         max_model_len: int,
         most: int | None,
     ) -> RenderedPrompt:
-        """Two texts for a cross-encoder, cut to `most` tokens if that is given."""
+        """Render two texts for a cross-encoder, cut to `most` tokens if given."""
         num_chars = len(first) + len(second)
         self._check_chars(num_chars, max_model_len, "prompt")
         work = functools.partial(renderer.render_pair, first, second, most)
@@ -97,7 +98,8 @@ class PromptRenderer:
     async def render_embeds(
         self, client: AsyncEngineClient, handle: int, prompt: EmbedsPrompt
     ) -> RenderedPrompt:
-        """Embeddings, which the engine has under `handle` from now on, whatever becomes of this."""
+        """Read embeddings; the engine has them under `handle` from now on, even if this call
+        fails."""
         work = functools.partial(base64.b64decode, prompt.base64, validate=True)
         try:
             data = await self._run(work, len(prompt.base64))
@@ -118,8 +120,9 @@ class PromptRenderer:
         dialect: Dialect | None = None,
         tools_text: str = "",
     ) -> RenderedPrompt:
-        """Messages, through the model's chat template or, if trusted, the request's own. dialect:
-        the model's. tools_text: describes the tools, for a template that has no place for them."""
+        """Render messages through the model's chat template or, if trusted, the request's own.
+        dialect: of the model. tools_text: describes the tools to templates that have no place for
+        them."""
         messages = self._checked_messages(body.messages)
         if dialect is not None:
             messages = with_call_ids(messages, dialect.ids)
@@ -141,7 +144,7 @@ class PromptRenderer:
     async def render_prediction(
         self, renderer: Renderer, prompt: RenderedPrompt, text: str, max_model_len: int
     ) -> RenderedPrompt:
-        """The prompt, with the answer that its client expects. No more of it than could be one."""
+        """Return the prompt with its tokenized prediction, cut to the longest possible answer."""
         self._check_chars(len(text), max_model_len, "prediction")
         if renderer.tokenizer is None:
             raise RefusedError(
@@ -153,7 +156,7 @@ class PromptRenderer:
         return replace(prompt, prediction=tuple(token_ids[:max_model_len]))
 
     async def run(self, work: Callable[[], Result], size: int) -> Result:
-        """Any other work on text; `size` in characters or tokens."""
+        """Run other work on text. size: in characters or tokens."""
         return await self._run(work, size)
 
     async def _run(self, work: Callable[[], Result], size: int) -> Result:
@@ -162,8 +165,8 @@ class PromptRenderer:
         return await self._pool.run(work)
 
     def _timed(self, work: Callable[[], Result]) -> Result:
-        """Short chats are rendered at once, until the model's template turns out to be a slow one:
-        the event loop must not stand still for the next."""
+        """Run work on a short chat at once. If the model's template proves slow, later ones go to
+        the threads, since the event loop must not stand still."""
         started = time.thread_time()
         try:
             return work()
@@ -286,21 +289,21 @@ def _num_other_chars(body: ChatRequest | TokenizeRequest) -> int:
 
 
 def _effort_variables(effort: str) -> dict[str, Any]:
-    """Return the variables of a reasoning effort: templates read the word, or a switch."""
+    """Return the variables for a reasoning effort: templates read the word, or a switch."""
     thinks = effort != "none"
     return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _num_chars(value: object) -> int:
-    """About as many as a template would write of this value of a request."""
+    """Count roughly the characters that a template would write of this value."""
     return len(msgspec.json.encode(value)) if value else 0
 
 
 def prompt_list(body: CompletionRequest, limits: Limits, n: int) -> list[Prompt]:
-    """The prompts of a completion request: first those of embeddings, then texts or token ids. An
-    empty text beside embeddings is none, since some clients must send one.
+    """Return the prompts of a completion request: first embeddings, then texts or token ids. An
+    empty text beside embeddings is dropped, since some clients must send one.
 
-    RefusedError if kinds are mixed, there are none, or prompts × n is over the limit.
+    Raises RefusedError if kinds are mixed, there are none, or prompts × n exceeds the limit.
     """
     embeds = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
     prompts: list[Prompt] = [EmbedsPrompt(each) for each in embeds or ()]
@@ -318,7 +321,7 @@ def prompt_list(body: CompletionRequest, limits: Limits, n: int) -> list[Prompt]
 
 
 def _check_with_embeds(body: CompletionRequest) -> None:
-    """RefusedError for what is not known of embeddings: their tokens."""
+    """Raise RefusedError for options that need the tokens of embeddings, which are unknown."""
     asked = {
         "echo": body.echo,
         "prompt_logprobs": body.prompt_logprobs is not None,
@@ -359,11 +362,12 @@ def check_context(
     truncate: int | None = None,
     limit_field: str | None = "max_tokens",
 ) -> RenderedPrompt:
-    """The prompt, cut to its last `truncate` tokens if asked (-1: to what leaves room for the
-    answer). RefusedError in the words that clients look for if it does not fit the context.
+    """Return the prompt, cut to its last `truncate` tokens if asked (-1: to the room that the
+    answer leaves). Raises RefusedError, in words that clients look for, if it does not fit the
+    context.
 
-    limit_field: of the request, that bounds the answer; None if `params.max_tokens` is a default,
-    which is cut to the room that is left.
+    limit_field: the request's field that bounds the answer; None if `params.max_tokens` is a
+    default, which shrinks to the room that is left.
     """
     num_wanted = params.max_tokens or 1
     if limit_field is None:
@@ -385,7 +389,7 @@ def check_context(
 
 
 def _truncated(prompt: RenderedPrompt, truncate: int, room: int, beside: str) -> RenderedPrompt:
-    """beside: the words for what the rest of the context is for."""
+    """beside: words for the rest of the context's use."""
     length = room if truncate == -1 else truncate
     if truncate != -1 and not 1 <= truncate <= room:
         raise RefusedError(

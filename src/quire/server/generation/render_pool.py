@@ -1,8 +1,8 @@
-"""A few threads for work on text that may take long, or never end.
+"""A few threads for work on text that may take long or never end.
 
-A thread cannot be ended from outside. One whose work is over its time is left to itself and
-replaced, so that the others are served on; how many may be left so is bounded, and since all are
-daemons none of them keeps the process from ending.
+A thread cannot be ended from outside. One that exceeds its time is abandoned and replaced, so that
+other work goes on. Their number is bounded, and all threads are daemons, so none keeps the process
+from ending.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from quire.server.requests.errors import RefusedError
 __all__ = ["RenderPool"]
 
 LEFT_PER_THREAD = 4
-"""So many threads per thread of the pool may be left to work that does not end."""
+"""Most abandoned threads, per thread of the pool."""
 
 Result = TypeVar("Result")
 
 
 class _Job:
-    """is_left: it was over its time while it ran. is_replaced: another thread has taken the place
-    of the one that runs it. All but the future is guarded by the lock of the pool."""
+    """A job. is_left: its time ran out while it ran. is_replaced: another thread has taken the
+    place of its own. The pool's lock guards all but the future."""
 
     def __init__(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         self.work = work
@@ -39,7 +39,7 @@ class _Job:
 
 
 class RenderPool:
-    """For one event loop. `close` may be called while work goes on: its results are dropped."""
+    """A pool for one event loop. `close` may be called during work; its results are dropped."""
 
     def __init__(self, num_threads: int, timeout_s: float) -> None:
         """timeout_s: from the call of `run` to the result."""
@@ -54,11 +54,11 @@ class RenderPool:
 
     @property
     def num_left(self) -> int:
-        """Threads that are left to work that is over its time."""
+        """Number of abandoned threads."""
         return self._num_left
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """The result of `work`, which runs in a thread. Raises what it raises, and RefusedError if
+        """Run `work` in a thread and return its result. Raises what it raises, and RefusedError if
         it takes too long: 400, or 503 if no thread was free to begin it."""
         loop = asyncio.get_running_loop()
         job = _Job(work, loop.create_future())
@@ -67,7 +67,7 @@ class RenderPool:
         return await job.future
 
     def close(self) -> None:
-        """End the threads, each after what it does at the moment."""
+        """End the threads, each after its present job."""
         for _ in range(self._num_threads):
             self._jobs.put(None)
 
@@ -102,12 +102,12 @@ class RenderPool:
         threading.Thread(target=self._serve, name="render", daemon=True).start()
 
     def _serve(self) -> None:
-        # A call per job, so that a thread that waits keeps nothing of the one before alive.
+        # One call per job, so that a waiting thread keeps nothing of its last job alive.
         while self._serve_next():
             pass
 
     def _serve_next(self) -> bool:
-        """Wait for a job and run it. Return whether this thread should go on."""
+        """Wait for a job and run it. Returns True if this thread should go on."""
         job = self._jobs.get()
         if job is None:
             return False
@@ -125,9 +125,9 @@ class RenderPool:
             job.has_ended = True
             self._num_left -= job.is_left
             self._num_threads -= job.is_replaced
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             job.future.get_loop().call_soon_threadsafe(_finish, job, result, error)
-        del error  # its traceback holds this frame, which would hold it
+        del error  # its traceback holds this frame, which would hold the future
         return not job.is_replaced
 
 

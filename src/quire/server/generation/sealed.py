@@ -1,6 +1,6 @@
-"""Thinking as an opaque text, for APIs whose clients keep it and send it back unread. It is not
-secret and proves nothing: a client may put any thinking into its conversation anyway. So a
-restarted server, or another one, can read it too."""
+"""Thinking as an opaque text, for APIs whose clients keep it and send it back unread. It is neither
+secret nor proof: a client may put any thinking into its conversation anyway. So any server can read
+it, also after a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARK = "quire1."
 
 
 def seal(text: str) -> str:
-    """Return the opaque form; of no text too, since clients take an empty one for none."""
+    """Return the opaque form, of an empty text too, since clients drop an empty one."""
     return _MARK + base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
 
 

@@ -49,9 +49,9 @@ calls."""
 
 
 def load_served_model(engine: EngineSettings, server: ServerSettings) -> ServedModel:
-    """ConfigError if there is no such model, or it lacks a part."""
+    """Load the front's part of the model. Raises ConfigError if the model or a part is missing."""
     settings = with_model(engine)
-    found = find_model(settings)  # no plan of the memory: the core may have taken it already
+    found = find_model(settings)  # no memory plan: the core may have taken the memory already
     front = load_model_front(settings, found.folder, found.spec)
     names, root = served_names(engine, server)
     dialect = model_dialect(front, server.tool_call_parser, server.reasoning_parser)
@@ -79,8 +79,8 @@ def _adapters(
 def model_dialect(
     front: ModelFront, tool_parser: str | None = None, reasoning_parser: str | None = None
 ) -> Dialect | None:
-    """Find how a model writes calls and thinking: from its chat template, unless parsers are
-    named; None for a model without a chat. ConfigError for an unknown name."""
+    """Find the model's format of calls and thinking: from its chat template, unless parsers are
+    named. None for a model without chat. Raises ConfigError for an unknown name."""
     renderer = front.renderer
     if reasoning_parser is not None and reasoning_parser not in _THINKING:
         raise ConfigError(
@@ -108,13 +108,13 @@ def core_settings(settings: EngineSettings) -> dict[str, SettingValue]:
 
 
 def front_settings(settings: EngineSettings) -> dict[str, SettingValue]:
-    """Return the settings by name, in the form that front processes take: with the operator's name
-    of the model, since they serve it by that name."""
+    """Return the settings by name, for front processes. They include the operator's name of the
+    model, since fronts serve it under that."""
     return setting_values(settings)
 
 
 def with_model(settings: EngineSettings) -> EngineSettings:
-    """The settings, with the bundled model where they name none."""
+    """Return the settings, with the bundled model where they name none."""
     if settings.model is not None:
         return settings
     return replace(settings, model=str(bundled_model_path()))

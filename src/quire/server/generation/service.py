@@ -38,13 +38,13 @@ __all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
 Render = Callable[[], Awaitable[RenderedPrompt]]
 
 TextEnding = Literal["stop", "length", "content_filter"]
-"""Values that OpenAI clients accept as finish_reason of text. All other endings are errors."""
+"""Values of finish_reason that OpenAI clients accept for text. All other endings are errors."""
 
 
 class SampleDelta(msgspec.Struct, gc=False):
-    """Addition of one update to one sample. logprobs: one per token, if asked. finish_reason and
-    stop_reason (a stop string or token id) come once, with the last delta. parts: of an answer that
-    is parsed, which has no text beside them."""
+    """One sample's growth by one update. logprobs: one per token, if asked. finish_reason,
+    stop_reason (a stop string or token id): with the last delta only. parts: of a parsed answer,
+    which has no text beside them."""
 
     index: int
     text: str
@@ -57,7 +57,7 @@ class SampleDelta(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class _Sample:
-    """prediction: where the output stands in it, if the client has predicted one."""
+    """prediction: position of the output in the client's prediction, if there is one."""
 
     renderer: OutputRenderer | PartsReader
     prediction: PredictionReader | None = None
@@ -65,10 +65,10 @@ class _Sample:
 
 
 class Generation:
-    """`run` it once. Opened and closed by `GenerationService.open`.
+    """A prompt in the engine, opened and closed by `GenerationService.open`; call `run` once.
 
     num_tokens: of all samples so far. num_cached_tokens: of the prompt. prompt_logprobs: by
-    position, if asked; complete when the first token comes.
+    position, if asked; complete when the first token arrives.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Generation:
         has_grammar: bool = False,
         grammar_field: str | None = None,
     ) -> None:
-        """beams: if the samples are those that a search finds, which come at its end. form: if they
-        are parsed. has_grammar: whether the engine has to compile one first. grammar_field: of the
-        request, that states it."""
+        """beams: rules of a beam search, whose samples come at its end. form: of parsed answers.
+        has_grammar: the engine must compile a grammar first. grammar_field: the request's field
+        with that grammar."""
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
         self.num_tokens = 0
         self.tap: Callable[[list[SampleDelta]], None] | None = None
-        """Told of all growth too."""
+        """Called with all growth too."""
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(prompt.token_ids)
@@ -119,7 +119,7 @@ class Generation:
             for _ in range(params.n)
         ]
         self._last_token_s: float | None = None
-        self._early: list[SampleDelta] = []  # what came while `settle` waited
+        self._early: list[SampleDelta] = []  # what arrived while `settle` waited
         self._has_failed = False
         self._expiry: RefusedError | None = None
         begun_s = timeline.now()
@@ -131,7 +131,8 @@ class Generation:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Count them over all samples so far; None if the answers are not parsed."""
+        """Return the number of reasoning tokens of all samples so far; None if the answers are not
+        parsed."""
         if not self._is_parsed:
             return None
         readers = (sample.renderer for sample in self._samples)
@@ -139,16 +140,16 @@ class Generation:
 
     @property
     def num_predicted(self) -> tuple[int, int] | None:
-        """Tokens of the prediction that have appeared in the outputs, and others; None without
-        one."""
+        """Return the numbers of predicted tokens that have and have not appeared in the outputs;
+        None without a prediction."""
         readers = [each.prediction for each in self._samples if each.prediction is not None]
         if not readers:
             return None
         return sum(r.num_accepted for r in readers), sum(r.num_rejected for r in readers)
 
     async def settle(self) -> None:
-        """Wait until it is known whether the engine can hold to the request's grammar, so that a
-        refusal is one by status. Errors as in `run`. Other requests wait for nothing."""
+        """Wait until the engine has accepted the request's grammar, so that a refusal can be an
+        HTTP status. Errors as in `run`. Requests without a grammar do not wait."""
         if not self._has_grammar:
             return
         news = asyncio.Event()
@@ -197,7 +198,7 @@ class Generation:
         self._recorder.record(timeline, num_prompt, self.num_tokens, self.params.n)
 
     def _early_end(self) -> str:
-        """Return the reason of a sample that did not finish by itself."""
+        """Return the finish reason of a sample that did not finish by itself."""
         return FinishReason.ERROR.value if self._has_failed else FinishReason.ABORT.value
 
     def _take_update(self, update: RequestUpdate) -> list[SampleDelta]:
@@ -241,7 +242,7 @@ class Generation:
         return delta
 
     def _as_ending(self, ending: Ending, finish: SequenceFinish | None) -> TextEnding:
-        """The ending of a text. Raises if it is an error."""
+        """Return the ending of a text. Raises if it is an error."""
         if ending.reason is FinishReason.STOP:
             return "stop"
         if ending.reason is FinishReason.LENGTH:
@@ -261,7 +262,7 @@ class Generation:
         )
 
     def _fault(self, message: str) -> Exception:
-        """Make the error of a request at fault. Before its first step its grammar is."""
+        """Make the error of a request at fault. Before its first step, its grammar is at fault."""
         is_of_grammar = not self._is_scheduled or message.startswith("the grammar ")
         if not self._has_grammar or not is_of_grammar:
             return RequestError(message)
@@ -305,8 +306,8 @@ class Generation:
     def _expire_at(
         self, latest: Callable[[], float], message: str, *, since_s: float = 0.0
     ) -> asyncio.TimerHandle:
-        """Abort at `latest()` seconds after arrival, which may have become later when they have
-        passed. message: with a place for the seconds, counted from `since_s`."""
+        """Abort at `latest()` seconds after arrival; the value may rise meanwhile. message: has a
+        place for the seconds, counted from `since_s`."""
         loop, timeline = asyncio.get_running_loop(), self._timeline
 
         def expire() -> None:
@@ -365,9 +366,9 @@ class GenerationService:
         form: AnswerForm | None = None,
         grammar_field: str | None = None,
     ) -> AsyncGenerator[Generation]:
-        """Render and add one prompt, and abort what is unfinished of it on leaving. limit_field:
-        of the request, that bounds the answer; None if a default does. form: of an answer that is
-        parsed. grammar_field: of the request, that says to which language the answer belongs.
+        """Render and add one prompt; on leaving, abort what is unfinished. limit_field: the
+        request's field that bounds the answer; None if a default does. form: of parsed answers.
+        grammar_field: the request's field with the grammar.
 
         Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
         be served as asked, and EngineUnavailableError.
@@ -467,7 +468,7 @@ class GenerationService:
                 generation.close()
 
     def _request_renderer(self, model: ServedModel) -> RequestRenderer:
-        """One per model, since it draws the seeds of requests that name none."""
+        """Make one per model, since it draws the seeds of requests that name none."""
         if self._requests is None or self._requests[0] is not model:
             front = model.front
             renderer = RequestRenderer(front.renderer, front.eos_token_ids, model.seed)

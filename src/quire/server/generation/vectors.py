@@ -1,4 +1,4 @@
-"""One prompt in the engine that ends as a vector of its hidden states; nothing is generated."""
+"""One prompt in the engine that ends as a vector of its hidden states, without generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ __all__ = ["PooledPrompt", "VectorService"]
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """vector: float32 [E]. num_tokens: of the prompt, of which num_cached were not computed."""
+    """vector: float32 [E]. num_tokens: of the prompt. num_cached: tokens of these that were not
+    computed."""
 
     vector: FloatArray
     num_tokens: int
@@ -126,7 +127,7 @@ async def _followed(stream: UpdateStream, place: Place) -> tuple[FloatArray, int
 
 
 def _truncated(prompt: RenderedPrompt, params: PoolingParams, ready: Ready) -> RenderedPrompt:
-    """The prompt, cut if asked. RefusedError if it does not fit the context."""
+    """Return the prompt, cut if asked. Raises RefusedError if it does not fit the context."""
     max_model_len = ready.capacity.max_model_len
     prompt = truncated(prompt, params, max_model_len, is_encoder=ready.model.front.is_encoder)
     if len(prompt.token_ids) > max_model_len:

@@ -1,4 +1,4 @@
-"""Admission to the queue of the engine. The server sheds load here and nowhere else."""
+"""Admission to the engine's queue. The server sheds load here and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PATIENT_S = 30 * 86_400.0
 
 
 class Party:
-    """The prompts of one HTTP request: they come together, and none is refused for the others.
-    num_together: how many of them wait at once. is_in: one of them was let in; the others follow as
-    the request goes on. is_spare: they are computed with what others leave, and wait for that."""
+    """The prompts of one HTTP request, which are admitted together. num_together: most of them that
+    wait at once. is_in: one of them was admitted; the others follow. is_spare: they run on capacity
+    that others leave, and wait for it."""
 
     __slots__ = ("is_in", "is_spare", "num_requests", "num_together", "num_tokens")
 
@@ -34,7 +34,7 @@ class Party:
 
 
 class Place:
-    """One prompt's place in the waiting room; it is given up once, by `leave`."""
+    """One prompt's place in the waiting room. `leave` gives it up, once."""
 
     __slots__ = ("_is_started", "_num_ahead", "_num_tokens", "_party", "_room")
 
@@ -46,14 +46,15 @@ class Place:
         self._is_started = False
 
     def hold(self, num_tokens: int) -> None:
-        """State the prompt's tokens, once they are known. RefusedError 503 if too many wait."""
+        """Set the prompt's number of tokens once it is known. Raises RefusedError 503 if too many
+        wait."""
         if self._room is not None:
             num_ahead = self._room.num_tokens + self._room.num_computing
             self._room.add_tokens(num_tokens, self._party)
             self._num_tokens, self._num_ahead = num_tokens, num_ahead
 
     def queue_s(self) -> float:
-        """Seconds that this prompt may wait for its first step, by the speed as it is known now."""
+        """Seconds that this prompt may wait for its first step, at the measured speed."""
         return 0.0 if self._room is None else self._room.queue_s(self._num_ahead)
 
     def first_token_s(self) -> float:
@@ -67,7 +68,7 @@ class Place:
         return limit_s
 
     def start(self) -> None:
-        """Note that the first step was planned: the request waits no longer, and others wait for it
+        """Note that the first step was planned. The request no longer waits, and others wait for it
         until `leave`."""
         if self._room is not None and not self._is_started:
             self._is_started = True
@@ -86,7 +87,7 @@ class Place:
 
 
 class _SparePlace(Place):
-    """Place of a prompt that keeps no other one out, and whose answer no client waits for."""
+    """Place of a prompt that displaces no other one, and for whose answer no client waits."""
 
     __slots__ = ()
 
@@ -121,7 +122,7 @@ class WaitingRoom:
         num_fronts: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """num_fronts: processes that share the bounds; each has an equal part of them."""
+        """num_fronts: processes that share the bounds equally."""
         self._limits = limits
         self._num_fronts = num_fronts
         self._clock = clock
@@ -150,7 +151,7 @@ class WaitingRoom:
         return self._rate
 
     def set_capacity(self, max_model_len: int, max_num_seqs: int) -> None:
-        """Set the engine's capacity; the defaults of the bounds follow from it."""
+        """Set the engine's capacity, from which the defaults of the bounds follow."""
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
 
     def observe(self, prompt_tokens_total: int) -> None:
@@ -162,25 +163,26 @@ class WaitingRoom:
         self._last = (now, prompt_tokens_total)
 
     def observe_speed(self, prefill_tokens_per_s: float) -> None:
-        """Set the engine's own measurement of its speed; 0.0 before there is one."""
+        """Set the speed that the engine measured itself; 0.0 before there is one."""
         self._speed = prefill_tokens_per_s
 
     def queue_s(self, num_ahead: int) -> float:
-        """Longest wait behind prompts of so many tokens."""
+        """Longest wait behind prompts of this many tokens."""
         return self._limits.queue_s(num_ahead, self._speed)
 
     def first_token_s(self, num_tokens: int) -> float:
-        """Longest time to the first token of the last of prompts with so many tokens."""
+        """Longest time to the first token of the last of prompts with this many tokens."""
         return self._limits.first_token_s(num_tokens, self._speed)
 
     def check(self) -> None:
-        """RefusedError 503 if as many wait already as may: cheap, before a body is even read."""
+        """Raise RefusedError 503 if as many requests wait as may. This is cheap, before a body is
+        read."""
         self._check_room(1)
 
     def enter(self, party: Party) -> Place:
-        """RefusedError 503 if a party finds no room for those of its prompts that wait at once. A
-        party is let in as a whole, and always while nothing else waits: otherwise a party above
-        the bound could never be served."""
+        """Take a place for a prompt. Raises RefusedError 503 if there is no room for the prompts of
+        its party that wait at once. A party is admitted as a whole, and always while nothing else
+        waits; otherwise one above the bound could never be served."""
         if party.is_spare:
             return _SparePlace(self, party)
         if not party.is_in:
@@ -191,9 +193,8 @@ class WaitingRoom:
         return Place(self, party)
 
     def add_tokens(self, num_tokens: int, party: Party) -> None:
-        """Count more tokens of a party. A party that is alone always fits: the engine decides
-        whether it can be served.
-        Raises RefusedError 503 if they do not fit."""
+        """Count more tokens of a party. A party alone always fits: the engine decides whether it
+        can be served. Raises RefusedError 503 if they do not fit."""
         all_fronts = self._limits.queue_tokens(self._max_model_len, self._rate)
         highest = ceil(all_fronts / self._num_fronts)
         of_others = self._num_tokens - party.num_tokens
@@ -204,7 +205,7 @@ class WaitingRoom:
         party.num_tokens += num_tokens
 
     def release(self, num_tokens: int, party: Party) -> None:
-        """Only for `Place`."""
+        """Used by `Place` only."""
         self._num_requests -= 1
         self._num_tokens -= num_tokens
         party.num_requests -= 1
@@ -212,7 +213,7 @@ class WaitingRoom:
 
     @property
     def retry_after_s(self) -> float:
-        """Estimate the seconds until half of the waiting work is served."""
+        """Estimate the seconds until half of the waiting work is done."""
         if self._rate <= 0.0:
             return 1.0
         return min(MAX_RETRY_AFTER_S, max(1.0, 0.5 * self._num_tokens / self._rate))

@@ -1,3 +1,3 @@
-"""Connections, guards, bodies and events of HTTP."""
+"""HTTP: connections, guards, bodies and events."""
 
 __all__: list[str] = []

@@ -31,19 +31,20 @@ _MAX_NAMED = 16
 
 
 class BodyReader:
-    """Reads bodies for all connections and knows how much of them is in memory."""
+    """Reads bodies for all connections, and tracks how much of them is in memory."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._num_bytes = 0
 
     async def read(self, request: Request) -> bytes:
-        """The body. RefusedError: wrong media type, too large (while it arrives), or too slow."""
+        """Read the body. Raises RefusedError for a wrong media type, a size over the limit (as soon
+        as it arrives), or a slow client."""
         _check_headers(request.headers, self._limits)
         return await self._read(request, self._limits.max_body_bytes, "max_body_bytes")
 
     async def read_upload(self, request: Request) -> bytes:
-        """The body of a form with a file. Errors as of `read`, but for the media type."""
+        """Read the body of a form with a file. Errors as in `read`, except for the media type."""
         return await self._read(request, self._limits.max_file_bytes, "max_file_bytes")
 
     async def _read(self, request: Request, most: int, limit: str) -> bytes:
@@ -82,14 +83,14 @@ class BodyReader:
 
 
 _ENDS_EARLY = "Input data was truncated"
-"""msgspec's words for JSON that goes on; nothing was cut off here."""
+"""msgspec's words for text behind the JSON; nothing was cut off here."""
 
 
 class BodyDecoder(Generic[Body]):
     """Decodes the bodies of one route into `kind`.
 
     A field that `kind` lacks is ignored if it cannot change an answer (`IGNORED_FIELDS`), and
-    refused by name otherwise; nothing is left out silently.
+    refused by name otherwise; no field is dropped silently.
     """
 
     def __init__(self, kind: type[Body], limits: Limits) -> None:
@@ -99,8 +100,8 @@ class BodyDecoder(Generic[Body]):
         self._names = kind.__struct_fields__
 
     async def decode(self, body: bytes) -> Body:
-        """RefusedError names the field, what it is and what it may be. Gives way to other tasks
-        while a large body is checked."""
+        """Decode a body. RefusedError names the field, its value and what it may be. Yields to
+        other tasks while a large body is checked."""
         body = body.removeprefix(codecs.BOM_UTF8)
         if not body.strip():
             raise RefusedError(
@@ -128,8 +129,8 @@ class BodyDecoder(Generic[Body]):
             ) from error
 
     def _from_other_spellings(self, fields: dict[str, Any]) -> Body:
-        """A body without its foreign fields, and with integers in place of 3.0 where only they
-        are taken, as clients in JavaScript and Lua write them."""
+        """Decode a body without its foreign fields. Accepts 3.0 for an integer, since clients in
+        JavaScript and Lua send that."""
         for name in [name for name in fields if name not in self._names]:
             self._check_foreign(name, fields.pop(name))
         while True:
@@ -157,7 +158,7 @@ class BodyDecoder(Generic[Body]):
 
 
 def unknown_names(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
-    """Return the fields of a decoded body that `kind` lacks, where it takes any; a few of them."""
+    """Return a few fields of a decoded body that `kind` lacks, where `kind` allows such fields."""
     body = body.removeprefix(codecs.BOM_UTF8)
     names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     unknown = (name for name in names if name not in kind.__struct_fields__)
@@ -165,18 +166,18 @@ def unknown_names(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """Return whether two values are equal in JSON: true is not 1."""
+    """Return True if two values are equal in JSON: true is not 1."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def _field_of(error: msgspec.ValidationError) -> str | None:
-    """The field of the body in which the error is."""
+    """Return the field of the body that has the error."""
     place = _PLACE.search(str(error))
     return None if place is None else re.split(r"[.\[]", place["path"])[0]
 
 
 def _as_integers(value: object) -> object:
-    """The value with whole floats as integers, also in lists; None if there are none."""
+    """Return the value with whole floats as integers, also in lists; None if there are none."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, list):
@@ -189,7 +190,7 @@ def _as_integers(value: object) -> object:
 
 
 def _invalid(error: msgspec.ValidationError) -> RefusedError:
-    """msgspec's words, with the place in front: `max_tokens: expected int, got str`."""
+    """Return msgspec's words with the place in front: `max_tokens: expected int, got str`."""
     text = str(error)
     place = _PLACE.search(text)
     path = "" if place is None else place["path"]

@@ -1,7 +1,7 @@
-"""Bounds on the JSON of a body, checked on its bytes before anything is built from it.
+"""Bounds on the JSON of a body, checked on its bytes before anything is built from them.
 
-The scan goes window by window, so that it can give way to other requests in between: in the event
-loop no body, however it is made, takes long at a time.
+The scan goes window by window and yields to other requests in between, so no body, however it is
+made, blocks the event loop for long.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from quire.server.requests.limits import Limits
 __all__ = ["check_shape", "check_shape_by_turns"]
 
 WINDOW_BYTES = 16 * 1024
-"""The worst (brackets alone) take about 2 ms."""
+"""Bytes per window. The worst one (only brackets) takes about 2 ms."""
 
-# A string, or what is there of one that the window cuts off, or a bracket. The quantifiers are
+# A string, or the part of one within the window, or a bracket. The quantifiers are
 # possessive: nothing is tried twice.
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?+)|[\[\]{}]', re.DOTALL)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 _REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+("?+)', re.DOTALL)
 _SPACE = re.compile(rb"\s*+")
 _MATCHES_PER_NODE = 3
-"""A value is at most a key and two brackets."""
+"""A value has at most three matches: its key and two brackets."""
 
 
 def check_shape(body: bytes, limits: Limits) -> None:
-    """Refuse JSON that nests too deep, has too many values or too long keys. Linear in the size of
-    the body."""
+    """Refuse JSON that nests too deep or has too many values or too long keys. Linear in the size
+    of the body."""
     for _ in _Scan(body, limits).windows():
         pass
 
 
 async def check_shape_by_turns(body: bytes, limits: Limits) -> None:
-    """Run `check_shape`, giving way to other tasks after every window but the first."""
+    """Run `check_shape`, yielding to other tasks after every window but the first."""
     for number, _ in enumerate(_Scan(body, limits).windows()):
         if number:
             await asyncio.sleep(0)
 
 
 class _Scan:
-    """One pass over one body. What it knows at the end of a window: how deep it is, what it has
-    counted, where the string began in which it is (-1: in none), and whether a string that is too
-    long for a key was the last thing before it."""
+    """One pass over one body. State at the end of a window: the depth, the count of values, the
+    start of the current string (-1: outside of strings), and True if the last token was a string
+    too long for a key."""
 
     def __init__(self, body: bytes, limits: Limits) -> None:
         self._body = body
@@ -55,11 +55,11 @@ class _Scan:
         self._num_commas = 0
         self._string_start = -1
         self._may_be_key = False
-        # Commas in strings do not count, and are worth telling apart only if there are so many.
+        # Commas in strings do not count; telling them apart is worth it only if there are many.
         self._counts_commas = body.count(b",") > limits.max_json_nodes
 
     def windows(self) -> Iterator[None]:
-        """Yields after each window. RefusedError as soon as a limit is passed."""
+        """Scan, yielding after each window. Raises RefusedError as soon as a limit is passed."""
         start = 0
         while start < len(self._body):
             end = _window_end(self._body, start)
@@ -96,7 +96,7 @@ class _Scan:
                 raise _too_much("number of values", "max_json_nodes", limits)
 
     def _leave_string(self, start: int, end: int) -> int:
-        """Return the end of a string that was cut off; the end of the window if it goes on."""
+        """Return the end of a string that was cut off, or of the window if it goes on."""
         match = _REST_OF_STRING.match(self._body, start, end)
         assert match is not None, "it matches nothing at least"
         if match.group(1):
@@ -116,7 +116,7 @@ class _Scan:
 
 
 def _window_end(body: bytes, start: int) -> int:
-    """Never between a backslash and what it escapes."""
+    """Return a window's end that is not between a backslash and the character that it escapes."""
     end = start + WINDOW_BYTES
     if end >= len(body):
         return len(body)

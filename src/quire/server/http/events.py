@@ -1,4 +1,4 @@
-"""Server-sent events: a response that is written as it comes, and ends in exactly one way."""
+"""Server-sent events: a response that is written piece by piece, and ends in exactly one way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def error_event(reply: ErrorReply) -> bytes:
 
 
 class _AsgiBody:
-    """A `StreamBody` for servers other than our own: pieces wait for `drain` to send them."""
+    """A `StreamBody` for servers other than ours: pieces wait until `drain` sends them."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -52,9 +52,11 @@ class _AsgiBody:
 
 
 class EventSink:
-    """Destination of a stream: an `Outlet`, full until the response has started. While the client's
-    buffer is full, the writer keeps its output back. So a slow reader holds no more than that
-    buffer here, and tokens wait in the engine's client, in few bytes."""
+    """Destination of a stream: an `Outlet`, full until the response has started.
+
+    While the client's buffer is full, the writer holds its output back. So a slow reader costs no
+    more memory here than that buffer; tokens wait in the engine's client, in few bytes.
+    """
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -66,7 +68,7 @@ class EventSink:
 
     @property
     def has_started(self) -> bool:
-        """True if the client has the status: from then on every fault is an event."""
+        """True if the client has the status. Later faults are events."""
         return self._started.is_set()
 
     @property
@@ -81,7 +83,7 @@ class EventSink:
             self._started.set()
 
     def write(self, events: bytes) -> None:
-        """Whole events, after the start."""
+        """Write whole events, after the start."""
         self._spoken_s = self._time()
         self._body.write(events)
 
@@ -91,7 +93,7 @@ class EventSink:
         await self._body.drain()
 
     async def keep_alive(self, interval_s: float) -> None:
-        """Write a comment whenever nothing was written for so long, without an end."""
+        """Write a comment, for ever, whenever nothing was written for this long."""
         await self._started.wait()
         while True:
             silent_s = self._time() - self._spoken_s
@@ -104,7 +106,7 @@ class EventSink:
                 await self._body.drain()
 
     async def end(self, events: bytes) -> None:
-        """The last events, and the end of the response."""
+        """Write the last events, and end the response."""
         await self.start()
         await self._body.drain()
         await self._send({"type": "http.response.body", "body": events, "more_body": False})
@@ -114,8 +116,8 @@ class EventStream(Response):
     """Runs `produce`, which starts the sink, writes events and returns the last ones, [DONE]
     included.
 
-    If it raises before the start, the client gets an ordinary error response; later it gets one
-    error event, as the last. If the client leaves, `produce` is cancelled.
+    If it raises before the start, the client gets an ordinary error response; later, an error event
+    as the last one. If the client leaves, `produce` is cancelled.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class EventStream(Response):
         keep_alive_s: float,
         fault: Callable[[ErrorReply], bytes] = error_event,
     ) -> None:
-        """fault: writes an error that comes after the start."""
+        """fault: writes an error that occurs after the start."""
         super().__init__()
         self._produce = produce
         self._keep_alive_s = keep_alive_s
@@ -156,9 +158,9 @@ class EventStream(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled if the client leaves before it is done.
+    """Return the result of `work`, which is cancelled if the client leaves first.
 
-    To be called when the whole body has been read. Raises ClientDisconnect if the client left.
+    Call it when the whole body has been read. Raises ClientDisconnect if the client left.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))

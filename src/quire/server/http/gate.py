@@ -1,6 +1,6 @@
-"""Entrance of every HTTP request: headers, host and key are checked before any route is tried.
+"""The entrance of every HTTP request: headers, host and key are checked before routing.
 
-Nothing is open unless it is named here, so that a new route is guarded from its first day.
+Paths are open only if they are named here, so a new route is guarded from its first day.
 """
 
 from __future__ import annotations
@@ -24,40 +24,42 @@ from quire.server.settings import ServerSettings
 __all__ = ["CALLER", "OPEN_PATHS", "ApiKeys", "Gate", "InternalCaller"]
 
 OPEN_PATHS = PROBES
-"""Need no key."""
+"""Paths that need no key."""
 
 CALLER = "quire.caller"
-"""Key of a scope under which a request that the server makes of itself has its caller: no server of
-HTTP puts anything there."""
+"""Key of a scope that holds the caller of a request that the server makes to itself. No HTTP server
+sets it."""
 
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
-"""The name in a Host header, an IPv6 address with its brackets."""
+"""The name in a Host header; an IPv6 address keeps its brackets."""
 
 
 @dataclass(frozen=True, slots=True)
 class InternalCaller:
-    """In whose name the server asks itself, on spare capacity. tenant, weight: as of the key."""
+    """Identity of the server's own requests, which run on spare capacity. tenant, weight: as of the
+    key."""
 
     tenant: str
     weight: float
 
 
 class ApiKeys:
-    """Knows keys by their SHA-256 only, and takes as long for a wrong one as for a right one."""
+    """Stores only SHA-256 digests of keys. A wrong key takes as long to check as a right one."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
     @property
     def names(self) -> list[str]:
-        """In the order of the keys."""
+        """Names, in the order of the keys."""
         return [_name(digest) for digest in self._digests]
 
     def __len__(self) -> int:
         return len(self._digests)
 
     def find(self, headers: dict[bytes, bytes]) -> str | None:
-        """A name for the key that the headers carry (part of its digest); None if it is none."""
+        """Return a name for the key in the headers (a part of its digest); None if there is no
+        valid one."""
         given = headers.get(b"x-api-key", b"")
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer":
@@ -68,8 +70,9 @@ class ApiKeys:
 
 
 class Gate:
-    """ASGI middleware. It leaves in `scope["state"]` the name of the caller's key: `tenant`, empty
-    if the server has none, the key's `weight`, and whether it is on spare capacity (`is_spare`)."""
+    """ASGI middleware. It sets in `scope["state"]` the name of the caller's key (`tenant`, empty if
+    the server has no keys), the key's `weight`, and `is_spare` if the request runs on spare
+    capacity."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -79,7 +82,7 @@ class Gate:
         self._weights = dict(zip(self._keys.names, weights, strict=False))
         self._open_paths = OPEN_PATHS | {settings.root_path + path for path in OPEN_PATHS}
         self._hosts = {host.lower() for host in (settings.host, *settings.allowed_hosts)}
-        # A web page lacks the key, and reaches no Unix socket.
+        # A web page lacks the key, and cannot reach a Unix socket.
         self._checks_host = settings.is_local and settings.uds is None and not settings.api_key
         self._num_open: Counter[str] = Counter()
         most = settings.limits.requests_per_key(len(settings.api_key))
@@ -113,7 +116,7 @@ class Gate:
                 del self._num_open[key]
 
     def _check(self, scope: Scope) -> str:
-        """The caller's key, as `ApiKeys.find` names it."""
+        """Return the caller's key, as `ApiKeys.find` names it."""
         items: list[tuple[bytes, bytes]] = scope["headers"]
         self._check_size(items)
         headers = dict(items)
@@ -149,7 +152,7 @@ class Gate:
             )
 
     def _check_host(self, host: bytes) -> None:
-        """Without a key, a web page whose name was made to point here must not get through."""
+        """Refuse, without a key, a web page whose name was made to resolve to this machine."""
         given = host.decode("latin-1").lower()
         name = _HOST.fullmatch(given)
         is_known = name is not None and (_is_local(name[1]) or name[1] in self._hosts)
@@ -162,7 +165,7 @@ class Gate:
 
 
 def _is_local(name: str) -> bool:
-    """Return whether no resolver makes another machine of this name (RFC 6761, 6.3) or address."""
+    """Return True if no resolver maps this name or address to another machine (RFC 6761, 6.3)."""
     labels = name.removesuffix(".").split(".")
     if labels[-1] == "localhost" and all(labels):
         return True
@@ -180,5 +183,5 @@ def _digest(key: bytes) -> bytes:
 
 
 def _name(digest: bytes) -> str:
-    """Part of a key's digest: enough to tell keys apart, useless to guess one."""
+    """Return a part of a key's digest: enough to tell keys apart, useless for guessing one."""
     return digest[:16].hex()

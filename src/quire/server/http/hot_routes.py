@@ -1,4 +1,4 @@
-"""The generating routes, served without the machinery that FastAPI has around an endpoint."""
+"""The generating routes, served without FastAPI's machinery around an endpoint."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["HotRoutes"]
 
 
 class HotRoutes:
-    """ASGI middleware, the innermost. FastAPI declares these routes and their schema; here their
-    endpoints are called at once: they take the request, and read and check the body themselves."""
+    """ASGI middleware, the innermost. FastAPI declares these routes and their schema, but their
+    endpoints are called directly here. They take the request, and read and check the body
+    themselves."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[APIRoute], root_path: str) -> None:
-        """routes: without parameters in their paths, POST only."""
+        """routes: POST only, without parameters in their paths."""
         self._app = app
         known = {route.path: route for route in routes}
         self._routes = known | {root_path + path: route for path, route in known.items()}

@@ -24,12 +24,12 @@ class FormPart:
 
     @property
     def text(self) -> str:
-        """The value of a field that is no file."""
+        """Return the value of a field that is no file."""
         return self.data.decode("utf-8", "replace")
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, FormPart]:
-    """Fields by name. RefusedError if it is no such form."""
+    """Return the fields by name. Raises RefusedError for anything but such a form."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
         raise RefusedError(

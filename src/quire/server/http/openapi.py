@@ -1,4 +1,4 @@
-"""The schema of bodies for /openapi.json: routes decode them with msgspec, not with pydantic."""
+"""Schemas of bodies for /openapi.json. Routes decode bodies with msgspec, not with pydantic."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _BODIES = (
 
 
 def body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """`openapi_extra` of a route that takes such a body."""
+    """Return the `openapi_extra` of a route that takes such a body."""
     schema = {"$ref": _REFERENCE.format(name=kind.__name__)}
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def add_body_schemas(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the schemas that `body_of` names."""
+    """Return the document with the schemas that `body_of` names."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template=_REFERENCE)
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     return document

@@ -1,5 +1,5 @@
-"""HTTP/1.x connections as RFC 9110 and 9112 have them, with the bounds that uvicorn's own lack: on
-headers, and on slow clients. And a short way for the bodies of streams."""
+"""HTTP/1.x connections by RFC 9110 and 9112. They add bounds that uvicorn's own lack, on headers
+and on slow clients, and a fast path for the bodies of streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 
 
 def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """The protocol class for `uvicorn.Config(http=…)`, which makes its instances itself."""
+    """Return the protocol class for `uvicorn.Config(http=…)`, which makes the instances itself."""
 
     class LimitedProtocol(_LimitedProtocol):
         bounds = limits
@@ -39,8 +39,8 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
 
 class StreamBody:
-    """The body of a response whose head was sent through ASGI without a length: pieces of it go to
-    the connection without a message per piece, and without a change of tasks."""
+    """The body of a response whose head was sent through ASGI without a length. Its pieces reach
+    the connection without an ASGI message each and without task switches."""
 
     __slots__ = ("_cycle", "_flow", "_is_chunked", "_write")
 
@@ -52,22 +52,23 @@ class StreamBody:
 
     @property
     def is_full(self) -> bool:
-        """True if the client takes less than it is sent."""
+        """True if the client reads more slowly than it is sent to."""
         return self._flow.write_paused
 
     async def drain(self) -> None:
-        """Wait while `is_full`; a client that leaves ends that."""
+        """Wait while `is_full`; returns if the client leaves."""
         await self._flow.drain()
 
     def write(self, data: bytes) -> None:
-        """One chunk (RFC 9112, 7.1). Nothing happens if the client has left."""
+        """Write one chunk (RFC 9112, 7.1). Does nothing if the client has left."""
         if data and not self._cycle.disconnected:
             self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
 
 class _CarefulSend:
-    """The `send` of a request of HTTP/1.0, which knows no chunks, or of one that expects 100: its
-    body may never come if the answer does not wait for it, so that the connection ends then."""
+    """The `send` for a request of HTTP/1.0, which has no chunks, or with `Expect: 100-continue`.
+    The body of the latter may never arrive if the answer does not wait for it, so the connection
+    ends."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -97,7 +98,7 @@ class _CarefulSend:
 
 
 def _last_answer(reply: ErrorReply) -> ASGIApp:
-    """Gives this answer, and ends the connection."""
+    """Return an application that gives this answer and ends the connection."""
     return Response(reply.body, reply.status, {**reply.headers, "connection": "close"})
 
 
@@ -141,8 +142,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._num_head_bytes += len(data)
         self._parse(data)
-        # Only a head that is not complete yet is refused here; one that is, at the gate. What
-        # frames the chunks of a body, and follows them, counts as a head does.
+        # Only incomplete heads are refused here, complete ones at the gate. Bytes that frame and
+        # follow the chunks of a body count as a head does.
         if self._num_head_bytes > self.bounds.max_header_bytes:
             message = (
                 f"The headers have more than {self.bounds.max_header_bytes} bytes "
@@ -166,9 +167,9 @@ class _LimitedProtocol(HttpToolsProtocol):
             return
 
     def _without_offer(self) -> bytes:
-        """The head of the request as it would be without its offer to upgrade, which is declined by
-        saying nothing (RFC 9110, 7.8). The parser passes over the body of one that makes an offer,
-        so that a new one has to read it."""
+        """Return the head without its offer to upgrade, which a server declines by ignoring it (RFC
+        9110, 7.8). The parser skips the body of a request with an offer, so a new parser must read
+        it."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
         for name, value in self.headers:
@@ -188,13 +189,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_body:  # trailers come too late for those who have read the headers
+        if not self._in_body:  # trailers are too late for anyone who has read the headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._num_head_bytes = 0
         if self.parser.should_upgrade():
-            return  # it comes again, without the offer
+            return  # it is parsed again, without the offer
         self._in_body = True
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -220,13 +221,13 @@ class _LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._num_head_bytes = 0
         if not self._in_body:
-            return  # only the head of one that makes an offer
+            return  # only the head of a request with an offer
         self._in_body = False
         super().on_message_complete()
         if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
-            # The body's last bytes ended the wait for the next request.
+            # The last bytes of the body ended the wait for the next request.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -235,7 +236,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         return [value for name, value in self.headers if name == wanted]
 
     def _fault_of_framing(self) -> ErrorReply | None:
-        """Return the fault of a version or framing that the parser takes, but this server does not
+        """Return the fault of a version or framing that the parser accepts but this server does not
         speak."""
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
@@ -258,7 +259,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         return None
 
     def _take_target(self) -> ErrorReply | None:
-        """Make path and Host of an absolute target, which counts more than a Host beside it."""
+        """Take path and Host from an absolute target, which has precedence over a Host header."""
         if self.url.startswith(b"/") or self.url == b"*":
             return None
         target = _ABSOLUTE.fullmatch(self.url)
@@ -278,7 +279,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # A request that was refused may still send its body, which nobody reads: not for ever.
+        # A refused request may still send its body, which nobody reads, but for a limited time.
         if self._in_body and cast("Any", self.cycle).response_complete:
             self._rest_timer = self.loop.call_later(
                 self.bounds.body_timeout_s, self.transport.abort
@@ -316,8 +317,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, reply: ErrorReply) -> None:
         """Answer the request that is being read, after those before it, and read no further.
-        Answers before it are sent whole; if one of them closes the connection, this answer is left
-        out."""
+        Earlier answers are sent whole; if one of them closes the connection, this one is left out.
+        """
         if self.transport.is_closing() or self._is_deaf:
             return
         self._is_deaf = True
@@ -327,13 +328,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         elif cycle is None or cycle.response_complete:
             self._answer_at_once(None if self._in_body else reply)
         elif self._in_body and not cycle.response_started:
-            cycle.disconnected = True  # for the application, which waits for the rest
+            cycle.disconnected = True  # for the application, which waits for the rest of the body
             self._answer_at_once(reply)
         else:
             cycle.keep_alive = False
 
     def _answer_at_once(self, reply: ErrorReply | None) -> None:
-        """And close the connection; None: it has been answered."""
+        """Send it and close the connection; None if it was answered already."""
         if reply is not None:
             lines = [b"HTTP/1.1 %d Refused" % reply.status, b"content-type: application/json"]
             lines += [b"%b: %b" % header for header in self.server_state.default_headers]

@@ -1,4 +1,4 @@
-"""uvicorn, as this project runs it."""
+"""uvicorn, configured for this project."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from quire.server.settings import ServerSettings
 __all__ = ["HttpServer", "uvicorn_config"]
 
 LAST_RESPONSES_S = 3
-"""Seconds for responses to leave after they have been told to end."""
+"""Seconds for responses to finish after they were told to end."""
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
-    """Return uvicorn's configuration for the application. ConfigError if the TLS files cannot be
-    read."""
+    """Return uvicorn's configuration for the application. Raises ConfigError if the TLS files
+    cannot be read."""
     tls_context(settings)
     limits = settings.limits
     config = uvicorn.Config(
@@ -50,7 +50,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
-        """Connections are taken."""
+        """Set once connections are taken."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -62,7 +62,8 @@ class HttpServer(uvicorn.Server):
             self.listening.set()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """EngineError where the base class would end the whole process, its engine and all."""
+        """Serve. Raises EngineError where the base class would end the whole process, including its
+        engine."""
         try:
             await super().serve(sockets)
         except SystemExit as ended:

@@ -11,7 +11,7 @@ __all__ = ["tls_context"]
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """None without TLS. ConfigError if the files cannot be read."""
+    """Return the TLS context, None without TLS. Raises ConfigError if the files cannot be read."""
     if settings.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

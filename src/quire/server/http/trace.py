@@ -1,4 +1,4 @@
-"""Gives each HTTP request its id, and counts its outcome."""
+"""Gives each HTTP request an id, and counts its outcome."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"
 
 
 class RequestTrace:
-    """ASGI middleware, the outermost. The id is the client's `X-Request-Id` if it is a short label,
-    else a new one; it is in `scope["state"]["request_id"]` and goes back as `x-request-id`, and as
-    `request-id` too from the Messages API.
+    """ASGI middleware, the outermost.
 
-    Ids name requests to people. Nothing is looked up by them except timelines.
+    The id is the client's `X-Request-Id` if it is a short label, otherwise a new one. It is in
+    `scope["state"]["request_id"]`, and returns as `x-request-id`, from the Messages API also as
+    `request-id`.
+
+    Ids are for people. Only timelines are looked up by them.
     """
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, max_label_chars: int) -> None:
@@ -74,5 +76,5 @@ class RequestTrace:
 
 
 def is_label(text: str, max_chars: int) -> bool:
-    """Return whether `text` can stand unchanged in headers, logs and JSON."""
+    """Return True if `text` can stand unchanged in headers, logs and JSON."""
     return 0 < len(text) <= max_chars and text.isascii() and text.isprintable()

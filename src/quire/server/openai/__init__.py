@@ -1,3 +1,3 @@
-"""Chat and completions as the OpenAI API writes them."""
+"""Chat and completions in the form of the OpenAI API."""
 
 __all__: list[str] = []

@@ -1,5 +1,4 @@
-"""Shared parts of the answers of both APIs: their heads, whole samples, and the merging of
-prompts."""
+"""Parts that the answers of both APIs share: heads, whole samples, and the merging of prompts."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ __all__ = [
 ]
 
 encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
-"""To JSON, as UTF-8 bytes."""
+"""Encode as JSON, in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """Fields that every chunk of an answer repeats. kind: the `object` field; created: Unix
+    """Fields that every chunk of an answer repeats. kind: the `object` field. created: Unix
     seconds."""
 
     id: str
@@ -44,7 +43,7 @@ class AnswerHead:
     model: str
 
     def event_start(self) -> bytes:
-        """A chunk up to the place of its choices: `data: {…,"choices":[`."""
+        """The beginning of a chunk, up to its choices: `data: {…,"choices":[`."""
         fields = {
             "id": self.id,
             "object": self.kind,
@@ -54,7 +53,7 @@ class AnswerHead:
         return b"data: " + encode(fields)[:-1] + b',"choices":['
 
     def last_event(self, usage: Usage | None, timeline: Timeline | None) -> bytes:
-        """The chunk without choices that ends a stream which asked for more than text."""
+        """Return the chunk without choices that ends a stream which asked for more than text."""
         extra = b""
         if usage is not None:
             extra += b',"usage":' + encode(usage)
@@ -65,11 +64,12 @@ class AnswerHead:
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
-    """Form in which an API writes one choice of a chunk around its text.
+    """The JSON around the text of one choice in a chunk.
 
     opening: before the text of a sample's first chunk, after its index. before, after: around all
-    other texts. opens_empty: the first chunk is sent although it has no text. stop_reason_in_each:
-    also while there is none. prompt_ids_in_choice: beside the choices otherwise.
+    other texts. opens_empty: True if the first chunk is sent even without text.
+    stop_reason_in_each: True if chunks have the field even without a stop reason.
+    prompt_ids_in_choice: True if prompt ids stand in the choice, not beside the choices.
     """
 
     opening: bytes
@@ -84,12 +84,13 @@ class PieceLogprobs(Protocol):
     """Writes the log-probabilities of one sample, piece by piece."""
 
     def piece(self, delta: SampleDelta, text: str, /) -> tuple[bytes, bool]:
-        """The JSON of the next piece, and whether it says anything. text: that its chunk shows."""
+        """Return the JSON of the next piece, and True if it has any content. text: shown by the
+        same chunk."""
         ...
 
 
 class ChunkWriter:
-    """Writes the chunks of one prompt around prepared bytes: only text, log-probabilities and the
+    """Writes the chunks of one prompt around prepared bytes; only text, log-probabilities and the
     end vary."""
 
     def __init__(
@@ -104,8 +105,8 @@ class ChunkWriter:
         has_ids: bool = False,
         usage_in_each: bool = False,
     ) -> None:
-        """logprobs: one per sample, if asked. first_index: of the choices. echo: text before that
-        of each sample. has_ids: token ids are shown."""
+        """logprobs: one writer per sample, if asked. first_index: of the choices. echo: text before
+        each sample. has_ids: token ids are shown."""
         n, start = generation.params.n, head.event_start()
         starts = [start + b'{"index":%d,' % (first_index + i) for i in range(n)]
         self._openings = [each + shape.opening for each in starts]
@@ -123,7 +124,8 @@ class ChunkWriter:
         )
 
     def event(self, delta: SampleDelta) -> bytes:
-        """One chunk; empty if it would say nothing (text may be held back for a stop string)."""
+        """Return one chunk; empty if it would have no content (text may be held back for a stop
+        string)."""
         index, text, ending = delta.index, delta.text, delta.finish_reason
         has_begun = self._has_begun[index]
         if self._is_plain and has_begun and ending is None:
@@ -170,7 +172,7 @@ class ChunkWriter:
 
 @dataclass(slots=True)
 class WholeSample:
-    """A sample, whole when it has ended. parts: of one that is parsed, which has no text."""
+    """A finished sample. parts: of a parsed one, which has no text."""
 
     texts: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
@@ -194,7 +196,7 @@ class WholeSample:
 
 
 async def collect(generation: Generation) -> list[WholeSample]:
-    """All samples of a prompt, by index. Errors as in `Generation.run`."""
+    """Return all samples of a prompt, by index. Errors as in `Generation.run`."""
     samples = [WholeSample() for _ in range(generation.params.n)]
 
     def take(deltas: list[SampleDelta]) -> None:
@@ -206,7 +208,7 @@ async def collect(generation: Generation) -> list[WholeSample]:
 
 
 async def run_all(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run at the same time; the first failure ends the others and is raised."""
+    """Run them at the same time. The first failure ends the others and is raised."""
     if len(works) == 1:
         await works[0]
         return
@@ -219,7 +221,7 @@ async def run_all(works: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def wants_usage(body: GenerationRequest, *, always: bool) -> tuple[bool, bool]:
-    """Return whether a stream gives its usage at the end, and in every chunk."""
+    """Return whether a stream reports its usage at the end, and whether in every chunk."""
     options = body.stream_options
     in_each = options is not None and bool(options.continuous_usage_stats)
     at_end = always or (options is not None and bool(options.include_usage))

@@ -1,4 +1,4 @@
-"""Beam search as OpenAI-style bodies ask for it."""
+"""Beam search as requested by OpenAI-style bodies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 def beam_rules(body: GenerationRequest, max_width: int) -> BeamRules | None:
-    """The search that a body asks for, of which it gets the `n` best sequences; None without
-    `use_beam_search`. The width is `best_of`, or else `n`. RefusedError for a width over the limit,
-    and for rules of a search that nobody asked for; RequestError for a bad value."""
+    """Return the requested search, which gives the `n` best sequences; None without
+    `use_beam_search`. The width is `best_of`, or else `n`. Raises RefusedError for a width over the
+    limit, and for rules of a search without `use_beam_search`; RequestError for a bad value."""
     if not body.use_beam_search:
         _check_unused(body)
         return None
@@ -32,7 +32,8 @@ def beam_rules(body: GenerationRequest, max_width: int) -> BeamRules | None:
 
 
 def defaults_of(body: GenerationRequest, defaults: Mapping[str, object]) -> Mapping[str, object]:
-    """The model's recommended parameters, without those of sampling where nothing is sampled."""
+    """Return the model's recommended parameters, without those of sampling where nothing is
+    sampled."""
     if not body.use_beam_search:
         return defaults
     kept = {name: value for name, value in defaults.items() if name not in _OF_SAMPLING}

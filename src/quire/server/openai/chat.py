@@ -69,7 +69,7 @@ class ChatCompletion(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """The answer to one request, whole or as a stream. form: if it is parsed."""
+    """The answer to one request, whole or streamed. form: of parsed answers."""
 
     job: Job
     body: ChatRequest
@@ -77,7 +77,7 @@ class ChatAnswer:
     form: AnswerForm | None = None
 
     async def whole(self) -> bytes:
-        """The JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
+        """Return the JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
         head, body = self._head("chat.completion"), self.body
         async with self._open() as generation:
             samples = await collect(generation)
@@ -99,8 +99,8 @@ class ChatAnswer:
         return encode(answer)
 
     async def stream(self, sink: EventSink) -> bytes:
-        """Start when the engine has taken the prompt; write all events but the last ones, which are
-        returned. Errors as in `whole`."""
+        """Start the stream when the engine has taken the prompt. Writes all events but the last
+        ones, which it returns. Errors as in `whole`."""
         at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
         head = self._head("chat.completion.chunk")
         async with self._open() as generation:

@@ -67,8 +67,8 @@ class TextCompletion(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class CompletionAnswer:
-    """The answer to one request, whole or as a stream. Sample i of prompt p has the index
-    p × n + i."""
+    """The answer to one request, whole or streamed. Sample i of prompt p has the index p × n +
+    i."""
 
     job: Job
     body: CompletionRequest
@@ -76,7 +76,7 @@ class CompletionAnswer:
     prompts: list[Prompt]
 
     async def whole(self) -> bytes:
-        """The JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
+        """Return the JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
         head = self._head()
         choices: dict[int, TextChoice] = {}
         generations: list[Generation] = []
@@ -103,8 +103,8 @@ class CompletionAnswer:
         return encode(found)
 
     async def stream(self, sink: EventSink) -> bytes:
-        """Start when the engine has taken all prompts; write all events but the last ones, which
-        are returned. Errors as in `whole`."""
+        """Start the stream when the engine has taken all prompts. Writes all events but the last
+        ones, which it returns. Errors as in `whole`."""
         at_end, in_each = wants_usage(self.body, always=self.job.always_usage)
         head = self._head()
         generations: list[Generation] = []
@@ -162,7 +162,7 @@ class CompletionAnswer:
         return WholeSample(finish_reason="length")
 
     def _new_logprobs(self, echo: _Echo) -> _ChoiceLogprobs | None:
-        """The writer of the log-probabilities of one choice, if they are asked for."""
+        """Return the writer of one choice's log-probabilities, if they are asked for."""
         if self.body.logprobs is None:
             return None
         generation, renderer = echo.generation, self.job.renderer
@@ -235,7 +235,7 @@ class CompletionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Echo:
-    """The repeated part of a prompt: its text, and where in it each token begins."""
+    """The repeated part of a prompt: its text, and the offset of each token in it."""
 
     generation: Generation
     text: str = ""
@@ -243,8 +243,8 @@ class _Echo:
 
 
 class _ChoiceLogprobs:
-    """Log-probabilities of one choice, piece by piece; with the first piece come those of an
-    echoed prompt."""
+    """Log-probabilities of one choice, piece by piece. The first piece includes those of an echoed
+    prompt."""
 
     def __init__(self, writer: LogprobsWriter, offsets: TokenOffsets | None, echo: _Echo) -> None:
         self._writer = writer
@@ -271,8 +271,8 @@ class _ChoiceLogprobs:
         *,
         text_end: int | None = None,
     ) -> CompletionLogprobs:
-        """Return the log-probabilities of the next tokens. text_end: the length of the text, if it
-        is known: a stop string may have cut some off. Errors as in `LogprobsWriter.completion`."""
+        """Return the log-probabilities of the next tokens. text_end: length of the text, if known;
+        a stop string may have cut some off. Errors as in `LogprobsWriter.completion`."""
         offsets = self._offsets_of(token_ids)
         entries: list[TokenLogprobs | None] = [*logprobs]
         if self._num_prompt:

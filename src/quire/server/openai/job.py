@@ -1,4 +1,4 @@
-"""Job of an answer: one request, and the parts of the server that serve it."""
+"""The job of an answer: one request, and the parts of the server that serve it."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def replace_messages(body: ChatRequest, session: SessionTurn) -> ChatRequest:
 
 
 def tenant_salt(tenant: str, cache_salt: str | None) -> str:
-    """Return the salt of a request's cached prefixes: tenants share none, whatever they name."""
+    """Return the salt of a request's cached prefixes. Tenants share none, whatever salt they
+    send."""
     return f"{tenant}\0{cache_salt or ''}" if tenant else cache_salt or ""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """tenant: separates the cached prefixes of those who hold different API keys.
-    weight: of the key, for the policy `fair`. always_usage: streams give their usage, asked or not.
-    party, logprobs_budget: of all prompts of the request. adapter: that the request names.
-    is_spare: it is computed with what others leave. session: the conversation that it goes on with,
-    if the server keeps that."""
+    """tenant: separates the cached prefixes of different API keys. weight: of the key, for the
+    policy `fair`. always_usage: streams report their usage even if not asked. party,
+    logprobs_budget: of all prompts of the request. adapter: named by the request. is_spare: the
+    request runs on spare capacity. session: the conversation that the request continues, if the
+    server keeps it."""
 
     ready: Ready
     prompts: PromptRenderer
@@ -67,16 +68,16 @@ class Job:
     party: Party = field(default_factory=Party)
 
     def head(self, prefix: str, kind: str) -> AnswerHead:
-        """The head of an answer to this request."""
+        """Return the head of an answer to this request."""
         name = self.adapter or self.ready.model.names[0]
         return AnswerHead(prefix + self.timeline.request_id, kind, int(time.time()), name)
 
     def logprobs(
         self, num_top: int, body: GenerationRequest, generation: Generation, *, echo: bool = False
     ) -> LogprobsWriter:
-        """A writer for one choice of this answer; echo: whose text begins with the prompt."""
+        """Return a writer for one choice of this answer. echo: its text begins with the prompt."""
         renderer, prompt, params = self.renderer, generation.prompt, generation.params
-        # A prompt that was a text has no text of the special tokens that were put around it.
+        # A text prompt shows no text for the special tokens that were put around it.
         hides_special = params.skip_special_tokens or (echo and prompt.text is not None)
         return LogprobsWriter(
             renderer.tokenizer,
@@ -89,11 +90,11 @@ class Job:
 
     @property
     def renderer(self) -> Renderer:
-        """The text of the served model."""
+        """Text functions of the served model."""
         return self.ready.model.front.renderer
 
     async def render_chat(self, body: ChatRequest, form: AnswerForm | None) -> RenderedPrompt:
-        """Render the prompt of a chat. form: of its answers, if they are parsed."""
+        """Render the prompt of a chat. form: of parsed answers."""
         prompts, ready, renderer = self.prompts, self.ready, self.renderer
         max_model_len, dialect = ready.capacity.max_model_len, ready.model.dialect
         tools_text = "" if form is None else form.tools_text
@@ -118,7 +119,7 @@ class Job:
         body: GenerationRequest,
         form: AnswerForm | None = None,
     ) -> AsyncGenerator[Generation]:
-        """Open a generation, as `GenerationService.open` does; a session keeps what came of it."""
+        """Open a generation, as `GenerationService.open` does. A session keeps the result."""
         if params.structured_outputs is not None or form is not None:
             self.timeline.dropped_keywords = dropped_keywords(params.structured_outputs, form)
         async with self.generations.open(
@@ -142,7 +143,7 @@ class Job:
             self.session.keep()
 
     def _adapted(self, render: Render) -> Render:
-        """The prompt, to be computed with the adapter that the request names."""
+        """Mark the prompt for the adapter that the request names."""
         name, adapters = self.adapter, self.ready.model.adapters
         if name is None or adapters is None:
             return render

@@ -1,4 +1,4 @@
-"""Log-probabilities as the two APIs write them. All are natural logarithms."""
+"""Log-probabilities in the forms of the two APIs. All are natural logarithms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOOR = -9999.0
 """Log-probability written for an impossible token: JSON has no minus infinity."""
 
 _BYTES_PER_ENTRY = 64
-"""About what one token and its log-probability take in JSON."""
+"""Approximate bytes of a token and its log-probability in JSON."""
 
 
 class _TopLogprob(msgspec.Struct):
@@ -33,11 +33,11 @@ class _ChatLogprob(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """`logprobs` of a choice of /v1/completions; None at the first token of a prompt, which
-    nothing predicts. text_offset: where each token begins in the text of the choice.
+    """`logprobs` of a choice of /v1/completions; None at the first token of a prompt, which nothing
+    predicts. text_offset: start of each token in the text of the choice.
 
     `top_logprobs[i]` has as many entries as were asked for, and one more if token i is not among
-    them; `tokens[i]` is the key of that token, whatever else reads like it.
+    them. `tokens[i]` is that token's key, even if another one reads the same.
     """
 
     tokens: list[str]
@@ -47,15 +47,14 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class LogprobsBudget:
-    """Budget for all log-probabilities of one response, whichever of its prompts and samples they
-    belong to."""
+    """Budget for all log-probabilities of one response, over its prompts and samples."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
 
     def spend(self, num_logprobs: int) -> None:
-        """RefusedError if that is too much."""
+        """Spend some of it. Raises RefusedError if that is too much."""
         self._num_bytes += num_logprobs * _BYTES_PER_ENTRY
         if self._num_bytes > self._max_bytes:
             raise RefusedError(
@@ -68,10 +67,10 @@ class LogprobsBudget:
 class LogprobsWriter:
     """Writes those of one choice, within the budget of its response.
 
-    num_top: the most likely tokens to name, beside the one that is there. as_ids: write tokens as
-    `token_id:<id>`, as is done for all without a tokenizer. A token that is part of a character is
-    `bytes:\\xf0\\x9f`. starts_text: no text precedes the first token. shows_special: special tokens
-    are in the text too.
+    num_top: number of the most likely tokens to name, besides the actual one. as_ids: write tokens
+    as `token_id:<id>`, which is also done without a tokenizer. A token that is part of a character
+    is written as `bytes:\xf0\x9f`. starts_text: no text precedes the first token. shows_special:
+    special tokens are part of the text.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class LogprobsWriter:
         self._shows_special = shows_special
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> list[_ChatLogprob]:
-        """Items of `logprobs.content`. RefusedError if there would be too many."""
+        """Return items of `logprobs.content`. Raises RefusedError if there would be too many."""
         self._charge(len(entries))
         found: list[_ChatLogprob] = []
         for entry in entries:
@@ -115,7 +114,7 @@ class LogprobsWriter:
         entries: Sequence[TokenLogprobs | None],
         offsets: Sequence[int],
     ) -> CompletionLogprobs:
-        """`logprobs` of the next tokens of one choice. Errors as in `chat`."""
+        """Return `logprobs` of the next tokens of one choice. Errors as in `chat`."""
         self._charge(len(entries))
         found = CompletionLogprobs([], [], [], list(offsets))
         for token, entry in zip(token_ids, entries, strict=True):
@@ -129,7 +128,7 @@ class LogprobsWriter:
     def prompt(
         self, entries: Sequence[TokenLogprobs | None]
     ) -> list[dict[str, dict[str, object]] | None]:
-        """The field `prompt_logprobs`: by token id, as vLLM writes them."""
+        """Return the field `prompt_logprobs`: by token id, in vLLM's form."""
         self._charge(len(entries))
         return [None if entry is None else self._by_id(entry) for entry in entries]
 
@@ -179,7 +178,7 @@ class LogprobsWriter:
         return self._tokenizer.token_bytes(token_id, starts_text=self._starts_text)
 
     def _pass(self, token_id: int) -> None:
-        """The token is there; what follows starts no text if this one is part of it."""
+        """Advance past the token; if it is part of the text, what follows starts none."""
         if self._starts_text and self._tokenizer is not None:
             is_hidden = not self._shows_special and self._tokenizer.is_special(token_id)
             self._starts_text = is_hidden

@@ -1,4 +1,4 @@
-"""Answers in parts, as chats write them: content, reasoning and tool calls."""
+"""Answers in parts, in the form of chats: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ToolCall(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """content: null if the answer is calls or reasoning alone. reasoning, reasoning_content: the
-    same text, under the name of vLLM and the one of other servers."""
+    """content: null if the answer is only calls or reasoning. reasoning, reasoning_content: the
+    same text, under vLLM's name and under that of other servers."""
 
     content: str | None
     role: str = "assistant"
@@ -57,13 +57,13 @@ def message_of(parts: Sequence[Part], *, shows_reasoning: bool) -> ChatMessage:
 
 
 def reason_of(ending: str, *, has_calls: bool, is_named: bool) -> str:
-    """`finish_reason` of an answer. An answer that was cut, in a call or not, says so; one call
-    that was asked for by its name is a stop, as the OpenAI API has it."""
+    """Return the `finish_reason` of an answer. An answer that was cut has "length", even within a
+    call. One call that was requested by name has "stop", as in the OpenAI API."""
     return "tool_calls" if ending == "stop" and has_calls and not is_named else ending
 
 
 class PartsWriter:
-    """Writes the chunks of a stream, one for each part, and one for the end of each choice."""
+    """Writes the chunks of a stream: one for each part, and one for the end of each choice."""
 
     def __init__(
         self,
@@ -91,8 +91,7 @@ class PartsWriter:
         self._usage_in_each = usage_in_each
 
     def event(self, delta: SampleDelta) -> bytes:
-        """The chunks of one delta. What it has beside text (log-probabilities, token ids) goes with
-        the first."""
+        """Return the chunks of one delta. Log-probabilities and token ids go with the first."""
         index = delta.index
         shown = list(self._shown(delta))
         logprobs, says_logprobs, token_ids = b"null", False, delta.token_ids
@@ -118,7 +117,8 @@ class PartsWriter:
         return b'"finish_reason":%b,"stop_reason":%b' % (encode(reason), encode(delta.stop_reason))
 
     def _shown(self, delta: SampleDelta) -> Iterator[dict[str, Any]]:
-        """The deltas that clients read; the first one of a choice names the role too."""
+        """Yield deltas in the form that clients read; the first one of a choice has the role
+        too."""
         found = [shown for part in delta.parts if (shown := self._of_part(delta.index, part))]
         self._is_empty[delta.index] &= not delta.parts
         if not self._has_begun[delta.index]:

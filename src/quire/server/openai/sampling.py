@@ -16,7 +16,7 @@ from quire.server.requests.limits import Limits
 __all__ = ["chat_params", "check_label", "completion_params", "limit_field"]
 
 _OWN_RULES = ("max_tokens", "structured_outputs", "truncate_prompt_tokens")
-"""Fields with the name of a parameter that do not pass as they are."""
+"""Fields that share a parameter's name but need conversion."""
 _SHARED_FIELDS = tuple(
     name
     for name in GenerationRequest.__struct_fields__
@@ -24,14 +24,15 @@ _SHARED_FIELDS = tuple(
 )
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""max_tokens of a completion that names none, as the OpenAI API has it."""
+"""max_tokens of a completion that names none, as in the OpenAI API."""
 
 
 def completion_params(
     body: CompletionRequest, defaults: Mapping[str, object], limits: Limits
 ) -> SamplingParams:
-    """Parameters of a completion. `echo` with logprobs asks for those of the prompt too, and
-    max_tokens 0 becomes 1: the engine computes the prompt to sample, and the token is dropped."""
+    """Return the parameters of a completion. `echo` with logprobs asks for those of the prompt too.
+    max_tokens 0 becomes 1: the engine must sample to compute the prompt, and the token is dropped.
+    """
     given, defaults = _shared(body, limits), defaults_of(body, defaults)
     given["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None:
@@ -47,7 +48,7 @@ def completion_params(
 def chat_params(
     body: ChatRequest, defaults: Mapping[str, object], limits: Limits
 ) -> SamplingParams:
-    """Parameters of a chat. Without max_tokens the answer may fill the context."""
+    """Return the parameters of a chat. Without max_tokens the answer may fill the context."""
     _check_twice(body)
     given, defaults = _shared(body, limits), defaults_of(body, defaults)
     given["logprobs"] = _chat_logprobs(body, limits)
@@ -63,14 +64,14 @@ def chat_params(
 
 
 def limit_field(body: GenerationRequest) -> str | None:
-    """The field of the request that bounds the answer; None if only a default does."""
+    """Return the request's field that bounds the answer; None if only a default does."""
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         return "max_completion_tokens"
     return None if body.max_tokens is None else "max_tokens"
 
 
 def _check_twice(body: ChatRequest) -> None:
-    """RefusedError if two fields of the same meaning differ."""
+    """Raise RefusedError if two fields with the same meaning differ."""
     variables = body.chat_template_kwargs or {}
     for name, other, value, stated in (
         ("max_completion_tokens", "max_tokens", body.max_completion_tokens, body.max_tokens),
@@ -155,7 +156,7 @@ def _check_limits(body: GenerationRequest, limits: Limits) -> None:
 def _check_at_most(
     name: str, value: int | None, limit: str, limits: Limits, lowest: int = 0
 ) -> None:
-    """Refuse what is above the limit, and -1, which asks for everything."""
+    """Refuse counts above the limit, and -1, which asks for everything."""
     highest: int = getattr(limits, limit)
     if value is not None and not lowest <= value <= highest:
         raise RefusedError(
@@ -176,7 +177,8 @@ def _check_length(name: str, value: Sized | None, limit: str, limits: Limits) ->
 
 
 def check_label(name: str, text: str | None, limits: Limits) -> None:
-    """RefusedError for what is too long, or cannot stand in logs and JSON as it is."""
+    """Raise RefusedError for texts that are too long, or cannot stand unchanged in logs and
+    JSON."""
     if text is None:
         return
     _check_length(name, text, "max_label_chars", limits)

@@ -30,14 +30,14 @@ _KNOWN = frozenset(field.name for field in fields(StructuredOutputsParams))
 
 
 def structured_field(body: GenerationRequest) -> str | None:
-    """The field that says to which language the output belongs, None for free text. RefusedError
-    as in `structured_outputs`."""
+    """Return the request's field with the grammar of its output, None for free text. Raises
+    RefusedError as in `structured_outputs`."""
     return next(iter(_given(body)), None)
 
 
 def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
-    """Return the requested grammar, None for free text. RefusedError if several fields ask for one,
-    or one is wrong."""
+    """Return the requested grammar, None for free text. Raises RefusedError if several fields ask
+    for one, or one is wrong."""
     given = _given(body)
     if not given:
         return None
@@ -68,7 +68,7 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
 def dropped_keywords(
     structured: StructuredOutputsParams | None, form: AnswerForm | None
 ) -> list[str]:
-    """Return the paths in the schemas of a request that its answers are not held to."""
+    """Return the paths in a request's schemas that are not enforced."""
     found: list[str] = []
     if structured is not None and structured.json is not None and not structured.strict:
         found += _dropped(structured.json)
@@ -86,7 +86,7 @@ def _dropped(schema: object) -> list[str]:
 
 
 def _given(body: GenerationRequest) -> dict[str, dict[str, Any]]:
-    """Fields of `StructuredOutputsParams`, by the field of the request that states them."""
+    """Return the fields of `StructuredOutputsParams`, by the request's field that states them."""
     guided = _of_guided(body)
     first_guided = next((old for old, name in _GUIDED.items() if name in guided), "guided_json")
     found = {

@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate: token ids in, token ids out, and no text between them."""
+"""POST /inference/v1/generate: token ids in, token ids out, without any text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["GeneratedTokens", "TokensAnswer", "sampling_of"]
 
 
 class TokensChoice(msgspec.Struct):
-    """token_ids: of the answer, or of one piece of it. logprobs: as those of chats."""
+    """token_ids: of the answer, or of one piece of it. logprobs: in the form of chats."""
 
     index: int
     token_ids: list[int]
@@ -35,7 +35,7 @@ class TokensChoice(msgspec.Struct):
 
 
 class GeneratedTokens(msgspec.Struct):
-    """An answer, or one piece of it. prompt_logprobs: as those of completions, if asked."""
+    """An answer, or one piece of it. prompt_logprobs: in the form of completions, if asked."""
 
     request_id: str
     choices: list[TokensChoice]
@@ -46,12 +46,12 @@ class GeneratedTokens(msgspec.Struct):
 _BESIDE = (
     "model", "stream", "stream_options", "request_id", "cache_salt", "priority", "deadline_s",
 )  # fmt: skip
-"""Fields that stand beside the parameters."""
+"""Fields beside the parameters."""
 
 
 def sampling_of(body: TokensRequest) -> CompletionRequest:
-    """Return the parameters of a request, with the fields that stand beside them. RefusedError for
-    one that stands within."""
+    """Return a request's parameters together with the fields beside them. Raises RefusedError if
+    the parameters contain one of these."""
     fields = body.sampling_params
     for name in _BESIDE:
         if getattr(fields, name) is not None:
@@ -65,7 +65,7 @@ def sampling_of(body: TokensRequest) -> CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokensAnswer:
-    """The answer to one request, whole or as a stream."""
+    """The answer to one request, whole or streamed."""
 
     job: Job
     body: CompletionRequest
@@ -94,8 +94,8 @@ class TokensAnswer:
         return encode(found)
 
     async def stream(self, sink: EventSink) -> bytes:
-        """Start when the engine has taken the prompt; write all events but the last ones, which are
-        returned. Errors as in `whole`."""
+        """Start the stream when the engine has taken the prompt. Writes all events but the last
+        ones, which it returns. Errors as in `whole`."""
         options = self.body.stream_options
         async with self._open() as generation:
             await generation.settle()
@@ -126,7 +126,7 @@ class TokensAnswer:
         return await self.job.prompts.render_prompt(self.job.renderer, self.token_ids, most)
 
     def _writers(self, generation: Generation) -> list[LogprobsWriter]:
-        """One for each sample; none if no log-probabilities are asked."""
+        """Return a writer for each sample; none if no log-probabilities are asked."""
         num_top = self.params.logprobs
         if num_top is None:
             return []

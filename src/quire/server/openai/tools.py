@@ -1,4 +1,4 @@
-"""Read `tools`, `tool_choice` and `parallel_tool_calls`: the calls that an answer may have."""
+"""Reads `tools`, `tool_choice` and `parallel_tool_calls`: the calls that an answer may have."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _CHOICE = (
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:
-    """tools: those that the answer may call; the prompt shows all of the request's. parallel:
-    whether there may be several calls."""
+    """tools: those that the answer may call; the prompt shows all of the request's. parallel: there
+    may be several calls."""
 
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = "none"
@@ -35,13 +35,13 @@ class AskedTools:
 
     @property
     def must_call(self) -> bool:
-        """Return whether the answer is a call, whatever the model would rather write."""
+        """Return True if the answer must be a call."""
         return self.choice not in ("none", "auto")
 
 
 def asked_tools(body: ChatRequest) -> AskedTools:
-    """Return what the request offers and asks for. RefusedError if it names what is not there, or
-    its fields contradict each other."""
+    """Return what the request offers and asks for. Raises RefusedError if it names an unknown tool,
+    or its fields contradict each other."""
     tools = tuple(_tool(index, given) for index, given in enumerate(body.tools or ()))
     choice, allowed = _choice(body.tool_choice, has_tools=bool(tools))
     try:
@@ -80,7 +80,7 @@ def _tool(index: int, given: dict[str, Any]) -> Tool:
 
 
 def _schema(place: str, parameters: object) -> dict[str, Any]:
-    """Return the schema of the arguments; a function without any has the empty object."""
+    """Return the schema of the arguments; a function without one takes an empty object."""
     advice = 'Send a JSON Schema with "type": "object".'
     if parameters is None:
         return {"type": "object", "properties": {}}
@@ -98,7 +98,7 @@ def _schema(place: str, parameters: object) -> dict[str, Any]:
 def _choice(
     given: str | Mapping[str, object] | None, *, has_tools: bool
 ) -> tuple[ToolChoice, list[str] | None]:
-    """Return the choice, and the names that it narrows the tools to, None for all."""
+    """Return the choice, and the names of the allowed tools, None for all."""
     if given is None:
         return ("auto" if has_tools else "none"), None
     if given == "none":
@@ -149,7 +149,7 @@ def _name_of(tool: object, place: str) -> str:
 
 
 def _fields(value: object) -> dict[str, object]:
-    """Return those of an object, none of anything else."""
+    """Return the fields of an object, an empty dict for anything else."""
     return cast("dict[str, object]", value) if isinstance(value, dict) else {}
 
 
@@ -175,8 +175,9 @@ def _check_beside(asked: AskedTools, body: ChatRequest) -> None:
 
 
 def answer_form(asked: AskedTools, body: ChatRequest, model: ServedModel) -> AnswerForm | None:
-    """Return the form of the answers; None if they are text from end to end, as a model that does
-    not think gives without tools. RefusedError for what this model lacks."""
+    """Return the form of the answers; None if they are plain text, as those of a model without
+    thinking are when there are no tools. Raises RefusedError for a feature that this model lacks.
+    """
     dialect, tokenizer = model.dialect, model.front.renderer.tokenizer
     budget = body.thinking_token_budget
     if budget is not None and budget < -1:
@@ -205,15 +206,15 @@ def answer_form(asked: AskedTools, body: ChatRequest, model: ServedModel) -> Ans
 
 
 def tools_text(tools: list[dict[str, Any]] | None, model: ServedModel) -> str:
-    """Describe tools in words as a chat with them would; empty where the template shows them.
-    RefusedError as in `asked_tools`."""
+    """Return a chat's tools in words; empty if the template shows them. Raises RefusedError as in
+    `asked_tools`."""
     body = ChatRequest(messages=[], tools=tools)
     form = answer_form(asked_tools(body), body, model)
     return "" if form is None else form.tools_text
 
 
 def _num_calls(messages: object) -> int:
-    """Count the calls of a conversation; one that is none is refused later."""
+    """Count the calls of a conversation. Malformed ones are refused later."""
     num_calls = 0
     for message in cast("list[object]", messages) if isinstance(messages, list) else []:
         calls = _fields(message).get("tool_calls")

@@ -17,8 +17,8 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _CompletionDetails(msgspec.Struct):
-    """reasoning_tokens: of answers that are parsed. Others: tokens of predictions that have
-    appeared in the outputs, and those that have not."""
+    """reasoning_tokens: of parsed answers. accepted and rejected tokens: of predictions, those that
+    appeared in the outputs and the others."""
 
     reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -26,8 +26,8 @@ class _CompletionDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of all prompts (each counted once) and of all samples. Details of completions come
-    with predictions and with answers that are parsed."""
+    """Tokens of all prompts (each counted once) and of all samples. Details are given for
+    predictions and for parsed answers."""
 
     prompt_tokens: int
     total_tokens: int
@@ -37,7 +37,8 @@ class Usage(msgspec.Struct):
 
 
 def usage_of(generations: Iterable[Generation], *, with_output: bool = True) -> Usage:
-    """So far. `with_output` False leaves out tokens that were computed but not asked for."""
+    """Return the usage so far. with_output: False leaves out tokens that were computed but not
+    asked for."""
     prompt_tokens = completion_tokens = cached_tokens = 0
     details: _CompletionDetails | UnsetType = UNSET
     for generation in generations:
@@ -45,7 +46,7 @@ def usage_of(generations: Iterable[Generation], *, with_output: bool = True) -> 
         cached_tokens += generation.num_cached_tokens
         if with_output:
             completion_tokens += generation.num_tokens
-        # a chat, which alone has these, is one generation
+        # only chats have these, and a chat is one generation
         num_reasoning, predicted = generation.num_reasoning_tokens, generation.num_predicted
         if num_reasoning is not None or predicted is not None:
             details = _CompletionDetails(

@@ -1,4 +1,4 @@
-"""Answers to requests for vectors, and for scores that are made of them."""
+"""Answers to requests for vectors, and for scores computed from them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_TOGETHER = 64
-"""Prompts of one request that are in the engine at a time: others want their turn too."""
+"""Prompts of one request that are in the engine at a time, so that other requests get their
+turn."""
 
 ITEMS_PER_TURN = 16
 
@@ -81,7 +82,7 @@ class PoolingList(msgspec.Struct):
 
 
 class ClassData(msgspec.Struct):
-    """label: of the most likely class. probs: of all."""
+    """label: of the most likely class. probs: of all classes."""
 
     index: int
     label: str
@@ -130,7 +131,7 @@ class RerankResults(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """Two texts that a cross-encoder reads at once."""
+    """Two texts that a cross-encoder reads together."""
 
     first: str
     second: str
@@ -153,18 +154,18 @@ class VectorJob:
 
     @property
     def model(self) -> str:
-        """The name in the answer."""
+        """Name of the model in the answer."""
         return self.ready.model.names[0]
 
     @property
     def classes(self) -> ClassesSpec | None:
-        """Into which the model sorts texts."""
+        """Classes into which the model sorts texts."""
         return self.ready.model.front.classes
 
     async def run(
         self, prompts: Sequence[VectorPrompt], params: PoolingParams
     ) -> list[PooledPrompt]:
-        """Compute the vector of each prompt. Errors as in `VectorService.vector`: the first one
+        """Compute the vector of each prompt. Errors as in `VectorService.vector`; the first one
         ends all."""
         found: dict[int, PooledPrompt] = {}
         is_spare = self.scheduling.is_spare
@@ -200,8 +201,8 @@ class VectorJob:
 
 
 def input_list(given: str | list[str | int | list[int]], most: int) -> list[str | list[int]]:
-    """Return the prompts of an `input`. RefusedError if kinds are mixed, there are none, or more
-    than `most`."""
+    """Return the prompts of an `input`. Raises RefusedError if kinds are mixed, there are none, or
+    more than `most`."""
     if isinstance(given, str):
         return [given]
     if given and all(isinstance(item, int) for item in given):
@@ -218,8 +219,8 @@ def input_list(given: str | list[str | int | list[int]], most: int) -> list[str 
 
 
 async def encoded_by_turns(items: Iterable[Items]) -> list[Items]:
-    """Return items as JSON, to stand in their places. They are made and encoded a few at a time:
-    2,048 long vectors take seconds, in which other requests want their turn too."""
+    """Return items as JSON for their places. They are made and encoded a few at a time: 2,048 long
+    vectors take seconds, in which other requests need their turn."""
     found: list[msgspec.Raw] = []
     for item in items:
         found.append(msgspec.Raw(encode(item)))
@@ -231,8 +232,8 @@ async def encoded_by_turns(items: Iterable[Items]) -> list[Items]:
 async def embedding_list(
     job: VectorJob, pooled: Sequence[PooledPrompt], *, dimensions: int | None, as_base64: bool
 ) -> EmbeddingList:
-    """Write vectors as embeddings. dimensions: the first so many of each, scaled to length 1.
-    RefusedError if a vector has fewer."""
+    """Return vectors as embeddings. dimensions: keep the first ones of each, scaled to length 1.
+    Raises RefusedError if a vector has fewer."""
     data = await encoded_by_turns(
         EmbeddingData(i, _written(_cut(each.vector, dimensions), as_base64))
         for i, each in enumerate(pooled)
@@ -243,7 +244,7 @@ async def embedding_list(
 async def pooling_list(
     job: VectorJob, pooled: Sequence[PooledPrompt], *, as_base64: bool
 ) -> PoolingList:
-    """Write vectors as they are."""
+    """Return vectors as they are."""
     data = await encoded_by_turns(
         PoolingData(i, _written(each.vector, as_base64)) for i, each in enumerate(pooled)
     )
@@ -253,7 +254,7 @@ async def pooling_list(
 async def class_list(
     job: VectorJob, prompts: Sequence[str | list[int]], params: PoolingParams
 ) -> ClassList:
-    """Sort texts into the model's classes. RefusedError if it has none."""
+    """Sort texts into the model's classes. Raises RefusedError if it has none."""
     classes = job.classes
     if classes is None:
         raise RefusedError(
@@ -270,8 +271,8 @@ async def class_list(
 
 
 def _classifying(params: PoolingParams) -> PoolingParams:
-    """Parameters under which the engine gives the numbers of the classes as they are. RefusedError
-    if the request has a pooling: the head for classes has its own."""
+    """Return parameters under which the engine gives the raw numbers of the classes. Raises
+    RefusedError if the request has a pooling: the head for classes has its own."""
     if params.pooling is not None:
         raise RefusedError(
             f"pooling is {params.pooling!r}, but this model's head for classes has its own. Leave "
@@ -284,8 +285,8 @@ def _classifying(params: PoolingParams) -> PoolingParams:
 async def _pair_scores(
     job: VectorJob, params: PoolingParams, pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[float], PoolingUsage]:
-    """Scores of pairs of texts. RefusedError if the model gives several numbers for a pair, or the
-    request has a field that has no effect on pairs."""
+    """Return scores of pairs of texts. Raises RefusedError if the model gives several numbers per
+    pair, or the request has a field without effect on pairs."""
     classes = job.classes
     if classes is None:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -317,8 +318,8 @@ async def score_list(
     second: str | list[str],
     most: int,
 ) -> ScoreList:
-    """Score pairs of texts: by a cross-encoder, else by the cosine of their vectors. RefusedError
-    if the lists have lengths that make no pairs."""
+    """Score pairs of texts: by a cross-encoder, otherwise by the cosine of their vectors. Raises
+    RefusedError if the lists' lengths make no pairs."""
     lefts = [first] if isinstance(first, str) else first
     rights = [second] if isinstance(second, str) else second
     _bounded(lefts, most, "text_1")
@@ -355,7 +356,7 @@ async def rerank_results(
 
 
 def document_texts(documents: Sequence[str | dict[str, Any]], most: int) -> list[str]:
-    """Return the texts of documents. RefusedError if one has none, or there are too many."""
+    """Return the texts of documents. Raises RefusedError if one has none, or there are too many."""
     _bounded(documents, most, "documents")
     return [
         each if isinstance(each, str) else string_of(each, "text", f"documents[{index}]")
@@ -392,7 +393,7 @@ def _written(vector: FloatArray, as_base64: bool) -> list[float] | str:
 
 
 def _cosine(one: FloatArray, other: FloatArray) -> float:
-    """Return that of two vectors of length 1."""
+    """Return the cosine of two vectors of length 1."""
     return float(one.astype(np.float64) @ other.astype(np.float64))
 
 

@@ -1,3 +1,3 @@
-"""Pinned prefixes and the operator's files of them."""
+"""Pinned prefixes, and the operator's files of them."""
 
 __all__: list[str] = []

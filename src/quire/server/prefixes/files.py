@@ -1,4 +1,4 @@
-"""The files of `--pin-prefix`: what an operator wants to stay in the cache."""
+"""The files of `--pin-prefix`, which the operator wants to stay in the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PrefixFile", "RenderedPrefix", "read_prefix_files", "render_prefixes
 
 @dataclass(frozen=True, slots=True)
 class PrefixFile:
-    """name: the path as it was given. content: a text, or the first messages of conversations."""
+    """name: the path as given. content: a text, or the first messages of conversations."""
 
     name: str
     content: str | list[dict[str, Any]]
@@ -24,21 +24,21 @@ class PrefixFile:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrefix:
-    """The token ids of a file's content."""
+    """Token ids of a file's content."""
 
     name: str
     token_ids: list[int]
 
 
 def read_prefix_files(paths: Iterable[str]) -> list[PrefixFile]:
-    """Each file once. A text loses the line end at its end, which editors put there. ConfigError
+    """Read each file once. A text loses its final line end, which editors add. Raises ConfigError
     if a file cannot be read, or a `.json` file is no list of messages."""
     return [PrefixFile(path, _read(path)) for path in dict.fromkeys(paths)]
 
 
 def render_prefixes(files: Sequence[PrefixFile], renderer: Renderer) -> list[RenderedPrefix]:
-    """Messages go through the chat template, without the prompt for an answer. ConfigError if a
-    file cannot be rendered."""
+    """Render the files. Messages go through the chat template, without the prompt for an answer.
+    Raises ConfigError if a file cannot be rendered."""
     return [RenderedPrefix(file.name, _render(file, renderer)) for file in files]
 
 

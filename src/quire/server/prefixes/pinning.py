@@ -1,5 +1,4 @@
-"""Prefixes that a server keeps in the cache: pinned by a request, or named as files by the
-operator."""
+"""Prefixes that stay in the cache: pinned by a request, or by the operator's files."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ RETRY_S = 0.5
 MAX_TRIES = 20
 
 Cores = tuple[int, EngineCapacity | None]
-"""Restarts so far, and the capacity of all replicas that are ready: one of these changes with each
-core that comes."""
+"""Restarts so far, and the capacity of all ready replicas. One of them changes with each new
+core."""
 
 
 async def pin_prefix(
@@ -42,11 +41,11 @@ async def pin_prefix(
     scheduling: SchedulingParams | None = None,
     is_shared: bool = False,
 ) -> PinnedPrefix:
-    """Compute a prefix and keep it. name: of the pin, unless an equal prefix is one already: then
-    that one stays for as long as either asked.
+    """Compute a prefix and keep it. name: of the pin. If an equal prefix is pinned, that one stays,
+    for the longer of the two times.
 
     Raises RequestError if the engine refuses it or it expires at once, EngineError if it was not
-    pinned after all, and EngineUnavailableError.
+    pinned, and EngineUnavailableError.
     """
     request = EngineRequest(
         request_id=name,
@@ -67,7 +66,7 @@ async def pin_prefix(
     if finish is None or finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
         message = "the engine ended the request" if finish is None else finish.message
         raise EngineError(f"The prefix was not pinned: {message}.")
-    # Compare by key: a request that was replayed to another core has another handle there.
+    # Compare by key: a request that was replayed on another core has another handle there.
     key = prefix_key(token_ids, salt, is_shared=is_shared)
     for pin in (await client.control(ListPins())).pins:
         if pin.key == key:
@@ -81,8 +80,7 @@ async def pin_prefix(
 
 
 class PrefixKeeper:
-    """Pins the operator's prefixes on the first core, and again on each one that follows or joins
-    it."""
+    """Pins the operator's prefixes on the first core, and again on each later one."""
 
     def __init__(self, client: AsyncEngineClient, prefixes: Sequence[RenderedPrefix]) -> None:
         self._client = client
@@ -90,8 +88,8 @@ class PrefixKeeper:
         self._served: Cores | None = None
 
     async def start(self) -> None:
-        """Wait until all are pinned. ConfigError if one cannot be, EngineError if it fails again
-        and again."""
+        """Wait until all are pinned. Raises ConfigError if one cannot be, EngineError if it fails
+        again and again."""
         for tries in range(MAX_TRIES):
             status = await self._ready()
             try:
@@ -105,12 +103,12 @@ class PrefixKeeper:
                 await asyncio.sleep(RETRY_S)
 
     async def keep(self) -> None:
-        """Never ends, unless there is nothing to keep. What fails is logged: the server serves on
-        without it."""
+        """Keep them pinned for ever; returns only if there are none. Failures are logged: the
+        server goes on without the prefix."""
         status = self._client.status
         while self._prefixes:
             if status.state is EngineState.SLEEPING:
-                self._served = None  # it has let them go
+                self._served = None  # the core has dropped them
             if status.state is EngineState.READY and _cores(status) != self._served:
                 try:
                     await self._pin_all(status)
@@ -131,7 +129,7 @@ class PrefixKeeper:
         return status
 
     async def _pin_all(self, status: EngineStatus) -> None:
-        """Pin the prefixes that the present core does not have."""
+        """Pin the prefixes that the present core lacks."""
         if self._prefixes:
             pins = (await self._client.control(ListPins())).pins
             held = {pin.key for pin in pins}

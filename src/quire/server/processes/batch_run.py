@@ -1,4 +1,4 @@
-"""`quire run-batch`: an engine starts, a file of requests is answered, the engine ends."""
+"""`quire run-batch`: starts an engine, answers a file of requests, ends the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quire.server.settings import ServerSettings
 __all__ = ["BATCH_LIMITS", "run_batch"]
 
 PATIENT_S = 30 * 86_400.0
-"""Patience in seconds, since no client waits for the answers."""
+"""Time limits in seconds are out of reach, since no client waits for the answers."""
 
 BATCH_LIMITS = Limits(
     max_queue_s=PATIENT_S,
@@ -37,7 +37,7 @@ BATCH_LIMITS = Limits(
     max_queue_requests=2**31,
     max_queue_tokens=2**62,
 )
-"""Limits of a batch run: the runner bounds the open lines, each line is a request of its own, and
+"""Limits of a batch run. The runner bounds the open lines, each line is a request of its own, and
 none may be dropped."""
 
 
@@ -49,10 +49,13 @@ def run_batch(
     *,
     make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
 ) -> BatchCounts:
-    """Answer the requests of a file. named: settings with the adapters that these may name.
-    ConfigError if a file is wrong or the engine cannot start with these settings, EngineError if it
-    ends for good; KeyboardInterrupt leaves what has been answered to the next run. make_supervisor:
-    as for `host_engine`."""
+    """Answer the requests of a file.
+
+    named: settings with the adapters that requests may name. Raises ConfigError if a file is wrong
+    or the engine cannot start with these settings, EngineError if the engine ends for good. On
+    KeyboardInterrupt the answers so far are kept for the next run. make_supervisor: as in
+    `host_engine`.
+    """
     server = replace(named, limits=BATCH_LIMITS, disable_log_stats=True)
     return asyncio.run(_run(engine, server, source, target, make_supervisor))
 
@@ -79,7 +82,7 @@ async def _run(
         while status.state is EngineState.STARTING and not host.supervision.done():
             status = await host.client.wait_for_change(status)
         if status.capacity is None:
-            await host.supervision  # raises what ended it
+            await host.supervision  # raises the error that ended it
             raise EngineError(f"The engine did not start: {status.message}.")
         together = 2 * status.capacity.max_num_seqs
         bar = tqdm(total=num_lines, unit="request", file=sys.stderr, disable=None)

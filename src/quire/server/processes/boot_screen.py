@@ -1,4 +1,4 @@
-"""Boot screen of the server: phases with durations, then how to use it."""
+"""The boot screen of the server: phases with durations, then how to use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BootScreen"]
 
 
 class BootScreen:
-    """Plain lines, each written once, so that logs and terminals read the same."""
+    """Writes plain lines, each once, so that logs and terminals read the same."""
 
     def __init__(self, out: TextIO, settings: ServerSettings) -> None:
         self._out = out
@@ -25,11 +25,11 @@ class BootScreen:
         self._num_shown = 0
 
     def opened(self) -> None:
-        """The port is open; everything but the probes answers 503 until `ready`."""
+        """The port is open; all paths but the probes answer 503 until `ready`."""
         self._line(f"quire {quire.__version__} listens on {self._settings.url} and loads the model")
 
     def show(self, status: EngineStatus) -> None:
-        """Write the phases that are done and were not yet written."""
+        """Write the finished phases that were not written yet."""
         for phase in status.phases[self._num_shown :]:
             if not phase.is_done:
                 return
@@ -37,7 +37,7 @@ class BootScreen:
             self._line(f"  {phase.name:<24}{phase.seconds:8.2f} s")
 
     def ready(self, status: EngineStatus, name: str, root: str) -> None:
-        """The capacity, and lines to copy. name, root: as in `ServedModel`."""
+        """Write the capacity, and lines to copy. name, root: as in `ServedModel`."""
         capacity, url = status.capacity, self._settings.url
         if capacity is None:
             return
@@ -71,7 +71,7 @@ class BootScreen:
         )
 
     def _line(self, text: str) -> None:
-        # A reader that has gone must not end the server.
+        # A closed output must not end the server.
         with contextlib.suppress(OSError, ValueError):
             self._out.write(text + "\n")
             self._out.flush()

@@ -1,4 +1,4 @@
-"""Launch message of a front process, and the meaning of its exit status."""
+"""The launch message of a front process, and its exit statuses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from quire.server.settings import ServerSettings
 __all__ = ["BAD_CONFIG", "FrontLaunch"]
 
 BAD_CONFIG = 2
-"""Exit status: another start with these settings fails as well."""
+"""Exit status: another start with these settings would fail too."""
 
 
 class FrontLaunch(msgspec.Struct, frozen=True):
-    """front: number of this process and of its engine client; no other one had it. listener: open
-    descriptor of the listening socket. directory: of the engine core. engine: of `EngineSettings`,
-    by name. heartbeat_s: from one sign of life to the next."""
+    """front: number of this process and of its engine client, never used before. listener: open
+    descriptor of the listening socket. directory: of the engine core. engine: `EngineSettings`, by
+    name. heartbeat_s: seconds between heartbeats."""
 
     front: int
     listener: int

@@ -2,9 +2,9 @@
 
     python -m quire.server.processes.front_process
 
-What it shall do comes on its standard input as a `FrontLaunch`. That pipe stays open: a byte more
-means that the server drains, its end that this process ends. A byte on its standard output means
-that it listens, and each further one that its event loop turns.
+Its standard input brings a `FrontLaunch` and stays open. One more byte tells the process to drain,
+the end of the input to end. On its standard output, the first byte means that it listens; each
+later one is a heartbeat of its event loop.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ __all__: list[str] = []
 logger = logging.getLogger("quire.server")
 
 PATIENCE_S = 10.0
-"""For so long connections wait at the socket for a front that cannot serve them yet. Longer than a
-front needs beside an engine that runs; one that starts takes minutes, and its phase is told."""
+"""Seconds that connections wait at the socket for a new front. It is longer than a front needs
+beside a running engine. An engine that starts takes minutes, so its phase is answered instead."""
 
 
 def main() -> int:
-    """Serve until told to stop; the exit status."""
+    """Serve until told to stop. Returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # for the owner, which tells when to drain
+        signal.signal(number, signal.SIG_IGN)  # for the owner, which says when to drain
     claim_streams()
     log_to_stderr()
     owner = _claim_output()
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _claim_output() -> int:
-    """A descriptor of standard output, to which nothing else writes from now on."""
+    """Return a descriptor of standard output, to which nothing else writes from now on."""
     owner = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return owner
@@ -83,7 +83,7 @@ class _Front:
         self._ending = asyncio.Event()
 
     async def run(self, listener: socket.socket, owner: int) -> None:
-        """owner: descriptor of the pipe that leads to it."""
+        """owner: descriptor of the pipe to the owner."""
         launch = self._launch
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._on_input)
         client = ProcessEngineClient(Path(launch.directory), client_id=launch.front)
@@ -98,7 +98,7 @@ class _Front:
         finally:
             loading.cancel()
             telling.cancel()
-            await client.close()  # what is still open fails, with a message
+            await client.close()  # open requests fail, with a message
             self._http.should_exit = True
             if not self._http.listening.is_set():
                 serving.cancel()
@@ -106,13 +106,13 @@ class _Front:
                 await serving
 
     async def _serve(self, listener: socket.socket, loading: asyncio.Task[None]) -> None:
-        """Start taking connections as soon as they can be served: a front that replaces another
-        beside a running engine must refuse no client."""
+        """Take connections as soon as they can be served: a front that replaces another one beside
+        a running engine must refuse no client."""
         await asyncio.wait({loading}, timeout=PATIENCE_S)
         await self._http.serve(sockets=[listener])
 
     async def _tell(self, owner: int) -> None:
-        """First that this process listens, then again and again that it goes on."""
+        """Tell the owner that this process listens, then send heartbeats."""
         os.set_blocking(owner, False)
         await self._http.listening.wait()
         while True:
@@ -122,10 +122,11 @@ class _Front:
             await asyncio.sleep(self._launch.heartbeat_s)
 
     async def _load(self, client: ProcessEngineClient) -> None:
-        """All that it takes to serve; the first reading tells the owner that it is there."""
+        """Load all that serving needs. The first reading on the board tells the owner that this is
+        done."""
         engine = EngineSettings.from_values(self._launch.engine)
         model = await asyncio.to_thread(load_served_model, engine, self._launch.server)
-        if model.seed is not None:  # fronts that drew the same seeds would repeat each other
+        if model.seed is not None:  # fronts with equal seeds would repeat each other's draws
             model = replace(model, seed=model.seed + self._launch.front)
         self._backend.set_model(model)
         gc.collect()

@@ -1,4 +1,4 @@
-"""Several front processes on one port: the side of their owner, which supervises them."""
+"""Several front processes on one port, as supervised by their owner."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ logger = logging.getLogger("quire.server")
 LAST_S = 10.0
 """Seconds for a front to end after it was told to."""
 BEATS = 8
-"""So many heartbeats at least come in the time after which a front counts as hung."""
+"""Heartbeats within the time after which a front counts as hung."""
 STEADY_S = 60.0
-"""A front that ran for so long is replaced at once when it ends."""
+"""Seconds of life after which a front is replaced at once when it ends."""
 
 
 class Fronts:
-    """`api_server_count` processes, each replaced when it dies; the core frees what it had open.
+    """`api_server_count` processes. A process that dies is replaced; the core frees its open
+    requests.
 
-    A new process has a new number, since handles in the core are never used again.
+    A new process has a new number, since handles in the core are never reused.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class Fronts:
         hang_limit_s: float = 30.0,
     ) -> None:
         """directory: of the engine core. listeners: one for each process. on_listening: called when
-        one takes connections from its listener. hang_limit_s: one whose event loop does not turn
-        for so long is replaced."""
+        a process takes connections from its listener. hang_limit_s: a process whose event loop does
+        not turn for this long is replaced."""
         self.board = FrontBoard(directory)
         self._directory = directory
         self._listeners = listeners
@@ -61,12 +62,12 @@ class Fronts:
         self._fronts: dict[int, WatchedFront] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
-        """No other process is started."""
+        """Set once no more processes may start."""
         self._is_stopped = False
-        """One that was being started meanwhile has no time to end by itself."""
+        """True once a front that is being started gets no time to end by itself."""
 
     async def run(self) -> None:
-        """Keep the processes running; returns when `stop` has ended them all.
+        """Keep the processes running until `stop` has ended them all.
 
         Raises ConfigError if one cannot start with these settings, and EngineError if one fails
         again and again.
@@ -78,21 +79,22 @@ class Fronts:
             raise failures.exceptions[0] from None
 
     async def wait_until_ready(self) -> None:
-        """Wait until each of the processes can serve: it has its part of the model, and has heard
-        that the engine runs."""
+        """Wait until each process can serve: it has its part of the model, and knows that the
+        engine runs."""
         while len(self._fronts) < len(self._listeners) or not all(
             map(self.board.has, self._fronts)
         ):
             await asyncio.sleep(0.02)
 
     def drain(self) -> None:
-        """Let them refuse new requests, and end when open ones have, within `shutdown_timeout`."""
+        """Tell them to refuse new requests, and to end when open ones have, within
+        `shutdown_timeout`."""
         self._stopping.set()
         for front in self._fronts.values():
             front.drain()
 
     async def stop(self) -> None:
-        """End them now: open requests fail, with a message. None is left when it returns."""
+        """End them now; open requests fail, with a message. Returns when all have ended."""
         self._stopping.set()
         self._is_stopped = True
         for front in self._fronts.values():
@@ -107,7 +109,7 @@ class Fronts:
             await asyncio.wait(late)
 
     async def _keep(self, listener: socket.socket) -> None:
-        """One process after the other, on one socket."""
+        """Keep one process at a time running on one socket."""
         num_early_ends = 0
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -126,8 +128,8 @@ class Fronts:
                     await self._stopping.wait()
 
     async def _run_one(self, listener: socket.socket) -> tuple[int, int]:
-        """A process from its start to its end; its number and exit status. It ends with this call,
-        however this ends."""
+        """Run a process from start to end, and return its number and exit status. It ends with this
+        call, even if that is cancelled."""
         number, self._next_number = self._next_number, self._next_number + 1
         front = await WatchedFront.spawn(listener.fileno())
         self._fronts[number] = front
@@ -143,7 +145,7 @@ class Fronts:
         return number, status
 
     async def _launch(self, front: WatchedFront, number: int, listener: socket.socket) -> None:
-        if self._is_stopped:  # since the spawn began, so that `stop` did not reach it
+        if self._is_stopped:  # since the spawn began, so `stop` did not reach it
             await front.kill()
             return
         await front.launch(
@@ -156,11 +158,11 @@ class Fronts:
                 heartbeat_s=min(1.0, self._hang_limit_s / BEATS),
             )
         )
-        if self._stopping.is_set():  # as above, for `drain`
+        if self._stopping.is_set():  # likewise for `drain`
             front.drain()
 
     async def _follow(self, front: WatchedFront, number: int, listener: socket.socket) -> None:
-        """See it begin to listen, and end it if it hangs."""
+        """Wait until it listens, and end it if it hangs."""
         if await front.watch(self._hang_limit_s, partial(self._on_listening, listener)):
             logger.error("front process %d hangs and is killed", number)
             await front.kill()

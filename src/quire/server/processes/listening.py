@@ -21,11 +21,12 @@ _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 @contextlib.contextmanager
 def listening(settings: ServerSettings) -> Generator[list[socket.socket]]:
-    """The sockets of the fronts: one front takes all addresses that the host's name has, several
-    have one socket each and share the addresses. ConfigError if one is in use.
+    """Open the sockets of the fronts. A single front gets one per address of the host's name;
+    several fronts get one socket each and share the addresses. Raises ConfigError if an address is
+    in use.
 
-    The kernel spreads connections over them (SO_REUSEPORT, Linux 3.9). They stay open while a front
-    is replaced: what is connected meanwhile waits for the next one. A Unix socket is one for all.
+    The kernel distributes connections over them (SO_REUSEPORT, Linux 3.9). Sockets stay open while
+    a front is replaced, and connections wait for the next one. All fronts share one Unix socket.
     """
     listeners: list[socket.socket] = []
     try:
@@ -61,7 +62,7 @@ def _listen(settings: ServerSettings) -> list[socket.socket]:
     listeners = _at_all_addresses(settings.host, settings.port)
     if count == 1:
         return listeners
-    # Sockets above do not share, so that another server at this port was found.
+    # The sockets above do not share, so another server on this port was found.
     places = [(each.family, each.getsockname()[:2]) for each in listeners]
     for listener in listeners:
         listener.close()
@@ -72,8 +73,8 @@ def _listen(settings: ServerSettings) -> list[socket.socket]:
 
 
 def _at_all_addresses(host: str, port: int) -> list[socket.socket]:
-    """One listener for each address of `host`, as clients that resolve a name try them in an order
-    of their own. Addresses of a name that this machine lacks (IPv6 switched off) are left out."""
+    """Return one listener for each address of `host`, since clients try a name's addresses in an
+    order of their own. Addresses that this machine lacks (IPv6 switched off) are left out."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     places = list(dict.fromkeys((family, address[0]) for family, _, _, _, address in found))
     listeners: list[socket.socket] = []
@@ -88,7 +89,7 @@ def _at_all_addresses(host: str, port: int) -> list[socket.socket]:
                 raise
             missing = error
             continue
-        port = listener.getsockname()[1]  # the same for all if any free one was asked for
+        port = listener.getsockname()[1]  # the same port for all, if any free one was asked for
         listeners.append(listener)
     if not listeners and missing is not None:
         raise missing
@@ -107,7 +108,7 @@ def _advice(settings: ServerSettings, error: OSError) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket file of a killed server, which no process listens on."""
+    """Remove the socket file of a killed server, on which no process listens."""
     with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return  # not ours to remove

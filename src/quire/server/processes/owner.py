@@ -1,4 +1,4 @@
-"""One run with several front processes: their owner has the engine core, and serves no request."""
+"""One run with several front processes. Their owner has the engine core, and serves no requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TICK_S = 1.0
 
 
 class Owner:
-    """Owns the server from the first line of the boot screen to the end of the last process."""
+    """Owns the server, from the first line of the boot screen to the end of the last process."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Owner:
         signals: StopSignals,
         make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
     ) -> None:
-        """make_supervisor: as for `host_engine`. ConfigError if a file of `pin_prefix` is bad, or
-        for replicas, which one front alone serves. The owner pins prefixes, since it outlives its
-        fronts."""
+        """make_supervisor: as in `host_engine`. Raises ConfigError if a file of `pin_prefix` is
+        bad, or for replicas, which only a single front can serve. The owner pins prefixes, since it
+        outlives its fronts."""
         if engine.data_parallel_size > 1:
             raise ConfigError(
                 f"data_parallel_size={engine.data_parallel_size} and several fronts "
@@ -67,10 +67,10 @@ class Owner:
         self._signals = signals
 
     async def run(self, listeners: Sequence[socket.socket], stand_in: StandIn) -> None:
-        """stand_in: answers on the listeners so far."""
+        """stand_in: answers on the listeners until fronts do."""
         settings = core_settings(self._engine)
         async with host_engine(settings, make_supervisor=self._make_supervisor) as host:
-            # The line of figures is the owner's: it is one for all.
+            # The owner writes one line of figures for all fronts.
             of_fronts = replace(self._settings, disable_log_stats=True)
             fronts = Fronts(
                 host.directory,
@@ -85,7 +85,7 @@ class Owner:
                 await self._serve(host, fronts, supervision)
                 for listener in listeners:
                     stand_in.leave(listener)
-                    listener.close()  # or what connects to one that has no front would wait
+                    listener.close()  # or connections to a socket without a front would wait
                 await self._drain(fronts, supervision)
             finally:
                 await fronts.stop()
@@ -126,7 +126,7 @@ class Owner:
         await keeper.keep()
 
     def _rendered_prefixes(self) -> list[RenderedPrefix]:
-        """It takes the tokenizer, which the owner needs for nothing else."""
+        """Render the operator's prefixes. The owner loads the tokenizer for this alone."""
         if not self._prefixes:
             return []
         model = load_served_model(self._engine, self._settings)

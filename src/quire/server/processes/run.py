@@ -1,4 +1,4 @@
-"""`quire serve`: the port opens, the engine starts, requests are served until a signal comes."""
+"""`quire serve`: opens the port, starts the engine, and serves until a signal comes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ def run_server(
 ) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
-    The first signal refuses new requests and lets open ones end, for `shutdown_timeout` seconds; a
+    The first signal refuses new requests and gives open ones `shutdown_timeout` seconds to end; a
     second one ends at once. Raises ConfigError if the port is taken, a file of `pin_prefix` cannot
-    be read or pinned, or the engine cannot start with these settings, and EngineError if it, or the
-    HTTP server, ends for good without a signal.
-    make_supervisor: as for `host_engine`.
+    be read or pinned, or the engine cannot start with these settings; EngineError if the engine or
+    the HTTP server ends for good without a signal. make_supervisor: as in `host_engine`.
     """
     log_to_stderr()
     if server.key_warning is not None:
@@ -75,7 +74,7 @@ class _Run(Protocol):
 
 
 def _imported(server: ServerSettings) -> Callable[..., _Run]:
-    """In a thread: it takes a second or more, and the port is open."""
+    """Runs in a thread: it takes a second or more, and the port is open."""
     if server.api_server_count > 1:
         from quire.server.processes.owner import Owner
 

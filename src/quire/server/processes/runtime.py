@@ -22,19 +22,19 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def log_to_stderr() -> None:
-    """The form of line that users of such servers know."""
+    """The line format that users of such servers know."""
     logging.basicConfig(
         level=logging.INFO,
         format="%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
         datefmt="%m-%d %H:%M:%S",
     )
-    # Its lines about starting would come before the engine is ready; the boot screen has them.
+    # uvicorn would log its start before the engine is ready; the boot screen has these lines.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.access").addFilter(_says_something)
 
 
 def _says_something(record: logging.LogRecord) -> bool:
-    """Return whether a line of uvicorn's access log is worth writing. Successful probes and
+    """Return True if a line of uvicorn's access log is worth writing. Successful probes and
     scrapes, which come every few seconds, are not."""
     if not isinstance(record.args, tuple) or len(record.args) != 5:
         return True

@@ -30,7 +30,7 @@ logger = logging.getLogger("quire.server")
 
 
 class SoleFront:
-    """One run with the front in this process, from the first line of the boot screen to the last
+    """A run with its front in this process, from the first line of the boot screen to the last
     response."""
 
     def __init__(
@@ -42,7 +42,8 @@ class SoleFront:
         signals: StopSignals,
         make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
     ) -> None:
-        """make_supervisor: as for `host_engine`. ConfigError if a file of `pin_prefix` is bad."""
+        """make_supervisor: as in `host_engine`. Raises ConfigError if a file of `pin_prefix` is
+        bad."""
         self._make_supervisor = make_supervisor
         self._prefixes = read_prefix_files(server.pin_prefix)
         self._engine = engine
@@ -54,7 +55,7 @@ class SoleFront:
         self._signals = signals
 
     async def run(self, listeners: Sequence[socket.socket], stand_in: StandIn) -> None:
-        """stand_in: answers on the listeners so far."""
+        """stand_in: answers on the listeners until the front does."""
         self._signals.call_at_first(self._backend.drain)
         serving = asyncio.create_task(self._http.serve(sockets=list(listeners)))
         relieving = asyncio.create_task(self._relieve(stand_in, listeners))
@@ -90,8 +91,8 @@ class SoleFront:
             starting.cancel()
 
     async def _start(self, client: AsyncEngineClient) -> None:
-        """Load what the front needs itself, show how the engine's start goes on, and pin prefixes
-        on each core."""
+        """Load the front's part of the model, show the progress of the engine's start, and pin
+        prefixes on each core."""
         model = await asyncio.to_thread(load_served_model, self._engine, self._settings)
         self._backend.set_model(model)
         keeper = PrefixKeeper(client, render_prefixes(self._prefixes, model.front.renderer))
@@ -102,7 +103,7 @@ class SoleFront:
         self._screen.show(status)
         await keeper.start()
         self._screen.ready(status, model.names[0], model.root)
-        # Objects of the start-up stay: collections need not visit them between tokens.
+        # Objects of the start-up live on: collections between tokens need not visit them.
         gc.collect()
         gc.freeze()
         await keeper.keep()
@@ -115,4 +116,4 @@ class SoleFront:
         await asyncio.wait((draining, forced), return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
         draining.cancel()
-        # Requests still open fail, with a message, when the client is closed.
+        # Open requests fail, with a message, when the client is closed.

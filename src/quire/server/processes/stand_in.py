@@ -1,6 +1,6 @@
-"""Answers on the port until a front does: probes, and 503 with the phase for all the rest.
+"""Answers on the port until a front does: probes, and 503 with the phase for other requests.
 
-It needs none of what a front imports, which takes longer than a client waits.
+It imports nothing of a front, which would take longer than a client waits.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["StandIn"]
 
 RETRY_S = 2.0
 LINGER_S = 2.0
-"""Seconds for a client to go on sending, unread, so that it can read the answer."""
+"""Seconds in which a client may go on sending, unread, so that it can read the answer."""
 
 
 class StandIn:
-    """A context; within it each of the sockets is answered until it is left to a front."""
+    """A context that answers on each socket until that is handed to a front."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        """ConfigError if the TLS files cannot be read."""
+        """Raises ConfigError if the TLS files cannot be read."""
         self._limits = settings.limits
         self._root_path = settings.root_path
         self._tls = tls_context(settings)
@@ -39,10 +39,10 @@ class StandIn:
         self._servers: dict[int, asyncio.Server] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self.status: Callable[[], ShortStatus] = self._importing
-        """Status to report; set it as soon as more is known."""
+        """Status to report. Keep it up to date."""
 
     async def open(self, listeners: Iterable[socket.socket]) -> None:
-        """Several may be the same one."""
+        """Answer on these sockets. One socket may occur several times."""
         for listener in listeners:
             if listener.fileno() not in self._servers:
                 self._servers[listener.fileno()] = await asyncio.start_server(
@@ -54,7 +54,8 @@ class StandIn:
                 )
 
     def leave(self, listener: socket.socket) -> None:
-        """To a front that listens there now; what has been accepted is still answered."""
+        """Hand a socket to the front that listens there now. Accepted connections are still
+        answered."""
         server = self._servers.pop(listener.fileno(), None)
         if server is not None:
             server.close()
@@ -79,12 +80,12 @@ class StandIn:
         return ShortStatus("starting", "importing", round(time.monotonic() - self._opened, 1))
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request of a connection; it is its last."""
+        """Answer one request of a connection, its only one."""
         task = asyncio.current_task()
         assert task is not None, "streams are handled in tasks"
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
-        # A client's treatment of its connection concerns nobody else.
+        # A client that breaks its connection concerns nobody else.
         with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
             if len(self._answering) <= self._limits.max_connections:
                 await self._exchange(reader, writer)
@@ -101,7 +102,7 @@ class StandIn:
             await writer.drain()
             if writer.can_write_eof():
                 writer.write_eof()
-            # A connection that is closed with bytes unread is reset, and the answer lost.
+            # Closing a connection with unread bytes resets it, and the answer would be lost.
             while await reader.read(2**16):
                 pass
 

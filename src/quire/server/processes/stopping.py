@@ -1,4 +1,4 @@
-"""When a server ends: by signals, or because something of it did."""
+"""The end of a server: by signals, or because a part of it ended."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class StopSignals:
         self._on_first: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """In the running event loop."""
+        """Handle signals in the running event loop."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def call_at_first(self, action: Callable[[], None]) -> None:
-        """When the first one comes, before anything else runs; now if it has come."""
+        """Call `action` when the first signal comes, before anything else; now if it has come."""
         if self.first.is_set():
             action()
         else:

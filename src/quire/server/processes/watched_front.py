@@ -1,4 +1,4 @@
-"""One front process, as its owner sees it: the pipes that lead to it, its heartbeat and its end."""
+"""One front process, as seen by its owner: its pipes, its heartbeat and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FRONT_COMMAND", "WatchedFront"]
 
 FRONT_COMMAND = (sys.executable, "-m", "quire.server.processes.front_process")
 START_S = 120.0
-"""A front that does not listen after so long hangs."""
+"""Seconds after which a front that does not listen counts as hung."""
 
 
 class WatchedFront:
@@ -36,14 +36,14 @@ class WatchedFront:
         )
 
     async def launch(self, launch: FrontLaunch) -> None:
-        """Tell it what to do."""
+        """Send the launch message."""
         self._stdin.write(launch_bytes(launch))
         with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
             await self._stdin.drain()
 
     async def watch(self, hang_limit_s: float, on_listening: Callable[[], None]) -> bool:
-        """Wait until the front has ended (False), or was silent for the limit (True). on_listening:
-        called when it takes connections."""
+        """Wait until the front has ended (returns False), or was silent for the limit (returns
+        True). on_listening: called when it takes connections."""
         heard = await self._hear(START_S)
         if heard:
             on_listening()
@@ -52,11 +52,11 @@ class WatchedFront:
         return heard is None
 
     async def _hear(self, limit_s: float) -> bytes | None:
-        """Read the front's output: nothing when it has ended, None if nothing came within the
+        """Read the front's output: empty when it has ended, None if nothing arrives within the
         limit.
 
-        In halves: the first one may have passed while this process slept itself, with beats that
-        have not been read.
+        The wait is in halves: the first half may have passed while this process itself was
+        suspended, with unread heartbeats.
         """
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
@@ -65,13 +65,13 @@ class WatchedFront:
         return None
 
     def drain(self) -> None:
-        """Let it refuse new requests, and end when open ones have."""
-        # RuntimeError: the pipe of one that died is closed (uvloop).
+        """Tell it to refuse new requests, and to end when open ones have."""
+        # RuntimeError: the pipe of a dead process is closed (uvloop).
         with contextlib.suppress(OSError, RuntimeError):
             self._stdin.write(b"d")
 
     def end(self) -> None:
-        """Let it end now: open requests fail, with a message."""
+        """Tell it to end now; open requests fail, with a message."""
         self._stdin.close()
 
     async def wait(self) -> int:

@@ -25,7 +25,7 @@ class FrontReading(msgspec.Struct):
     refused: dict[str, int] = {}
 
     def add(self, other: FrontReading) -> None:
-        """Count what another front has counted."""
+        """Add the counts of another front."""
         self.metrics.add(other.metrics)
         self.num_waiting_requests += other.num_waiting_requests
         self.num_waiting_tokens += other.num_waiting_tokens
@@ -34,8 +34,8 @@ class FrontReading(msgspec.Struct):
 
 
 class FrontBoard:
-    """The latest reading of each front, by its number. Those of fronts that have ended stay, so
-    that sums of counters never fall."""
+    """The latest reading of each front, by its number. Readings of ended fronts stay, so that sums
+    of counters never fall."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,7 +43,7 @@ class FrontBoard:
 
     @property
     def directory(self) -> Path:
-        """The folder that all fronts share."""
+        """Folder that all fronts share."""
         return self._directory
 
     def write(self, front: int, reading: FrontReading) -> None:
@@ -52,7 +52,7 @@ class FrontBoard:
         partial.rename(self._path(front))
 
     def has(self, front: int) -> bool:
-        """Return whether the front has written a reading."""
+        """Return True if the front has written a reading."""
         return self._path(front).exists()
 
     def retire(self, front: int) -> None:
@@ -64,7 +64,8 @@ class FrontBoard:
             self.write(front, reading)
 
     def total(self, own: FrontReading | None = None, front: int | None = None) -> FrontReading:
-        """The sum over all fronts. own: of the front of that number, fresher than its file."""
+        """Return the sum over all fronts. own: reading of front number `front`, fresher than its
+        file."""
         total = FrontReading(ServerMetrics())
         if own is not None:
             total.add(own)

@@ -1,4 +1,4 @@
-"""Counting in buckets, cheap enough for every token."""
+"""Histograms that are cheap enough for every token."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SHORT_BOUNDS = (
     0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04,
     0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
-"""Seconds between tokens and to the first one: from half a millisecond, which small models reach,
-with the usual bounds above 10 ms."""
+"""Bounds in seconds between tokens and to the first one: from half a millisecond, which small
+models reach, with the usual bounds above 10 ms."""
 
 LATENCY_BOUNDS = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0,
     20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3840.0,
 )  # fmt: skip
-"""Seconds of whole requests and of their parts."""
+"""Bounds in seconds of whole requests and of their parts."""
 
 TOKEN_BOUNDS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
-"""Numbers of tokens, and other counts."""
+"""Bounds for numbers of tokens, and other counts."""
 
 
 class Histogram(msgspec.Struct):
@@ -41,12 +41,12 @@ class Histogram(msgspec.Struct):
         self.total += value * times
 
     def add(self, other: Histogram) -> None:
-        """Count what another one of the same bounds has counted."""
+        """Add the counts of a histogram with the same bounds."""
         self.counts = [own + its for own, its in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, values up to it), as Prometheus wants them, "+Inf" last."""
+        """Return (upper bound, number of values up to it), as Prometheus expects, "+Inf" last."""
         found: list[tuple[str, float]] = []
         running = 0
         for bound, count in zip((*self.bounds, None), self.counts, strict=True):

@@ -18,8 +18,8 @@ def _histogram(bounds: tuple[float, ...]) -> Histogram:
 
 
 class ServerMetrics(msgspec.Struct):
-    """Counters and histograms since the server started; for one event loop. http: requests by
-    handler, method and kind of status. num_open_requests: of the moment."""
+    """Counters and histograms since the server started, for one event loop. http: requests by
+    handler, method and class of status. num_open_requests: at this moment."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -42,7 +42,7 @@ class ServerMetrics(msgspec.Struct):
     request_n: Histogram = _histogram(TOKEN_BOUNDS)
 
     def add(self, other: ServerMetrics) -> None:
-        """Count what another front has counted."""
+        """Add the counts of another front."""
         for name in self.__struct_fields__:
             own, its = getattr(self, name), getattr(other, name)
             if isinstance(own, Histogram):
@@ -53,7 +53,7 @@ class ServerMetrics(msgspec.Struct):
                 setattr(self, name, own + its)
 
     def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """One HTTP request. handler: the template of its route, or "none"."""
+        """Count one HTTP request. handler: the template of its route, or "none"."""
         key = (handler, method, f"{status // 100}xx")
         self.http[key] = self.http.get(key, 0) + 1
         histogram = self.http_seconds.get(handler)
@@ -64,7 +64,8 @@ class ServerMetrics(msgspec.Struct):
     def count_tokens(
         self, now_s: float, previous_s: float | None, num_tokens: int, num_steps: int
     ) -> None:
-        """Tokens of `num_steps` steps came `now_s` after the request; others did `previous_s`."""
+        """Count the tokens of `num_steps` steps. now_s, previous_s: seconds after the request at
+        which they and the tokens before them came."""
         self.generation_tokens += num_tokens
         if previous_s is None:
             self.time_to_first_token.observe(now_s)
@@ -72,11 +73,11 @@ class ServerMetrics(msgspec.Struct):
             self.inter_token_latency.observe((now_s - previous_s) / num_steps, num_tokens)
 
     def count_finish(self, reason: str) -> None:
-        """One sample ended."""
+        """Count a sample that ended."""
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
     def count_generation(self, timeline: Timeline, params: SamplingParams, num_tokens: int) -> None:
-        """One prompt and its samples ended, however they did."""
+        """Count a prompt that ended with its samples, in whatever way."""
         self.request_n.observe(params.n)
         self.request_generation_tokens.observe(num_tokens)
         if params.max_tokens is not None:
@@ -101,7 +102,7 @@ class ServerMetrics(msgspec.Struct):
                 self.request_tpot.observe(per_token)
 
     def count_prompt(self, num_tokens: int, render_s: float) -> None:
-        """A prompt was rendered and is about to be queued."""
+        """Count a prompt that was rendered and is about to be queued."""
         self.prompt_tokens += num_tokens
         self.request_prompt_tokens.observe(num_tokens)
         self.render_time.observe(render_s)

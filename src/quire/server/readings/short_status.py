@@ -1,4 +1,4 @@
-"""The engine's status as anyone may read it, without a key."""
+"""The engine's status that anyone may read, without a key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the stand-in answers before this is imported
 __all__ = ["PROBES", "ShortStatus", "short_status"]
 
 PROBES = frozenset({"/livez", "/health", "/readyz"})
-"""Paths that show a status and nothing else."""
+"""Paths that only show a status."""
 
 
 class ShortStatus(msgspec.Struct, frozen=True):
@@ -30,7 +30,8 @@ class ShortStatus(msgspec.Struct, frozen=True):
 
 
 def short_status(status: EngineStatus) -> ShortStatus:
-    """State, and phase while a core starts; it is ready before its last heartbeat says so."""
+    """Return the state, and the phase while a core starts. A core is ready before its last
+    heartbeat says so."""
     is_start = status.state.value in ("starting", "restarting")
     phase = next((phase for phase in status.phases if is_start and not phase.is_done), None)
     if phase is None:

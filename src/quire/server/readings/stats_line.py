@@ -23,7 +23,7 @@ class _Reading:
 
 
 class StatsLine:
-    """Logs a line every `interval_s`; nothing while the engine is idle and was so before."""
+    """Logs a line every `interval_s`, except while the engine stays idle."""
 
     def __init__(self, interval_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s
@@ -32,7 +32,7 @@ class StatsLine:
         self._was_idle = True
 
     def tick(self, stats: EngineStats, metrics: ServerMetrics) -> None:
-        """To be called more often than lines are due."""
+        """Call it more often than lines are due."""
         now = _Reading(self._clock(), metrics.prompt_tokens, metrics.generation_tokens)
         seconds = now.time - self._last.time
         if seconds < self._interval_s:

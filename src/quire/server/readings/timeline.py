@@ -11,23 +11,24 @@ from dataclasses import dataclass, field
 __all__ = ["Timeline", "TimelineLog"]
 
 MAX_CHUNKS = 512
-"""Chunks whose times are kept per request; later ones only count."""
+"""Chunks whose times are kept per request; later ones are only counted."""
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Times in seconds since arrival; None for what has not happened (yet).
+    """Times in seconds since arrival; None for events that have not happened.
 
-    rendered: the prompt was tokenized. queued: it was sent to the engine. scheduled: its first
-    step was planned. first_token, finished: as they say. chunk_times, chunk_sizes: when the engine
-    gave how many tokens. In a request of several prompts: of the first that got there, and of all
-    together.
-    tenant: whose request it was, as `Gate` names the caller's key; not shown.
-    num_history_tokens: of the conversation that it goes on with; of these the prompt has the first
-    num_kept_tokens as they were, and what follows was tokenized again. num_dropped_turns: that had
-    no room.
-    dropped_keywords: paths in its schemas that its answers are not held to. removed_lines: of its
-    system prompt. ignored: fields and tools that had no effect. Shown if there are any.
+    rendered: the prompt was tokenized. queued: it was sent to the engine. scheduled: its first step
+    was planned. first_token, finished: of the answer. chunk_times, chunk_sizes: times at which the
+    engine gave tokens, and their numbers. A request of several prompts has the times of the first
+    prompt to get there, and chunks of all. tenant: name of the caller's key, as in `Gate`; not
+    shown.
+
+    num_history_tokens: of the conversation that the request continues. num_kept_tokens: the first
+    of these, which the prompt has unchanged; the rest was tokenized again. num_dropped_turns: turns
+    that had no room. dropped_keywords: paths in the request's schemas that are not enforced.
+    removed_lines: of the system prompt. ignored: fields and tools that had no effect. Each is shown
+    if it is not empty.
     """
 
     request_id: str
@@ -66,7 +67,7 @@ class Timeline:
         return self.clock() - self._start
 
     def add_chunk(self, num_tokens: int) -> float:
-        """The engine gave tokens: now, in seconds since arrival."""
+        """Note tokens from the engine, at this moment."""
         now = self.clock() - self._start
         if self.first_token_s is None:
             self.first_token_s = now
@@ -77,7 +78,7 @@ class Timeline:
         return now
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON; times in milliseconds since arrival."""
+        """Return it for JSON, with times in milliseconds since arrival."""
         times = ("rendered", "queued", "scheduled", "first_token", "finished")
         found: dict[str, object] = {
             "request_id": self.request_id,
@@ -124,5 +125,5 @@ class TimelineLog:
         return (kept for kept in reversed(self._kept) if kept.tenant == tenant)
 
     def find(self, request_id: str, tenant: str) -> Timeline | None:
-        """The newest of that id and tenant."""
+        """Return the newest of that id and tenant."""
         return next((kept for kept in self.latest(tenant) if kept.request_id == request_id), None)

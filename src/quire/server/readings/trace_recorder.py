@@ -1,4 +1,4 @@
-"""Lengths and times of requests, in a file that `quire simulate` and `quire plan` read."""
+"""Records lengths and times of requests in a file that `quire simulate` and `quire plan` read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["TraceRecorder"]
 
 
 class TraceRecorder:
-    """Adds one line of JSON per prompt that was answered: when it came, in seconds since 1970, how
-    long it was, and how many tokens each of its n answers got in the mean. No text, no token and no
-    name of anybody is written. Several processes may write to one file.
+    """Adds one line of JSON for each answered prompt: its arrival in seconds since 1970, its
+    length, and the average length of its n answers. No text, token or name is written. Several
+    processes may write to one file.
 
     path: "" records nothing. Raises ConfigError if the file cannot be opened.
     """
@@ -36,7 +36,7 @@ class TraceRecorder:
             ) from error
 
     def record(self, timeline: Timeline, prompt_tokens: int, output_tokens: int, n: int) -> None:
-        """Note a prompt whose samples have ended; one without any output is left out."""
+        """Record a prompt whose samples have ended; one without any output is left out."""
         if self._file is None or not output_tokens:
             return
         line = {

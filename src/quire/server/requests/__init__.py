@@ -1,3 +1,3 @@
-"""Bodies of requests, their bounds, and errors as clients read them."""
+"""Bodies of requests, their bounds, and errors in the form that clients read."""
 
 __all__: list[str] = []

@@ -24,12 +24,12 @@ __all__ = [
 Messages = Annotated[
     Any, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "object"}})
 ]
-"""Any value: what is wrong with one, `check_messages` says."""
+"""Any value; `check_messages` reports errors."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """include_usage: one last chunk with the usage. continuous_usage_stats: usage in each chunk.
-    include_obfuscation is taken and has no effect: chunks are never padded."""
+    """include_usage: send one last chunk with the usage. continuous_usage_stats: usage in each
+    chunk. include_obfuscation is accepted and has no effect: chunks are never padded."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -88,7 +88,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class ChatExtras(msgspec.Struct, kw_only=True):
-    """Fields of chats that other APIs take too, with the same meaning."""
+    """Fields of chats that other APIs accept too, with the same meaning."""
 
     seed: int | None = None
     top_k: int | None = None
@@ -103,9 +103,12 @@ class ChatExtras(msgspec.Struct, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. prompt: a text, token ids, or a list of either. prompt_embeds: base64
-    of the bytes of `torch.save` or safetensors, a tensor [tokens, hidden size]; or a list of them.
-    One of the two is there."""
+    """POST /v1/completions.
+
+    prompt: a text, token ids, or a list of either. prompt_embeds: base64 of the bytes of
+    `torch.save` or safetensors, a tensor [tokens, hidden size]; or a list of them. One of the two
+    must be given.
+    """
 
     prompt: str | list[str | int | list[int]] | None = None
     prompt_embeds: str | list[str] | None = None
@@ -142,7 +145,7 @@ class Prediction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """All of it in one piece."""
+        """Return the text in one piece."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
@@ -171,7 +174,7 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize: a prompt, or messages as they would go through the chat template."""
+    """POST /tokenize: a prompt, or messages, which go through the chat template."""
 
     model: str | None = None
     prompt: str | None = None
@@ -199,9 +202,11 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class AdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter. lora_path: in the folder for
-    adapters; the name if it is left out. load_inplace: also where the name is taken by another
-    adapter. lora_int_id is taken and has no effect."""
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter.
+
+    lora_path: in the folder for adapters; default is the name. load_inplace: replace another
+    adapter of this name. lora_int_id is accepted and has no effect.
+    """
 
     lora_name: str
     lora_path: str | None = None
@@ -210,8 +215,8 @@ class AdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PinRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /admin/prefixes: what prompts start with, or the first messages of conversations. ttl_s:
-    for how long it is kept; None for as long as the engine runs."""
+    """POST /admin/prefixes: the beginning of prompts, or the first messages of conversations.
+    ttl_s: seconds for which it is kept; None for as long as the engine runs."""
 
     model: str | None = None
     prompt: str | list[int] | None = None

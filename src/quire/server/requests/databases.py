@@ -9,17 +9,18 @@ from pathlib import Path
 __all__ = ["open_database"]
 
 BUSY_S = 5.0
-"""Longest wait for another front that writes."""
+"""Longest wait, in seconds, for another front that writes."""
 _OPEN_TRIES = 50
 _OPEN_PAUSE_S = 0.02
 
 
 def open_database(path: Path | None, schema: str, *, is_lasting: bool) -> sqlite3.Connection:
-    """Open a database, and make what it lacks. path: of the file that fronts share; None for
-    memory. is_lasting: whether it survives the machine's end. sqlite3.Error if it is none.
+    """Open a database, and create missing tables. path: of the file that fronts share; None for
+    memory. is_lasting: it must survive a crash of the machine. Raises sqlite3.Error if the file is
+    no database.
 
-    Fronts that start together write to a new file at once, and SQLite does not wait for a change of
-    the journal's mode: so this is tried again.
+    Fronts that start together write to a new file at once. SQLite does not wait for a change of the
+    journal's mode, so this is tried again.
     """
     database = sqlite3.connect(
         ":memory:" if path is None else path,

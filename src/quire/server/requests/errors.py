@@ -33,8 +33,7 @@ __all__ = [
 logger = logging.getLogger("quire.server")
 
 CLIENT_LEFT = 499
-"""Status for logs and metrics of a request whose client has left, as nginx uses it; no client reads
-it."""
+"""Status, in logs and metrics only, of a request whose client has left, as in nginx."""
 
 MAX_MESSAGE_CHARS = 1500
 """Keeps an error body under 2 KiB, whatever the request was."""
@@ -74,8 +73,8 @@ _FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
 
 
 class RefusedError(QuireError):
-    """A request ends here with this status. `param` names the field at fault; `retry_after_s` says
-    when it may be worth another try."""
+    """Ends a request with this status. `param` names the field at fault; `retry_after_s` says when
+    another try may be worth it."""
 
     def __init__(
         self,
@@ -92,8 +91,8 @@ class RefusedError(QuireError):
 
 
 class ErrorReply(msgspec.Struct):
-    """One error as it is sent: as a response of its own, or as an event in a stream. request_id:
-    where it is to be in the shape of the Messages API, which names the request; may be empty."""
+    """One error in its wire form: as a response of its own, or as an event in a stream. request_id:
+    for the shape of the Messages API, which names the request; may be empty."""
 
     status: int
     message: str
@@ -110,7 +109,7 @@ class ErrorReply(msgspec.Struct):
 
     @property
     def body(self) -> bytes:
-        """JSON, at most 2 KiB for ordinary text."""
+        """Return JSON, at most 2 KiB for ordinary text."""
         if self.request_id is not None:
             return self._messages_body(self.request_id)
         error = {
@@ -140,13 +139,13 @@ class ErrorReply(msgspec.Struct):
 
 
 def is_messages_path(path: str) -> bool:
-    """Return whether a path belongs to the Messages API, below whatever root."""
+    """Return True if a path belongs to the Messages API, below any root."""
     return _MESSAGES_PATH.search(path) is not None
 
 
 def error_reply(error: BaseException, scope: Mapping[str, Any]) -> ErrorReply:
-    """Return the reply to any exception: the one funnel of all routes and streams. scope: of the
-    request, by whose path the reply has its shape.
+    """Return the reply to any exception; all routes and streams use it. scope: of the request,
+    whose path decides the shape.
 
     The words of an exception that quire did not raise on purpose stay in the log.
     """
@@ -168,13 +167,13 @@ def _reply_to(error: BaseException) -> ErrorReply:
 
 
 def _spread(seconds: float) -> int:
-    """Whole seconds within 20 % around `seconds`, at least 1: clients that were refused together
-    must not come back together."""
+    """Return whole seconds within 20 % of `seconds`, at least 1, so that clients that were refused
+    together do not return together."""
     return max(1, math.ceil(seconds * random.uniform(1 - RETRY_JITTER, 1 + RETRY_JITTER)))
 
 
 def _param_of(message: str) -> str | None:
-    """The field that a message is about: those on parameters begin with its name."""
+    """Return the field that a message is about: messages on parameters begin with its name."""
     found = _NAME.match(message)
     word = "" if found is None else found["name"]
     return word if word in _FIELDS or "_" in word else None

@@ -19,7 +19,7 @@ IGNORED_FIELDS = frozenset(
         "user",
     }
 )
-"""Taken and left alone: they never change the text of an answer, only bookkeeping elsewhere."""
+"""Accepted and ignored: they never change the text of an answer, only bookkeeping elsewhere."""
 
 _TOOLS = "completions have no tools; send messages and tools to /v1/chat/completions"
 _REASONING = "completions do not tell reasoning from the answer; chats do"
@@ -63,4 +63,4 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "vllm_xargs": ("there are no request plug-ins", ({},)),
     "web_search_options": ("the server searches nothing", _NONE),
 }
-"""Refused with the reason, unless the value is null or one of those that ask for nothing."""
+"""Refused with the reason, unless the value is null or one that asks for nothing."""

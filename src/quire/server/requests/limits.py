@@ -1,5 +1,5 @@
-"""Every bound that the server puts on a request, in one place. Safe by default; a request may only
-ask for less. The figures follow docs/server.md, "Limits"."""
+"""Every bound that the server puts on a request, in one place. The defaults are safe; a request may
+only ask for less. The figures follow docs/server.md, "Limits"."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ def _limit(default: Any, text: str) -> Any:
 
 
 LEAST_QUEUE_S, LEAST_FIRST_TOKEN_S = 60.0, 300.0
-"""Lower bounds, which a fast machine needs under load. A large model on a CPU takes longer for one
-long prompt."""
+"""Lower bounds of the time limits, which a fast machine needs under load. A large model on a CPU
+needs longer for one long prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Units are in the names. None means that the value follows from the model (see each text)."""
+    """Limits of a server. Units are in the names. None means that the value follows from the model
+    (see the help of each)."""
 
     # Bounds on one connection.
     max_header_bytes: int = _limit(32 * 1024, "bytes of the request line and all headers")
@@ -142,25 +143,25 @@ class Limits:
         return max(4 * max_model_len, int(30 * prefill_tokens_per_s))
 
     def queue_s(self, num_tokens: int, prefill_tokens_per_s: float) -> float:
-        """Longest wait for the first step behind prompts of so many tokens; at a speed of 0 that is
-        not known yet."""
+        """Longest wait for the first step behind prompts of this many tokens; a speed of 0 is
+        unknown."""
         if self.max_queue_s is not None:
             return self.max_queue_s
         return max(LEAST_QUEUE_S, _patience(num_tokens, prefill_tokens_per_s))
 
     def first_token_s(self, num_tokens: int, prefill_tokens_per_s: float) -> float:
-        """Longest time to the first token. num_tokens: those of the prompt too."""
+        """Longest time to the first token. num_tokens: including the prompt's own."""
         if self.first_token_timeout_s is not None:
             return self.first_token_timeout_s
         return max(LEAST_FIRST_TOKEN_S, _patience(num_tokens, prefill_tokens_per_s))
 
     def requests_per_key(self, num_keys: int) -> int | None:
-        """Most requests of one key at once; None without a limit."""
+        """Most requests of one key at once; None for no limit."""
         return self.max_requests_per_key or (64 if num_keys > 1 else None)
 
 
 def _patience(num_tokens: int, prefill_tokens_per_s: float) -> float:
-    """Twice the time that they take: others decode meanwhile."""
+    """Return twice the time that they take, since others decode meanwhile."""
     return 2 * num_tokens / prefill_tokens_per_s if prefill_tokens_per_s > 0 else 0.0
 
 

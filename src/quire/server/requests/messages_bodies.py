@@ -1,5 +1,5 @@
-"""Bodies of the Messages API. None means "not given". Clients add fields month by month, so one
-that is not here is noted in the request's timeline and refuses nothing."""
+"""Bodies of the Messages API. None means "not given". Clients add fields month by month, so an
+unknown one is listed in the request's timeline and not refused."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Tokens = Annotated[int, msgspec.Meta(ge=1)]
 Turns = Annotated[
     Any, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "object"}})
 ]
-"""Any value: what is wrong with one, `conversation` says."""
+"""Any value; `conversation` reports errors."""
 
 
 class CountTokensRequest(ChatExtras, kw_only=True):
-    """POST /v1/messages/count_tokens: what a prompt is made of."""
+    """POST /v1/messages/count_tokens: the parts of a prompt."""
 
     model: str
     messages: Turns

@@ -1,5 +1,4 @@
-"""Values within a body that is read piece by piece: what stands there, or the error that names the
-place."""
+"""Values within a body that is read piece by piece. Errors name the place."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ _MAX_SHOWN = 80
 
 
 def fields_of(value: object, place: str) -> Fields:
-    """Return an object. RefusedError for anything else."""
+    """Return an object. Raises RefusedError for anything else."""
     if not isinstance(value, dict):
         raise refused(place, value, "Send an object.")
     return cast("Fields", value)
 
 
 def string_of(fields: Fields, name: str, place: str) -> str:
-    """Return the text of a field. RefusedError for anything else. place: of the object."""
+    """Return the text of a field. Raises RefusedError for anything else. place: of the object."""
     value: object = fields.get(name)
     if not isinstance(value, str):
         raise refused(f"{place}.{name}", value, "Send a string.")

@@ -13,8 +13,8 @@ __all__ = [
 
 
 class Pooled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that all of them have. pooling: which hidden states count, where it is not to be as
-    the model's files say."""
+    """Fields that all of them have. pooling: which hidden states count, if not those that the
+    model's files name."""
 
     model: str | None = None
     pooling: Literal["last", "cls", "mean"] | None = None
@@ -35,8 +35,8 @@ class PoolingRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
 
 
 class EmbeddingRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/embeddings. dimensions: the first so many of a vector, scaled to length 1.
-    prompt_name: of the model's prompts, which stands before each text."""
+    """POST /v1/embeddings. dimensions: keep the first ones of a vector, scaled to length 1.
+    prompt_name: one of the model's prompts, which is put before each text."""
 
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
@@ -46,7 +46,7 @@ class EmbeddingRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
 
 
 class ClassifyRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
-    """POST /classify. use_activation: probabilities, or else the model's own numbers."""
+    """POST /classify. use_activation: give probabilities, not the model's raw numbers."""
 
     input: str | list[str | int | list[int]]
     use_activation: bool | None = None
@@ -69,7 +69,7 @@ class RerankRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
 
 
 class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/batches. endpoint: that all lines of the file ask."""
+    """POST /v1/batches. endpoint: the route of all lines of the file."""
 
     input_file_id: str
     endpoint: str

@@ -1,5 +1,5 @@
 """Bodies of the Responses API. None means "not given". Agents send fields that nothing here reads;
-these are noted in the request's timeline and refuse nothing."""
+these are listed in the request's timeline and not refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CompactRequest", "InputTokensRequest", "ResponsesRequest"]
 
 
 class InputTokensRequest(ChatExtras, kw_only=True):
-    """POST /v1/responses/input_tokens: what a prompt is made of."""
+    """POST /v1/responses/input_tokens: the parts of a prompt."""
 
     model: str | None = None
     input: str | list[dict[str, Any]]
@@ -28,7 +28,7 @@ class InputTokensRequest(ChatExtras, kw_only=True):
 
 
 class ResponsesRequest(InputTokensRequest, kw_only=True):
-    """POST /v1/responses. prompt_cache_key, safety_identifier: are given back as they are."""
+    """POST /v1/responses. prompt_cache_key, safety_identifier: returned unchanged."""
 
     background: bool | None = None
     frequency_penalty: float | None = None
@@ -48,7 +48,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
 
 
 class CompactRequest(ChatExtras, kw_only=True):
-    """POST /v1/responses/compact. prompt_cache_key: is taken and has no effect."""
+    """POST /v1/responses/compact. prompt_cache_key: accepted, without effect."""
 
     model: str
     input: str | list[dict[str, Any]] | None = None

@@ -1,3 +1,4 @@
-"""The Responses API: its requests as chats, answers of chats in its form, and what it keeps."""
+"""The Responses API: its requests become chats, answers of chats take its form, and responses are
+kept."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""POST /v1/responses: an answer as a response, or as the events that build it."""
+"""POST /v1/responses: an answer as a response, or as the events that build one."""
 
 from __future__ import annotations
 
@@ -107,10 +107,8 @@ class InputTokens(msgspec.Struct):
 
 @dataclass(slots=True)
 class ResponsesAnswer:
-    """The answer to one request, which is a chat in the server. items: of the request itself, with
-    ids. store: None if the answer is not to be kept. previous: token ids of the conversation so
-    far, if they are known.
-    """
+    """The answer to one request. items: of the request itself, with ids. store: None if the answer
+    is not kept. previous: token ids of the conversation so far, if known."""
 
     job: Job
     body: ResponsesRequest
@@ -147,8 +145,8 @@ class ResponsesAnswer:
         return encode(self.response)
 
     async def stream(self, sink: EventSink) -> bytes:
-        """Start when the engine has taken the prompt; write all events but the last one, which is
-        returned. Errors as in `whole`."""
+        """Start the stream when the engine has taken the prompt. Writes all events but the last
+        one, which it returns. Errors as in `whole`."""
         async with self._open() as generation:
             await generation.settle()
             await sink.start()
@@ -169,7 +167,7 @@ class ResponsesAnswer:
         return self._told("failed") + DONE
 
     def fail(self, reply: ErrorReply) -> None:
-        """Keep the response as failed, with what there is of its output."""
+        """Keep the response as failed, with its output so far."""
         for _ in self._reader.finish("incomplete"):
             pass
         code = "server_error" if reply.status >= 500 else "invalid_prompt"
@@ -188,7 +186,7 @@ class ResponsesAnswer:
         )
 
     def _take(self, delta: SampleDelta, generation: Generation) -> list[Fields]:
-        """Read one delta, and return its events. An event is of its time: items change later."""
+        """Read one delta, and return its events, encoded at once because items change later."""
         parts = [Text(delta.text)] if delta.text else delta.parts
         logprobs: Sequence[Any] = ()
         if self.params.logprobs is not None and all(isinstance(part, Text) for part in parts):
@@ -211,13 +209,13 @@ class ResponsesAnswer:
         events += self._reader.finish(response.status)
 
     def _is_hidden(self, token_id: int) -> bool:
-        """Return whether a token is never text, such as the one that ends the answer."""
+        """Return True if a token is never text, such as the one that ends the answer."""
         tokenizer = self.job.renderer.tokenizer
         is_special = tokenizer is not None and tokenizer.is_special(token_id)
         return is_special and self.params.skip_special_tokens
 
     def _logprobs(self, generation: Generation) -> LogprobsWriter:
-        """The writer of all of the answer: only its first token starts the text."""
+        """Return the writer for the whole answer: only its first token starts the text."""
         if self._writer is None:
             num_top = self.params.logprobs or 0
             self._writer = self.job.logprobs(num_top, self.read.chat, generation)
@@ -262,7 +260,7 @@ def _usage(generation: Generation) -> ResponseUsage:
 
 
 def page_of(items: Iterable[Fields], *, limit: int, descends: bool, after: str | None) -> ItemList:
-    """Return some of a request's items. after: id of the one before the first."""
+    """Return a page of a request's items. after: id of the item before the first."""
     listed = list(items)
     if descends:
         listed.reverse()

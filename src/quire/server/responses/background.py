@@ -17,13 +17,13 @@ POLL_S = 1.0
 
 
 class BackgroundRuns:
-    """Runs of this front. One ends when its response is no longer wanted, which another front may
-    have been told."""
+    """Background runs of this front. A run ends when its response is no longer wanted; any front
+    may receive the request that says so."""
 
     def __init__(
         self, store: ResponseStore, max_runs: int, max_runs_per_key: int | None = None
     ) -> None:
-        """max_runs_per_key: None without a bound of its own."""
+        """max_runs_per_key: None for no bound per key."""
         self._store = store
         self._max_runs = max_runs
         self._max_runs_per_key = max_runs_per_key
@@ -34,7 +34,7 @@ class BackgroundRuns:
         return len(self._runs)
 
     def check_room(self, tenant: str) -> None:
-        """RefusedError 503 if as many run as may, 429 if as many of this caller's key."""
+        """Raise RefusedError 503 if as many run as may, 429 if as many of this caller's key do."""
         most = self._max_runs_per_key
         if most is not None and self._num_runs[tenant] >= most:
             raise RefusedError(
@@ -52,7 +52,7 @@ class BackgroundRuns:
             )
 
     def start(self, response_id: str, tenant: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which raises nothing."""
+        """Run `work`, which must not raise."""
         run = asyncio.create_task(self._watched(response_id, work))
         self._runs[response_id] = run
         self._num_runs[tenant] += 1

@@ -1,6 +1,6 @@
-"""POST /v1/responses/compact: a conversation as a summary that the model writes of it.
+"""POST /v1/responses/compact: replaces a conversation by a summary that the model writes.
 
-The summary goes to the client in an opaque form and comes back within a later request, where it is
+The summary goes to the client in an opaque form. A later request brings it back, and it is read as
 what it was: the answer to a question of the user's.
 """
 
@@ -20,7 +20,7 @@ from quire.server.responses.conversation import SUMMARY_QUESTION
 __all__ = ["Compaction", "compacted", "summary_request"]
 
 _KEPT_ROLES = ("system", "developer")
-"""Roles whose messages stay as they are: instructions are not to be told again in other words."""
+"""Roles whose messages stay unchanged: instructions must not be retold in other words."""
 
 
 class Compaction(msgspec.Struct):
@@ -34,7 +34,7 @@ class Compaction(msgspec.Struct):
 
 
 def summary_request(body: CompactRequest) -> ResponsesRequest:
-    """Return the request that has the model write a summary. RefusedError for a session."""
+    """Return the request that has the model write a summary. Raises RefusedError for a session."""
     if body.session_id is not None:
         raise RefusedError(
             "session_id is given, but a summary is no turn of a conversation. Send its items.",
@@ -56,8 +56,8 @@ def summary_request(body: CompactRequest) -> ResponsesRequest:
 
 
 def compacted(response: Response, usage: ResponseUsage, items: list[Fields]) -> Compaction:
-    """Make the answer of the response to `summary_request`. items: of the whole conversation, with
-    ids. RefusedError if there is no summary to go on with."""
+    """Make the answer from the response to `summary_request`. items: of the whole conversation,
+    with ids. Raises RefusedError if there is no usable summary."""
     parts = [
         part["text"]
         for item in response.output

@@ -1,4 +1,4 @@
-"""Items of a conversation as messages of a chat."""
+"""Converts items of a conversation to messages of a chat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOSTED = (
     "local_shell_call_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
     "mcp_call", "tool_search_call", "tool_search_output", "additional_tools",
 )  # fmt: skip
-"""Items of tools that another service ran: nothing of them is text for a model."""
+"""Items of tools that another service ran. They have no text for a model."""
 SUMMARY_QUESTION = (
     "Summarize our conversation so far, so that you can go on with it from the summary alone: what "
     "I asked for, what was decided and found out, and what is still to be done."
@@ -31,7 +31,7 @@ _CONTENT = 'Send a string or a list of parts such as {"type": "input_text", "tex
 
 
 def input_items(given: str | Sequence[object]) -> list[Fields]:
-    """Return the input of a request as items. RefusedError for what is none."""
+    """Return the input of a request as items. Raises RefusedError for malformed ones."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     items = [fields_of(item, f"input[{index}]") for index, item in enumerate(given)]
@@ -39,8 +39,8 @@ def input_items(given: str | Sequence[object]) -> list[Fields]:
 
 
 def chat_messages(instructions: str | None, items: Iterable[Fields]) -> list[Fields]:
-    """Return a conversation as messages. What one answer has, item by item, is one message of the
-    assistant. RefusedError names an item that cannot be read."""
+    """Return a conversation as messages. Items of one answer become one message of the assistant.
+    RefusedError names an item that cannot be read."""
     messages: list[Fields] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -75,8 +75,8 @@ def chat_messages(instructions: str | None, items: Iterable[Fields]) -> list[Fie
 
 
 def _answer(messages: list[Fields], *ends: str) -> Fields:
-    """The message that an answer's next item belongs to: the last one, unless it has one of `ends`
-    already."""
+    """Return the message that an answer's next item belongs to: the last one, unless it already has
+    one of `ends`."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(last.get(name) for name in ends):
         messages.append({"role": "assistant", "content": ""})
@@ -119,8 +119,8 @@ def _texts(content: object, place: str) -> list[str]:
 
 
 def _thoughts(item: Fields, place: str) -> str:
-    """The thinking of an earlier answer: its text, or what it was sealed in. Summaries, and seals
-    of other servers, hold none."""
+    """Return the thinking of an earlier answer: its text, or its seal's. Summaries, and seals of
+    other servers, have none."""
     content = item.get("content")
     texts: list[str] = []
     if isinstance(content, list):
@@ -145,7 +145,7 @@ def _add_call(messages: list[Fields], item: Fields, arguments: str, place: str) 
 
 
 def _summary_messages(item: Fields) -> list[Fields]:
-    """The messages that an item of compaction stands for; none for one of another server."""
+    """Return the messages that an item of compaction stands for; none for one of another server."""
     sealed = item.get("encrypted_content")
     summary = unseal(sealed) if isinstance(sealed, str) else None
     if summary is None:
@@ -157,8 +157,8 @@ def _summary_messages(item: Fields) -> list[Fields]:
 
 
 def _output(given: object, place: str) -> str:
-    """Output of a tool. Media in it are named: a tool cannot know what the model reads, and the
-    conversation must go on."""
+    """Return a tool's output. A note replaces media: a tool cannot know what the model reads,
+    and the conversation must go on."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list):

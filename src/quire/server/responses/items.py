@@ -1,4 +1,4 @@
-"""Output items of an answer, made of its parts as they come."""
+"""Output items of an answer, built from its parts as they arrive."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Event = dict[str, Any]
 
 
 class ItemReader:
-    """Makes the events of items, one item after the other. `items` are those that are complete; of
-    an answer that ends early the last one is, as far as it came.
+    """Makes the events of items, one item after the other. `items` has the complete ones; if the
+    answer ends early, the last one is incomplete.
 
-    White space before a text is held back until the text comes: it makes no message of its own.
+    White space before a text waits for the text: it makes no message of its own.
     """
 
     def __init__(self, name: str, tools: GivenTools, *, seals: bool) -> None:
-        """name: of the answer, which its items' ids hold. seals: reasoning is given in its opaque
-        form too."""
+        """name: of the answer; ids of items contain it. seals: reasoning is also given in its
+        opaque form."""
         self.items: list[Fields] = []
         self._name = name
         self._tools = tools
@@ -38,13 +38,13 @@ class ItemReader:
         """Log-probabilities of tokens whose text has not come yet."""
 
     def take(self, parts: Sequence[Part], logprobs: Sequence[Any] = ()) -> Iterator[Event]:
-        """Yield the events of the next parts. logprobs: of their tokens, if they are text alone, or
-        if there are no parts yet: then they are given with the text that comes."""
+        """Yield the events of the next parts. logprobs: of their tokens, if these are only text.
+        Without parts they are kept for the text that follows."""
         if not parts and self._expects_text:
             self._held += logprobs
         for part in parts:
             if not isinstance(part, Text):
-                self._held = []  # they were of its marks
+                self._held = []  # they were of its markers
             match part:
                 case Text(text):
                     yield from self._take_text(text, logprobs)
@@ -57,7 +57,7 @@ class ItemReader:
                     yield from self._take_arguments(text)
 
     def finish(self, status: str = "completed") -> Iterator[Event]:
-        """Yield the end of the item that is open."""
+        """Yield the end of the open item."""
         item = self._open
         if item is None:
             return
@@ -75,8 +75,8 @@ class ItemReader:
 
     @property
     def _expects_text(self) -> bool:
-        """True if a token without text is of a message: in another item it is of that item, or of
-        the mark at its end."""
+        """True if a token without text belongs to a message. In another item it belongs to that
+        item, or to the marker at its end."""
         return self._open is None or self._open["type"] == "message" or bool(self._blank)
 
     @property
@@ -96,7 +96,7 @@ class ItemReader:
         return f"{prefix}_{self._name}_{len(self.items) + (self._open is not None)}"
 
     def _at(self, kind: str, **others: Any) -> Event:
-        """An event of the open item."""
+        """Return an event of the open item."""
         place: Event = {"item_id": (self._open or {})["id"], "output_index": self._index}
         return {"type": f"response.{kind}", **place, **others}
 
@@ -168,7 +168,7 @@ class ItemReader:
         yield from self._start({**item, "status": "in_progress"})
 
     def _take_arguments(self, text: str) -> Iterator[Event]:
-        """Arguments of a custom tool are a text within JSON, which is given when it is whole."""
+        """Take arguments. A custom tool's are a text within JSON, given once it is complete."""
         self._text += text
         if self._open is not None and self._open["type"] == "function_call":
             yield self._at("function_call_arguments.delta", delta=text)
@@ -185,7 +185,7 @@ class ItemReader:
 
 
 def _input_of(arguments: str) -> str:
-    """The text that a custom tool is given; of a call that was cut, what there is of its JSON."""
+    """Return the text for a custom tool; for a call that was cut short, its JSON so far."""
     try:
         return str(json.loads(arguments)["input"])
     except (ValueError, KeyError, TypeError):

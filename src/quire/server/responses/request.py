@@ -1,4 +1,4 @@
-"""Requests of the Responses API as chats."""
+"""Converts requests of the Responses API to chats."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _EFFORTS = {
     "none": "none", "minimal": "low", "low": "low", "medium": "medium", "high": "high",
     "xhigh": "high", "max": "high",
 }  # fmt: skip
-"""Templates know three, and none."""
+"""Templates know three levels, and none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A request as a chat. drops_oldest: one that does not fit loses its oldest turns."""
+    """A request as a chat. drops_oldest: a conversation that does not fit loses its oldest
+    turns."""
 
     chat: ChatRequest
     tools: GivenTools
@@ -37,8 +38,8 @@ class ReadRequest:
 
 
 def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields]) -> ReadRequest:
-    """Return a request as the chat that it means. items: of the whole conversation. RefusedError
-    names what is wrong with it."""
+    """Return a request as a chat. items: of the whole conversation. RefusedError names the field at
+    fault."""
     _check_absent(body)
     tools = given_tools(body.tools)
     chat = ChatRequest(
@@ -63,7 +64,7 @@ def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields
 
 
 def _check_absent(body: InputTokensRequest) -> None:
-    """RefusedError for what is not offered."""
+    """Raise RefusedError for features that are not offered."""
     for name, instead in (
         ("conversation", "Send previous_response_id, or the items themselves"),
         ("prompt", "There are no stored prompts; send input and instructions"),

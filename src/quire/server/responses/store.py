@@ -1,7 +1,7 @@
-"""Responses that the server keeps, so that a later request may go on from them.
+"""Responses that the server keeps, so that a later request can continue from them.
 
-They lie in SQLite: in memory, or, where several fronts serve, in a file that all of them have.
-Every call takes some hundred microseconds, so that it is made within the event loop.
+They are in SQLite: in memory, or, for several fronts, in a file that all share. A call takes some
+hundred microseconds, so it is made in the event loop.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ DELETE FROM responses WHERE id = (
 )
 """
 LOST_S = 30.0
-"""Without a sign of life for so long, the front that makes a response has ended."""
+"""Seconds without a sign of life after which the front that makes a response counts as ended."""
 _LOST = "The process that made the response has ended. Send the request again."
 
 
 class StoredResponse(msgspec.Struct):
     """body: the response as it was given. input: the items of its request, with ids. token_ids: of
-    its prompt and output, if they are known. previous: the id of the one before it."""
+    its prompt and output, if known. previous: id of the one before it."""
 
     id: str
     previous: str | None
@@ -68,14 +68,14 @@ class StoredResponse(msgspec.Struct):
 
 
 class _Output(msgspec.Struct):
-    """Output of a response, of which the rest is passed over."""
+    """Output of a response; other fields are skipped."""
 
     output: list[Fields]
 
 
 class ResponseStore:
-    """Bounded by number, bytes and age. Of the caller that has most, what was used least recently
-    goes first, and what is still being made last. Each caller's key sees its own alone."""
+    """Bounded by number, bytes and age. The caller with the most loses its least recently used
+    response first, and responses in progress last. Each caller's key sees its own alone."""
 
     def __init__(
         self, limits: Limits, path: Path | None, clock: Callable[[], float] = time.time
@@ -101,7 +101,7 @@ class ResponseStore:
         return row.fetchone()
 
     def put(self, response: StoredResponse, tenant: str) -> None:
-        """Keep a response, in place of what it was before."""
+        """Keep a response, or replace its earlier state."""
         body, items = msgspec.json.encode(response.body), msgspec.json.encode(response.input)
         tokens = None if response.token_ids is None else msgspec.msgpack.encode(response.token_ids)
         size = len(body) + len(items) + len(tokens or b"")
@@ -117,8 +117,8 @@ class ResponseStore:
         self._evict(now)
 
     def find(self, response_id: str, tenant: str) -> StoredResponse:
-        """Return a response, which counts as a use; as failed if the front that made it is gone.
-        RefusedError 404 if it is not there."""
+        """Return a response, which counts as a use. One in progress whose front is gone
+        is returned as failed. Raises RefusedError 404 if there is none."""
         now = self._clock()
         row = self._database.execute(
             "UPDATE responses SET used_s = ? WHERE id = ? AND tenant = ? AND used_s >= ? "
@@ -136,7 +136,7 @@ class ResponseStore:
         return found
 
     def delete(self, response_id: str, tenant: str) -> None:
-        """RefusedError 404 if it is not there."""
+        """Delete a response. Raises RefusedError 404 if there is none."""
         found = self._database.execute(
             "DELETE FROM responses WHERE id = ? AND tenant = ? RETURNING id", (response_id, tenant)
         ).fetchone()
@@ -144,8 +144,8 @@ class ResponseStore:
             raise _missing(response_id)
 
     def is_wanted(self, response_id: str) -> bool:
-        """Return whether a response that is being made is still to be made: it is neither deleted
-        nor cancelled, by whatever front. Asking is the sign of life of the one that makes it."""
+        """Return True if a response in progress is still wanted, neither deleted nor cancelled by
+        any front. The call is also the sign of life of the front that makes it."""
         row = self._database.execute(
             "UPDATE responses SET alive_s = ? WHERE id = ? AND status IN (?, ?) RETURNING id",
             (self._clock(), response_id, *_UNFINISHED),
@@ -153,8 +153,8 @@ class ResponseStore:
         return row is not None
 
     def conversation(self, response_id: str, tenant: str) -> tuple[list[Fields], StoredResponse]:
-        """Return all items up to the end of a response, and the response. RefusedError if a part of
-        them is not there any more, all together are too long, or the response is not complete."""
+        """Return all items up to the end of a response, and the response. Raises RefusedError if
+        some of them are gone, together they are too long, or the response is not complete."""
         last = self.find(response_id, tenant)
         if last.is_unfinished:
             raise RefusedError(
@@ -170,7 +170,7 @@ class ResponseStore:
         return [item for turn in reversed(turns) for item in turn], last
 
     def _check_length(self, response_id: str, tenant: str) -> None:
-        """RefusedError for a conversation that no request could bring."""
+        """Raise RefusedError for a conversation that no request could bring."""
         (size,) = self._database.execute(_CHAIN, (response_id, tenant, tenant)).fetchone()
         most = self._limits.max_body_bytes
         if size > most:
@@ -182,7 +182,7 @@ class ResponseStore:
             )
 
     def _turn(self, response_id: str, tenant: str) -> tuple[str | None, list[Fields]]:
-        """The response before one, and the items of this one, as a use of it. Errors as of
+        """Return the response before one, and the items of this one; counts as a use. Errors as in
         `find`."""
         now = self._clock()
         row = self._database.execute(

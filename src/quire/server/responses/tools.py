@@ -1,4 +1,4 @@
-"""Tools of the Responses API as functions of a chat."""
+"""Converts tools of the Responses API to functions of a chat."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CHOICE = (
 
 @dataclass(slots=True)
 class GivenTools:
-    """functions: as a chat has them. custom: names of those that take a text, which the model
-    writes as the one argument of a function. namespaces: of functions by name. skipped: types of
-    tools that only another service could run."""
+    """functions: in the form of a chat. custom: names of those that take a text, which the model
+    writes as the only argument of a function. namespaces: by name of the function. skipped: types
+    of tools that only another service could run."""
 
     functions: list[Fields] = field(default_factory=list[Fields])
     custom: set[str] = field(default_factory=set[str])
@@ -28,7 +28,7 @@ class GivenTools:
 
 
 def given_tools(tools: list[Fields] | None) -> GivenTools:
-    """Return the tools of a request. RefusedError names one that is wrong."""
+    """Return the tools of a request. RefusedError names a bad one."""
     found = GivenTools()
     for index, tool in enumerate(tools or ()):
         _add(found, tool, f"tools[{index}]", None)
@@ -62,8 +62,8 @@ def _add(found: GivenTools, tool: Fields, place: str, namespace: str | None) -> 
 
 
 def _text_parameter(tool: Fields, place: str) -> Fields:
-    """The schema of a custom tool's one argument. A regular expression becomes its pattern; the
-    text of a grammar tells the model what to write, and nothing holds it to that."""
+    """Return the schema of a custom tool's one argument. A regular expression becomes its pattern.
+    The text of a grammar only tells the model what to write, and is not enforced."""
     given = tool.get("format")
     form = {} if given is None else fields_of(given, f"{place}.format")
     text: Fields = {"type": "string"}
@@ -81,8 +81,8 @@ def _text_parameter(tool: Fields, place: str) -> Fields:
 
 
 def shown_tools(tools: list[Fields] | None) -> list[Fields]:
-    """Return the tools of a request as its response has them: those of functions with every field
-    that Open Responses names."""
+    """Return a request's tools in the form of its response: functions have every field that Open
+    Responses names."""
     open_fields: Fields = {"description": None, "parameters": None, "strict": None}
     return [
         {**open_fields, **tool} if tool.get("type") == "function" else tool for tool in tools or ()
@@ -90,15 +90,15 @@ def shown_tools(tools: list[Fields] | None) -> list[Fields]:
 
 
 def shown_choice(given: str | Fields | None) -> str | Fields:
-    """Return `tool_choice` as the response has it."""
+    """Return `tool_choice` in the form of the response."""
     if isinstance(given, dict) and given.get("type") == "allowed_tools":
         return {"mode": "auto", **given}
     return given or "auto"
 
 
 def chat_choice(given: str | Fields | None, tools: GivenTools) -> str | Fields | None:
-    """Return `tool_choice` as a chat has it. RefusedError for what is none. One that names a tool
-    that was skipped leaves the choice to the model."""
+    """Return `tool_choice` in the form of a chat. Raises RefusedError for a malformed one. If it
+    names a skipped tool, the choice is left to the model."""
     if given is None or isinstance(given, str):
         is_idle = given in (None, "auto", "none")
         return None if is_idle and not tools.functions else given

@@ -1,5 +1,5 @@
-"""The prompt of a conversation: of the token ids that the engine knows already, as far as the
-template leaves their text as it was, and without its oldest turns where it does not fit."""
+"""The prompt of a conversation. It uses the token ids that the engine knows, as far as the template
+leaves their text unchanged, and drops the oldest turns if the prompt does not fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def fitting_prompt(
     previous: list[int] | None,
 ) -> RenderedPrompt:
     """Render a conversation. num_wanted: tokens of the answer that must have room. previous: token
-    ids of the conversation so far. RefusedError as in `Job.render_chat`."""
+    ids of the conversation so far. Raises RefusedError as in `Job.render_chat`."""
     most = job.ready.capacity.max_model_len - num_wanted
     messages = cast("list[Fields]", read.chat.messages)
     starts = turn_starts(messages) if read.drops_oldest else []
@@ -61,8 +61,9 @@ async def fitting_prompt(
 async def fewest_dropped(
     attempt: Callable[[int], Awaitable[Found | None]], highest: int
 ) -> tuple[Found, int]:
-    """Return what the first number from 0 to `highest` gives at which `attempt` gives something,
-    and the number. It gives something at all numbers from there on, and at `highest` or raises."""
+    """Return the result of `attempt` for the smallest number, from 0 to `highest`, for which it has
+    one, and the number. It must have one for all larger numbers, and have one or raise at
+    `highest`."""
     found = await attempt(0)
     if found is not None:
         return found, 0
@@ -82,7 +83,7 @@ async def fewest_dropped(
 
 def turn_starts(messages: list[Fields]) -> list[int]:
     """Return the places at which a conversation may begin after its instructions: its first
-    message after them, and each later one of the user."""
+    message, and each later one of the user."""
     start = next((i for i, each in enumerate(messages) if each["role"] not in _FIXED), None)
     if start is None:
         return []

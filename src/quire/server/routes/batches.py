@@ -1,4 +1,4 @@
-"""The routes of files that are kept, and of batches over them."""
+"""Routes of stored files, and of batches over them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _check(body: BatchRequest, max_label_chars: int) -> None:
 
 
 def _page(found: list[Kept], request: Request) -> dict[str, Any]:
-    """One page of a list, after the id `after`, of `limit` at most."""
+    """Return one page of a list, after the id `after`, with at most `limit` items."""
     after, asked = request.query_params.get("after"), request.query_params.get("limit", "20")
     if not asked.isdecimal() or not 1 <= int(asked[:9]) <= MAX_PAGE:
         raise RefusedError(f"limit is {asked[:80]!r}. Send 1 to {MAX_PAGE}.", param="limit")

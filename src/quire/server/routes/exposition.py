@@ -29,8 +29,8 @@ _ENDINGS = ("stop", "length", "content_filter", "abort", "error")
 
 
 class Exposition:
-    """The text of one scrape. Names and label sets are closed: nothing of a request's text is in
-    them, but for the names of adapters that there are."""
+    """The text of one scrape. Names and label sets are closed: they contain no text of a
+    request, except names of loaded adapters."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -48,7 +48,7 @@ class _ServerCollector(Collector):
         self._services = services
 
     def describe(self) -> list[Metric]:
-        """None ahead of the first scrape: the model's name is not known yet."""
+        """None before the first scrape: the model's name is not known yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -194,7 +194,7 @@ def _histogram(
 
 
 def _accepted_drafts(stats: EngineStats, labels: tuple[str, str]) -> Metric:
-    """Count by place among the drafts of a row and step; the first is 0."""
+    """Count by position among the drafts of a row and step, from 0."""
     family = CounterMetricFamily(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Drafts that were right.",
@@ -206,7 +206,7 @@ def _accepted_drafts(stats: EngineStats, labels: tuple[str, str]) -> Metric:
 
 
 def adapters_metric(stats: EngineStats) -> Metric:
-    """The time of the scrape, labelled with the adapters of requests."""
+    """Gauge of the time of the scrape, labelled with the adapters of requests."""
     family = GaugeMetricFamily(
         "vllm:lora_requests_info",
         "LoRA adapters of requests.",
@@ -218,7 +218,7 @@ def adapters_metric(stats: EngineStats) -> Metric:
 
 
 def rank_metrics(stats: EngineStats) -> Iterator[Metric]:
-    """CPU time and memory of each rank's process, of all replicas together. None with one rank."""
+    """CPU time and memory of each rank's process, over all replicas. None with one rank."""
     for family, values in (
         (
             CounterMetricFamily("quire:rank_cpu_seconds", "CPU time.", labels=("rank",)),
@@ -236,7 +236,7 @@ def rank_metrics(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _step_tokens(stats: EngineStats, labels: tuple[str, str]) -> Metric:
-    """Sampled tokens per step: the engine core counts them itself."""
+    """Sampled tokens per step, counted by the engine core."""
     histogram = Histogram(tuple(map(float, STEP_TOKEN_BOUNDS)))
     histogram.counts = list(stats.step_tokens)
     histogram.total = float(stats.generation_tokens_total)

@@ -92,7 +92,7 @@ def prefix_router(services: Services) -> APIRouter:
 async def _pin(
     services: Services, ready: Ready, request: Request, body: PinRequest
 ) -> PinnedPrefix:
-    """Pin a prefix. Like any other prompt, it takes a place in the waiting room."""
+    """Pin a prefix. It takes a place in the waiting room like any other prompt."""
     seconds = math.inf if body.ttl_s is None else body.ttl_s
     if not seconds > 0:
         raise RefusedError(f"ttl_s is {seconds:g}. Give seconds above 0.", param="ttl_s")
@@ -125,7 +125,8 @@ async def _pin(
 
 
 async def _within(limit_s: Callable[[], float], work: Coroutine[Any, Any, T]) -> T:
-    """The result. TimeoutError after `limit_s()` seconds, which may have become more meanwhile."""
+    """Return the result. Raises TimeoutError after `limit_s()` seconds; the value may rise
+    meanwhile."""
     task = asyncio.ensure_future(work)
     begun = time.monotonic()
     try:

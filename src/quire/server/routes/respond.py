@@ -38,7 +38,8 @@ async def respond(
     new_answer: Callable[[Timeline], Answer],
     fault: Callable[[ErrorReply], bytes] = error_event,
 ) -> Response:
-    """Give the answer as the request asks for it. fault: writes an error within a stream."""
+    """Return the answer in the form that the request asks for. fault: writes an error within a
+    stream."""
     if body.stream:
 
         async def produce(sink: EventSink) -> bytes:

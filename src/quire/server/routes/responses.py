@@ -104,7 +104,7 @@ class _Asked:
         body: ResponsesRequest,
         ignored: list[str],
     ) -> None:
-        """ignored: names of fields that nothing reads. RefusedError for what is wrong with it."""
+        """ignored: names of fields that nothing reads. Raises RefusedError for a bad request."""
         self._services = services
         self._ready = ready
         self._request = request
@@ -144,7 +144,7 @@ class _Asked:
         return self._answer.failed(reply)
 
     def start(self) -> Response:
-        """Make the answer in the background, and return what there is of it."""
+        """Make the answer in the background, and return its present state."""
         services, tenant = self._services, self._request.state.tenant
         with services.recorded(self._request, self.read.chat) as timeline:
             answer = self.answer(timeline)
@@ -193,7 +193,7 @@ class _Asked:
 
 
 def _shown_text(given: Fields) -> Fields:
-    """The `text` of a request as its response has it, with every field of its format."""
+    """Return a request's `text` in the form of its response, with every field of its format."""
     form = given.get("format") or {"type": "text"}
     if form["type"] == "json_schema":
         form = {"description": None, **form, "strict": bool(form.get("strict"))}
@@ -215,7 +215,7 @@ def _check_background(body: ResponsesRequest) -> None:
 def _before(
     services: Services, body: InputTokensRequest, tenant: str
 ) -> tuple[list[Fields], StoredResponse | None]:
-    """The conversation that a request goes on with, and its last response."""
+    """Return the conversation that a request continues, and its last response."""
     if body.previous_response_id is None:
         return [], None
     if body.session_id is not None:
@@ -230,7 +230,7 @@ def _before(
 
 
 def _with_ids(items: list[Fields]) -> list[Fields]:
-    """Items with ids, by which pages of them are read."""
+    """Return items with ids, by which they are read page by page."""
     found: list[Fields] = []
     for item in items:
         prefix = _PREFIXES.get(str(item["type"]), "item")
@@ -242,7 +242,7 @@ def _with_ids(items: list[Fields]) -> list[Fields]:
 
 
 def _in_parts(item: Fields) -> Fields:
-    """A message whose content is one text, as it is listed."""
+    """Return a message with a single text as content, in the form of lists."""
     if item.get("role") != "assistant":
         return {**item, "content": [{"type": "input_text", "text": item["content"]}]}
     part: Fields = {"type": "output_text", "text": item["content"], "annotations": []}

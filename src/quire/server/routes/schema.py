@@ -197,7 +197,8 @@ _ANSWERS: dict[str, type[Any]] = {
     "/admin/prefixes/{prefix_id}": Deleted,
     **dict.fromkeys(("/sleep", "/wake_up", "/pause", "/resume"), EngineActivity),
 }
-"""Answers by path, and method where there are several. Others have an object of no fixed fields."""
+"""Answers by path, and by method where there are several. Others are objects without fixed
+fields."""
 
 _MEANINGS = {
     400: "The request cannot be served as it is.",
@@ -237,7 +238,7 @@ _OF_OTHERS: dict[str, tuple[int, ...]] = {
 
 
 def describe(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """The document of the framework with all responses, and with bounds by `limits`."""
+    """Return the framework's document with all responses, and with bounds from `limits`."""
     kinds = list(dict.fromkeys((ErrorResponse, MessagesErrorResponse, *_ANSWERS.values())))
     _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
@@ -337,7 +338,7 @@ _KINDS = {
 
 
 def _bind(schema: dict[str, Any] | None, bounds: dict[str, Any]) -> None:
-    """Put the bounds into those alternatives of a field that have such a type."""
+    """Put the bounds into the alternatives of a field that have such a type."""
     if schema is None:
         return
     for each in schema.get("anyOf", [schema]):

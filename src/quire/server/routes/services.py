@@ -53,12 +53,12 @@ _ENDS = "the server is shutting down"
 
 
 class Services:
-    """Shared objects of the routes."""
+    """Objects that routes share."""
 
     def __init__(
         self, settings: ServerSettings, backend: Backend, board: FrontBoard | None, front: int
     ) -> None:
-        """board: None for a front without others; front: its number on the board."""
+        """board: None if there is a single front. front: its number on the board."""
         limits = settings.limits
         self._board, self._front = board, front
         self.settings = settings
@@ -93,7 +93,8 @@ class Services:
         self._generations = GenerationService(limits, self.metrics, self.waiting, self._recorder)
 
     def ready(self) -> Ready:
-        """The engine. RefusedError 503 while it takes no requests, or too many wait for it."""
+        """Return the engine. Raises RefusedError 503 while it takes no requests, or too many wait
+        for it."""
         ready = self.backend.require()
         self.waiting.set_capacity(ready.capacity.max_model_len, ready.capacity.max_num_seqs)
         self.waiting.check()
@@ -129,13 +130,14 @@ class Services:
         )
 
     def _session(self, request: Request, body: GenerationRequest) -> SessionTurn | None:
-        """The conversation that a chat goes on with. RefusedError for what has no next turn."""
+        """Return the conversation that a chat continues. Raises RefusedError for a request that has
+        no next turn."""
         if not isinstance(body, ChatRequest) or body.session_id is None:
             return None
         check_label("session_id", body.session_id, self.settings.limits)
         if not body.session_id:
             raise RefusedError("session_id is empty. Give a name.", param="session_id")
-        if body.session_id.endswith("/"):  # as a path, it is that of another
+        if body.session_id.endswith("/"):  # as a path it would be that of another conversation
             raise RefusedError(
                 "session_id ends with a slash. Give a name without it.", param="session_id"
             )
@@ -159,7 +161,8 @@ class Services:
     def vector_job(
         self, ready: Ready, request: Request, body: Pooled, timeline: Timeline
     ) -> VectorJob:
-        """Return the job of a request for vectors. RefusedError for a model that gives none."""
+        """Return the job of a request for vectors. Raises RefusedError for a model that has
+        none."""
         if ready.model.adapter_of(body.model) is not None:
             raise RefusedError("Adapters give no vectors. Name the model itself.", param="model")
         tenant, weight = request.state.tenant, request.state.weight
@@ -174,7 +177,7 @@ class Services:
         )
 
     async def count_chat(self, ready: Ready, body: ChatRequest) -> int:
-        """Return the number of tokens of a chat's prompt. RefusedError if it is wrong."""
+        """Return the number of tokens of a chat's prompt. Raises RefusedError for a bad chat."""
         form = answer_form(asked_tools(body), body, ready.model)
         prompt = await self.prompts.render_chat(
             ready.model.front.renderer,
@@ -187,7 +190,7 @@ class Services:
 
     @contextmanager
     def recorded(self, request: Request, body: GenerationRequest | Pooled) -> Generator[Timeline]:
-        """The timeline of a request, which is kept when it ends."""
+        """Record the timeline of a request, and keep it when the request ends."""
         request_id = body.request_id or request.state.request_id
         timeline = Timeline(request_id, request.url.path, request.state.tenant)
         try:
@@ -204,7 +207,7 @@ class Services:
             self.timelines.add(timeline)
 
     def show(self) -> None:
-        """Put this front's reading where the other ones find it, once it serves."""
+        """Write this front's reading for the others, once it serves."""
         if self._board is not None and self.backend.status.state is not EngineState.STARTING:
             self._board.write(self._front, self._reading())
 
@@ -220,7 +223,8 @@ class Services:
         )
 
     def _as_told(self, error: BaseException) -> BaseException:
-        """An engine that ends because the server does is no fault of the server."""
+        """Return the error that clients get. While the server ends, a lost engine is no fault of
+        the server but a 503."""
         if self.backend.is_draining and isinstance(error, EngineError):
             reason = str(error)
             if not reason.startswith(_ENDS):

@@ -1,6 +1,6 @@
 """Conversations by the names that clients give them, with the tokens that the engine knows.
 
-They lie in SQLite: in memory, or, where several fronts serve, in a file that all of them have.
+They are in SQLite: in memory, or, for several fronts, in a file that all share.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ DELETE FROM sessions WHERE rowid = (
 
 
 class Session(msgspec.Struct):
-    """A conversation up to its last answer. messages: as chats have them. token_ids: of its prompt
-    and the answer. salt: of its cached prefixes. version: number of its turns. ttl_s: seconds for
-    which it is kept without use."""
+    """A conversation up to its last answer. messages: in the form of chats. token_ids: of its
+    prompt and the answer. salt: of its cached prefixes. version: number of its turns. ttl_s:
+    seconds for which it is kept without use."""
 
     id: str
     salt: str = ""
@@ -52,9 +52,8 @@ class Session(msgspec.Struct):
 
 
 class SessionStore:
-    """Bounded by number, bytes and age. Of the caller that has most, what was used least recently
-    goes first, and its pinned ones last. Each caller's key sees its own
-    alone."""
+    """Bounded by number, bytes and age. The caller with the most loses its least recently used
+    conversation first, and pinned ones last. Each caller's key sees its own alone."""
 
     def __init__(
         self, limits: Limits, path: Path | None, clock: Callable[[], float] = time.time
@@ -90,16 +89,15 @@ class SessionStore:
         return None if row is None else _session(*row)
 
     def required(self, session_id: str, tenant: str) -> Session:
-        """The same; RefusedError 404 if there is none."""
+        """Return a conversation. Raises RefusedError 404 if there is none."""
         found = self.find(session_id, tenant)
         if found is None:
             raise _missing(session_id)
         return found
 
     def put(self, session: Session, tenant: str) -> bool:
-        """Keep a conversation after a turn. False, and nothing changes, if another turn of it has
-        ended meanwhile, or it is not there any more. Whether it is pinned, and how long it is kept,
-        stays as it is."""
+        """Keep a conversation after a turn. Returns False, and changes nothing, if another turn of
+        it has ended meanwhile or it was deleted. Its pin and its ttl stay."""
         now = self._clock()
         was, session.version = session.version, session.version + 1
         if was:
@@ -120,7 +118,7 @@ class SessionStore:
         return row is not None
 
     def _insert(self, session: Session, tenant: str, now: float) -> object:
-        """None if there is one of that name."""
+        """Insert a conversation. Returns None if there is one of that name."""
         body = msgspec.msgpack.encode(session)
         return self._database.execute(
             "INSERT INTO sessions (id, tenant, version, used_s, created_s, expires_s, ttl_s, "
@@ -144,8 +142,8 @@ class SessionStore:
         is_pinned: bool | None = None,
         ttl_s: float | None = None,
     ) -> Session:
-        """Write down what is not of a turn: how long it is kept, whether it is pinned; None leaves
-        that as it is. RefusedError 404 if it is not there."""
+        """Change how long it is kept, or its pin; None leaves a value unchanged. Raises
+        RefusedError 404 if there is none."""
         now = self._clock()
         row = self._database.execute(
             "UPDATE sessions SET used_s = ?1, pinned = ifnull(?2, pinned), "
@@ -158,14 +156,15 @@ class SessionStore:
         return _session(*row)
 
     def delete(self, session_id: str, tenant: str) -> None:
-        """RefusedError 404 if it is not there."""
+        """Delete a conversation. Raises RefusedError 404 if there is none."""
         self.required(session_id, tenant)
         self._database.execute(
             "DELETE FROM sessions WHERE tenant = ? AND id = ?", (tenant, session_id)
         )
 
     def listed(self, tenant: str) -> list[tuple[Session, float]]:
-        """The caller's conversations, used last first, with the seconds until they expire."""
+        """Return the caller's conversations, last used first, with the seconds until they
+        expire."""
         now = self._clock()
         rows = self._database.execute(
             "SELECT body, pinned, ttl_s, expires_s FROM sessions "
@@ -194,7 +193,7 @@ class SessionStore:
 
 
 def _session(body: bytes, pinned: int, ttl_s: float) -> Session:
-    """A conversation as it was at its last turn, and as it is kept now."""
+    """Return the conversation of its last turn with its present pin and ttl."""
     session = msgspec.msgpack.decode(body, type=Session)
     session.is_pinned, session.ttl_s = bool(pinned), ttl_s
     return session

@@ -19,11 +19,11 @@ _FIXED = ("system", "developer")
 
 
 class SessionTurn:
-    """The conversation so far, and what this turn adds to it. It is kept when the answer is whole;
-    of two turns of one conversation at once the first to end is kept."""
+    """The conversation so far, and the messages of this turn. It is stored when the answer is
+    complete. If two turns of a conversation run at once, the first to end is stored."""
 
     def __init__(self, store: SessionStore, session_id: str, tenant: str, salt: str) -> None:
-        """salt: of the cached prefixes of the request."""
+        """salt: of the request's cached prefixes."""
         self._store = store
         self._tenant = tenant
         self._session = store.find(session_id, tenant) or Session(session_id)
@@ -35,9 +35,9 @@ class SessionTurn:
         self._has_ended = False
 
     def conversation(self, given: Sequence[Fields]) -> list[Fields]:
-        """The whole conversation. given: messages of the request. Where one of them is the
-        assistant's they are the whole conversation already; instructions at their beginning stand
-        in place of those before."""
+        """Return the whole conversation. given: messages of the request. If one of them is the
+        assistant's, they already are the whole conversation. Instructions at their beginning
+        replace earlier ones."""
         before = self._session.messages
         self._messages = list(given)
         if before and not any(_role(each) == "assistant" for each in given):
@@ -56,8 +56,8 @@ class SessionTurn:
     def continued(
         self, prompt: RenderedPrompt, tokenizer: Tokenizer | None
     ) -> tuple[RenderedPrompt, int]:
-        """The prompt of the conversation, with the tokens that the engine knows as far as its text
-        is as it was; and how many these are."""
+        """Return the prompt of the conversation, and how many known tokens it has. It keeps the
+        tokens that the engine knows, as far as their text is unchanged."""
         num_kept = 0
         if tokenizer is not None and self._session.token_ids:
             prompt, num_kept = continued(prompt, self._session.token_ids, tokenizer)
@@ -70,7 +70,7 @@ class SessionTurn:
         return len(self._session.token_ids)
 
     def take(self, deltas: Sequence[SampleDelta]) -> None:
-        """Read what the answer has grown by: that of a request with one sample."""
+        """Read the growth of an answer to a request with one sample."""
         for delta in deltas:
             self._parts += [Text(delta.text)] if delta.text else delta.parts
             self._token_ids += delta.token_ids
@@ -91,7 +91,7 @@ def _role(message: object) -> object:
 
 
 def _message(parts: Sequence[Part]) -> Fields:
-    """An answer as the next turn renders it."""
+    """Return an answer in the form in which the next turn renders it."""
     answer = answer_of(parts)
     message: Fields = {"role": "assistant", "content": answer.content}
     if answer.reasoning is not None:

@@ -6,9 +6,11 @@ __all__ = ["BuddyAllocator"]
 
 
 class BuddyAllocator:
-    """Pieces of 2^order slots out of `num_slots`, which need not be a power of two itself."""
+    """Pieces of 2^order slots out of `num_slots`, which need not be a power of two itself.
+    num_free: slots of no piece."""
 
     def __init__(self, num_slots: int) -> None:
+        self.num_slots = self.num_free = num_slots
         self._free: list[set[int]] = [set() for _ in range(num_slots.bit_length())]
         start = 0
         for order in reversed(range(num_slots.bit_length())):
@@ -26,16 +28,14 @@ class BuddyAllocator:
         self._free[found].remove(start)
         for half in reversed(range(order, found)):
             self._free[half].add(start + (1 << half))
+        self.num_free -= 1 << order
         return start, order
 
     def release(self, start: int, order: int) -> None:
         """Give a piece back, joined with its free buddies."""
+        self.num_free += 1 << order
         while (buddy := start ^ (1 << order)) in self._free[order]:
             self._free[order].remove(buddy)
             start = min(start, buddy)
             order += 1
         self._free[order].add(start)
-
-    @property
-    def num_free(self) -> int:
-        return sum(len(starts) << order for order, starts in enumerate(self._free))

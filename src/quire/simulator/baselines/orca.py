@@ -88,13 +88,16 @@ def serve_orca(
     finished = np.zeros(len(trace))
     now = busy_s = row_seconds = 0.0
     num_steps = num_live = 0
+    may_enter = True  # else the first that waits had no room, and there is no more now
     while waiting or num_live:
         budget = max_num_batched_tokens - num_live
-        while waiting and waiting[0][1].arrival_s <= now:
+        num_before = len(waiting)
+        while may_enter and waiting and waiting[0][1].arrival_s <= now:
             index, request = waiting[0]
             if not _enter(index, request, rows, buddies, reservation, budget):
                 if not num_live:
                     raise ConfigError(f"Request {index + 1} never fits {num_slots} slots")
+                may_enter = len(waiting) < num_before  # the budget of others was taken
                 break
             budget -= request.prompt_tokens
             num_live += request.n
@@ -117,6 +120,7 @@ def serve_orca(
             finished[rows.owner[place]] = now
             buddies.release(*rows.pieces.pop(place))
         num_live -= len(ended)
+        may_enter |= len(ended) > 0
     return Served(
         arrival_s=np.array([request.arrival_s for request in trace]),
         first_token_s=first,
@@ -162,9 +166,9 @@ def _enter(
 def _account(
     memory: OrcaMemory, rows: _Rows, live: np.ndarray, buddies: BuddyAllocator, seconds: float
 ) -> None:
-    held = int((rows.computed[live] + rows.tokens[live]).sum())
-    to_come = int((rows.left[live] - 1).sum())
-    owned = sum(1 << order for _, order in rows.pieces.values())
+    held = int(np.add.reduce(rows.computed[live] + rows.tokens[live]))
+    to_come = int(np.add.reduce(rows.left[live])) - len(live)
+    owned = buddies.num_slots - buddies.num_free
     memory.held += seconds * held
     memory.reserved += seconds * to_come
     memory.internal += seconds * (owned - held - to_come)

@@ -1,7 +1,7 @@
 """The evaluations of the PagedAttention paper and of its author's thesis, by simulation."""
 
 from quire.simulator.paper.figure import Figure, Finding, Panel, Series
-from quire.simulator.paper.paper import FIGURES, make_figures, write_figures
+from quire.simulator.paper.paper import FIGURES, make_figures, write_figure, write_table
 
 __all__ = [
     "FIGURES",
@@ -10,5 +10,6 @@ __all__ = [
     "Panel",
     "Series",
     "make_figures",
-    "write_figures",
+    "write_figure",
+    "write_table",
 ]

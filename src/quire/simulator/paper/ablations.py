@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 from quire.config.settings import SCHEDULING_POLICIES
-from quire.simulator.devices import device_named
+from quire.simulator.devices import Device, device_named
 from quire.simulator.models import model_spec
 from quire.simulator.paper.figure import Figure, Finding, Panel, Series
 from quire.simulator.paper.pool import RunPool
 from quire.simulator.paper.runs import SETUPS, Run
 from quire.simulator.step_cost import StepCost
 
-__all__ = ["figure_18b", "figure_19", "figure_budgets", "figure_policies"]
+__all__ = ["figure_18b", "figure_19", "figure_budgets", "figure_policies", "worst_recovery"]
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SECONDS = 300.0
@@ -84,23 +84,24 @@ def figure_18b(pool: RunPool) -> Figure:
 def figure_19(pool: RunPool) -> Figure:
     """Recomputation and swapping by block size: OPT-13B, ShareGPT."""
     setup = SETUPS["opt-13b"]
-    costs = {
-        size: StepCost(device_named(setup.device), model_spec(setup.model), block_size=size)
-        for size in BLOCK_SIZES
-    }
-    copies = {size: cost.copy_s(-(-RECOVERED_TOKENS // size)) for size, cost in costs.items()}
-    again = max(RECOVERED_TOKENS * costs[16].token_s, costs[16].weights_s) + costs[16].launch_s
-    modes = {"recompute": "recompute", "swap": "swap"}
+    device = device_named(setup.device)
+    again, copies = _overheads(device)
     rate = _rates(pool, ("sharegpt",))["sharegpt"]
+    cells = list(product(("recompute", "swap"), BLOCK_SIZES))
     runs = [
-        Run("opt-13b", "quire", "sharegpt", rate=rate, seconds=pool.seconds(SECONDS),
-            changes=(("block_size", size), ("preemption_mode", mode),
-                     ("num_host_blocks", setup.slots // size)))
-        for mode, size in product(modes, BLOCK_SIZES)
-    ]  # fmt: skip
+        Run(
+            "opt-13b",
+            "quire",
+            "sharegpt",
+            rate=rate,
+            seconds=pool.seconds(SECONDS),
+            changes=(("block_size", size), *_recovery(mode, setup.slots // size)),
+        )
+        for mode, size in cells
+    ]
     latency = {
-        (run.changes[1][1], run.changes[0][1]): outcome.normalized_latency_s
-        for run, outcome in zip(runs, pool.outcomes(runs), strict=True)
+        cell: outcome.normalized_latency_s
+        for cell, outcome in zip(cells, pool.outcomes(runs), strict=True)
     }
     sizes = tuple(map(float, BLOCK_SIZES))
     overhead = Panel(
@@ -119,8 +120,8 @@ def figure_19(pool: RunPool) -> Figure:
         "block size",
         "normalized latency, s/token",
         tuple(
-            Series(label, sizes, tuple(latency[mode, size] for size in BLOCK_SIZES))
-            for mode, label in modes.items()
+            Series(mode, sizes, tuple(latency[mode, size] for size in BLOCK_SIZES))
+            for mode in ("recompute", "swap")
         ),
         log_x=True,
     )
@@ -131,7 +132,7 @@ def figure_19(pool: RunPool) -> Figure:
     findings = [
         Finding(
             "recompute over swap, the worst block size",
-            max(again / (2 * copies[size]) for size in BLOCK_SIZES),
+            worst_recovery(device),
             None,
             1.2,
             "×",
@@ -150,6 +151,29 @@ def figure_19(pool: RunPool) -> Figure:
         ),
     ]
     return Figure("19", "Figure 19: recompute or swap", (overhead, served), tuple(findings))
+
+
+def worst_recovery(device: Device) -> float:
+    """Return the seconds to compute tokens of OPT-13B again over those to swap them out and in,
+    with the block size that makes most of it."""
+    again, copies = _overheads(device)
+    return max(again / (2 * seconds) for seconds in copies.values())
+
+
+def _overheads(device: Device) -> tuple[float, dict[int, float]]:
+    """Return the seconds to compute `RECOVERED_TOKENS` again, and to copy them one way, by block
+    size."""
+    spec = model_spec(SETUPS["opt-13b"].model)
+    costs = {size: StepCost(device, spec, block_size=size) for size in BLOCK_SIZES}
+    copies = {size: cost.copy_s(-(-RECOVERED_TOKENS // size)) for size, cost in costs.items()}
+    cost = costs[16]
+    return max(RECOVERED_TOKENS * cost.token_s, cost.weights_s) + cost.launch_s, copies
+
+
+def _recovery(mode: str, num_blocks: int) -> tuple[tuple[str, str | int], ...]:
+    """Return settings of a mode. Those of recomputation are the default, as in figure 18b."""
+    swap = (("preemption_mode", "swap"), ("num_host_blocks", num_blocks))
+    return swap if mode == "swap" else ()
 
 
 def _rates(pool: RunPool, workloads: tuple[str, ...]) -> dict[str, float]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from quire.simulator.devices import CONSTANTS
+from quire.simulator.devices import CONSTANTS, device_named
+from quire.simulator.paper.ablations import worst_recovery
 from quire.simulator.paper.figure import Figure, Finding, Panel, Series
 from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import SETUPS, SYSTEMS, Outcome, Run
+from quire.simulator.paper.runs import SETUPS, SYSTEMS, Outcome, Run, Scale
 
 __all__ = ["figure_constants"]
 
@@ -21,9 +22,7 @@ PRODUCTS = {"read_share": "bytes_per_s", "arithmetic_share": "flop_per_s"}
 
 OF_SEVERAL_DEVICES = ("link_bytes_per_s", "all_reduce_s")
 OF_COPIES = ("host_bytes_per_s", "copy_call_s")
-"""These count where K/V are copied to the host, which recomputation does not."""
-
-Scale = tuple[str, float]
+"""These count where K/V are copied to the host, which no simulated run here does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,11 @@ class _Headline:
     run: Run
     over: str
     value: Callable[[Outcome], float]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Quire's, and that of the other system if there is one."""
+        return [self.run, *([replace(self.run, system=self.over, changes=())] if self.over else ())]
 
 
 def _rate(outcome: Outcome) -> float:
@@ -66,6 +70,8 @@ def _headlines() -> list[_Headline]:
             _Headline(f"13: sequences over {SYSTEMS[over]}", small, over, _sequences)
             for over in ("orca-oracle", "orca-max")
         ),
+        _Headline("14: one sample, rate over Orca (Oracle)",
+                  replace(small, workload="alpaca"), "orca-oracle", _rate),
         _Headline("14: six beams, rate over Orca (Oracle)", beams, "orca-oracle", _rate),
         *(
             _Headline(
@@ -85,35 +91,49 @@ def figure_constants(pool: RunPool) -> Figure:
     """All headlines by changed constant."""
     headlines = _headlines()
     scales = [AS_STATED, *product(CONSTANTS, (1 - CHANGE, 1 + CHANGE))]
-    cells = list(product(headlines, scales))
-    ours = pool.outcomes([_scaled(each.run, scale) for each, scale in cells])
-    others = pool.outcomes(
-        [
-            _scaled(replace(each.run, system=each.over, changes=()) if each.over else each.run,
-                    scale)
-            for each, scale in cells
+    runs = [run for each in headlines for run in each.runs]
+    asked = [(run, tuple(dict.fromkeys(_as_counts(run, s) for s in scales))) for run in runs]
+    found = {
+        run: dict(zip(changes, outcomes, strict=True))
+        for (run, changes), outcomes in zip(asked, pool.scaled(asked), strict=True)
+    }
+    values: dict[str, list[float]] = {}
+    for each in headlines:
+        ours, *others = [
+            [each.value(found[run][_as_counts(run, scale)]) for scale in scales]
+            for run in each.runs
         ]
-    )  # fmt: skip
-    values = [
-        each.value(mine) / (each.value(other) if each.over else 1.0)
-        for (each, _), mine, other in zip(cells, ours, others, strict=True)
+        for other in others:
+            ours = [mine / theirs for mine, theirs in zip(ours, other, strict=True)]
+        values[each.name] = ours
+    device = device_named(SETUPS["opt-13b"].device)
+    changed = [device.scaled(*scale) if scale[0] else device for scale in scales]
+    values["19: recompute over swap, the worst block size"] = list(map(worst_recovery, changed))
+    return _figure(values, [f"{name} × {factor:g}" if name else "as stated"
+                            for name, factor in scales])  # fmt: skip
+
+
+def _figure(values: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Figure:
+    """values: of each headline, as stated and by change."""
+    panels = [
+        Panel(name, "", "", (Series("quire", tuple(labels), tuple(row)),), has_bars=True)
+        for name, row in values.items()
     ]
-    labels = tuple(f"{name} × {factor:g}" if name else "as stated" for name, factor in scales)
-    panels: list[Panel] = []
-    findings: list[Finding] = []
-    for place, headline in enumerate(headlines):
-        row = values[place * len(scales) : (place + 1) * len(scales)]
-        series = Series("quire", labels, tuple(row))
-        panels.append(Panel(headline.name, "", "", (series,), has_bars=True))
-        change = 100 * max(abs(value / row[0] - 1) for value in row)
-        findings.append(Finding(f"{headline.name}: most by one constant", change, unit=" %"))
+    findings = [
+        Finding(
+            f"{name}: most by one constant",
+            100 * max(abs(value / row[0] - 1) for value in row),
+            unit=" %",
+        )
+        for name, row in values.items()
+    ]
     return Figure("constants", "Each constant 20 % down and up", tuple(panels), tuple(findings))
 
 
-def _scaled(run: Run, scale: Scale) -> Run:
-    """Return the run with a constant changed; one that it does not depend on stays as it is."""
+def _as_counts(run: Run, scale: Scale) -> Scale:
+    """Return what a change does to a run: it stays as it is if it does not depend on a constant."""
     name, factor = scale
     is_idle = name in OF_COPIES or (
         name in OF_SEVERAL_DEVICES and SETUPS[run.setup].num_devices == 1
     )
-    return replace(run, scale=AS_STATED if is_idle else (PRODUCTS.get(name, name), factor))
+    return AS_STATED if is_idle else (PRODUCTS.get(name, name), factor)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 __all__ = ["Figure", "Finding", "Panel", "Series"]
@@ -80,3 +81,15 @@ class Figure:
         ]
         panels = [asdict(panel) for panel in self.panels]
         return {"key": self.key, "title": self.title, "findings": findings, "panels": panels}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Figure:
+        """Return the figure of which `as_json` gave these data."""
+        names = [each.name for each in fields(Finding)]
+        findings = [Finding(**{name: each[name] for name in names}) for each in data["findings"]]
+        panels = [
+            Panel(**{**each, "series": tuple(Series(s["label"], tuple(s["x"]), tuple(s["y"]))
+                                             for s in each["series"])})
+            for each in data["panels"]
+        ]  # fmt: skip
+        return cls(data["key"], data["title"], tuple(panels), tuple(findings))

@@ -7,7 +7,7 @@ from math import inf
 
 from quire.simulator.paper.figure import Figure, Finding, Panel, Series
 from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import SYSTEMS, Run
+from quire.simulator.paper.runs import SETUPS, SYSTEMS, Run
 
 __all__ = ["figure_2", "figure_13", "figure_15"]
 
@@ -85,8 +85,11 @@ def _load(rate: float) -> str:
 
 
 def figure_15(pool: RunPool) -> Figure:
-    """Blocks that sharing saves: OPT-13B."""
+    """Blocks that sharing saves: OPT-13B. Preempted groups are swapped, to a host that has as many
+    blocks as the device (the paper's section 4.5): computed again, each sample has a prompt of its
+    own."""
     sizes = (2, 4, 6)
+    swap = (("preemption_mode", "swap"), ("num_host_blocks", SETUPS["opt-13b"].slots // 16))
     paper = {
         ("alpaca", False): (6.1, 9.8),
         ("alpaca", True): (37.6, 55.2),
@@ -95,7 +98,7 @@ def figure_15(pool: RunPool) -> Figure:
     }
     runs = [
         Run("opt-13b", "quire", data, rate=2.0, seconds=pool.seconds(120.0), n=n,
-            is_search=is_search)
+            is_search=is_search, changes=swap)
         for (data, is_search), n in product(paper, sizes)
     ]  # fmt: skip
     saved = {

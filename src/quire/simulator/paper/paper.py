@@ -21,7 +21,7 @@ from quire.simulator.paper.pool import RunPool
 from quire.simulator.paper.rates import figure_12, figure_14, figure_16, figure_17
 from quire.simulator.paper.svg import draw_figure
 
-__all__ = ["FIGURES", "make_figures", "render_table", "write_figures"]
+__all__ = ["FIGURES", "make_figures", "render_table", "write_figure", "write_table"]
 
 FIGURES: Mapping[str, Callable[[RunPool], Figure]] = {
     "2": figure_2,
@@ -58,20 +58,39 @@ def make_figures(keys: Sequence[str], *, jobs: int, scale: float) -> Iterator[Fi
             pool.close()
 
 
-def write_figures(figures: Sequence[Figure], folder: Path, scale: float) -> None:
-    """Write an SVG and a JSON file for each figure, and a table of all headlines. scale: with which
-    they were made. ConfigError if the folder cannot be written."""
+def write_figure(figure: Figure, folder: Path, scale: float) -> None:
+    """Write an SVG and a JSON file. scale: with which it was made. ConfigError if the folder cannot
+    be written."""
+    text = json.dumps({"scale": scale, **figure.as_json()}, indent=1) + "\n"
+    _write(folder / f"figure_{figure.key}.svg", draw_figure(figure))
+    _write(folder / f"figure_{figure.key}.json", text)
+
+
+def write_table(folder: Path, scale: float) -> str:
+    """Write a table of the headlines of all figures in a folder that were made with this scale, and
+    return it. ConfigError if the folder cannot be read or written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for figure in figures:
-            stem = folder / f"figure_{figure.key}"
-            stem.with_suffix(".svg").write_text(draw_figure(figure), encoding="utf-8")
-            text = json.dumps({"scale": scale, **figure.as_json()}, indent=1)
-            stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
-        (folder / "table.md").write_text(render_table(figures), encoding="utf-8")
+        files = [folder / f"figure_{key}.json" for key in FIGURES]
+        data = [json.loads(path.read_text(encoding="utf-8")) for path in files if path.exists()]
+        table = render_table(Figure.from_json(each) for each in data if each["scale"] == scale)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"Figures in {folder} cannot be read ({error}). Give an empty folder."
+        ) from error
+    _write(folder / "table.md", table)
+    return table
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file as a whole: whoever is interrupted leaves the one that was there."""
+    staged = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged.write_text(text, encoding="utf-8")
+        staged.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"Figures cannot be written to {folder} ({error.strerror}). Give another folder."
+            f"Figures cannot be written to {path.parent} ({error.strerror}). Give another folder."
         ) from error
 
 

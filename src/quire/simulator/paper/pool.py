@@ -9,7 +9,15 @@ from dataclasses import replace
 from multiprocessing import get_context
 from threading import Lock
 
-from quire.simulator.paper.runs import Curve, Outcome, Run, find_rate, perform
+from quire.simulator.paper.runs import (
+    Curve,
+    Outcome,
+    Run,
+    Scale,
+    find_rate,
+    perform,
+    perform_scaled,
+)
 
 __all__ = ["RunPool"]
 
@@ -43,6 +51,11 @@ class RunPool:
             for run, outcome in zip(runs, full, strict=True)
         ]
         return [future.result() for future in found]
+
+    def scaled(self, runs: Sequence[tuple[Run, tuple[Scale, ...]]]) -> list[list[Outcome]]:
+        """Perform each saturated run with each of its changes of a constant."""
+        begun = {each: self._pool.submit(perform_scaled, *each) for each in dict.fromkeys(runs)}
+        return [begun[each].result() for each in runs]
 
     def close(self) -> None:
         """End the processes; runs that have not begun are cancelled."""

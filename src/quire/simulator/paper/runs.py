@@ -18,6 +18,7 @@ from quire.simulator.baselines import (
 )
 from quire.simulator.devices import device_named
 from quire.simulator.models import model_spec
+from quire.simulator.paper.prices import StepPrices
 from quire.simulator.run import Served, serve
 from quire.simulator.step_cost import StepCost
 from quire.simulator.system import BuiltSystem, SystemShape, build_core
@@ -28,8 +29,11 @@ from quire.simulator.workloads import (
     engine_requests,
 )
 
-__all__ = ["LATENCY_LIMIT_S", "SETUPS", "SYSTEMS", "Curve", "Outcome", "Run", "Setup", "find_rate",
-           "perform", "sustained_rate"]  # fmt: skip
+__all__ = ["LATENCY_LIMIT_S", "SETUPS", "SYSTEMS", "Curve", "Outcome", "Run", "Scale", "Setup",
+           "find_rate", "perform", "perform_scaled", "sustained_rate"]  # fmt: skip
+
+Scale = tuple[str, float]
+"""Name and factor of a constant of the device that is changed; "" for none."""
 
 MAX_NUM_SEQS = 1024
 """Sequences in a step at most, of all systems: the memory is the limit."""
@@ -82,8 +86,7 @@ SYSTEMS: Mapping[str, str] = {
 @dataclass(frozen=True, slots=True)
 class Run:
     """rate: requests per second; inf: all wait from the start, and as many as saturate the memory.
-    changes: settings of `SystemShape` by name. scale: name and factor of a constant of the device
-    that is changed."""
+    changes: settings of `SystemShape` by name."""
 
     setup: str
     system: str
@@ -94,7 +97,6 @@ class Run:
     n: int = 1
     is_search: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
-    scale: tuple[str, float] = ("", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,25 +158,32 @@ class _BlockReadings:
         return {"held": held, "reserved": 0.0, "internal": used - held, "free": 1.0 - used}
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A trace as a system served it. memory, saved: as of `Outcome`."""
+
+    served: Served
+    memory: Mapping[str, float]
+    saved: float = 0.0
+
+
 def perform(run: Run) -> Outcome:
     """Simulate one run."""
     setup = SETUPS[run.setup]
     trace = _trace_of(run, setup)
-    if run.system == "quire":
-        return _perform_quire(run, setup, trace)
-    cost, memory = _cost_of(run, setup, None), OrcaMemory()
-    if run.system == "faster-transformer":
-        return _outcome(serve_faster_transformer(trace, cost, num_slots=setup.slots), trace)
-    served = serve_orca(
-        trace,
-        cost,
-        RESERVATIONS[run.system.removeprefix("orca-")],
-        num_slots=setup.slots,
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=STEP_TOKENS,
-        memory=memory,
-    )
-    return _outcome(served, trace, memory=memory.shares())
+    result = _serve(run, setup, trace, _cost_of(run, setup))
+    return _outcome(result.served, trace, result)
+
+
+def perform_scaled(run: Run, scales: Sequence[Scale]) -> list[Outcome]:
+    """Simulate one run in which all requests wait, with each of these changes to its device. The
+    `memory` of all is that of the device as it is."""
+    assert math.isinf(run.rate), "a run at a rate depends on the times of its steps"
+    setup = SETUPS[run.setup]
+    trace = _trace_of(run, setup)
+    cost = StepPrices(_cost_of(run, setup), [_cost_of(run, setup, scale) for scale in scales])
+    result = _serve(run, setup, trace, cost)
+    return [_outcome(each, trace, result) for each in cost.served_by_others(result.served)]
 
 
 def find_rate(run: Run, capacity: float) -> Curve:
@@ -199,28 +208,51 @@ def sustained_rate(points: Sequence[tuple[float, float]]) -> float:
     return rates[above - 1] * (rates[above] / rates[above - 1]) ** share
 
 
-def _perform_quire(run: Run, setup: Setup, trace: Sequence[TraceRequest]) -> Outcome:
-    changes = dict(run.changes)
-    block_size = int(changes.get("block_size", 16))
+def _serve(run: Run, setup: Setup, trace: Sequence[TraceRequest], cost: StepCost) -> _Result:
+    if run.system == "quire":
+        return _serve_quire(run, setup, trace, cost)
+    if run.system == "faster-transformer":
+        return _Result(serve_faster_transformer(trace, cost, num_slots=setup.slots), {})
+    memory = OrcaMemory()
+    served = serve_orca(
+        trace,
+        cost,
+        RESERVATIONS[run.system.removeprefix("orca-")],
+        num_slots=setup.slots,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=STEP_TOKENS,
+        memory=memory,
+    )
+    return _Result(served, memory.shares())
+
+
+def _serve_quire(run: Run, setup: Setup, trace: Sequence[TraceRequest], cost: StepCost) -> _Result:
+    block_size = _block_size_of(run)
     values: dict[str, Any] = {
         "num_kv_blocks": setup.slots // block_size,
         "max_num_seqs": MAX_NUM_SEQS,
         "max_num_batched_tokens": STEP_TOKENS,
         "max_model_len": max(MAX_MODEL_LEN, *(each.num_tokens for each in trace)),
-        **changes,
+        **dict(run.changes),
     }
-    system = build_core(_cost_of(run, setup, block_size), SystemShape(**values), run.seed)
+    system = build_core(cost, SystemShape(**values), run.seed)
     requests = engine_requests(trace, model_spec(setup.model).vocab_size)
     readings = _BlockReadings()
     served = serve(system, requests, partial(readings.read, system, block_size))
     saved = readings.saved / readings.entries if readings.entries else 0.0
-    return _outcome(served, trace, readings.shares(), saved)
+    return _Result(served, readings.shares(), saved)
 
 
-def _cost_of(run: Run, setup: Setup, block_size: int | None) -> StepCost:
+def _block_size_of(run: Run) -> int:
+    return int(dict(run.changes).get("block_size", 16))
+
+
+def _cost_of(run: Run, setup: Setup, scale: Scale = ("", 1.0)) -> StepCost:
+    """Times of the run's device, with K/V in one piece but for quire."""
     device = device_named(setup.device)
-    if run.scale[0]:
-        device = device.scaled(*run.scale)
+    if scale[0]:
+        device = device.scaled(*scale)
+    block_size = _block_size_of(run) if run.system == "quire" else None
     spec = model_spec(setup.model)
     return StepCost(device, spec, num_devices=setup.num_devices, block_size=block_size)
 
@@ -262,12 +294,8 @@ def _mean_tokens(workload: str) -> float:
     return float(np.mean(own))
 
 
-def _outcome(
-    served: Served,
-    trace: Sequence[TraceRequest],
-    memory: Mapping[str, float] | None = None,
-    saved: float = 0.0,
-) -> Outcome:
+def _outcome(served: Served, trace: Sequence[TraceRequest], result: _Result) -> Outcome:
+    """served: that of `result`, or the same on another device."""
     ttft, tpot = served.ttft_s, served.tpot_s
     prompts = np.array([each.prompt_tokens for each in trace])
     return Outcome(
@@ -281,6 +309,6 @@ def _outcome(
         ttft_short_s=float(ttft[prompts <= np.median(prompts)].mean()),
         tpot_mean_s=float(tpot.mean()),
         tpot_p99_s=float(np.percentile(tpot, 99)),
-        saved=saved,
-        memory=memory or {},
+        saved=result.saved,
+        memory=result.memory,
     )

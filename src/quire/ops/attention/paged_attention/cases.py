@@ -79,14 +79,14 @@ _SCORED = (
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks; the pool is full of NaN around the tokens."""
+    """Yield cases for `quire.ops.operation.Op`; the pool is full of NaN around the tokens."""
     for dtype, cache_dtype in (*((dtype, dtype) for dtype in DTYPES), *_INT8):
         for shape in _SHAPES:
             yield _case(generator, dtype, cache_dtype, *shape)
     for dtype, cache_dtype, shape, names in _SCORED:
         rows, heads, kv_heads, head_dim, _, _ = shape
         every = {
-            "soft_cap": 2.0,  # near the scores, so that it bends them
+            "soft_cap": 2.0,  # near the scores, so that it has an effect
             "alibi_slopes": 2.0 ** -(8 / heads * torch.arange(1, heads + 1)),
             "sinks": 2 * torch.randn(heads, generator=generator) + 1,  # some above all scores
             "key_bias": random_key_bias(generator, kv_heads, head_dim, _LONGEST),

@@ -1,4 +1,4 @@
-"""A bias of K that a cache does not hold."""
+"""A bias of K that is added outside of the cache."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 __all__ = ["KeyBias", "angle_table"]
 
 POSITIONS = 64
-"""Positions of a key block (csrc/attention/keys.h): tables are read by whole ones."""
+"""Positions of a key block (csrc/attention/keys.h): tables are read block by block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyBias:
-    """Bias that attention adds to the keys that it reads, rotated by their positions.
+    """A bias that attention adds to the keys that it reads, rotated by their positions.
 
-    pairs: int32 [N], of the dims i and i + R/2 that turn together. values: float32 [K, N, 2], the
-    bias of both before the rotation. cos, sin: float32 [R/2, P], `angle_table` of those by which K
-    was rotated.
+    pairs: int32 [N], pair i rotates dims i and i + R/2 together. values: float32 [K, N, 2], the
+    bias of both dims before rotation. cos, sin: float32 [R/2, P], `angle_table` of the tables that
+    rotated K.
     """
 
     pairs: torch.Tensor
@@ -27,7 +27,7 @@ class KeyBias:
     sin: torch.Tensor
 
     def at(self, position: torch.Tensor, head_dim: int) -> torch.Tensor:
-        """position [N] → what K lacks there, float32 [N, K, D]."""
+        """Return the bias at `position` [N], float32 [N, K, D]."""
         pairs = self.pairs.long()
         cos, sin = (table[pairs][:, position].t().unsqueeze(1) for table in (self.cos, self.sin))
         first, second = self.values.unbind(-1)

@@ -32,8 +32,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """Shapes as in the contract (`quire.ops.attention.paged_attention`).
 
-    One row at a time. With `max_query_len` 1 one token at a time, over all that its table can hold,
-    so that the host reads nothing of the device.
+    Computes one row at a time. With `max_query_len` 1, one token at a time over all keys that its
+    table can hold, so that the host reads nothing from the device.
     """
     out = q.new_empty(*q.shape[:2], v_cache.shape[-1])
     if max_query_len == 1:
@@ -100,8 +100,8 @@ def _gather(
     position: torch.Tensor,
     exists: torch.Tensor,
 ) -> torch.Tensor:
-    """Tokens at position [N] of a row, float32 [N, K, width]; zeros where none exists, whatever the
-    memory there holds."""
+    """Return the tokens at `position` [N] of a row, float32 [N, K, width]; zeros where none exists,
+    whatever the memory there contains."""
     block_size = cache.shape[1]
     block = table[position // block_size].long().where(exists, 0)
     offset = position % block_size
@@ -122,8 +122,9 @@ def _attend(
     alibi_slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """q [Q, H, Dk], keys [N, K, Dk], values [N, K, Dv], visible and distance (position of the query
-    less that of the key) [Q, N] → [Q, H, Dv]. Zeros for a query that sees nothing."""
+    """Return the outputs [Q, H, Dk] of q [Q, H, Dk] over keys [N, K, Dk] and values [N, K, Dv];
+    zeros for a query that sees nothing. visible [Q, N]. distance [Q, N]: position of the query
+    minus that of the key."""
     num_queries, num_heads, head_dim = q.shape
     num_keys, num_kv_heads, _ = keys.shape
     grouped = q.float().reshape(num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)

@@ -1,4 +1,4 @@
-"""`paged_attention` in Triton: a kernel for rows with one query, another one for the rest."""
+"""`paged_attention` in Triton: one kernel for rows with one query, another one for other rows."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """Contract in `quire.ops.attention.paged_attention`.
 
-    With `max_query_len` 1 only the kernels for single queries are launched, otherwise also that
-    for prompts; each leaves out the other's rows.
+    With `max_query_len` 1 only the kernels for single queries are launched, otherwise also the one
+    for prompts. Each skips the other's rows.
     """
     q = token_rows(q)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -1,8 +1,8 @@
-"""Attention of rows with one query: long rows are cut into pieces, by their own lengths alone, and
-a second kernel merges what the pieces found.
+"""Attention of rows with one query. Long rows are cut into pieces, by their own lengths alone, and
+a second kernel merges the pieces' results.
 
-The pieces of all rows are work items of about equal size, dealt out to a fixed number of programs,
-so that a captured launch fits any lengths. The query heads of one kv head share a tile.
+The pieces of all rows are work items of about equal size. A fixed number of programs shares them,
+so a captured launch fits any lengths. The query heads of one kv head share a tile.
 """
 
 # Triton types a kernel as the plain function, without its launch options.
@@ -34,7 +34,7 @@ from quire.ops.native.row_blocks import power_of_two
 __all__ = ["DecodeTile", "attend_decodes", "decode_tile"]
 
 _MIN_QUERIES = 16
-"""Rows of the smallest tile that tensor cores multiply."""
+"""Rows of the smallest tile of tensor cores."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -114,7 +114,7 @@ def _decode_kernel(
         acc = tl.zeros((QUERIES, DIM), tl.float32)
         largest = tl.full((QUERIES,), float("-inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
-        # Tiles begin at multiples of KEYS, and each has a key that the query sees.
+        # Tiles begin at multiples of KEYS, and the query sees at least one key of each.
         for at in range(tl.maximum(begin, low // KEYS * KEYS), end, KEYS):
             position = at + key
             exists = (position >= low) & (position < end)
@@ -167,9 +167,9 @@ def _decode_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """keys: of a tile. stages: of Triton's pipeline, in which a table entry is loaded two stages
-    before what it points to and that two before its use: 3 keep one tile in flight, 5 two.
-    programs: on a multiprocessor."""
+    """keys: of a tile. stages: of Triton's pipeline; a table entry is loaded two stages before the
+    page it points to, and that two before its use: 3 keep one tile in flight, 5 two. programs: per
+    multiprocessor."""
 
     keys: int
     warps: int
@@ -178,11 +178,12 @@ class DecodeTile:
 
 
 def decode_tile(dim: int, element_size: int) -> DecodeTile:
-    """Choose a tile by the bytes of a head in the cache; two programs' registers fill a
+    """Choose a tile by the bytes of a head in the cache; the registers of two programs fill a
     multiprocessor of SM 90.
 
-    Registers and shared memory of a program there, as compiled for head_dim 128 in 16 bits: 228 a
-    thread and 70 KiB. AMD's multiprocessors have 64 KiB in all."""
+    Registers and shared memory of a program there, as compiled for head_dim 128 in 16 bits: 228 per
+    thread and 70 KiB. A multiprocessor of AMD's has 64 KiB in all.
+    """
     keys = 64
     if dim * element_size > 512:
         keys = 16
@@ -192,10 +193,11 @@ def decode_tile(dim: int, element_size: int) -> DecodeTile:
 
 
 def attend_decodes(launch: Launch, tile: DecodeTile | None = None) -> None:
-    """Rows with one query, into `launch.out`; the others are left alone.
+    """Compute rows with one query into `launch.out`; other rows are skipped.
 
-    The grid is a function of the number of rows and the machine; what is allocated also of the
-    width of the tables."""
+    The grid depends on the number of rows and the machine, allocations also on the width of the
+    tables.
+    """
     given = launch
     _, num_heads, head_dim = given.q.shape
     _, block_size, num_kv_heads, _ = given.k_cache.shape

@@ -1,4 +1,4 @@
-"""One call of `paged_attention`, as both of its kernels take it."""
+"""Arguments of one call of `paged_attention`, shared by its kernels."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Launch:
     out: torch.Tensor
 
     def cache_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales of K and V; the caches themselves where nothing is read."""
+        """Scales of K and V; the caches themselves where they are not read."""
         if self.k_scale is None or self.v_scale is None:
             return self.k_cache, self.v_cache
         return self.k_scale, self.v_scale
 
     def head_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slopes and sinks; lengths where nothing is read."""
+        """Slopes and sinks; the lengths where they are not read."""
         slopes, sinks = self.alibi_slopes, self.sinks
         nothing = self.seq_lens
         return nothing if slopes is None else slopes, nothing if sinks is None else sinks

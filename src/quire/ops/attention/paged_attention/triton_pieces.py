@@ -1,4 +1,4 @@
-"""Pieces into which rows with one query are cut, and the merging of their results."""
+"""Cuts rows with one query into pieces, and merges their results."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -17,16 +17,16 @@ from quire.ops.attention.paged_attention.triton_tiles import LOG2_E, add_sink, d
 __all__ = ["Pieces", "cut", "merge_pieces", "new_parts"]
 
 _PIECES_OF_A_ROW = 256
-"""Most pieces of one row over all kv heads: enough for a row alone to keep 132 processors busy, and
-a bound on the memory for parts, whatever the longest row."""
+"""Most pieces of one row over all kv heads. They keep 132 processors busy with a single row, and
+bound the memory for partial results."""
 
 _MERGED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """smallest: tokens of a piece; others are multiples. most: pieces that a row without a window
-    is cut into. room: pieces of a row for which there must be memory."""
+    """smallest: tokens of a piece, or a divisor of them. most: pieces of a row without a window.
+    room: pieces per row for which memory is allocated."""
 
     smallest: int
     most: int
@@ -48,8 +48,8 @@ class Pieces:
 
 @triton.jit
 def cut(seq_len, window, HAS_WINDOW: tl.constexpr, SPLIT: tl.constexpr, MAX_PIECES: tl.constexpr):
-    """Tokens of a piece, index of the first piece that a query at the end sees, number of those.
-    Pieces begin at multiples of their size. One of no tokens has one piece."""
+    """Return the tokens per piece, the first piece that a query at the end sees, and the number of
+    these pieces. Pieces begin at multiples of their size. A row of no tokens has one piece."""
     seen = seq_len
     if HAS_WINDOW:
         seen = tl.minimum(seq_len, window)
@@ -111,7 +111,7 @@ def _merge_kernel(
 def merge_pieces(
     launch: Launch, pieces: Pieces, sums: torch.Tensor, stats: torch.Tensor, dim: int
 ) -> None:
-    """Rows of several pieces, into `launch.out`. dim: elements of a part."""
+    """Merge rows of several pieces into `launch.out`. dim: elements of a partial result."""
     _, num_heads, head_dim = launch.q.shape
     _merge_kernel[(launch.seq_lens.shape[0], num_heads)](
         launch.out,
@@ -137,15 +137,15 @@ def merge_pieces(
 def new_parts(
     device: torch.device, num_rows: int, num_heads: int, room: int, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the results of pieces, in float32: sums of weighted V [R, H, room, dim]; the largest
-    score and the sum of the weights [R, H, room, 2]."""
+    """Allocate the results of pieces, in float32: sums of weighted V [R, H, room, dim], and the
+    largest score and the sum of the weights [R, H, room, 2]."""
     parts = (num_rows, num_heads, room)
     sums = torch.empty((*parts, dim), dtype=torch.float32, device=device)
     return sums, torch.empty((*parts, 2), dtype=torch.float32, device=device)
 
 
 def _split_tokens(group: int) -> int:
-    """Fewest tokens of a piece, by the shape of the model alone. A piece writes and reads again 4
-    bytes for each dim of its `group` heads, beside 4 bytes of K and V in 16 bits for each of its
-    tokens: 1 part in 32 at most up to 8 heads."""
+    """Return the fewest tokens of a piece, by the shape of the model alone. A piece writes and
+    rereads 4 bytes per dim for each of its `group` heads, beside 4 bytes of K and V in 16 bits for
+    each of its tokens: at most 1/32 of the traffic with up to 8 heads."""
     return 256 if group <= 4 else 512

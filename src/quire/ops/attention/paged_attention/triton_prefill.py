@@ -1,6 +1,7 @@
-"""Attention of rows with several queries: tiles of 128 rows, each a query of one head of a group.
+"""Attention of rows with several queries, in tiles of 128 rows; a row is a query of one head of a
+group.
 
-Tiles of keys that every query of a tile sees whole are computed without a mask.
+Tiles of keys that all queries of a tile see whole are computed without a mask.
 """
 
 # Triton types a kernel as the plain function, without its launch options.
@@ -64,7 +65,8 @@ def _attend_range(
     DIM: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Keys begin … end - 1, begin a multiple of KEYS. position, slope: of each query, [queries]."""
+    """Keys `begin` to `end` - 1; begin is a multiple of KEYS. position, slope: of each query,
+    [queries]."""
     dim = tl.arange(0, DIM)
     for at in range(begin, end, KEYS):
         key = at + tl.arange(0, KEYS)
@@ -191,7 +193,7 @@ def _prefill_kernel(
         whole_begin = tl.minimum(whole_begin, end)
     position = before + query
     table = table_ptr + row.to(tl.int64) * table_stride
-    # The window's edge, what all see, the diagonal.
+    # The window's edge, keys that all queries see, the diagonal.
     for part in tl.static_range(3):
         if part == 0:
             part_begin, part_end = begin, whole_begin
@@ -244,7 +246,7 @@ def _prefill_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PromptTile:
-    """queries: rows of a tile, each a query of one head. keys: of a tile. stages: of Triton's
+    """queries: rows of a tile; a row is a query of one head. keys: of a tile. stages: of Triton's
     pipeline."""
 
     queries: int
@@ -254,8 +256,8 @@ class PromptTile:
 
 
 def prompt_tile(dim: int, element_size: int, *, quantized: bool) -> PromptTile:
-    """Choose a tile by shared memory for such dims, of which a program has 99 KiB on SM 86 and SM
-    89, and by registers for the rest."""
+    """Choose a tile for these dims by shared memory, of which a program has 99 KiB on SM 86 and SM
+    89, and by registers."""
     if dim * element_size <= 256:
         # With 64 keys in 8 bits, the kernel for SM 80 keeps its accumulators in memory.
         return PromptTile(128, 32 if quantized else 64, 8, 3)
@@ -265,7 +267,7 @@ def prompt_tile(dim: int, element_size: int, *, quantized: bool) -> PromptTile:
 
 
 def attend_prompts(launch: Launch, tile: PromptTile | None = None) -> None:
-    """Rows with two queries and more, into `launch.out`; the others are left alone."""
+    """Compute rows with two or more queries into `launch.out`; other rows are skipped."""
     given = launch
     num_tokens, num_heads, head_dim = given.q.shape
     _, block_size, num_kv_heads, _ = given.k_cache.shape
@@ -275,7 +277,7 @@ def attend_prompts(launch: Launch, tile: PromptTile | None = None) -> None:
     element_size = max(given.q.element_size(), given.k_cache.element_size())
     tile = tile or prompt_tile(dim, element_size, quantized=given.k_scale is not None)
     queries = max(tile.queries, heads)
-    # Rows with one query have no tile here, so each tile but a row's last has its tokens.
+    # Rows with one query have no tile here, so all tiles but a row's last are full.
     tiles = num_tokens // (queries // heads) + min(num_rows, num_tokens // 2)
     _prefill_kernel[(tiles, num_kv_heads)](
         given.q,

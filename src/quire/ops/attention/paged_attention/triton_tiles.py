@@ -1,5 +1,6 @@
-"""Shared parts of the kernels for prompts and for single queries: tokens out of pages, one tile of
-keys into a running softmax (Dao et al. 2022, arXiv:2205.14135, algorithm 1), in powers of two."""
+"""Parts that the kernels for prompts and for single queries share: they read tokens from pages, and
+add one tile of keys to a running softmax (Dao et al. 2022, arXiv:2205.14135, algorithm 1), in
+powers of two."""
 
 from __future__ import annotations
 
@@ -27,23 +28,23 @@ _FEWEST_LANES = 32
 
 
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """scale and soft_cap as the kernels take them: for powers of two, and with a cap, whose tanh
-    takes twice its argument, the product of q and k in units of half the cap."""
+    """Return scale and soft_cap in the form of the kernels: for powers of two. With a cap, whose
+    tanh takes twice its argument, the product of q and k is in units of half the cap."""
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return 2.0 * scale / soft_cap * LOG2_E.value, soft_cap * LOG2_E.value
 
 
 def row_lanes(num_rows: int) -> int:
-    """Rows that a program looks through for its work. A kernel is compiled for each such number, in
+    """Return how many rows a program searches for its work. Each such number compiles a kernel, in
     seconds while requests wait, so there are few."""
     return max(_FEWEST_LANES, power_of_two(num_rows))
 
 
 @triton.jit
 def row_of_item(ends, item):
-    """Work items are numbered through all rows, of which those of row r end before ends[r]: the
-    row of `item`."""
+    """Return the row of `item`. Work items are numbered through all rows; those of row r end before
+    ends[r]."""
     return tl.sum((ends <= item).to(tl.int32))
 
 
@@ -51,14 +52,14 @@ def row_of_item(ends, item):
 def token_offsets(
     table_ptr, position, exists, block_stride, token_stride, BLOCK_SIZE: tl.constexpr
 ):
-    """Return where the tokens at `position` of one row begin in the pool, in elements."""
+    """Return the offsets of the tokens at `position` of one row in the pool, in elements."""
     block = tl.load(table_ptr + position // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
     return block * block_stride + (position % BLOCK_SIZE) * token_stride
 
 
 @triton.jit
 def load_tile(cache_ptr, offsets, exists, dim, head_dim, PADDED: tl.constexpr):
-    """[tokens, dims]. Nothing is read of tokens that do not exist: there may be NaN."""
+    """Load [tokens, dims]. Tokens that do not exist are not read, since there may be NaN."""
     mask = exists[:, None]
     if PADDED:
         mask = mask & (dim < head_dim)[None, :]
@@ -86,12 +87,12 @@ def add_tile(
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """acc [queries, dims], largest and total [queries] after the keys of one tile.
+    """Return acc [queries, dims], largest and total [queries] after the keys of one tile.
 
-    visible: [queries, keys], only if MASKED. distance: position of the query less that of the key,
-    [queries or 1, keys], and slope: [queries], log2(e) included, only if ALIBI. scale, soft_cap:
-    of `score_factors`. HIDES: some query may see less of the tile than another one, so that a V
-    that is not finite must not reach it as 0 · inf.
+    visible: [queries, keys], only if MASKED. distance: position of the query minus that of the key,
+    [queries or 1, keys], and slope: [queries], log2(e) included, only if ALIBI. scale, soft_cap: of
+    `score_factors`. HIDES: some query may see less of the tile than another one, so a V that is not
+    finite must not reach it as 0 · inf.
     """
     scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision="ieee") * scale
     if QUANTIZED:
@@ -103,7 +104,7 @@ def add_tile(
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-    # A query that has seen nothing yet: -inf minus -inf is NaN.
+    # A query that has seen nothing yet: -inf minus -inf would be NaN.
     shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
     weights = tl.exp2(scores - shift[:, None])
     shrink = tl.exp2(largest - shift)
@@ -125,8 +126,8 @@ def add_tile(
 
 @triton.jit
 def add_sink(sink, largest, total):
-    """The factor by which acc shrinks, and total, after one more score without a value, log2(e)
-    included."""
+    """Return the factor by which acc shrinks, and total, after one more score without a value,
+    log2(e) included."""
     new_largest = tl.maximum(largest, sink)
     shrink = tl.exp2(largest - new_largest)
     return shrink, total * shrink + tl.exp2(sink - new_largest)
@@ -134,5 +135,5 @@ def add_sink(sink, largest, total):
 
 @triton.jit
 def divide(acc, total):
-    """acc / total, and zeros where nothing was seen; a NaN stays one."""
+    """Return acc / total, zeros for queries that saw nothing; NaN stays NaN."""
     return tl.where(total == 0.0, 0.0, acc / tl.where(total == 0.0, 1.0, total))

@@ -1,4 +1,4 @@
-"""Copies within a small pool, a source being another copy's destination among them."""
+"""Copies within a small pool; some sources are destinations of other copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for src, dst in (([0], [5]), ([0, 0, 3], [1, 2, 4]), ([0, 1, 2], [1, 2, 0]), ([], [])):
             pages = normal(generator, 6, 6, 4, 2, 10, dtype=dtype)

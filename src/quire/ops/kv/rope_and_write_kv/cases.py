@@ -1,7 +1,7 @@
 """Rows of a merged projection with and without norms and rotation, over every dtype of cache.
 
-int8 caches come without norms and rotation: where these round differently an element may move by a
-whole step. tests/ops/test_rope_and_write_kv.py has the rest, bit for bit.
+int8 caches come without norms and rotation, because a difference in their rounding may move an
+element by a whole step. tests/ops/test_rope_and_write_kv.py compares those bit for bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHAPES = ((16, 8, 128, 128), (3, 1, 40, 36), (4, 4, 80, 32))
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for shape in _SHAPES:
             for normed in (False, True):

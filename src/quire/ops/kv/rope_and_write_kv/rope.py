@@ -14,9 +14,11 @@ def rope(
     cos: torch.Tensor,
     sin: torch.Tensor,
 ) -> None:
-    """q [T, H, D] and k [T, K, D], in place. positions: [T]. cos, sin: float32 [P, R/2] by
-    position; R ≤ D is the rotary size, dims R … D - 1 stay. Dim i is paired with i + R/2. Computed
-    in float32, rounded once."""
+    """Rotate q [T, H, D] and k [T, K, D] in place.
+
+    positions: [T]. cos, sin: float32 [P, R/2] by position; R ≤ D is the rotary size, dims R … D - 1
+    stay. Dim i is paired with i + R/2. Computed in float32, rounded once.
+    """
     cos_t, sin_t = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # [T, 1, R/2]
     for x in (q, k):
         _rotate(x, cos_t, sin_t)

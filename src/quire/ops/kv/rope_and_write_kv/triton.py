@@ -1,5 +1,5 @@
-"""`rope_and_write_kv` in Triton: one program takes some heads of one token from the projection to
-the cache."""
+"""`rope_and_write_kv` in Triton: one program processes some heads of one token, from the projection
+to the cache."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -20,7 +20,7 @@ _HEADS_PER_PROGRAM = 16
 
 @triton.jit
 def _normed(x, rstd, q_weight_ptr, k_weight_ptr, dim, head_dim, is_q):
-    """x [heads, dims] · rstd · weight, rounded to the dtype after each product."""
+    """Return x [heads, dims] · rstd · weight, rounded to the dtype after each product."""
     dtype = q_weight_ptr.dtype.element_ty
     q_weight = tl.load(q_weight_ptr + dim, mask=dim < head_dim, other=0.0).to(tl.float32)
     k_weight = tl.load(k_weight_ptr + dim, mask=dim < head_dim, other=0.0).to(tl.float32)
@@ -99,7 +99,7 @@ def _rope_and_write_kv_kernel(
         is_first, is_turned = dim < half, dim < 2 * half
         pair = tl.where(is_first, dim + half, tl.where(is_turned, dim - half, dim))
         partner = tl.load(row + pair[None, :], mask=inside, other=0.0).to(tl.float32)
-        tl.debug_barrier()  # all have read what others are about to change
+        tl.debug_barrier()  # all threads have read the values that others will change
         if NORMED:
             partner = _normed(partner, rstd, q_weight_ptr, k_weight_ptr, pair, head_dim, is_q)
         angle = tl.load(positions_ptr + token) * half + tl.where(is_first, dim, pair)
@@ -177,5 +177,5 @@ def rope_and_write_kv(
         HEADS=_HEADS_PER_PROGRAM,
         SMALLEST=torch.finfo(torch.float32).tiny,
         DIM=power_of_two(head_dim),
-        enable_fp_fusion=False,  # as the reference rounds: int8 elements shall not move
+        enable_fp_fusion=False,  # rounds like the reference, since int8 elements must not differ
     )

@@ -34,7 +34,8 @@ def write_kv(
 
 
 def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x in `dtype`; numbers that one of 8 bits cannot hold become its largest, NaN stays."""
+    """Return x in `dtype`. Numbers beyond the range of an 8-bit dtype become its largest; NaN
+    stays."""
     if dtype.itemsize == 1:
         largest = torch.finfo(dtype).max
         x = x.float().clamp(-largest, largest)
@@ -42,7 +43,7 @@ def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., D] → int8 [..., D] and scales float32 [...]."""
+    """Quantize x [..., D] → int8 [..., D] and scales float32 [...]."""
     scale = x.abs().amax(dim=-1) / _INT8_MAX
     usable = scale.isfinite() & (scale >= torch.finfo(torch.float32).tiny)
     inverse = torch.where(usable, 1.0 / scale, 0.0).unsqueeze(-1)

@@ -13,7 +13,7 @@ __all__ = ["make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for src, dst in (([0], [5]), ([3, 0, 3], [1, 2, 4]), ([], [])):
             yield Case(

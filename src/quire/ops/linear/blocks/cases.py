@@ -1,4 +1,5 @@
-"""Every kind, in blocks of one group and of several; odd sizes, rows that are not finite."""
+"""Every kind, in blocks of one group and of several, with odd sizes and rows that are not
+finite."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ __all__ = ["block_weight", "make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks; arguments are x, weight, bias, ids."""
+    """Yield cases for `quire.ops.operation.Op`; arguments are x, weight, bias, ids."""
     ids = torch.tensor([0, 40, 7, 7])
     for kind in BLOCK_KINDS.values():
         for outputs, num_blocks, groups in ((41, 3, 1), (70, 2, 8)):
@@ -43,8 +44,8 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
 def block_weight(
     generator: torch.Generator, kind: BlockKind, outputs: int, num_blocks: int, groups: int
 ) -> Blocks:
-    """All codes of the kind, in blocks of `groups` groups, with scales in float16 of either sign,
-    so that outputs are about as large as inputs."""
+    """All codes of the kind, in blocks of `groups` groups, with scales of both signs in float16, so
+    that outputs are about as large as inputs."""
     by_block, by_group = (outputs, num_blocks), (outputs, num_blocks * groups)
     depth = num_blocks * groups * kind.group_size
 

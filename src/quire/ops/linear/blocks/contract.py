@@ -1,4 +1,4 @@
-"""Arguments of `linear_blocks`, and the form in which it keeps scales."""
+"""Arguments of `linear_blocks`, and its stored form of scales."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["BlockScales", "Blocks", "check_arguments", "pack_scales", "quantize_
 
 
 class Blocks(NamedTuple):
-    """Weights [R, I] in B blocks and G groups along the inputs, as their kind says.
+    """Weights [R, I] in B blocks and G groups along the inputs, as their kind defines.
 
-    codes: uint8 [R, I], one per byte. scale: float32 [R, B]. minimum: float32 [R, B], of a kind
-    with minima. factors: int8 [R, G], of a kind with factors. lows: uint8 [R, G] that minima are
-    multiplied with, where there are factors too; or zero points int8 [R, B].
+    codes: uint8 [R, I], one per byte. scale: float32 [R, B]. minimum: float32 [R, B], if the kind
+    has minima. factors: int8 [R, G], if the kind has factors. lows: uint8 [R, G], multiplied with
+    minima if there are factors too; otherwise zero points int8 [R, B].
     """
 
     kind: BlockKind
@@ -72,13 +72,14 @@ class Blocks(NamedTuple):
         return self[1:]
 
     def of_rows(self, num_rows: int) -> Blocks:
-        """The same weights as so many rows: those that follow each other are side by side."""
+        """Return the same weights as rows of another length; neighbouring rows are joined side by
+        side."""
         parts = (None if part is None else part.reshape(num_rows, -1) for part in self.tensors())
         return Blocks(self.kind, *parts)  # type: ignore[arg-type]
 
     @classmethod
     def joined(cls, parts: list[Blocks]) -> Blocks:
-        """Weights of one kind and as many blocks, one below the other."""
+        """Stack weights of one kind and number of blocks."""
         columns = zip(*(part.tensors() for part in parts), strict=True)
         return cls(
             parts[0].kind,
@@ -91,8 +92,11 @@ class Blocks(NamedTuple):
 
 
 class BlockScales(NamedTuple):
-    """scale, minimum: float16 [O, B], and `power` float32 [O] that both are multiplied with: a
-    power of two, or the scale itself of an output that has no other."""
+    """Scales as stored.
+
+    scale, minimum: float16 [O, B]. power: float32 [O], multiplied with both; a power of two, or the
+    scale itself for an output with a single scale.
+    """
 
     scale: torch.Tensor
     minimum: torch.Tensor | None
@@ -100,9 +104,9 @@ class BlockScales(NamedTuple):
 
 
 def pack_scales(blocks: Blocks) -> BlockScales:
-    """Scales and minima as the layer uses them: exact for those that come in float16 and for a
-    scale that is the only one of its output, else with 11 significant bits; blocks 2**-25 below the
-    largest of their output become zero."""
+    """Pack scales and minima into the values that the layer uses. They are exact if given in
+    float16, or if a scale is the only one of its output; otherwise they keep 11 significant bits.
+    Blocks 2**-25 below the largest of their output become zero."""
     if blocks.scale.shape[1] == 1 and blocks.minimum is None:
         ones = torch.ones_like(blocks.scale, dtype=torch.float16)
         return BlockScales(ones, None, blocks.scale.squeeze(1))
@@ -116,8 +120,8 @@ def pack_scales(blocks: Blocks) -> BlockScales:
 
 
 def quantize_groups(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, I] of any float dtype → integers [T, G, size] held in float32, scales [T, G, 1]: as
-    `quantize_rows`, with a scale for each group of `size` neighbours."""
+    """Quantize x [T, I] of any float dtype → integers [T, G, size] held in float32, scales [T, G,
+    1]; like `quantize_rows` with a scale for each group of `size` neighbours."""
     groups = x.shape[1] // size
     integers, scale = quantize_rows(x.reshape(len(x) * groups, size))
     return integers.view(len(x), groups, size), scale.view(len(x), groups, 1)
@@ -126,8 +130,8 @@ def quantize_groups(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Ten
 def check_arguments(
     blocks: Blocks, bias: torch.Tensor | None, gate: str | None = None
 ) -> tuple[int, int]:
-    """Number of blocks, and inputs of one. Raises EngineError unless the tensors are those of the
-    kind, and as `check_gate`."""
+    """Return the number of blocks and the inputs of one. Raises EngineError unless the tensors fit
+    the kind, and as `check_gate`."""
     kind, codes = blocks.kind, blocks.codes
     if codes.dtype != torch.uint8 or codes.dim() != 2 or codes.numel() == 0:
         raise EngineError(

@@ -16,7 +16,7 @@ __all__ = ["PlainBlockMatrix"]
 
 
 class PlainBlockMatrix:
-    """`PackedMatrix` with a byte per code. Sums within a group are integers below 2**24, which
+    """A `PackedMatrix` with a byte per code. Sums within a group are integers below 2**24, which
     float32 holds exactly."""
 
     def __init__(

@@ -1,9 +1,9 @@
 """Rows of a table.
 
 `embedding(ids, weight, offset=0)` → weight[ids + offset], [T, N], newly allocated. ids: [T]
-integers; weight: [V, N], contiguous. An id outside the table is an error of the provider's kind,
-and nothing else is read: IndexError by torch on the CPU, EngineError by the C++ kernels; the one in
-Triton, which cannot raise, gives a row of NaN, with which a request fails alone.
+integers; weight: [V, N], contiguous. No memory outside the table is read. An id outside of it
+raises IndexError with torch on the CPU and EngineError with the C++ kernels. Triton cannot raise:
+its row is NaN, so only that request fails.
 """
 
 from quire.ops.linear.embedding.cases import make_inputs

@@ -13,7 +13,7 @@ __all__ = ["make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for ids_dtype in (torch.int32, torch.int64):
             for width, offset in ((24, 0), (769, 2), (3, -4)):

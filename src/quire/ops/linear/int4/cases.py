@@ -14,7 +14,7 @@ __all__ = ["int4_weight", "make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks; arguments are x, weight, scale, zero, bias, ids."""
+    """Yield cases for `quire.ops.operation.Op`; arguments are x, weight, scale, zero, bias, ids."""
     ids = torch.tensor([0, 40, 7, 7])
     for dtype in DTYPES:
         for group_size in GROUP_SIZES if dtype == torch.float32 else GROUP_SIZES[:1]:
@@ -46,8 +46,8 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
 def int4_weight(
     generator: torch.Generator, outputs: int, depth: int, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A weight uint8 [outputs, depth] over all 16 values, scales float32 and zero points uint8
-    [outputs, depth / group_size], so that outputs are about as large as inputs."""
+    """Return a weight uint8 [outputs, depth] with all 16 values, and scales float32 and zero points
+    uint8 [outputs, depth / group_size], for outputs about as large as inputs."""
     groups = (outputs, depth // group_size)
     weight = torch.randint(0, 16, (outputs, depth), generator=generator, dtype=torch.uint8)
     scale = (0.5 + torch.rand(groups, generator=generator)) / (5 * depth**0.5)

@@ -1,4 +1,4 @@
-"""Contract of `linear_int4`: its inputs, and how it keeps scales."""
+"""Contract of `linear_int4`: its inputs, and its stored form of scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["GROUP_SIZES", "SYMMETRIC_ZERO", "check_arguments", "pack_scale"]
 
 GROUP_SIZES = (32, 64, 128)
 SYMMETRIC_ZERO = 8
-"""The zero point when none is given."""
+"""Zero point if none is given."""
 
 
 def check_arguments(
@@ -21,9 +21,9 @@ def check_arguments(
     bias: torch.Tensor | None,
     gate: str | None = None,
 ) -> int:
-    """The group size. Raises EngineError unless weight is uint8 [O, I] with values 0 to 15, scale
-    float32 [O, I / G] for a group size G, zero uint8 of scale's shape or None, bias [O] or None,
-    and as `check_gate`."""
+    """Return the group size. Raises EngineError unless weight is uint8 [O, I] with values 0 to 15,
+    scale float32 [O, I / G] for a group size G, zero uint8 of scale's shape or None, bias [O] or
+    None, and as `check_gate`."""
     if weight.dtype != torch.uint8 or weight.dim() != 2 or weight.numel() == 0:
         raise EngineError(
             "linear_int4 takes a uint8 matrix with one 4-bit value per element, not "
@@ -53,9 +53,10 @@ def check_arguments(
 
 
 def pack_scale(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """scale [O, I / G] → float16 [O, I / G] and a power of two float32 [O] whose product is the
-    scale that the layer uses: 11 significant bits for any size of weights, and exact for scales
-    that come in float16. Groups 2**-25 below the largest of their output become zero."""
+    """Split scale [O, I / G] into float16 [O, I / G] and a power of two float32 [O], whose product
+    is the scale that the layer uses. It has 11 significant bits for any size of weights, and is
+    exact for scales given in float16. Groups 2**-25 below the largest of their output become zero.
+    """
     largest = scale.abs().amax(dim=1, keepdim=True)
     exponent = torch.frexp(largest).exponent.clamp(-100, 100)
     power = torch.ldexp(torch.ones_like(largest), exponent)

@@ -16,7 +16,7 @@ __all__ = ["PlainInt4Matrix"]
 
 
 class PlainInt4Matrix:
-    """`PackedMatrix` and `PartialMatrix` with a byte per value. Sums within a group are integers
+    """A `PackedMatrix` and `PartialMatrix` with a byte per value. Sums within a group are integers
     below 2**24, which float32 holds exactly."""
 
     def __init__(
@@ -56,7 +56,7 @@ class PlainInt4Matrix:
             strict=True,
         ):
             sums += (part @ weight.float().t()) * scale
-        return sums * self.power  # a power of two: nothing is rounded
+        return sums * self.power  # a power of two, so nothing is rounded
 
     def complete(
         self, sums: torch.Tensor, largest: torch.Tensor | None, out_dtype: torch.dtype

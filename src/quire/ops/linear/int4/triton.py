@@ -1,5 +1,6 @@
-"""`linear_int4` in Triton. Two groups of inputs share their bytes, so that the nibbles of one half
-are a whole group, whose sum is exact; sums times scales are added in one order for any rows."""
+"""`linear_int4` in Triton. Two groups of inputs share their bytes: the low nibbles are one group,
+the high ones the other, and each sum of a group is exact. Sums times scales are added in one order
+for any number of rows."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -19,7 +20,7 @@ __all__ = ["linear_int4"]
 
 _COLUMNS = 64
 _PROGRAMS = 256
-"""Number of programs that read a weight; derived from the matrix alone, since the order of a sum
+"""Number of programs that read a weight. It follows from the matrix alone, since the order of a sum
 must not depend on the GPU's size or on the rows."""
 
 _MAX_SPLIT_ROWS = 256
@@ -107,9 +108,9 @@ def _product_kernel(
 
 
 class _Int4Matrix:
-    """`PackedMatrix`: uint8 [O, pairs, G], whose low nibbles are groups 0, 2, 4, … and whose high
-    ones groups 1, 3, 5, …; a missing last group has scale 0. scales: float16 [O, 2 pairs]; zeros:
-    int8 of that shape, or None."""
+    """A `PackedMatrix`: uint8 [O, pairs, G], whose low nibbles are groups 0, 2, 4, … and whose high
+    nibbles are groups 1, 3, 5, …; a missing last group has scale 0. scales: float16 [O, 2 pairs].
+    zeros: int8 of that shape, or None."""
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class _Int4Matrix:
 
 
 def _pairs_per_piece(outputs: int, pairs: int) -> int:
-    """So that about `_PROGRAMS` programs read the weight."""
+    """Return the group pairs of a piece, so that about `_PROGRAMS` programs read the weight."""
     wanted = -(-_PROGRAMS // -(-outputs // _COLUMNS))
     return max(_MIN_PAIRS, -(-pairs // wanted))
 

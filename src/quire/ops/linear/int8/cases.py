@@ -13,7 +13,7 @@ __all__ = ["int8_weight", "make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks; arguments are x, weight, scale, bias, ids."""
+    """Yield cases for `quire.ops.operation.Op`; arguments are x, weight, scale, bias, ids."""
     ids = torch.tensor([0, 40, 7, 7])
     for dtype in DTYPES:
         for outputs, depth in ((48, 64), (41, 37), (300, 1030)):
@@ -40,8 +40,8 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
 def int8_weight(
     generator: torch.Generator, outputs: int, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight int8 [outputs, depth] over its whole range and scales float32 [outputs], so that
-    outputs are about as large as inputs."""
+    """Return a weight int8 [outputs, depth] over its whole range and scales float32 [outputs], for
+    outputs about as large as inputs."""
     weight = torch.randint(-128, 128, (outputs, depth), generator=generator, dtype=torch.int8)
     scale = (0.5 + torch.rand(outputs, generator=generator)) / (73 * depth**0.5)
     return weight, scale

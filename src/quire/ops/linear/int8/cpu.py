@@ -18,7 +18,7 @@ from quire.ops.pointwise.activation.cpu import gate_code
 __all__ = ["bind"]
 
 QUAD = 4
-"""Inputs of a column that stand side by side; storage is a multiple of it."""
+"""Inputs of a column that are adjacent in memory; storage is padded to a multiple."""
 
 
 def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:

@@ -16,11 +16,11 @@ __all__ = ["IntegerPanels", "PartialPanels", "pad_columns"]
 
 
 class IntegerPanels:
-    """`PackedMatrix` over weights that were packed for the kernels `<name>` and `<name>_rows`.
+    """A `PackedMatrix` over weights that are packed for the kernels `<name>` and `<name>_rows`.
 
     packed: its buffers, in the order of the kernel's parameters. scale, bias: float32 [O] padded by
-    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters; I in all. kind:
-    what follows them there.
+    `pad_columns`. sizes: of the inputs, in the order of the kernel's parameters, I in all. kind:
+    arguments that follow them.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class IntegerPanels:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs, of a gated layer after its gate."""
+        """Number of outputs, of a gated layer after its gate."""
         return self._width
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -75,7 +75,7 @@ class IntegerPanels:
         self._call(self._name, *self._arguments(rows, out, gate))
 
     def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
-        """Return the call that `into` makes of rows x, whose elements are neighbours."""
+        """Return the kernel call of `into` for rows x with contiguous elements."""
         return self._library.record(self._name, self._arguments(x, out, self._gate_code))
 
     def _arguments(

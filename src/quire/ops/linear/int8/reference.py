@@ -15,12 +15,12 @@ from quire.ops.linear.plain.reference import gated
 __all__ = ["PlainInt8Matrix"]
 
 EXACT_DEPTH = 1024
-"""Sums of this many products of two 8-bit integers stay below 2**24, so float32 holds them."""
+"""Sums of this many products of two 8-bit integers stay below 2**24, so float32 is exact."""
 
 
 class PlainInt8Matrix:
-    """`PackedMatrix` and `PartialMatrix` as it came. Products of integers are exact: in float32
-    piece by piece, and in float64 over the pieces."""
+    """A `PackedMatrix` and `PartialMatrix` that keeps its weight unchanged. Products of integers
+    are exact: in float32 within a piece, and in float64 over the pieces."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`linear_int8` in Triton: exact sums in 32 bits, so that no cut of them changes a bit."""
+"""`linear_int8` in Triton. Sums are exact in 32 bits, so the way they are cut changes no bit."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -69,7 +69,7 @@ def _product_kernel(
 
 
 class _Int8Matrix:
-    """`PackedMatrix` over the integers as they came, row by row."""
+    """A `PackedMatrix` with its integers unchanged, row by row."""
 
     def __init__(
         self,

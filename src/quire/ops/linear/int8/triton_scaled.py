@@ -19,13 +19,13 @@ _BLOCK = 8192
 """Inputs of a row that are in registers at a time."""
 
 _ALIGNED = 16
-"""Bytes at whose multiples a row begins, so that it is read in the widest accesses."""
+"""Alignment of rows in bytes, for the widest memory accesses."""
 
 _MERGED_COLUMNS = 1024
 _LARGEST, _SMALLEST = tl.constexpr(float(LARGEST)), tl.constexpr(SMALLEST)
 _ROUNDER = tl.constexpr(1.5 * 2**23)
-"""Added and taken away again it leaves a float32 below 2**22 rounded to the nearest integer, ties
-to even: the sum has no bits for fractions."""
+"""Adding and subtracting it rounds a float32 below 2**22 to the nearest integer, ties to even,
+since the sum has no bits for fractions."""
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def _merge_kernel(
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`quire.ops.linear.int8.activations.quantize_rows` of x [T, I], T > 0: int8 [T, I], whose rows
-    may be apart, and float32 [T]."""
+    may have a stride, and float32 [T]."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     num_rows, depth = x.shape
@@ -111,7 +111,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         stride,
         BLOCK=block,
         num_warps=8 if block > 1024 else 4,
-        enable_fp_fusion=False,  # as the reference rounds: no element shall move
+        enable_fp_fusion=False,  # rounds like the reference, since no element must differ
     )
     return out[:, :depth], scale
 
@@ -123,8 +123,8 @@ def merge_pieces(
     bias: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Sums of pieces [pieces, T, O], int32 or float32, added in their order and scaled, into out
-    [T, O]. x_scale [T], scale [O], bias [O] or None: float32."""
+    """Add the sums of pieces [pieces, T, O], int32 or float32, in their order, scale them, and
+    write them to out [T, O]. x_scale [T], scale [O], bias [O] or None: float32."""
     pieces, num_rows, outputs = partial.shape
     _merge_kernel[(triton.cdiv(outputs, _MERGED_COLUMNS), num_rows)](
         partial,

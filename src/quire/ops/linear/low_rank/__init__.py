@@ -1,13 +1,13 @@
-"""Low-rank additions to the outputs of a projection, another one for each row (LoRA, Hu et al.
-2021, arXiv:2106.09685, equation 3).
+"""Low-rank additions to the outputs of a projection, chosen for each row (LoRA, Hu et al. 2021,
+arXiv:2106.09685, equation 3).
 
 `low_rank(y, x, slots, tables, of_all_ranks=None)` adds s B (A x) to the rows of y in place. y: [T,
-O]; x: [T, I], both of the tables' dtype. slots: int64 [T], 0 for a row that gets nothing and keeps
-its bits, else 1 + the index of its adapter. tables: `LowRankTables`. Sums are in float32 and
-rounded once, with what was in y; a row's result depends on no other row. of_all_ranks: where ranks
-share the inputs, makes A x float32 [T, P · R] out of that of this rank; numbers of it that no rank
-of an adapter reaches mean nothing. A slot beyond the tables is an error of the provider's kind:
-IndexError by torch, EngineError by the C++ kernels.
+O]; x: [T, I], both of the tables' dtype. slots: int64 [T], 0 for a row that keeps its bits,
+otherwise 1 + the index of its adapter. tables: `LowRankTables`. Sums, with the value in y, are in
+float32 and rounded once; a row's result depends on no other row. of_all_ranks: where ranks share
+the inputs, makes the sum A x float32 [T, P · R] from this rank's part; numbers beyond an adapter's
+rank mean nothing. A slot beyond the tables raises IndexError with torch, EngineError with the C++
+kernels.
 """
 
 from quire.ops.linear.low_rank.cases import make_inputs

@@ -1,4 +1,4 @@
-"""Adapters of mixed ranks in mixed rows, odd sizes, merged projections, rows without any."""
+"""Adapters of mixed ranks in mixed rows, odd sizes, merged projections, rows without an adapter."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SHAPES = ((64, (32,), 8), (37, (5, 3), 3), (128, (96, 32, 32), 16), (16, (1100,)
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for inputs, parts, max_rank in SHAPES:
             tables = LowRankTables(3, max_rank, inputs, parts, dtype, torch.device("cpu"))
             for slot, rank in ((0, max_rank), (2, max(1, max_rank // 2))):
                 for part, size in enumerate(parts):
                     if (slot + part) % 3 == 1:
-                        continue  # an adapter that leaves this part as it is
+                        continue  # an adapter that does not change this part
                     a = normal(generator, rank, inputs, dtype=dtype)
                     b = normal(generator, size, rank, dtype=dtype) * 0.2
                     tables.put(slot, part, a, b, 0.5 + slot)

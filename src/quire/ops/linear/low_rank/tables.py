@@ -1,4 +1,4 @@
-"""Low-rank matrices of several adapters, at addresses that stay."""
+"""Low-rank matrices of several adapters, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["LowRankTables"]
 class LowRankTables:
     """Matrices of up to S adapters for one projection, whose outputs are in P parts.
 
-    a: [S, P, R, I]; b: [S, R, O], the columns of each part for that part's A; of both, what the
-    ranks say counts. ranks: int64 [S, P], 0 where an adapter leaves the part as it is. scales:
-    float32 [S, P]. ends: int64 [P], where the outputs of each part end.
+    a: [S, P, R, I]. b: [S, R, O], where the columns of each part belong to that part's A. ranks:
+    int64 [S, P], the used size of both; 0 if an adapter does not change the part. scales: float32
+    [S, P]. ends: int64 [P], where the outputs of each part end.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class LowRankTables:
 
     @property
     def max_rank(self) -> int:
-        """The rank up to which adapters fit."""
+        """Largest rank of an adapter that fits."""
         return self.a.shape[2]
 
     def put(self, slot: int, part: int, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
-        """Fill one part of an adapter. a: [r, I]; b: [O of the part, r]. EngineError if they do not
-        fit."""
+        """Fill one part of an adapter. a: [r, I]; b: [outputs of the part, r]. Raises EngineError
+        if they do not fit."""
         rank, first = len(a), sum(self.parts[:part])
         if rank > self.max_rank or b.shape != (self.parts[part], rank):
             raise EngineError(
@@ -57,5 +57,5 @@ class LowRankTables:
         self.ranks[slot, part] = rank
 
     def clear(self, slot: int) -> None:
-        """Have the adapter of this slot add nothing."""
+        """Make the adapter of this slot add nothing."""
         self.ranks[slot] = 0

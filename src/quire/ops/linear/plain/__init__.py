@@ -33,7 +33,7 @@ INVARIANT = replace(
     triton_provider("quire.ops.linear.plain.triton:invariant_linear", lacks=NO_GATE),
     name="triton_invariant",
 )
-"""Chosen only by who asks for it: many rows take longer than by the vendor's product."""
+"""Chosen only on request: many rows take longer than with the vendor's product."""
 
 
 def _apply(

@@ -13,7 +13,7 @@ __all__ = ["make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks; arguments are x, weight, bias, ids."""
+    """Yield cases for `quire.ops.operation.Op`; arguments are x, weight, bias, ids."""
     ids = torch.tensor([0, 40, 7, 7])
     for dtype in DTYPES:
         for outputs, depth in ((48, 64), (41, 37), (300, 130)):

@@ -1,4 +1,4 @@
-"""Results of measurements of products, kept on disk."""
+"""Measured choices of products, kept on disk."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ChoiceCache", "Choices"]
 _log = logging.getLogger("quire.ops.linear.plain")
 
 Choices = Mapping[int, Tiles | None]
-"""Winners by number of rows (1, 2, 4, … `MAX_FEW_ROWS`): the cut of the product in Triton; None:
-the vendor's product."""
+"""Winners by number of rows (1, 2, 4, … `MAX_FEW_ROWS`): the cut of the product in Triton, or None
+for the vendor's product."""
 
 
 class ChoiceCache:
-    """One JSON file for one environment: what was measured by another GPU, torch or Triton is not
-    read. A file that cannot be read counts as empty and is written anew; one that cannot be
-    written costs a measurement at the next start. Each says so once, in the log.
+    """One JSON file per environment, so measurements by another GPU, torch or Triton are not read.
+    A file that cannot be read counts as empty and is replaced. A file that cannot be written costs
+    a measurement at the next start. Both are logged once.
 
     environment: what the measurements depend on, such as names and versions.
     """
@@ -40,7 +40,7 @@ class ChoiceCache:
         return self._known.get(name)
 
     def put(self, name: str, choices: Choices) -> None:
-        """Keep it, also for processes that start later."""
+        """Keep a choice, also for processes that start later."""
         self._known = {**self._read(), **self._known, name: choices}
         document = {
             "environment": self._environment,
@@ -52,7 +52,7 @@ class ChoiceCache:
                 "w", dir=self._path.parent, suffix=".tmp", delete=False
             ) as file:
                 json.dump(document, file, indent=1)
-            os.replace(file.name, self._path)  # a reader sees the old file or the new one
+            os.replace(file.name, self._path)  # a reader sees either the old file or the new one
         except OSError as error:
             _log.warning("Measured matrix products are not kept: %s.", error)
 

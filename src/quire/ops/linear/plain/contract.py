@@ -1,4 +1,4 @@
-"""Contract of `linear`: a matrix that was packed once and multiplies many times."""
+"""Contract of `linear`: a matrix that is packed once and multiplies many times."""
 
 from __future__ import annotations
 
@@ -22,71 +22,73 @@ __all__ = [
 ]
 
 NO_GATE = frozenset({"gate"})
-"""`lacks` of a provider that does not take it."""
+"""Entry of `lacks` for a provider without gates."""
 
 NO_PARTIAL = frozenset({"partial"})
-"""`lacks` of a provider whose matrices are no `PartialMatrix`."""
+"""Entry of `lacks` for a provider whose matrices are no `PartialMatrix`."""
 
 
 class PackedMatrix(Protocol):
-    """W [O, I] and b [O], laid out as the provider likes. They may not be kept as they came."""
+    """W [O, I] and b [O], in the provider's own layout. The given tensors may not be kept."""
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x [..., I] of any float dtype → x Wᵀ + b, [..., O] in x's dtype, or in float32 where
-        `out_dtype` says so (logits): then the float32 sums as they are, not rounded between. A
-        gated one gives [..., O / 2]: `activation_and_mul` of that."""
+        """Return x Wᵀ + b, [..., O], for x [..., I] of any float dtype: in x's dtype, or the
+        unrounded float32 sums if `out_dtype` asks for them (logits). A gated matrix returns
+        `activation_and_mul` of that, [..., O / 2]."""
         ...
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [T] integers → the rows W[ids], [T, I] (a tied embedding): bit for bit, or in the
-        dtype that a matrix of integers was made for. A gated one may refuse (EngineError)."""
+        """Return the rows W[ids], [T, I], of ids [T] (a tied embedding): bit for bit, or in the
+        dtype for which a matrix of integers was made. A gated one may refuse (EngineError)."""
         ...
 
 
 @runtime_checkable
 class GatedPacked(Protocol):
-    """`PackedMatrix` with a gate, which can leave it to others."""
+    """A gated `PackedMatrix` that can leave the gate to others."""
 
     def ungated(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, I] → x Wᵀ + b, [T, O] in x's dtype, of which `activation_and_mul` gives what the
-        matrix gives, bit for bit."""
+        """Return x Wᵀ + b, [T, O] in x's dtype, for x [T, I]. `activation_and_mul` of it equals the
+        matrix's own output, bit for bit."""
         ...
 
 
 @runtime_checkable
 class IntoMatrix(Protocol):
-    """`PackedMatrix` that writes where it is told."""
+    """A `PackedMatrix` that can write into a given tensor."""
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """x [T, I] → out [T, O], rows with a stride, in x's dtype or in float32."""
+        """Write the product of x [T, I] to out [T, O], rows with a stride, in x's dtype or in
+        float32."""
         ...
 
 
 class PartialMatrix(Protocol):
-    """Some inputs of a matrix whose other inputs are elsewhere: what `PackedMatrix` gives in three
-    parts, between which sums are added. Bias and scales are those of the whole matrix."""
+    """Some inputs of a matrix whose other inputs are elsewhere. It computes what `PackedMatrix`
+    does in three parts, between which sums are added. Bias and scales are those of the whole
+    matrix."""
 
     def largest(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Largest magnitude of each row of x [T, I], float32 [T, 1], where rows become integers of
-        one scale; NaN if a number is. None where they do not."""
+        """Return the largest magnitude of each row of x [T, I], float32 [T, 1], NaN if the row has
+        one. None if rows are not quantized with a single scale."""
         ...
 
     def partial(self, x: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
-        """Sums over the inputs x [T, I], [T, O]: int32 with one scale per output, else float32.
-        largest: of the whole rows; of x if None."""
+        """Return the sums over the inputs x [T, I], [T, O]: int32 with one scale per output,
+        otherwise float32. largest: of whole rows; of x if None."""
         ...
 
     def complete(
         self, sums: torch.Tensor, largest: torch.Tensor | None, out_dtype: torch.dtype
     ) -> torch.Tensor:
-        """[T, O] from sums over all inputs. largest: as it was given to `partial`."""
+        """Return [T, O] from sums over all inputs. largest: as given to `partial`."""
         ...
 
 
 def check_arguments(
     weight: torch.Tensor, bias: torch.Tensor | None, gate: str | None = None
 ) -> None:
-    """Raises EngineError unless weight is [O, I] with O, I > 0 and bias is [O] or None, and as
+    """Raise EngineError unless weight is [O, I] with O, I > 0 and bias is [O] or None, and as
     `check_gate`."""
     if weight.dim() != 2 or weight.numel() == 0:
         raise EngineError(
@@ -100,7 +102,7 @@ def check_arguments(
 
 
 def check_gate(outputs: int, gate: str | None) -> None:
-    """Raises EngineError if outputs have no halves for a gate, ConfigError for an unknown name."""
+    """Raise EngineError if a gate cannot halve the outputs, ConfigError for an unknown name."""
     if gate is not None and outputs % 2 != 0:
         raise EngineError(f"A gated layer has an even number of outputs, not {outputs}.")
     if gate is not None:
@@ -108,6 +110,6 @@ def check_gate(outputs: int, gate: str | None) -> None:
 
 
 def refuse_rows(gate: str | None) -> None:
-    """Raises EngineError for a gated matrix, whose rows lie in another order."""
+    """Raise EngineError for a gated matrix, whose rows are in another order."""
     if gate is not None:
         raise EngineError("A gated layer gives no rows of its weight.")

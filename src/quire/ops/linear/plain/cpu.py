@@ -29,7 +29,7 @@ def bind(library: NativeLibrary) -> Callable[..., PackedMatrix]:
 
 
 class _CpuMatrix:
-    """Panels of output columns, K-major in pairs; 16-bit weights stay 16 bits wide."""
+    """Panels of output columns, K-major in pairs; 16-bit weights keep their 16 bits."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class _CpuMatrix:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs, of a gated layer after its gate."""
+        """Number of outputs, of a gated layer after its gate."""
         return self._width
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -91,7 +91,7 @@ class _CpuMatrix:
         self._call("linear", *self._arguments(rows, out, gate))
 
     def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
-        """Return the call that `into` makes of rows x, whose elements are neighbours."""
+        """Return the kernel call of `into` for rows x with contiguous elements."""
         return self._library.record("linear", self._arguments(x, out, self._gate_code))
 
     def _arguments(

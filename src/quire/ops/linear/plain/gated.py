@@ -1,4 +1,4 @@
-"""A gate by an operation of its own, behind a provider that does not take it."""
+"""A gate as a separate operation, behind a provider without gates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["GatedMatrix"]
 
 
 class GatedMatrix:
-    """`PackedMatrix` whose outputs are gated by a second call. apply: `activation_and_mul`."""
+    """A `PackedMatrix` whose outputs are gated by a second call. apply: `activation_and_mul`."""
 
     def __init__(
         self, matrix: PackedMatrix, apply: Callable[[torch.Tensor, str], torch.Tensor], gate: str

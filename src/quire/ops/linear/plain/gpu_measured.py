@@ -34,7 +34,7 @@ def load_measured(team: Team = ALONE) -> Callable[..., MeasuredMatrix]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "toolkit": str(torch.version.cuda or torch.version.hip),
-        "candidates": "1",  # counted up when tiles.candidates changes
+        "candidates": "1",  # increase it when tiles.candidates changes
     }
     slug = re.sub(r"\W+", "_", environment["gpu"]).strip("_").lower()
     cache = ChoiceCache(env.cache_folder() / f"linear_{slug}.json", environment)
@@ -45,16 +45,18 @@ def load_measured(team: Team = ALONE) -> Callable[..., MeasuredMatrix]:
 
 
 def time_on_gpu(calls: Sequence[Callable[[], object]]) -> float:
-    """Seconds of all calls, in a CUDA graph so that no launch from Python is in it; the median of a
-    few replays."""
+    """Return the seconds of all calls, in a CUDA graph to leave out launches from Python; the
+    median of a few replays."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compiles, and lets libraries allocate what they keep
+    with torch.cuda.stream(side):  # compiles, and lets libraries allocate their workspaces
         calls[0]()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may use the GPU
+    with torch.cuda.graph(
+        graph, capture_error_mode="thread_local"
+    ):  # others may use the GPU meanwhile
         for call in calls:
             call()
     graph.replay()
@@ -71,7 +73,7 @@ def time_on_gpu(calls: Sequence[Callable[[], object]]) -> float:
 
 def _unavailable(platform: Platform) -> str | None:
     if platform.device == "cpu":
-        return FOR_GPUS  # also with Triton's interpreter, which is not for timing
+        return FOR_GPUS  # also in Triton's interpreter, which cannot be timed
     return VENDOR.unavailable(platform) or triton_unavailable(platform)
 
 

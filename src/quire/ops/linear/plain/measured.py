@@ -1,5 +1,5 @@
-"""`linear` on a GPU by whichever product was faster when the two were measured: the vendor's, or
-for few rows ours in Triton, cut in one of several ways."""
+"""`linear` on a GPU by the faster of two measured products: the vendor's or, for few rows, ours in
+Triton with one of several cuts."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ Multiply = Callable[
 """x [T, I], weight [O, I], bias [O] or None, dtype of the result, tiles → [T, O]."""
 
 Timer = Callable[[Sequence[Callable[[], object]]], float]
-"""Seconds that the calls take, one after the other."""
+"""Times calls: the seconds that they take, one after the other."""
 
 SMALLEST_BYTES = 2**20
-"""Smallest matrix that is worth a measurement: a smaller one is read in less time than a launch."""
+"""Smallest matrix that is worth a measurement; a smaller one is read faster than a kernel is
+launched."""
 
 BEYOND_CACHE = 2**27
-"""Bytes of copies of the weight that take turns, so that none is read from the L2 cache, where a
-step over a whole model would not find it either (50 MiB on an H200)."""
+"""Bytes of copies of the weight that take turns, so that none is read from the L2 cache (50 MiB on
+an H200), as in a step over a whole model."""
 
 MARGIN = 0.97
-"""Share of the vendor's time below which ours is chosen: a smaller difference is noise."""
+"""Our product is chosen below this share of the vendor's time; smaller differences are noise."""
 
 
 class ProductChooser:
     """Measures each shape of matrix once, for 1, 2, 4, … `MAX_FEW_ROWS` rows.
 
-    time: of calls on the GPU. processors: of the GPU.
+    time: times calls on the GPU. processors: of the GPU.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class ProductChooser:
         self._processors = processors
 
     def choose(self, matrix: VendorMatrix) -> Choices:
-        """Choose products by number of rows. All are None for matrices that are too small to be
-        measured, and for those of float32, whose products tensor cores do not compute."""
+        """Choose products by number of rows. All are None for matrices too small to measure, and
+        for float32, whose products tensor cores do not compute."""
         weight = matrix.weight
         if weight.nbytes < SMALLEST_BYTES or weight.dtype == torch.float32:
             return dict.fromkeys(_numbers_of_rows())
@@ -106,7 +107,7 @@ class ProductChooser:
 
 
 class MeasuredMatrix:
-    """`PackedMatrix` by the products that were chosen for it when it was packed."""
+    """A `PackedMatrix` that multiplies by the products chosen when it was packed."""
 
     def __init__(self, vendor: VendorMatrix, chooser: ProductChooser) -> None:
         self._vendor = vendor

@@ -16,7 +16,7 @@ Product = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 
 class ProductInPieces:
     """x Wᵀ in float32 over equal pieces of the inputs, which are added as a binary tree. Ranks that
-    have the pieces of a branch each give the same bits as one that has all (arXiv:2511.17826)."""
+    each have the pieces of a branch get the same bits as one that has all (arXiv:2511.17826)."""
 
     def __init__(
         self,

@@ -10,11 +10,12 @@ from quire.ops.pointwise.activation.reference import activation_and_mul
 __all__ = ["PlainMatrix", "gated", "widened_product"]
 
 WIDENED_ROWS = 4096
-"""Rows of the weight that are float32 at a time, so that a large table never is as a whole."""
+"""Rows of the weight that are converted to float32 at a time, so that a large table never is as a
+whole."""
 
 
 class PlainMatrix:
-    """`PackedMatrix` as it came, multiplied by torch."""
+    """A `PackedMatrix` that keeps its weight unchanged, multiplied by torch."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gate: str | None = None
@@ -34,12 +35,12 @@ class PlainMatrix:
 
 
 def gated(y: torch.Tensor, gate: str | None) -> torch.Tensor:
-    """y, or what its gate makes of it."""
+    """Return y, or its gated form."""
     return y if gate is None else activation_and_mul(y, gate)
 
 
 def widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [..., I] and weight [O, I] of any float dtypes → x weightᵀ [..., O] in float32, which both
-    become before they are multiplied."""
+    """Return x weightᵀ [..., O] in float32. Both x [..., I] and weight [O, I] are converted to
+    float32 before the product."""
     wide = x.float()
     return torch.cat([wide @ part.float().t() for part in weight.split(WIDENED_ROWS)], dim=-1)

@@ -10,15 +10,16 @@ from quire.ops.native.row_blocks import power_of_two
 __all__ = ["MAX_FEW_ROWS", "Tiles", "candidates", "default_tiles", "invariant_tiles"]
 
 MAX_FEW_ROWS = 64
-"""Up to here reading the weight takes longer than multiplying by it: 2 · 64 operations per weight
-of 16 bits stay below what a GPU does in the time of reading it (about 180 per byte on an H200)."""
+"""Up to this many rows, reading the weight takes longer than multiplying by it: 2 · 64 operations
+per weight of 16 bits are fewer than a GPU does while it reads the weight (about 180 per byte on an
+H200)."""
 
 MIN_TILE_ROWS = 16
-"""Rows of the smallest tile that tensor cores multiply."""
+"""Rows of the smallest tile of tensor cores."""
 
 _SHAPES = ((32, 128, 4, 4), (64, 128, 4, 3), (128, 64, 4, 4))
-"""Columns, depth, warps and stages of tiles for few rows; three stages of 10 to 24 KiB are on their
-way while one is multiplied, and fit in shared memory with 64 rows."""
+"""Columns, depth, warps and stages of tiles for few rows. Three stages of 10 to 24 KiB are loading
+while one is multiplied, and fit in shared memory with 64 rows."""
 
 _PROGRAMS_PER_PROCESSOR = (1, 3)
 _INVARIANT_PROGRAMS = 256
@@ -30,10 +31,10 @@ _HALF = 2
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """rows × columns of the result per program, `depth` inputs at a time. pieces: of the sum over
-    all inputs, each added up on its own; then they are added in their order. max_split_rows: up to
-    so many rows in all each piece has a program of its own; with more, one program does all pieces
-    of its tile, in the same order and with the same bits."""
+    """A program computes rows × columns of the result, `depth` inputs at a time. pieces: parts of
+    the sum over all inputs, each summed on its own and then added in order. max_split_rows: up to
+    this many rows in all, each piece has a program of its own; with more rows, one program does all
+    pieces of its tile, in the same order and with the same bits."""
 
     rows: int
     columns: int
@@ -47,8 +48,8 @@ class Tiles:
 def candidates(
     num_rows: int, outputs: int, depth: int, processors: int, itemsize: int = _HALF
 ) -> Iterator[Tiles]:
-    """Cuts worth a measurement for up to `num_rows` rows; processors: of the GPU. itemsize: bytes
-    of an element, wider ones than 16 bits make flatter tiles."""
+    """Yield the cuts worth a measurement for up to `num_rows` rows. processors: of the GPU.
+    itemsize: bytes of an element; elements wider than 16 bits make flatter tiles."""
     rows = max(MIN_TILE_ROWS, power_of_two(num_rows))
     seen: set[Tiles] = set()
     for columns, half_depth, warps, stages in _SHAPES:
@@ -65,13 +66,13 @@ def candidates(
 def default_tiles(
     num_rows: int, outputs: int, depth: int, processors: int, itemsize: int = _HALF
 ) -> Tiles:
-    """Without a measurement: about one program per processor."""
+    """Return a cut without a measurement: about one program per processor."""
     return next(candidates(num_rows, outputs, depth, processors, itemsize))
 
 
 def invariant_tiles(outputs: int, depth: int, itemsize: int = _HALF) -> Tiles:
-    """One cut for any number of rows, told from the matrix alone, so that a row's sums have one
-    order: tiles of other shapes are multiplied by other instructions, which add in other orders."""
+    """Return one cut for any number of rows, chosen by the matrix alone, so that a row's sums have
+    one order. Tiles of other shapes use other instructions, which add in other orders."""
     wanted = _INVARIANT_PROGRAMS / -(-outputs // _INVARIANT_COLUMNS)
     tile_depth = _INVARIANT_DEPTH_BYTES // itemsize
     pieces = _pieces(wanted, depth, tile_depth)
@@ -79,6 +80,6 @@ def invariant_tiles(outputs: int, depth: int, itemsize: int = _HALF) -> Tiles:
 
 
 def _pieces(wanted: float, depth: int, tile_depth: int) -> int:
-    """A power of two near `wanted` whose pieces are two tiles deep or more."""
+    """Return a power of two near `wanted` whose pieces are at least two tiles deep."""
     deepest = max(1, depth // (2 * tile_depth))
     return min(power_of_two(round(wanted)), power_of_two(deepest // 2 + 1))

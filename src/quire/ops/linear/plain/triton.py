@@ -14,7 +14,7 @@ __all__ = ["InvariantMatrix", "SplitMatrix", "invariant_linear", "linear", "num_
 
 
 class SplitMatrix:
-    """`PackedMatrix` that cuts the sums of few rows.
+    """A `PackedMatrix` that splits the sums of few rows.
 
     vendor: the same matrix, for more rows and for rows of another dtype than the weight.
     """
@@ -37,7 +37,7 @@ class SplitMatrix:
 
 
 class InvariantMatrix:
-    """`PackedMatrix` that gives a row the same bits whatever rows share the call."""
+    """A `PackedMatrix` that gives a row the same bits whatever rows share the call."""
 
     def __init__(self, vendor: VendorMatrix) -> None:
         self._vendor = vendor
@@ -68,12 +68,14 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatr
 
 
 def invariant_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
-    """Contract in `ops.linear.plain`, and as a provider for CPUs: a row has one order of sums."""
+    """Contract in `ops.linear.plain`, including that of providers for CPUs: a row has one order of
+    sums."""
     return InvariantMatrix(_vendor_matrix(weight, bias))
 
 
 def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 4 in Triton's interpreter, whose time grows with programs."""
+    """Return the multiprocessors of a GPU; 4 in Triton's interpreter, whose time grows with
+    programs."""
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count

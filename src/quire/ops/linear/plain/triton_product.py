@@ -1,5 +1,5 @@
-"""x Wᵀ + b in Triton: the sum over the inputs is cut in pieces, so that few rows keep all of a GPU
-reading (split-K), and a second kernel adds what the pieces found, in their order."""
+"""x Wᵀ + b in Triton. The sum over the inputs is cut into pieces (split-K), so that few rows keep a
+whole GPU busy with reading, and a second kernel adds the pieces in their order."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -17,7 +17,8 @@ __all__ = ["multiply"]
 _MERGED_COLUMNS = 1024
 
 _AMD_STAGES = 2
-"""With more, tiles do not fit the 64 KiB of shared memory (LDS) of a CDNA3 processor."""
+"""Most stages; with more, tiles do not fit the 64 KiB of shared memory (LDS) of a CDNA3
+processor."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "pieces"])

@@ -1,4 +1,4 @@
-"""`linear` on a GPU by torch, that is by its vendor's matrix products (cuBLAS, hipBLAS)."""
+"""`linear` on a GPU by torch, which calls the vendor's matrix products (cuBLAS, hipBLAS)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class VendorMatrix:
-    """`PackedMatrix` over the weight as it came, row by row."""
+    """A `PackedMatrix` with its weight unchanged, row by row."""
 
     def __init__(
         self,

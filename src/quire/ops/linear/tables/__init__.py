@@ -1,12 +1,12 @@
-"""y = x Wᵀ + b with weights that are kept as indices into tables.
+"""y = x Wᵀ + b with weights stored as indices into tables.
 
 `linear_tables(weight, bias=None, *, dtype=torch.float32, gate=None)` → `PackedMatrix`; weight:
 `Tables`, [O, I] in blocks of a multiple of 4 inputs; bias [O]; gate as in `ops.linear.plain`. No
-tensor is kept. A weight is table entry ·
-scale, to which numbers may be added (`Tables.numbers` is the definition), rounded once to `dtype`.
+tensor is kept. A weight is table entry · scale, to which numbers may be added (`Tables.numbers` is
+the definition), rounded once to `dtype`.
 
-Called on x [..., I] it gives to the bit what the provider's `linear` gives for those weights: they
-exist in `dtype` a panel of outputs at a time, while it is multiplied. So a row gets the same bits
+Called on x [..., I], it equals the provider's `linear` with those weights, to the bit. The weights
+exist in `dtype` one panel of outputs at a time, while it is multiplied. So a row gets the same bits
 whatever rows share the call and whatever the number of threads. `rows(ids)` gives the weights in
 `dtype`.
 

@@ -1,4 +1,4 @@
-"""Tables of all sizes, of all outputs and of each; one block and several; added numbers."""
+"""Shared and per-output tables of all sizes, one block and several, with added numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["make_inputs", "table_weight"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks; arguments are x, weight, bias, ids."""
+    """Yield cases for `quire.ops.operation.Op`; arguments are x, weight, bias, ids."""
     ids = torch.tensor([0, 40, 7, 7])
     for bits in TABLE_BITS:
         for own in (False, True):
@@ -41,8 +41,8 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
 def table_weight(
     generator: torch.Generator, bits: int, outputs: int, blocks: int, block_size: int, *, own: bool
 ) -> Tables:
-    """Random codes and entries, and some numbers that are added, two of them to one weight. own:
-    each output has its table."""
+    """Return random codes and entries, and some added numbers, two of them at one weight. own: each
+    output has its own table."""
     inputs = blocks * block_size
     codes = torch.randint(0, 1 << bits, (outputs, inputs), generator=generator, dtype=torch.uint8)
     table = normal(generator, outputs if own else 1, 1 << bits)

@@ -14,8 +14,8 @@ __all__ = ["Added", "Tables", "check_arguments"]
 
 
 class Added(NamedTuple):
-    """Numbers that are added to single weights, one after the other. rows, columns: int64 [N];
-    numbers: float32 [N]."""
+    """Numbers to add to single weights, one after the other. rows, columns: int64 [N]; numbers:
+    float32 [N]."""
 
     rows: torch.Tensor
     columns: torch.Tensor
@@ -25,8 +25,8 @@ class Added(NamedTuple):
 class Tables(NamedTuple):
     """Weights [R, I] in B blocks along the inputs.
 
-    codes: uint8 [R, I], one per byte. table: float32 [1, entries] of all outputs, or [R, entries]
-    of each. scale: float32 [R, B].
+    codes: uint8 [R, I], one per byte. table: float32 [1, entries] for all outputs, or [R, entries]
+    for each. scale: float32 [R, B].
     """
 
     codes: torch.Tensor
@@ -44,7 +44,7 @@ class Tables(NamedTuple):
         return self.codes.shape[1] // self.scale.shape[1]
 
     def numbers(self) -> torch.Tensor:
-        """float32 [R, I]: entry · scale, and what is added."""
+        """Return the weights, float32 [R, I]: entry · scale, plus the added numbers."""
         if len(self.table) == 1:
             entries = self.table[0].index_select(0, self.codes.flatten().int())
             entries = entries.view(self.codes.shape)
@@ -58,8 +58,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def joined(cls, parts: list[Tables]) -> Tables:
-        """Weights in blocks of one size, with equal tables or one for each output, one below the
-        other."""
+        """Stack weights with blocks of one size, and with equal tables or one for each output."""
         first, added, rows = parts[0], list[Added](), 0
         for part in parts:
             if part.added is not None:
@@ -74,7 +73,7 @@ class Tables(NamedTuple):
 
 
 def check_arguments(weight: Tables, bias: torch.Tensor | None, gate: str | None = None) -> None:
-    """Raises EngineError unless the tensors fit together, and as `check_gate`."""
+    """Raise EngineError unless the tensors fit together, and as `check_gate`."""
     codes, table, scale, added = weight
     if codes.dtype != torch.uint8 or codes.dim() != 2 or codes.numel() == 0:
         raise EngineError(

@@ -82,7 +82,7 @@ class _CpuTables:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs, of a gated layer after its gate."""
+        """Number of outputs, of a gated layer after its gate."""
         return self._width
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -100,7 +100,7 @@ class _CpuTables:
         return out
 
     def call_into(self, x: torch.Tensor, out: torch.Tensor) -> KernelCall:
-        """Return the call that `into` makes of rows x, whose elements are neighbours."""
+        """Return the kernel call of `into` for rows x with contiguous elements."""
         return self._library.record("linear_tables", self._arguments(x, out, self._gate_code))
 
     def _into(self, x: torch.Tensor, out: torch.Tensor, gate: int) -> None:
@@ -148,8 +148,8 @@ def panel_width(isa: str) -> int:
 
 
 class _Places(NamedTuple):
-    """Places of outputs in panels (csrc/pointwise/gate.h). panel, column: int64 [O]; width: of a
-    panel."""
+    """Places of outputs in panels (csrc/pointwise/gate.h). panel, column: int64 [O].
+    width: of a panel."""
 
     panel: torch.Tensor
     column: torch.Tensor
@@ -158,7 +158,7 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, outputs: int, half: int, width: int) -> _Places:
-        """half: columns of the result. Panels of a gated layer come in pairs."""
+        """half: columns of the result. The panels of a gated layer come in pairs."""
         output, halves = torch.arange(outputs), outputs // half
         panel = output % half // width * halves + output // half
         return cls(panel, output % half % width, width, halves * -(-half // width))
@@ -170,7 +170,7 @@ class _Places(NamedTuple):
         return found.transpose(1, 2).contiguous()
 
     def numbers(self, added: Added) -> _PanelNumbers | None:
-        """Added numbers in the order of panels and places; None if there are none."""
+        """Return the added numbers in the order of panels and places; None if there are none."""
         if not len(added.numbers):
             return None
         panel = self.panel[added.rows]

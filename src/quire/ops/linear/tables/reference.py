@@ -1,4 +1,4 @@
-"""y = x Wᵀ + b over weights that were looked up."""
+"""y = x Wᵀ + b with weights looked up first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["PlainTableMatrix"]
 
 
 class PlainTableMatrix(PlainMatrix):
-    """`PackedMatrix` of all weights in `dtype`."""
+    """A `PackedMatrix` with all weights in `dtype`."""
 
     def __init__(
         self,

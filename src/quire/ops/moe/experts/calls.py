@@ -1,4 +1,4 @@
-"""Calls of linear kernels as csrc/moe/experts.cpp makes them, for the rows of each expert."""
+"""Calls of linear kernels in the form of csrc/moe/experts.cpp, for the rows of each expert."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.ops.native.replay import KernelCall
 __all__ = ["KernelMatrix", "call_table"]
 
 WORDS = 32
-"""Words of a call there."""
+"""Words of one call."""
 
 
 @runtime_checkable
 class KernelMatrix(Protocol):
-    """A matrix that one kernel multiplies with. num_outputs: after its gate."""
+    """A matrix that a single kernel multiplies. num_outputs: after its gate."""
 
     @property
     def num_inputs(self) -> int: ...
@@ -34,15 +34,16 @@ class KernelMatrix(Protocol):
 def call_table(
     gate_up: Sequence[KernelMatrix], down: Sequence[KernelMatrix], dtype: torch.dtype
 ) -> torch.Tensor:
-    """int64 [2 · experts, WORDS], the two calls of each expert in turn; dtype: of x and outputs."""
+    """Return int64 [2 · experts, WORDS], the two calls of each expert in turn. dtype: of x and
+    outputs."""
     pairs = zip(gate_up, down, strict=True)
     calls = [_call_of(matrix, dtype) for pair in pairs for matrix in pair]
     return torch.from_numpy(np.array(calls, np.uint64).view(np.int64))
 
 
 def _call_of(matrix: KernelMatrix, dtype: torch.dtype) -> list[int]:
-    """Words of a call: its kernel, how many arguments there are, which of them are x, out and the
-    number of rows, and all of them."""
+    """Return the words of a call: its kernel, the number of arguments, the indices of x, out and
+    the number of rows among them, and the arguments."""
     x = torch.empty((2, matrix.num_inputs), dtype=dtype)
     out = torch.empty((2, matrix.num_outputs), dtype=dtype)
     call = matrix.call_into(x, out)

@@ -1,4 +1,4 @@
-"""Few and many tokens of uneven experts, some of them elsewhere, in plain and packed layers."""
+"""Few and many tokens, with uneven loads and experts of other ranks, in plain and packed layers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from quire.platform import detect_platform
 __all__ = ["make_inputs"]
 
 EXPERTS, TOP_K = 6, 3
-"""The first and the last expert are elsewhere."""
+"""The first and the last expert are on other ranks."""
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks; arguments are x, ids, weights and the layers."""
+    """Yield cases for `quire.ops.operation.Op`; arguments are x, ids, weights and the layers."""
     for dtype in DTYPES:
         for width, inner in ((32, 48), (37, 41)):
             layers = _layers(generator, width, inner, dtype)
@@ -80,7 +80,7 @@ def _quantized(
 
 
 def _provided(op: Op) -> Callable[..., PackedMatrix]:
-    """The best kernel for CPUs here, else the reference."""
+    """Return the best kernel for CPUs here, or the reference."""
     platform = detect_platform()
     for provider in op.providers:
         if provider.name.startswith("cpu_") and provider.unavailable(platform) is None:

@@ -14,7 +14,7 @@ __all__ = ["ExpertLayers", "check_call", "check_layers"]
 
 
 class ExpertLayers(Protocol):
-    """Two layers of each expert of a range."""
+    """The two layers of each expert of a range."""
 
     def __call__(
         self,
@@ -31,7 +31,7 @@ class ExpertLayers(Protocol):
 
 
 def check_layers(gate_up: Sequence[PackedMatrix], down: Sequence[PackedMatrix]) -> None:
-    """Raises EngineError unless there are two matrices for each of some experts."""
+    """Raise EngineError unless each of the experts has two matrices."""
     if len(gate_up) != len(down) or not gate_up:
         raise EngineError(
             f"experts takes two layers of each, not {len(gate_up)} and {len(down)} of them."
@@ -46,7 +46,7 @@ def check_call(
     shared: torch.Tensor | None,
     shared_logits: torch.Tensor | None,
 ) -> None:
-    """Raises EngineError unless shapes and dtypes are those of the contract."""
+    """Raise EngineError unless shapes and dtypes follow the contract."""
     picks = (len(x), ids.shape[-1])
     if x.dim() != 2 or x.dtype != dtype:
         raise EngineError(f"experts takes rows of {dtype}, not {x.dtype}{list(x.shape)}.")

@@ -30,7 +30,7 @@ def _make(
     dtype: torch.dtype,
     first: int = 0,
 ) -> ExpertLayers:
-    """Return what a kernel computes if kernels compute all of the layers, else the reference."""
+    """Return the kernel's version if kernels compute all of the layers, otherwise the reference."""
     check_layers(gate_up, down)
     outer = [matrix for matrix in gate_up if isinstance(matrix, KernelMatrix)]
     inner = [matrix for matrix in down if isinstance(matrix, KernelMatrix)]
@@ -40,7 +40,7 @@ def _make(
 
 
 class _CpuExperts:
-    """Calls of the layers' own kernels, made by one kernel."""
+    """The calls of the layers' own kernels, made by one kernel."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class _CpuExperts:
         first: int,
     ) -> None:
         self._call = library.call
-        self._kept = (gate_up, down)  # the calls name their memory
+        self._kept = (gate_up, down)  # the calls refer to their memory
         self._table = call_table(gate_up, down, dtype)
         self._dtype, self._first = dtype, first
         self._width, self._inner = gate_up[0].num_inputs, down[0].num_inputs

@@ -26,7 +26,7 @@ ROUTINGS = (
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for routing in ROUTINGS:
         bias = normal(generator, routing.num_experts) if routing.biased else None
         for rows in (1, 7, 300):

@@ -10,11 +10,11 @@ from quire.errors import EngineError
 __all__ = ["LEAST_SUM", "check_arguments"]
 
 LEAST_SUM = 1e-20
-"""Added to the sum of a token's sigmoids, by which its weights are divided."""
+"""Added to the sum of a token's sigmoids before its weights are divided by it."""
 
 
 def check_arguments(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> None:
-    """Raises EngineError unless logits are float32 [T, E], bias is float32 [E] exactly where
+    """Raise EngineError unless logits are float32 [T, E], bias is float32 [E] exactly where
     `routing` has one, and groups have equal sizes, of at least two experts. A mixer takes two of at
     least as many."""
     experts = routing.num_experts

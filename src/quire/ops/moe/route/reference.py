@@ -35,7 +35,7 @@ def route(
 
 
 def _mixed(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two experts, one after the other."""
+    """Choose two experts, one after the other."""
     left, ids, weights = logits, list[torch.Tensor](), list[torch.Tensor]()
     for _ in range(2):
         index = _largest(left, 1)
@@ -51,5 +51,6 @@ def _mixed(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.
 
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the largest of each row, largest first, of equals the smaller index."""
+    """Return the indices of the largest of each row, largest first; ties go to the smaller
+    index."""
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]

@@ -13,7 +13,7 @@ __all__ = ["make_inputs", "make_inputs_with_residual"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for rows, width in ((1, 1024), (5, 48), (3, 257), (2, 5)):
             x = normal(generator, rows, width + 3, dtype=dtype)[:, :width]

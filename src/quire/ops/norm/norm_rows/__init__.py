@@ -1,4 +1,4 @@
-"""RMSNorm of whole rows, in place: of q or k with all heads, within a merged projection.
+"""RMSNorm of whole rows, in place, such as all heads of q or k within a merged projection.
 
 `norm_rows(x, weight, eps)`; x: [T, N], any row stride, the last dimension contiguous. weight: [N].
 Norm and product with the weight are in float32 and rounded once (OLMo 2, arXiv:2501.00656, section

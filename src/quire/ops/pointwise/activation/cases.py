@@ -14,7 +14,7 @@ __all__ = ["make_inputs", "make_gates"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for kind in NAMES:
             for rows, width in ((3, 37), (1, 5000)):

@@ -20,23 +20,23 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "silu": "silu",
     }
 )
-"""Every name that is known, to the one of the activation."""
+"""All known names, with the activation of each."""
 
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """Numbers of the gate swiglu_clamped."""
 
 GATES: Mapping[str, str] = MappingProxyType({**NAMES, "swiglu_clamped": "swiglu_clamped"})
-"""The same for gates, of which some change the other factor too."""
+"""Names of gates, some of which change the other factor too."""
 
 
 def resolve_name(kind: str) -> str:
-    """gelu, gelu_tanh, relu, relu2 or silu. Raises ConfigError for a name that is not known."""
+    """Return gelu, gelu_tanh, relu, relu2 or silu. Raises ConfigError for an unknown name."""
     return _resolve(kind, NAMES)
 
 
 def resolve_gate(kind: str) -> str:
-    """The same, or swiglu_clamped. Raises ConfigError for a name that is not known."""
+    """Return the same, or swiglu_clamped. Raises ConfigError for an unknown name."""
     return _resolve(kind, GATES)
 
 

@@ -19,11 +19,11 @@ _CODES: Mapping[str, int] = MappingProxyType(
 )
 _UNGATED = -1  # kUngated of csrc/pointwise/gate.h
 APART = -2
-"""kApart there: packed for a gate that something else applies."""
+"""kApart there: packed for a gate that another operation applies."""
 
 
 def gate_code(gate: str | None) -> int:
-    """`gate` of a linear layer as its kernels take it."""
+    """Return the `gate` of a linear layer in the form of its kernels."""
     return _UNGATED if gate is None else _CODES[resolve_gate(gate)]
 
 

@@ -1,7 +1,7 @@
-"""A gate whose other factor lies elsewhere: `activation_times(x, up, kind)` → activation(x) · up,
-[T, N] newly allocated.
+"""A gate whose other factor is a separate tensor: `activation_times(x, up, kind)` → activation(x) ·
+up, [T, N] newly allocated.
 
-x, up: [T, N], one dtype, rows of neighbours with any strides. kind and its errors as in
+x, up: [T, N], one dtype, contiguous elements, any row strides. kind and its errors as in
 `ops.pointwise.activation`. Computed in float32, rounded once.
 """
 

@@ -1,5 +1,5 @@
-"""Columns in another order: `take_columns(x, order)`, x [..., N], order [M] int64 with numbers of
-columns → [..., M], newly allocated. Raises EngineError for a column that there is not."""
+"""Columns in another order: `take_columns(x, order)`, x [..., N], order [M] int64 of column numbers
+→ [..., M], newly allocated. Raises EngineError for a column that does not exist."""
 
 from quire.ops.native.cpu_provider import cpu_providers
 from quire.ops.operation import Op, exact

@@ -13,7 +13,7 @@ __all__ = ["make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for rows, width in ((1, 768), (3, 37), (5, 5000)):
             x = normal(generator, rows, width + 3, dtype=dtype)[:, 3:]

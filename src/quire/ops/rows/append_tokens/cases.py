@@ -14,7 +14,7 @@ NUM_SLOTS, MAX_LENGTH = 7, 40
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for slots, dtype, spare, has_positions in (
         ([2], torch.int32, NUM_SLOTS - 1, True),
         ([4, 0, 6], torch.int64, NUM_SLOTS - 1, False),

@@ -1,9 +1,9 @@
-"""Single words of a device's state, set by one kernel.
+"""Sets single words of a device's state with one kernel.
 
 `apply_updates(state, indices, values) → None`
 
-state: int32 [W], contiguous. indices, values: int32 [N]: state[indices[i]] = values[i]. Indices
-that are equal have equal values, so that their order does not matter.
+state: int32 [W], contiguous. indices, values: int32 [N]: state[indices[i]] = values[i]. Equal
+indices have equal values, so their order does not matter.
 """
 
 from quire.ops.operation import Op, exact

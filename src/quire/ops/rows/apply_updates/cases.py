@@ -1,4 +1,4 @@
-"""No updates, one, some that say the same twice, and more than one program takes."""
+"""No update, one, repeated equal ones, and more than one program handles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_WORDS = 5000
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for count in (0, 1, 7, 3000):
         indices = torch.randperm(NUM_WORDS, generator=generator)[:count].to(torch.int32)
         values = torch.randint(-(2**31), 2**31 - 1, (count,), generator=generator)

@@ -14,7 +14,7 @@ NUM_SLOTS, MAX_LENGTH = 6, 40
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for block_size in (1, 4, 16):
         for slots in ([2], [4, 0, 5], [5, 3, 1, 0, 2, 4]):
             num_rows, max_blocks = len(slots), -(-MAX_LENGTH // block_size)

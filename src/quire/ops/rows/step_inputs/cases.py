@@ -15,7 +15,7 @@ NUM_COMPUTED = (0, 3, 4, 15, 16, MAX_LENGTH - 1, 0)
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for block_size in (1, 4, 16):
         for rows, padding in (
             (((2, 1),), 0),

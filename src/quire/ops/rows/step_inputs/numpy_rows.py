@@ -1,4 +1,4 @@
-"""`step_inputs` for CPUs: no more entries of block tables are touched than the step needs."""
+"""`step_inputs` for CPUs. It touches only the block table entries that the step needs."""
 
 from __future__ import annotations
 

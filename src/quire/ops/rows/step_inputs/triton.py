@@ -61,7 +61,7 @@ def _token_inputs(
     ROW_BITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """A piece of the tokens; each looks for its row by halving."""
+    """One piece of the tokens; each token finds its row by binary search."""
     token = piece * TOKENS + tl.arange(0, TOKENS)
     inside = token < num_tokens
     is_token = token < tl.load(query_start_loc_ptr + num_rows)
@@ -175,7 +175,7 @@ def step_inputs(
         row_tokens.shape[0] - 1,
         row_tokens.shape[1],
         row_blocks.shape[1],
-        ROW_BITS=row_tokens.shape[0].bit_length(),  # of the most rows: compiled once
+        ROW_BITS=row_tokens.shape[0].bit_length(),  # of the most rows, so that it is compiled once
         TOKENS=_TOKENS_PER_PROGRAM,
         BLOCKS=_BLOCKS_AT_ONCE,
     )

@@ -24,7 +24,8 @@ _STEP = 2.0**-6
 """Each attempt to reach top_p's mass goes down to 1/64 of the probability of the one before."""
 
 _SLACK = 1e-5
-"""Covers the rounding of float32: a mass or logit this close to its bound is looked at exactly."""
+"""Margin for the rounding of float32: a mass or logit this close to its bound is checked
+exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Candidates:
 def select_candidates(
     row: LogitArray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> Candidates:
-    """The candidates of one row of logits [V], of which the largest is finite.
+    """Return the candidates of one row of logits [V] whose largest is finite.
 
     temperature > 0. top_k 0, top_p 1 and min_p 0 are off.
     """
@@ -62,13 +63,15 @@ def select_candidates(
 
 
 def _at_least(row: LogitArray, best: float, temperature: float, weight: float) -> IdArray:
-    """Ids, ascending, of tokens with exp(z) >= weight, and perhaps some just below it."""
+    """Return the ids, ascending, of tokens with exp(z) >= weight, and perhaps some just below
+    it."""
     least = best + temperature * math.log(weight) if weight > 0.0 else -math.inf
     return np.flatnonzero(row >= np.float32(least - abs(least) * _SLACK))
 
 
 def _head(row: LogitArray, best: float, temperature: float, top_p: float) -> tuple[IdArray, float]:
-    """The first tokens in rank that together hold at least top_p; and the sum of exp(z) over V."""
+    """Return the first tokens in rank that together hold at least top_p, and the sum of exp(z) over
+    V."""
     weights = np.subtract(row, np.float32(best))
     np.multiply(weights, np.float32(1.0 / temperature), out=weights)
     np.exp(weights, out=weights)

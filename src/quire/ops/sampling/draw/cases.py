@@ -28,7 +28,7 @@ _FILTERS = (
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     count = len(_FILTERS)
     temperature, top_k, top_p, min_p = (
         torch.tensor(column, dtype=torch.float64) for column in zip(*_FILTERS, strict=True)

@@ -1,4 +1,4 @@
-"""Masks of a draw, applied to rows of logits before it: for kernels that read no bits."""
+"""Applies the masks of a draw to rows of logits beforehand, for kernels that cannot read masks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def with_masks(draw: Draw) -> Draw:
 
 
 def check_masks(masks: torch.Tensor, vocab_size: int) -> None:
-    """EngineError unless masks are as wide as `vocab_size` tokens need."""
+    """Raise EngineError unless masks are as wide as `vocab_size` tokens need."""
     words = -(-vocab_size // 32)
     if masks.shape[1] != words:
         raise EngineError(

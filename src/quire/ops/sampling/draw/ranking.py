@@ -12,37 +12,37 @@ IdArray = npt.NDArray[np.int64]
 
 
 NUM_FOLDS = 32
-"""Slices of a row of which the maxima are taken together."""
+"""Slices of a row whose maxima are taken together."""
 
 MIN_WIDTH = 4
-"""Times k: narrower slices do not tell the best tokens from the others."""
+"""Times k: narrower slices do not separate the best tokens from the others."""
 
 
 def in_order(row: LogitArray, token_ids: IdArray) -> IdArray:
-    """`token_ids` [C], best first by their logits in `row` [V]."""
+    """Return `token_ids` [C] sorted by their logits in `row` [V], best first."""
     packed = _packed(row[token_ids], token_ids)
     packed.sort()
     return packed & 0xFFFFFFFF
 
 
 def _packed(logits: LogitArray, token_ids: IdArray) -> IdArray:
-    """Logit and id in one integer, so that a plain sort is exact about ties. A float32 read as an
-    integer sorts like the number once the lower 31 bits of negative ones are flipped."""
+    """Return logit and id in one integer, so that a plain sort is exact about ties. A float32 read
+    as an integer sorts like the number once the lower 31 bits of negative ones are flipped."""
     bits = (logits + np.float32(0.0)).view(np.int32)  # adding 0 turns -0.0 into 0.0
     ascending = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
     return (~ascending).astype(np.int64) << 32 | token_ids
 
 
 def best_ids(row: LogitArray, k: int) -> IdArray:
-    """The k best token ids of `row` [V], best first; all of them if k >= V."""
+    """Return the k best token ids of `row` [V], best first; all of them if k >= V."""
     return best_ids_of_rows(row[None], np.zeros(1, np.int64), k)[0]
 
 
 def best_ids_of_rows(logits: LogitArray, rows: IdArray, k: int) -> IdArray:
-    """`best_ids` of `rows` [N] of logits [R, V] without NaN: [N, min(k, V)].
+    """Return `best_ids` of `rows` [N] of logits [R, V] without NaN: [N, min(k, V)].
 
-    Of NUM_FOLDS slices of a row, laid over one another, the k-th largest of all columns' maxima is
-    a logit that at least k tokens reach: so one pass of maxima is all that looks at whole rows.
+    NUM_FOLDS slices of a row are laid over one another. At least k tokens reach the k-th largest of
+    the columns' maxima, so whole rows are read only once, for these maxima.
     """
     vocab_size = logits.shape[1]
     k = min(max(k, 0), vocab_size)

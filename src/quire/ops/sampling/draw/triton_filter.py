@@ -1,5 +1,5 @@
-"""The kernels of a draw between the first and the last: where top-k and top-p end, and the draw
-among what they and min-p leave."""
+"""The kernels between the first and the last one of a draw: they find where top-k and top-p end,
+and draw among the tokens that these and min-p leave."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -34,7 +34,7 @@ _NO_RANK = tl.constexpr(2**62)
 
 @triton.jit
 def _cuts(largest, temperature, top_k, top_p, vocab_size):
-    """Return whether top-k or top-p may leave out tokens of a row that can be drawn from."""
+    """Return True if top-k or top-p may exclude tokens that can otherwise be drawn."""
     ok = (largest < _INFINITY) & (largest > -_INFINITY) & (temperature > 0.0)
     return ok & (((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0))
 

@@ -1,24 +1,23 @@
-"""Rows of logits as their requests change them: biases, bans, penalties counted from the history.
+"""Rows of logits with the edits of their requests: biases, bans, and penalties counted from the
+history.
 
 `edit_logits(logits, rows, slots, row_tokens, num_prompt, num_tokens, penalties, bias_start,
 bias_ids, bias_values, allowed_start, allowed_ids, ban_start, bans, words) → edited`
 
-logits: float32, float16 or bfloat16 [N, V]. rows, slots: int64 [E], which row of logits each
-edited one begins with, and the slot whose history counts. Of all slots: row_tokens int32 [S, L],
-num_prompt and num_tokens int64 [S]; a row's output is row_tokens[slot, num_prompt : num_tokens].
-edited: float32 [E, V], newly allocated.
+logits: float32, float16 or bfloat16 [N, V]. rows, slots: int64 [E], the row of logits and the slot
+with the history of each edited row. For all slots: row_tokens int32 [S, L], num_prompt and
+num_tokens int64 [S]; a row's output is row_tokens[slot, num_prompt : num_tokens]. edited: float32
+[E, V], newly allocated.
 
-What row e asks, lists [start[e], start[e + 1]) of the arrays behind (starts int32 [E + 1]), in the
-order in which it is applied:
-bias_ids int32, bias_values float32 [B]: added to the logit; an id once per row.
-allowed_ids int32 [A]: all others are banned, unless the list is empty.
-bans int32 [M, 4], of (token, minimum, first, length): with length < 0 the token is banned while
-the output has fewer than `minimum` tokens; else while it ends with words[first : first + length],
-int32.
-penalties float64 [E, 3], repetition, presence, frequency: the logit of a token of prompt or output
-is divided by the first if it is positive, else multiplied; then of one of the output
-frequency · occurrences + presence is subtracted (sources in `quire.sampling.edits`). A banned
-token has the logit -inf. Ids in lists are within the vocabulary; of the history others are ignored.
+The edits of row e are entries [start[e], start[e + 1]) of each list (starts int32 [E + 1]), in the
+order of application. bias_ids int32, bias_values float32 [B]: added to the logit; an id once per
+row. allowed_ids int32 [A]: all others are banned, unless the list is empty. bans int32 [M, 4],
+(token, minimum, first, length): with length < 0 the token is banned while the output has fewer than
+`minimum` tokens; otherwise while it ends with words[first : first + length], int32. penalties
+float64 [E, 3], repetition, presence, frequency: the logit of a token in prompt or output is divided
+by the first if it is positive, otherwise multiplied; then frequency · occurrences + presence is
+subtracted from that of a token in the output (sources in `quire.sampling.edits`). A banned token
+has the logit -inf. Ids in lists are within the vocabulary; other ids of the history are ignored.
 """
 
 from quire.ops.operation import Op, exact

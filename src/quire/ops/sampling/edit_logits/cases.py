@@ -1,4 +1,5 @@
-"""Each edit alone, all together and none, over short and long histories, the vocabulary's ends."""
+"""Each edit alone, all together and none, over short and long histories, at the vocabulary's
+ends."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _PENALTIES = (
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for vocab_size, length in ((9, 12), (130, 40), (4099, 2100)):
             yield _case(generator, dtype, vocab_size, length)
@@ -34,7 +35,7 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
 
 def _case(generator: torch.Generator, dtype: torch.dtype, vocab_size: int, length: int) -> Case:
     count = len(_PENALTIES)
-    # some tokens of the history are no tokens: placeholders of media
+    # the history has ids that are no tokens: placeholders of media
     tokens = torch.randint(-1, vocab_size + 2, (NUM_SLOTS, length), generator=generator)
     num_tokens = torch.randint(1, length + 1, (NUM_SLOTS,), generator=generator)
     num_tokens[0], num_tokens[1] = 1, length

@@ -1,5 +1,5 @@
-"""`edit_logits` in Triton: what a row's history and lists say of each token is marked in integers,
-then one pass over the row applies it, so that nothing depends on an order."""
+"""`edit_logits` in Triton. The effects of a row's history and lists on each token are marked in
+integers, and one pass over the row applies them, so the result depends on no order."""
 
 # Triton types a kernel as the plain function, without its launch options.
 # pyright: reportArgumentType=false, reportCallIssue=false

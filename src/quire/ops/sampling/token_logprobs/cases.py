@@ -13,7 +13,7 @@ __all__ = ["make_inputs"]
 
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
-    """Cases as `quire.ops.operation.Op` asks."""
+    """Yield cases for `quire.ops.operation.Op`."""
     for dtype in DTYPES:
         for vocab_size, k, scale in (
             (1, 2, 1.0),

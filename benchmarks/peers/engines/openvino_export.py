@@ -1,0 +1,45 @@
+"""Convert the random checkpoint for OpenVINO: arguments MODEL FOLDER FORMAT SEED.
+
+FP16 and BF16 keep 16 bits. INT8 has one scale per output channel, INT4 one per 128 weights; both
+are symmetric and of every layer, but the tied embedding has 8 bits under INT4 as well, with a scale
+and a zero point per output channel.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from benchmarks.peers.engines.random_checkpoint import write_checkpoint
+
+INT4_GROUP = 128
+
+
+def main() -> None:
+    """Leaves nothing under FOLDER's name unless all of it is there."""
+    model, folder, weights, seed = sys.argv[1:]
+    dtype = "float16" if weights == "FP16" else "bfloat16"
+    parent = Path(folder).parent
+    checkpoint = write_checkpoint(Path(model), parent / f"checkpoint_{dtype}", dtype, int(seed))
+    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
+
+    config = {
+        "FP16": None,
+        "BF16": None,
+        "INT8": OVWeightQuantizationConfig(bits=8, sym=True),
+        "INT4": OVWeightQuantizationConfig(bits=4, sym=True, group_size=INT4_GROUP, ratio=1.0),
+    }[weights]
+    converted = OVModelForCausalLM.from_pretrained(
+        str(checkpoint),
+        export=True,
+        compile=False,
+        load_in_8bit=False if config is None else None,
+        quantization_config=config,
+    )
+    staged = Path(folder + ".tmp")
+    converted.save_pretrained(staged)
+    staged.rename(folder)
+
+
+if __name__ == "__main__":
+    main()
