@@ -245,6 +245,19 @@ _GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
 }
+_GEMMA4_NAMES = {
+    **_GEMMA_NAMES,
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+}
 _EXPERT_NAMES = {
     "gate_proj": "ffn_gate_exps", "w1": "ffn_gate_exps", "up_proj": "ffn_up_exps",
     "w3": "ffn_up_exps", "down_proj": "ffn_down_exps", "w2": "ffn_down_exps",
@@ -263,6 +276,9 @@ _MOE_POST_NORM_NAMES = {
 }  # fmt: skip
 _BARE_NAMES = {
     "self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
 }  # fmt: skip
 _MOE = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral", "glm4moe", "gpt-oss")
 _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
@@ -270,7 +286,9 @@ _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 
 
 def gguf_name(name: str, architecture: str) -> str:
-    own = {"gemma3": _GEMMA_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES}
+    own = {
+        "gemma3": _GEMMA_NAMES, "gemma4": _GEMMA4_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES,
+    }  # fmt: skip
     names = _MOE_NAMES if architecture in _MOE else own.get(architecture, _NAMES)
     if architecture in ("glm4moe", "gpt-oss"):
         names = _MOE_POST_NORM_NAMES
@@ -358,6 +376,8 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
+    if a == "gemma4":
+        values |= _gemma4_metadata(config)
     if architecture in _MOE:
         values |= {
             f"{a}.expert_count": getattr(config, "num_experts", None)
@@ -403,4 +423,36 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     if a == "phi3":
         original = config.original_max_position_embeddings
         values[f"{a}.rope.scaling.original_context_length"] = original
+    return values
+
+
+def _gemma4_metadata(config: Any) -> dict[str, Any]:
+    """As llama.cpp's converter writes it."""
+    a, slides = "gemma4", [kind == "sliding_attention" for kind in config.layer_types]
+    own = config.num_hidden_layers - config.num_kv_shared_layers
+    last = (1 + config.use_double_wide_mlp) * config.intermediate_size
+    layers = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    full = layers[-1].head_dim
+    values = {
+        f"{a}.feed_forward_length": [config.intermediate_size] * own + [last] * (len(slides) - own),
+        f"{a}.attention.head_count_kv": [layer.num_key_value_heads for layer in layers],
+        f"{a}.attention.sliding_window": config.sliding_window,
+        f"{a}.attention.sliding_window_pattern": slides,
+        f"{a}.attention.shared_kv_layers": config.num_kv_shared_layers,
+        f"{a}.attention.key_length": full,
+        f"{a}.attention.value_length": full,
+        f"{a}.attention.key_length_swa": config.head_dim,
+        f"{a}.attention.value_length_swa": config.head_dim,
+        f"{a}.rope.dimension_count": full,
+        f"{a}.rope.dimension_count_swa": config.head_dim,
+        f"{a}.embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+    }
+    if config.final_logit_softcapping is not None:
+        values[f"{a}.final_logit_softcapping"] = config.final_logit_softcapping
+    if config.enable_moe_block:
+        values |= {
+            f"{a}.expert_count": config.num_experts,
+            f"{a}.expert_used_count": config.top_k_experts,
+            f"{a}.expert_feed_forward_length": config.moe_intermediate_size,
+        }
     return values

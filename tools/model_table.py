@@ -41,7 +41,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "SmolLM3": ("SmolLM3ForCausalLM",),
         "Gemma 2": ("Gemma2ForCausalLM",),
         "Gemma 3, text": ("Gemma3ForCausalLM",),
-        "Gemma 4, text, dense": ("Gemma4ForCausalLM",),
+        "Gemma 4, text": ("Gemma4ForCausalLM",),
         "StableLM": ("StableLmForCausalLM",),
         "StarCoder 2": ("Starcoder2ForCausalLM",),
         "Nemotron, Minitron": ("NemotronForCausalLM",),

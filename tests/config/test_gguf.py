@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from quire.config import read_checkpoint, read_model_spec, resolve_model_folder
 from quire.config.gguf import read_gguf_header
-from quire.config.model_spec import LongRopeScaling
+from quire.config.model_spec import Gemma4Traits, LongRopeScaling, ProportionalScaling, RopeSpec
 from quire.errors import ConfigError
 from tests.gguf_writer import Tensor, float_tensor, write_gguf
 from tests.profiles import machine_settings
@@ -64,6 +65,63 @@ def test_rope_divisors_of_llama_3(tmp_path: Path) -> None:
     assert isinstance(scaling, LongRopeScaling)
     assert (scaling.long_factor, scaling.attention_factor) == (tuple(divisors), 1.0)
     assert "rope_freqs.weight" not in read_checkpoint(tmp_path / "m.gguf").tensors
+
+
+GEMMA4 = {
+    "general.architecture": "gemma4",
+    "gemma4.block_count": 3,
+    "gemma4.context_length": 64,
+    "gemma4.embedding_length": 32,
+    "gemma4.feed_forward_length": [32, 32, 64],
+    "gemma4.attention.head_count": 4,
+    "gemma4.attention.head_count_kv": [2, 1, 1],
+    "gemma4.attention.layer_norm_rms_epsilon": 1e-6,
+    "gemma4.attention.sliding_window": 8,
+    "gemma4.attention.sliding_window_pattern": [True, False, False],
+    "gemma4.attention.shared_kv_layers": 1,
+    "gemma4.attention.key_length": 16,
+    "gemma4.attention.key_length_swa": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"feed_forward_length": [32, 64, 64]}, "feed_forward_length differs"),
+        ({"attention.head_count_kv": [2, 1]}, "head_count_kv has 2 entries for 3 layers"),
+        ({"attention.sliding_window_pattern": [False, False, True]}, "the last layer slides"),
+        ({"attention.value_length_swa": 4}, "key_length_swa=8 and value_length_swa=4"),
+        ({"rope.dimension_count_swa": 4}, "rope.dimension_count_swa=4 rotates a part"),
+        ({"divisors": [1.0, 2.0] * 4}, "rope_freqs.weight does not say"),
+    ],
+)
+def test_layers_of_gemma_4(changes: dict[str, Any], problem: str | None, tmp_path: Path) -> None:
+    divisors = torch.tensor(changes.get("divisors", [1.0] * 2 + [1e30] * 6))
+    tensors = {
+        **TENSORS,
+        "rope_freqs.weight": float_tensor(divisors),
+        "blk.0.attn_v.weight": TABLE,
+        "blk.0.ffn_gate_up_exps.weight": Tensor("Q4_0", (2, 6, 32), bytes(12 * 18)),
+    }
+    settings = GEMMA4 | {
+        f"gemma4.{key}": value for key, value in changes.items() if key != "divisors"
+    }
+    file = write_gguf(tmp_path / "m.gguf", settings, tensors)
+    if problem is not None:
+        with pytest.raises(ConfigError, match=problem):
+            read_model_spec(file)
+        return
+    spec = read_model_spec(file)
+    assert spec.kv_shapes == ((2, 8), (1, 16), (1, 16))
+    assert isinstance(spec.traits, Gemma4Traits)
+    assert spec.traits.keys_are_values == (False, True, True)
+    assert spec.traits.inner_sizes == (32, 32, 64)
+    assert spec.ropes[1] == RopeSpec(16, 1e6, ProportionalScaling(0.25))
+    found = read_checkpoint(file).tensors
+    experts = [found[f"model.layers.0.experts.1.{part}_proj.weight"] for part in ("gate", "up")]
+    assert [each.shape for each in experts] == [(3, 32), (3, 32)]
+    assert experts[0].end == experts[1].start
 
 
 def _patch(old: bytes, new: bytes) -> Callable[[bytes], bytes]:

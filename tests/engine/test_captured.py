@@ -104,7 +104,7 @@ def engines() -> Iterator[list[LLM]]:
         ("mpt", {}),
         ("ministral3", {}),
         ("gemma4", {"dtype": "bfloat16", "kv_cache_dtype": "int8", "depth": 3}),
-        ("gemma4-31b", {"quantization": "int8"}),
+        ("gemma4-26b", {"quantization": "int8"}),
         ("falcon-40b", {}),
         ("nemotron-bias", {"dtype": "bfloat16"}),
     ],

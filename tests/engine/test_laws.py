@@ -21,7 +21,7 @@ from quire.ops import REFERENCE, build_op_set
 from quire.ops.native.binding import native_unavailable
 from quire.platform import detect_platform
 from quire.protocol.request import EngineRequest
-from tests.models.families import CASES, write_checkpoint
+from tests.models.families import CASES, GEMMA4_WHOLE, write_checkpoint
 
 GAP = 1e-3
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -29,8 +29,8 @@ DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 Prompt = list[int]
 Maker = Callable[..., LLM]
 
-NAMES = ("mistral-window", "qwen2-mixed", "opt", "qwen2-moe-mixed", "gemma4")
-TINY = [case for case in CASES if case.name in NAMES]
+NAMES = ("mistral-window", "qwen2-mixed", "opt", "qwen2-moe-mixed")
+TINY = [*(case for case in CASES if case.name in NAMES), GEMMA4_WHOLE]
 
 
 @pytest.fixture(scope="session", params=["bundled", *(case.name for case in TINY)])

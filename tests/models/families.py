@@ -153,6 +153,25 @@ def _rope(name: str, rope: dict[str, Any], **more: Any) -> Case:
     )
 
 
+GEMMA4_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 20,
+}
+GEMMA4_WHOLE = Case(
+    "gemma4-whole",
+    "gemma4_text",
+    {
+        **GEMMA4_EXPERTS,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    },
+)
+"""Experts beside all that small models of Gemma 4 have. No published model is like it."""
+
 _LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3],
@@ -406,6 +425,16 @@ CASES = (
             "tie_word_embeddings": False,
         },
     ),
+    Case(
+        "gemma4-26b",
+        "gemma4_text",
+        {
+            **GEMMA4_EXPERTS,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
     Case("mixtral", "mixtral"),
     Case("mixtral-window", "mixtral", {"sliding_window": 6, "num_experts_per_tok": 3}),
     Case("qwen2-moe", "qwen2_moe"),
@@ -551,8 +580,7 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * 0.2
-            is_norm = "norm" in name or ".ln_" in name
-            parameter.copy_(noise + 1.0 if is_norm and name.endswith("weight") else noise)
+            parameter.copy_(noise + 1.0 if is_factor(name) else noise)
         for name, buffer in model.named_buffers():
             noise = torch.randn(buffer.shape, generator=generator) * 0.2
             if name.endswith("e_score_correction_bias"):
@@ -562,6 +590,12 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
     model = model.to(dtype)
     model.save_pretrained(folder, max_shard_size=case.shard_size)
     return model
+
+
+def is_factor(name: str) -> bool:
+    """Return whether the tensor multiplies what passes it, so that its numbers are around 1."""
+    is_norm = ("norm" in name.lower() or ".ln_" in name) and name.endswith("weight")
+    return is_norm or name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
 
 
 def set_biases(folder: Path, part: str, biases: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -25,6 +25,7 @@ from quire.config.kv_layout import KVLayout
 from quire.config.shard import ONE_RANK, Shard
 from quire.distributed import ALONE, Collectives
 from quire.layers import LayerFactory
+from quire.layers.token_columns import TokenColumns
 from quire.models import CausalLM, load_model
 from quire.ops import OpSet, build_op_set, force_isa
 from quire.ops.kv.pages import EMPTY_BYTE
@@ -57,6 +58,7 @@ class PagedModel:
         dtype: torch.dtype = getattr(torch, kv_dtype or self.spec.dtype)
         self._backend = _new_backend(self.spec, implementation, dtype)
         formats = formats or QuantizedFormats(quantization, new_ops(implementation))
+        self._columns = TokenColumns(new_ops(implementation))
         factory = new_factory(
             self.spec,
             implementation,
@@ -66,6 +68,7 @@ class PagedModel:
             quantized_cache=dtype.itemsize == 1,
             shard=shard,
             collectives=collectives,
+            columns=self._columns,
         )
         self.model: CausalLM = load_model(self.spec, folder, factory, progress=False)
         layout = _layout(self.spec, dtype).of_rank(shard)
@@ -82,13 +85,19 @@ class PagedModel:
 
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
         """Feed each sequence its next tokens, all in one flat batch; logits [n, V] by sequence."""
-        inputs = self.inputs(chunks)
         with torch.inference_mode():
-            hidden = self.model.forward(*inputs)
-            logits = self.model.logits(hidden)
+            logits = self.model.logits(self.hidden(chunks))
         self._forget_outside_windows(chunks)
         pieces = logits.split([len(tokens) for tokens in chunks.values()])
         return dict(zip(chunks, pieces, strict=True))
+
+    def hidden(self, chunks: Mapping[int, Sequence[int]]) -> torch.Tensor:
+        """Feed likewise; hidden states [T, E]. An encoder takes them for first texts of pairs."""
+        inputs = self.inputs(chunks)
+        first = torch.zeros(len(inputs[0]), dtype=torch.int64)
+        self._columns.set(dict.fromkeys(self._columns.names, first))
+        with torch.inference_mode():
+            return self.model.forward(*inputs)
 
     def share(self, seq: int, other: int, num_blocks: int) -> None:
         """Begin the sequence `other` with the first blocks of `seq`, full in each group."""
@@ -141,8 +150,15 @@ class PagedModel:
             ]
             plan = self._backend.plan(query_start_loc, seq_lens, block_table, group.window)
             groups.append(GroupInputs(block_table, torch.tensor(slots), group.window, plan))
+        ends = (seq_lens - 1).repeat_interleave(torch.tensor(sizes))
         return StepInputs(
-            query_start_loc, seq_lens, max(sizes), max(lengths), tuple(groups), self._pool
+            query_start_loc,
+            seq_lens,
+            max(sizes),
+            max(lengths),
+            tuple(groups),
+            self._pool,
+            last_key=ends if self.spec.whole_prompts else None,
         )
 
     def _forget_outside_windows(self, chunks: Mapping[int, Sequence[int]]) -> None:
@@ -170,6 +186,7 @@ def new_factory(
     quantized_cache: bool = False,
     shard: Shard = ONE_RANK,
     collectives: Collectives = ALONE,
+    columns: TokenColumns | None = None,
 ) -> LayerFactory:
     """What makes the layers of `spec` on this machine's CPU."""
     backend = backend or _new_backend(spec, implementation)
@@ -183,6 +200,7 @@ def new_factory(
         quantized_cache=quantized_cache,
         shard=shard,
         collectives=collectives,
+        columns=columns,
     )
 
 
@@ -203,6 +221,7 @@ def _new_backend(
         spec.num_heads,
         spec.num_kv_heads,
         spec.score_options,
+        last_key=spec.whole_prompts,
     )
     forced = "reference" if implementation == "reference" else None
     return select_backend(detect_platform(), needs, forced).backend

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.families import CASES, random_sequences, write_checkpoint
+from tests.models.families import CASES, GEMMA4_EXPERTS, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel
 from tests.models.test_text_parts import NAMES, nest
 
@@ -34,7 +34,7 @@ def published(name: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["gemma4", "gemma4-31b"])
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-26b"])
 def test_published_configs_mean_the_same(name: str, tmp_path: Path) -> None:
     """Turns red when full layers get the heads of sliding ones, or where `transformers` alone
     writes what it needs."""
@@ -85,8 +85,9 @@ def test_tensors_that_no_layer_reads_are_left_out(tmp_path: Path) -> None:
         PagedModel(folder, "reference")
 
 
-def test_the_text_part_of_a_whole_model_is_served(tmp_path: Path) -> None:
-    plain = published("gemma4", tmp_path / "plain")
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-26b"])
+def test_the_text_part_of_a_whole_model_is_served(name: str, tmp_path: Path) -> None:
+    plain = published(name, tmp_path / "plain")
     whole = nest(plain, tmp_path / "whole", NAMES["as transformers 5 saves"])
     wanted = PagedModel(plain, "reference").step(SEQUENCES)
     found = PagedModel(whole, "reference").step(SEQUENCES)
@@ -97,7 +98,8 @@ def test_the_text_part_of_a_whole_model_is_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block=True"),
+        ({"enable_moe_block": True}, "key 'num_experts' is missing"),
+        ({**GEMMA4_EXPERTS, "top_k_experts": 7}, "top_k_experts=7 must be at most num_experts=6"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers=5 of 6 leaves no layer of each kind"),

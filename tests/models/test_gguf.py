@@ -18,7 +18,8 @@ from tests.gguf_writer import (
     random_tensor,
     write_gguf,
 )
-from tests.models.families import Case, random_sequences, write_checkpoint
+from tests.models.families import CASES as FAMILY_CASES
+from tests.models.families import GEMMA4_WHOLE, Case, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_factory, new_ops
 
 from quire.config.families import read_model_spec
@@ -49,6 +50,8 @@ CASES = (
     Case("qwen2", "qwen2"),
     Case("qwen3-tied", "qwen3", {"tie_word_embeddings": True}),
     Case("gemma3", "gemma3_text", {"query_pre_attn_scalar": 16}),
+    GEMMA4_WHOLE,
+    next(case for case in FAMILY_CASES if case.name == "gemma4-26b"),
     Case("phi3", "phi3", {"sliding_window": 9, "num_key_value_heads": 1}),
     Case(
         "phi3-longrope",
@@ -128,17 +131,26 @@ def _settings(case: Case, config: Any) -> dict[str, Any]:
             f"{start}.factor": float(full["factor"]),
             f"{start}.original_context_length": full["original_max_position_embeddings"],
         }
+    if (sliding := ropes.get("sliding_attention")) is not None and architecture == "gemma4":
+        settings["gemma4.rope.freq_base_swa"] = float(sliding["rope_theta"])
     return settings | {f"{architecture}.rope.freq_base": float(full["rope_theta"])}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
     config = write_checkpoint(case, tmp_path).config
+    config.allow_global_per_layer_attribute_access = True  # layers of Gemma 4 differ
     architecture = _architecture(case)
     tensors = gguf_tensors(tmp_path, architecture, config)
     for kind in ("short", "long"):
         if (divisors := config.rope_parameters.get(f"{kind}_factor")) is not None:
             tensors[f"rope_factors_{kind}.weight"] = float_tensor(torch.tensor(divisors))
+    if architecture == "gemma4":
+        head_dim = config.per_layer_config[config.num_hidden_layers - 1].head_dim
+        share = config.rope_parameters["full_attention"]["partial_rotary_factor"]
+        count = int(share * head_dim // 2)
+        divisors = torch.tensor([1.0] * count + [1e30] * (head_dim // 2 - count))
+        tensors["rope_freqs.weight"] = float_tensor(divisors)
     if architecture == "glm4moe":  # a block that guesses further tokens
         last = f"blk.{config.num_hidden_layers}."
         tensors |= {last + part: float_tensor(torch.ones(3)) for part in DRAFT_PARTS}

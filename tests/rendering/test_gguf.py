@@ -54,6 +54,24 @@ def test_best_scored_pairs_join_first(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("ab abc\nc")) == "ab abc\nc"
 
 
+def test_pieces_join_in_the_order_of_a_list(tmp_path: Path) -> None:
+    """As Gemma 4's files have it. Turns red when scores count, a text begins with a mark, or line
+    breaks join with words."""
+    tokens = [*PIECES, "\n", "\n\n", "b\n", "▁b"]
+    changes = {
+        "model": "gemma4",
+        "tokens": tokens,
+        "token_type": KINDS + [1] * 4,
+        "merges": ["\n \n", "b \n", "a b", "▁ b", "b c"],
+        "add_space_prefix": False,
+        "add_bos_token": True,
+    }
+    tokenizer = load(tmp_path, sentence_piece(**changes))
+    assert strings(tokenizer, "abc b\n\nbc") == ["<s>", "ab", "c", "▁b", "\n\n", "bc"]
+    assert strings(tokenizer, "a</s>") == ["<s>", "a", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("ab abc\nc")) == "ab abc\nc"
+
+
 def _pieces_by_definition(text: str, scores: dict[str, float]) -> list[str]:
     """Join the neighbours whose whole scores best, the leftmost of equal ones, while there are."""
     parts = list(text)

@@ -302,7 +302,7 @@ class ClassesSpec:
         return len(self.labels) == 1
 
 
-ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite"]
+ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite", "gemma4"]
 """Families whose names of tensors others share."""
 
 
@@ -317,7 +317,8 @@ class Routing:
     group counts the two best of its experts (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
     score "mixer": two experts, each weighted by the softmax of its logit among those that are at
     most 2 · jitter below it, relative to the larger magnitude, the first one left out for the
-    second (Liu et al. 2024, arXiv:2409.12136, section 2.2).
+    second (Liu et al. 2024, arXiv:2409.12136, section 2.2). has_factors: each expert has a number
+    in the checkpoint that multiplies its weight at last.
     """
 
     num_experts: int
@@ -329,6 +330,7 @@ class Routing:
     num_groups: int = 1
     top_groups: int = 1
     jitter: float = 0.0
+    has_factors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +359,7 @@ class ExpertsSpec:
     def layer_parameters(self, hidden_size: int) -> int:
         """Parameters of the experts of a layer and of all that is beside them."""
         routing, shared = self.routing, self.shared_size or 0
-        router = routing.num_experts * (hidden_size + routing.biased)
+        router = routing.num_experts * (hidden_size + routing.biased + routing.has_factors)
         others = router + 3 * hidden_size * shared + self.shared_gated * hidden_size
         biases = self.bias * (2 * self.inner_size + hidden_size + 1)
         return others + (3 * hidden_size * self.inner_size + biases) * routing.num_experts

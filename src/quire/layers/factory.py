@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.model_spec import ExpertsSpec, MatrixShape, RopeSpec
+from quire.config.model_spec import ExpertsSpec, MatrixShape, RopeSpec, Routing
 from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
@@ -30,7 +30,13 @@ from quire.layers.embedding import (
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
 from quire.layers.mlp import MLP, AdaptedGate, ClassHead, GatedMLP, ResidualBlock, ScoreHead
-from quire.layers.moe import AdaptedExperts, ChoiceBias, Experts, MixtureOfExperts, SharedExpert
+from quire.layers.moe import (
+    AdaptedExperts,
+    ExpertNumbers,
+    Experts,
+    MixtureOfExperts,
+    SharedExpert,
+)
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import OwnFactor, QueryGrowth, Scale, SoftCap
@@ -337,8 +343,11 @@ class LayerFactory:
         outputs, inputs = weight.shape
         return self._formats.choose(MatrixShape(outputs, inputs, is_head=True)).pack(weight, bias)
 
-    def rms_norm(self, size: int, eps: float, *, offset: float = 0.0) -> RMSNorm:
-        return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset)
+    def rms_norm(
+        self, size: int, eps: float, *, offset: float = 0.0, part: str = "weight"
+    ) -> RMSNorm:
+        """part: as of `RMSNorm`."""
+        return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset, part=part)
 
     def layer_norm(
         self,
@@ -531,13 +540,17 @@ class LayerFactory:
             self._ops,
             routing,
             self._unquantized(size, routing.num_experts, bias=spec.bias),
-            ChoiceBias(routing.num_experts, self._device) if routing.biased else None,
+            self._expert_numbers(routing) if routing.biased else None,
+            self._expert_numbers(routing) if routing.has_factors else None,
             experts,
             shared,
             self._collectives,
             adapted,
             adds_shared=own.start == 0,
         )
+
+    def _expert_numbers(self, routing: Routing) -> ExpertNumbers:
+        return ExpertNumbers(routing.num_experts, self._device)
 
     def _unquantized(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
         chosen = self._plain.choose(MatrixShape(out_features, in_features))

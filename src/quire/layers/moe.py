@@ -19,15 +19,16 @@ from quire.ops import OpSet, PackedMatrix
 from quire.ops.moe.experts import ExpertLayers
 from quire.quantization import MatrixFormats, StoredMatrix, WeightFormat
 
-__all__ = ["ChoiceBias", "Experts", "MixtureOfExperts", "SharedExpert"]
+__all__ = ["ExpertNumbers", "Experts", "MixtureOfExperts", "SharedExpert"]
 
 
-class ChoiceBias:
-    """Biases on the scores by which experts are chosen; float32 [E]."""
+class ExpertNumbers:
+    """A number of each expert, float32 [E], which is added to its score where experts are chosen,
+    or multiplies its weight."""
 
     def __init__(self, num_experts: int, device: torch.device) -> None:
-        self.bias = torch.empty(num_experts, dtype=torch.float32, device=device)
-        self.weights = DenseWeights({"": self.bias})
+        self.values = torch.empty(num_experts, dtype=torch.float32, device=device)
+        self.weights = DenseWeights({"": self.values})
 
 
 class Experts:
@@ -232,7 +233,8 @@ class MixtureOfExperts:
         ops: OpSet,
         routing: Routing,
         router: Linear,
-        choice_bias: ChoiceBias | None,
+        choice_bias: ExpertNumbers | None,
+        factors: ExpertNumbers | None,
         experts: Experts,
         shared: SharedExpert | None,
         collectives: Collectives,
@@ -243,16 +245,18 @@ class MixtureOfExperts:
         """adds_shared: whether this rank adds the shared network to its sum; one of them does."""
         self._adapted = adapted
         self._adds_shared = adds_shared
-        self.router, self.choice_bias = router, choice_bias
+        self.router, self.choice_bias, self.factors = router, choice_bias, factors
         self.experts, self.shared = experts, shared
         self._route = ops.route
         self._routing = routing
         self._collectives = collectives
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        logits = self.router.weights.matrix(x, torch.float32)
-        bias = None if self.choice_bias is None else self.choice_bias.bias
-        ids, weights = self._route(logits, self._routing, bias)
+    def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
+        """routed [T, H]: what the router sees, if not x."""
+        logits = self.router.weights.matrix(x if routed is None else routed, torch.float32)
+        ids, weights = self._route(
+            logits, self._routing, _values(self.choice_bias), _values(self.factors)
+        )
         shared = None if self.shared is None else self.shared.mlp(x)
         shared_logits = None if self.shared is None else self.shared.logits(x)
         if not self._adds_shared:
@@ -265,3 +269,7 @@ class MixtureOfExperts:
         if self._adapted is not None:
             y = self._adapted.change(y, x, ids, weights, shared, shared_logits)
         return y if is_alone else self._collectives.sum_rows(y, None, x.dtype)
+
+
+def _values(numbers: ExpertNumbers | None) -> torch.Tensor | None:
+    return None if numbers is None else numbers.values

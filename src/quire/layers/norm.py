@@ -16,7 +16,8 @@ __all__ = ["HeadNorm", "LayerNorm", "RMSNorm", "ResidualAdd", "SharedRMSNorm"]
 class RMSNorm:
     """Root mean square norm over the last dimension, [..., N] → [..., N].
 
-    offset: difference between the weight and that on disk (1 in Gemma).
+    offset: difference between the weight and that on disk (1 in Gemma). part: the weight's name on
+    disk, below that of the norm; "" if it has that one.
     """
 
     def __init__(
@@ -28,12 +29,13 @@ class RMSNorm:
         device: torch.device,
         *,
         offset: float = 0.0,
+        part: str = "weight",
     ) -> None:
         self._norm = ops.rms_norm
         self._add_norm = ops.add_rms_norm
         self.eps = eps
         self.weight = torch.empty((size,), dtype=dtype, device=device)
-        self.weights = DenseWeights({"weight": self.weight}, offset)
+        self.weights = DenseWeights({part: self.weight}, offset)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._norm(x, self.weight, self.eps)

@@ -36,13 +36,12 @@ def _under(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _stacked(prefix: str, gate_up: str, down: str) -> dict[str, Stacked]:
-    """Return the parts of two tensors of all experts, by the names of each expert's."""
-    experts = f"{prefix}.experts.{{}}"
+    """Return the parts of two tensors of all experts, by the names of each expert's. prefix: with
+    the dot behind it."""
+    experts = f"{prefix}experts.{{}}"
     return {
-        f"{prefix}.{gate_up}": Stacked(
-            (f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight")
-        ),
-        f"{prefix}.{down}": Stacked((f"{experts}.down_proj.weight",)),
+        f"{prefix}{gate_up}": Stacked((f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight")),
+        f"{prefix}{down}": Stacked((f"{experts}.down_proj.weight",)),
     }
 
 
@@ -53,7 +52,7 @@ _QWEN = _Names(
         **_under("mlp.shared_expert", _SHARED),
         "mlp.shared_expert_gate": "moe.shared.gate",
     },
-    _stacked("mlp", "experts.gate_up_proj", "experts.down_proj"),
+    _stacked("mlp.", "experts.gate_up_proj", "experts.down_proj"),
 )
 _GATE_UP = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
 _DOWN = ("mlp.experts.{}.down_proj",)
@@ -104,7 +103,19 @@ _NAMES: Mapping[ExpertNames, _Names] = MappingProxyType(
                 "block_sparse_moe.router.layer": "moe.router",
                 **_under("block_sparse_moe.experts.{}", _EXPERTS),
             },
-            _stacked("block_sparse_moe", "input_linear.weight", "output_linear.weight"),
+            _stacked("block_sparse_moe.", "input_linear.weight", "output_linear.weight"),
+        ),
+        "gemma4": _Names(
+            {
+                "router.scale": "beside.router_norm",
+                "router.proj": "beside.moe.router",
+                "router.per_expert_scale": "beside.moe.factors",
+                **{f"experts.{{}}.{name}": f"beside.{place}" for name, place in _EXPERTS.items()},
+                "pre_feedforward_layernorm_2": "beside.input_norm",
+                "post_feedforward_layernorm_1": "beside.mlp_norm",
+                "post_feedforward_layernorm_2": "beside.output_norm",
+            },
+            _stacked("", "experts.gate_up_proj", "experts.down_proj"),
         ),
     }
 )

@@ -1,8 +1,9 @@
-"""Gemma 4's text model, dense (Google 2026, model card).
+"""Gemma 4's text model (Google 2026, model card).
 
 Differs from Gemma 3: heads of full layers are wider, V has a norm without a weight, and may be K
 before its norm; the last layers read K and V of layers before them; each layer ends with what it
-makes of a vector of each token, which it has besides, and with a factor of its own.
+makes of a vector of each token, which it has besides, and with a factor of its own. Experts stand
+beside the MLP, and each of the two has norms of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import Gemma4Traits
+from quire.config.model_spec import ExpertsSpec, Gemma4Traits
 from quire.layers import LayerFactory, TokenSide
 from quire.models import gemma2
+from quire.models.expert_names import with_experts
 from quire.models.weight_map import WeightMap
 
 __all__ = ["Gemma4Model"]
@@ -40,6 +42,27 @@ WEIGHTS = WeightMap(
     embedding="model.embed_tokens.weight",
     ignored=(r"rotary_emb\.", r"embed_scale$"),
 )
+
+
+class ExpertsBeside:
+    """norm(y) + norm(experts(norm(x))), where y is what the MLP makes of x, and the router sees
+    x by a norm of its own, divided by √E."""
+
+    def __init__(self, spec: ModelSpec, experts: ExpertsSpec, make: LayerFactory) -> None:
+        size, eps = spec.hidden_size, spec.norm_eps
+        self.mlp_norm, self.input_norm, self.output_norm = (
+            make.rms_norm(size, eps) for _ in range(3)
+        )
+        self.router_norm = make.rms_norm(size, eps, part="")
+        self._router_scale = make.scale(size**-0.5, is_rounded=False)
+        self.moe = make.mixture_of_experts(size, experts, spec.activation)
+        self._add = make.residual_add()
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x, y [T, E] → [T, E]."""
+        routed = self._router_scale(self.router_norm(x))
+        chosen = self.output_norm(self.moe(self.input_norm(x), routed))
+        return self._add(chosen, self.mlp_norm(y))
 
 
 class Gemma4Block:
@@ -68,6 +91,9 @@ class Gemma4Block:
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
         self.output = make.row(spec.num_heads * head_dim, size, bias=False)
         self.mlp = make.gated_mlp(size, traits.inner_sizes[layer], spec.activation)
+        self.beside = None
+        if spec.experts is not None:
+            self.beside = ExpertsBeside(spec, spec.experts, make)
         self.side = None
         self._own = slice(layer * traits.token_size, (layer + 1) * traits.token_size)
         if traits.token_size:
@@ -78,19 +104,22 @@ class Gemma4Block:
     def __call__(
         self,
         x: torch.Tensor,
-        beside: torch.Tensor | None,
+        tokens: torch.Tensor | None,
         positions: torch.Tensor,
         step: StepInputs,
     ) -> torch.Tensor:
-        """x [T, E]; beside [T, layers · N], what layers have of each token → [T, E]; of the last
+        """x [T, E]; tokens [T, layers · N], what layers have of each token → [T, E]; of the last
         block that of the wanted tokens."""
         attended = self.attention(self.qkv(self.attention_norm(x)), positions, step)
         attended, x = self.wanted.of(step, attended, x)
         normed, x = self.mlp_norm.add(self.attention_post_norm(self.output(attended)), x)
-        x = self._add(self.mlp_post_norm(self.mlp(normed)), x)
-        if self.side is not None and beside is not None:
-            (beside,) = self.wanted.of(step, beside)
-            x = self._add(self.side(x, beside[:, self._own]), x)
+        y = self.mlp(normed)
+        if self.beside is not None:
+            y = self.beside(x, y)
+        x = self._add(self.mlp_post_norm(y), x)
+        if self.side is not None and tokens is not None:
+            (tokens,) = self.wanted.of(step, tokens)
+            x = self._add(self.side(x, tokens[:, self._own]), x)
         return self.factor(x)
 
 
@@ -110,6 +139,8 @@ class Gemma4Model:
         traits = spec.traits
         assert isinstance(traits, Gemma4Traits)
         self.weight_map = _without_unread(traits)
+        if spec.experts is not None:
+            self.weight_map = with_experts(self.weight_map, spec.experts.names)
         self.embed, self.lm_head = make.embedding_and_head(
             spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
         )
@@ -129,9 +160,9 @@ class Gemma4Model:
     ) -> torch.Tensor:
         """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x = self._embed_scale(self.embed(token_ids))
-        beside = None if self.side is None else self.side(token_ids, x)
+        tokens = None if self.side is None else self.side(token_ids, x)
         for block in self.blocks:
-            x = block(x, beside, positions, step)
+            x = block(x, tokens, positions, step)
         return self.norm(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

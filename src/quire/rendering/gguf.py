@@ -61,6 +61,7 @@ def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, TokenizerFile
     makers: dict[str, Callable[[GGUFHeader, dict[str, int], list[int]], tokenizers.Tokenizer]] = {
         "gpt2": _byte_level,
         "llama": _sentence_piece,
+        "gemma4": _merged_pieces,
     }
     if kind not in makers:
         stated = "is missing" if kind is None else f"is {kind[:80]!r}, which quire does not read"
@@ -72,7 +73,7 @@ def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, TokenizerFile
     backend = makers[kind](header, ids, kinds)
     _add_tokens(backend, tokens, kinds)
     named = _named_tokens(header, tokens)
-    _add_marks(backend, header, named, adds_bos=kind == "llama")
+    _add_marks(backend, header, named, adds_bos=kind in ("llama", "gemma4"))
     return backend, TokenizerFiles(tokenizer_file=file, model_type="gguf", named=named)
 
 
@@ -160,25 +161,39 @@ def _sentence_piece(
     header: GGUFHeader, ids: dict[str, int], kinds: list[int]
 ) -> tokenizers.Tokenizer:
     """SentencePiece's BPE: the best-scored piece that two neighbours make is made first."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
     scores = header.array(_KEY + "scores") or []
     if len(scores) != len(ids) or not isinstance(scores[0], float):
         raise ConfigError(
             f"{header.file}: {_KEY}scores has {len(scores)} entries for {len(ids)} tokens"
         )
+    prefix = header.flag(_KEY + "add_space_prefix") is not False
+    return _pieces(ids, kinds, _merges_by_score(list(ids), kinds, scores), prefix=prefix)
+
+
+def _merged_pieces(
+    header: GGUFHeader, ids: dict[str, int], kinds: list[int]
+) -> tokenizers.Tokenizer:
+    """SentencePiece's pieces, joined in the order of a list. Line breaks join with nothing else."""
+    from tokenizers import Regex, pre_tokenizers
+
+    prefix = header.flag(_KEY + "add_space_prefix") is True
+    backend = _pieces(ids, kinds, _merges(header, ids), prefix=prefix)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    return backend
+
+
+def _pieces(
+    ids: dict[str, int], kinds: list[int], merges: list[tuple[str, str]], *, prefix: bool
+) -> tokenizers.Tokenizer:
+    """BPE over characters, of which spaces have a mark, and of unknown ones the bytes count.
+    prefix: a text begins with that mark."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
     unknown = next(
         (token for token, kind in zip(ids, kinds, strict=True) if kind == _UNKNOWN), None
     )
-    model = models.BPE(
-        ids,
-        _merges_by_score(list(ids), kinds, scores),
-        unk_token=unknown,
-        fuse_unk=True,
-        byte_fallback=True,
-    )
+    model = models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = Tokenizer(model)
-    prefix = header.flag(_KEY + "add_space_prefix") is not False
     spaces = [normalizers.Replace(" ", _MARK)]
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend(_MARK), *spaces] if prefix else spaces

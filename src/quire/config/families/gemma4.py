@@ -1,4 +1,5 @@
-"""Gemma 4's text model: layers of two shapes, the last of which read K and V of others."""
+"""Gemma 4's text model: layers of two shapes, the last of which read K and V of others; experts
+beside MLPs."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from quire.config.families.shared import (
 )
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
+    ExpertsSpec,
     Gemma4Traits,
     LlamaTraits,
     MatrixShape,
@@ -21,6 +23,7 @@ from quire.config.model_spec import (
     ParameterCounts,
     ProportionalScaling,
     RopeSpec,
+    Routing,
 )
 from quire.errors import ConfigError
 
@@ -46,7 +49,6 @@ _SHAPE_KEYS = {"head_dim", "num_key_value_heads"}
 def read_gemma4(raw: RawConfig, dtype: str) -> ModelSpec:
     raw = raw.with_defaults(_DEFAULTS)
     raw.reject("use_bidirectional_attention", "all", "quire serves decoder-only models")
-    raw.reject("enable_moe_block", True, "quire serves the dense models of Gemma 4")
     raw.reject("attention_bias", True, "quire serves Gemma 4 without biases")
     num_layers = read_num_layers(raw)
     by_pattern = tuple(SLIDING if (layer + 1) % 6 else FULL for layer in range(num_layers))
@@ -80,8 +82,23 @@ def read_gemma4(raw: RawConfig, dtype: str) -> ModelSpec:
         kv_shapes=shapes,
         num_shared_kv=num_shared,
         side_size=traits.token_size * num_layers,
+        experts=_experts(raw, num_layers),
     )
     return _counted(spec, traits)
+
+
+def _experts(raw: RawConfig, num_layers: int) -> ExpertsSpec | None:
+    """Experts beside the MLP of every layer, if there are any."""
+    if not raw.read(bool, "enable_moe_block", default=False):
+        return None
+    count, top_k = raw.read_size("num_experts"), raw.read_size("top_k_experts")
+    if top_k > count:
+        raise ConfigError(
+            f"{raw.source}: top_k_experts={top_k} must be at most num_experts={count}"
+        )
+    routing = Routing(count, top_k, has_factors=True)
+    inner = raw.read_size("moe_intermediate_size")
+    return ExpertsSpec(routing, (True,) * num_layers, inner, "gemma4")
 
 
 def _kv_shapes(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
@@ -180,15 +197,22 @@ def _counted(spec: ModelSpec, traits: Gemma4Traits) -> ModelSpec:
         matrices.append(MatrixShape(total, hidden))
         norms += side
     layers = norms + sum(each.outputs * each.inputs for each in matrices)
+    idle = 0
+    if (experts := spec.experts) is not None:
+        count = spec.num_layers * experts.routing.num_experts
+        matrices.append(MatrixShape(2 * experts.inner_size, hidden, count))
+        matrices.append(MatrixShape(hidden, experts.inner_size, count))
+        layers += spec.num_layers * (experts.layer_parameters(hidden) + 4 * hidden)  # four norms
+        idle = spec.num_layers * experts.idle_parameters(hidden)
     per_layer, rest = divmod(layers, spec.num_layers)
     table = spec.vocab_size * hidden + traits.token_vocab * total
     head = hidden + (0 if spec.tie_word_embeddings else spec.vocab_size * hidden)
     merged = {(each.outputs, each.inputs): 0 for each in matrices}
     for each in matrices:
-        merged[each.outputs, each.inputs] += 1
+        merged[each.outputs, each.inputs] += each.count
     return replace(
         spec,
-        parameters=ParameterCounts(table, per_layer, head, extra=rest),
+        parameters=ParameterCounts(table, per_layer, head, extra=rest, idle=idle),
         matrices=(
             *(MatrixShape(*shape, count) for shape, count in merged.items()),
             MatrixShape(spec.vocab_size, hidden, is_head=True),

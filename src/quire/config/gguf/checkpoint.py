@@ -24,6 +24,9 @@ _OUTER = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _BLOCK = {
     "attn_norm": "input_layernorm",
@@ -57,6 +60,8 @@ _GEMMA_BLOCK = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _ROUTER, _SHARED = "ffn_gate_inp", "ffn_gate_inp_shexp"
+_GATE_UP, _GATE_AND_UP = "ffn_gate_up_exps", ("ffn_gate_exps", "ffn_up_exps")
+"""One tensor of gate and up of all experts, and the two that may stand in its place."""
 
 
 def _with_experts(
@@ -99,6 +104,18 @@ _GLM4_MOE_BLOCK = _with_experts(
         "ffn_down_shexp": "mlp.shared_experts.down_proj",
     },
 )
+_GEMMA4_BLOCK = {
+    **_with_experts("router.proj", "experts", _PROJECTIONS),
+    **_GEMMA_BLOCK,
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
 _GPT_OSS_BLOCK = _with_experts(
     "mlp.router",
     "mlp.experts",
@@ -108,11 +125,12 @@ _GPT_OSS_BLOCK = _with_experts(
 _WHOLE_NAMES = {
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "layer_output_scale.weight": "layer_scalar",
 }
 """Tensors of a block whose names have no ending in folders."""
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
-_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+)\.(?P<kind>weight|bias|scale)")
 BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
 
@@ -121,7 +139,8 @@ BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.
 class GGUFArchitecture:
     """Differences between files of one architecture and Hugging Face folders.
 
-    name: of the architecture in config.json. block: names of a block's tensors. pairs_heads: rows
+    name: of the architecture in config.json. block: names of a block's tensors; one with a dot is
+    whole, as those of `_WHOLE_NAMES`, but of this architecture alone. pairs_heads: rows
     of q and k are in the order of the rotated pairs. adds_one: norms hold the 1 that is added to
     them.
     """
@@ -152,6 +171,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = MappingProxyType(
         "glm4moe": GGUFArchitecture("Glm4MoeForCausalLM", "glm4_moe", _GLM4_MOE_BLOCK),
         "gpt-oss": GGUFArchitecture("GptOssForCausalLM", "gpt_oss", _GPT_OSS_BLOCK),
         "gemma3": GGUFArchitecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA_BLOCK, adds_one=True),
+        "gemma4": GGUFArchitecture("Gemma4ForCausalLM", "gemma4_text", _GEMMA4_BLOCK),
     }
 )
 """Architectures that can be read, keyed by `general.architecture`."""
@@ -200,11 +220,11 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
 
     Raises ConfigError for an unknown architecture, or heads that do not divide the rows."""
     name, architecture = find_architecture(header)
-    num_heads = header.integer(f"{name}.attention.head_count") or 0
-    heads = {
-        "attn_q": num_heads,
-        "attn_k": header.integer(f"{name}.attention.head_count_kv") or num_heads,
-    }
+    heads: dict[str, int] = {}
+    if architecture.pairs_heads:
+        num_heads = header.integer(f"{name}.attention.head_count") or 0
+        own = header.integer(f"{name}.attention.head_count_kv") or num_heads
+        heads = {"attn_q": num_heads, "attn_k": own}
     found: dict[str, GGUFLayout] = {}
     drafts = num_draft_blocks(header, name)
     num_layers = (header.integer(f"{name}.block_count") or 0) - drafts
@@ -215,15 +235,15 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
             continue
         match = _TENSOR.fullmatch(entry.name)
         part = match["part"] if match else ""
-        paired = heads.get(part, 0) if architecture.pairs_heads else 0
+        paired = heads.get(part, 0)
         if paired < 0 or (paired and entry.shape[0] % (2 * paired)):
             raise ConfigError(
                 f"{header.file}: tensor {entry.name!r} has {entry.shape[0]} rows, which are no "
                 f"whole number of pairs for {paired} heads"
             )
         adds_one = architecture.adds_one and part.endswith("norm")
-        place = _hugging_face_name(match, architecture) or entry.name
-        for full, own in _one_by_one(place, entry):
+        places = _hugging_face_names(match, architecture) or (entry.name,)
+        for full, own in _one_by_one(places, entry):
             if full in found:
                 raise ConfigError(
                     f"{header.file}: tensors {found[full].entry.name!r} and {entry.name!r} are "
@@ -233,28 +253,42 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
     return found
 
 
-def _one_by_one(place: str, entry: GGUFEntry) -> Iterator[tuple[str, GGUFEntry]]:
-    """Yield a tensor by its name, or the matrices of all experts that it holds by theirs."""
+def _one_by_one(places: tuple[str, ...], entry: GGUFEntry) -> Iterator[tuple[str, GGUFEntry]]:
+    """Yield a tensor by its name, or the matrices of all experts that it holds by theirs. places:
+    names of those of an expert, which share its rows equally."""
+    place = places[0]
     if entry.name.endswith(f"{_SHARED}.weight") and len(entry.shape) == 1:
         entry = replace(entry, shape=(1, *entry.shape))  # a projection to one number
     if "{}" not in place or len(entry.shape) != (2 if place.endswith(".bias") else 3):
         yield place, entry
         return
-    size = (entry.end - entry.start) // entry.shape[0]
-    for expert in range(entry.shape[0]):
-        start = entry.start + expert * size
-        shape = entry.shape[1:]
-        yield place.format(expert), replace(entry, shape=shape, start=start, end=start + size)
+    experts, rows, *rest = entry.shape
+    if rows % len(places):
+        yield entry.name, entry  # is refused under its own name
+        return
+    shape = (rows // len(places), *rest)
+    size = (entry.end - entry.start) // (experts * len(places))
+    for index in range(experts * len(places)):
+        expert, part = divmod(index, len(places))
+        start = entry.start + index * size
+        own = replace(entry, shape=shape, start=start, end=start + size)
+        yield places[part].format(expert), own
 
 
-def _hugging_face_name(match: re.Match[str] | None, architecture: GGUFArchitecture) -> str | None:
+def _hugging_face_names(
+    match: re.Match[str] | None, architecture: GGUFArchitecture
+) -> tuple[str, ...]:
+    """Return the name of a tensor, or those of an expert's parts that it holds; () for none."""
     if match is None:
-        return None
+        return ()
     names, prefix = _OUTER, ""
     if match["layer"] is not None:
         names, prefix = architecture.block, f"model.layers.{int(match['layer'])}."
-        whole = _WHOLE_NAMES.get(f"{match['part']}.{match['kind']}")
+        full = f"{match['part']}.{match['kind']}"
+        whole = _WHOLE_NAMES.get(full) or names.get(full)
         if whole is not None:
-            return prefix + whole
-    place = names.get(match["part"])
-    return None if place is None else f"{prefix}{place}.{match['kind']}"
+            return (prefix + whole,)
+    parts = _GATE_AND_UP if match["part"] == _GATE_UP else (match["part"],)
+    if match["kind"] == "scale" or any(part not in names for part in parts):
+        return ()
+    return tuple(f"{prefix}{names[part]}.{match['kind']}" for part in parts)

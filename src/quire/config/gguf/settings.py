@@ -28,6 +28,9 @@ _GRANITE = {
 _GPT_OSS_RAMP = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 """YaRN of gpt-oss as far as files do not say it."""
 
+_STILL = 1e9
+"""Divisors at and above it leave pairs of a head as they are."""
+
 _GEMMA3_PATTERN = 6
 _GEMMA3_27B_LAYERS = 62
 """Layers of the one size whose factor on q·k comes from hidden size over heads."""
@@ -45,18 +48,13 @@ def config_of(header: GGUFHeader) -> RawConfig:
             f"{header.file}: has no table token_embd.weight; fetch the file again, or take one "
             "that holds a language model"
         )
-    heads = _value(header, f"{name}.attention.head_count")
-    head_dim = _value(header, f"{name}.attention.key_length")
     values: dict[str, Any] = {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": _value(header, f"{name}.embedding_length"),
-        "intermediate_size": _value(header, f"{name}.feed_forward_length"),
         "num_hidden_layers": _value(header, f"{name}.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _value(header, f"{name}.attention.head_count_kv"),
-        "head_dim": head_dim,
+        "num_attention_heads": _value(header, f"{name}.attention.head_count"),
         "rms_norm_eps": _float32(_value(header, f"{name}.attention.layer_norm_rms_epsilon")),
         "max_position_embeddings": _value(header, f"{name}.context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -71,8 +69,17 @@ def config_of(header: GGUFHeader) -> RawConfig:
         _refuse_rotated_parts(header, name)
     window = _value(header, f"{name}.attention.sliding_window")
     raw = RawConfig(values, str(header.file))
-    scaling = _scaling(header, name, raw)
     theta = _float32(_value(header, f"{name}.rope.freq_base"))
+    if name == "gemma4":
+        values["sliding_window"] = window
+        values |= _gemma4(header, values, theta)
+        return raw
+    values |= {
+        "intermediate_size": _value(header, f"{name}.feed_forward_length"),
+        "num_key_value_heads": _value(header, f"{name}.attention.head_count_kv"),
+        "head_dim": _value(header, f"{name}.attention.key_length"),
+    }
+    scaling = _scaling(header, name, raw)
     if name == "gemma3":
         values |= _gemma3(header, values, theta, scaling)
         values["sliding_window"] = window
@@ -123,12 +130,13 @@ def _float32(value: Any) -> Any:
 
 
 def _refuse_value_length(header: GGUFHeader, name: str) -> None:
-    key, value = (header.integer(f"{name}.attention.{part}_length") for part in ("key", "value"))
-    if value is not None and key is not None and key != value:
-        raise ConfigError(
-            f"{header.file}: {name}.attention.key_length={key} and value_length={value} differ, "
-            "which quire does not serve"
-        )
+    for end in ("length", "length_swa"):
+        key, value = (header.integer(f"{name}.attention.{part}_{end}") for part in ("key", "value"))
+        if value is not None and key is not None and key != value:
+            raise ConfigError(
+                f"{header.file}: {name}.attention.key_{end}={key} and value_{end}={value} differ, "
+                "which quire does not serve"
+            )
 
 
 def _refuse_more_blocks_than_tensors(header: GGUFHeader, num_blocks: Any) -> None:
@@ -308,4 +316,109 @@ def _gemma3(
         "rope_local_base_freq": _float32(header.metadata.get("gemma3.rope.freq_base_swa")),
         "rope_scaling": scaling,
         "final_logit_softcapping": header.metadata.get("gemma3.final_logit_softcapping"),
+    }
+
+
+def _gemma4(header: GGUFHeader, values: dict[str, Any], theta: Any) -> dict[str, Any]:
+    """Sliding layers have heads, a base and a number of kv heads of their own; the last layers may
+    have wider networks."""
+    num_layers = values["num_hidden_layers"]
+    if not isinstance(num_layers, int) or num_layers < 1:
+        return {}  # as its reader says
+    slides = _by_layer(header, "gemma4.attention.sliding_window_pattern", num_layers)
+    kv_heads = _by_layer(header, "gemma4.attention.head_count_kv", num_layers)
+    if slides[-1]:
+        raise ConfigError(f"{header.file}: the last layer slides, which quire does not serve")
+    full, sliding = (header.integer(f"gemma4.attention.key_length{end}") for end in ("", "_swa"))
+    shapes = {
+        str(layer): {
+            "head_dim": sliding if slides[layer] else full,
+            "num_key_value_heads": kv_heads[layer],
+        }
+        for layer in range(num_layers)
+    }
+    first = slides.index(False) if False in slides else num_layers - 1
+    table = header.tensors.get("per_layer_token_embd.weight")
+    shared = header.integer("gemma4.attention.shared_kv_layers") or 0
+    return {
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
+        "head_dim": sliding,
+        "num_key_value_heads": kv_heads[0],
+        "per_layer_config": shapes,
+        "attention_k_eq_v": f"blk.{first}.attn_v.weight" not in header.tensors,
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": header.integer("gemma4.embedding_length_per_layer_input")
+        or 0,
+        "vocab_size_per_layer_input": values["vocab_size"] if table is None else table.shape[0],
+        "final_logit_softcapping": _float32(header.metadata.get("gemma4.final_logit_softcapping")),
+        "rope_parameters": _gemma4_ropes(header, theta, full, sliding),
+        **_gemma4_sizes(header, num_layers, shared),
+    }
+
+
+def _by_layer(header: GGUFHeader, key: str, num_layers: int) -> list[Any]:
+    """Return a value for each layer, of an array or of a single value."""
+    found = header.array(key) if key in header.arrays else [header.metadata.get(key)] * num_layers
+    if found is None or len(found) != num_layers:
+        raise ConfigError(
+            f"{header.file}: {key} has {len(found or ())} entries for {num_layers} layers"
+        )
+    return found
+
+
+def _gemma4_sizes(header: GGUFHeader, num_layers: int, shared: int) -> dict[str, Any]:
+    """Sizes of networks. Layers that read K and V of others may have them twice as wide."""
+    key = "gemma4.feed_forward_length"
+    sizes = _by_layer(header, key, num_layers)
+    size, last = sizes[0], sizes[-1]
+    doubled = 0 < shared < num_layers and isinstance(size, int) and last == 2 * size
+    wide = shared if doubled else 0
+    if sizes != [size] * (num_layers - wide) + [last] * wide:
+        raise ConfigError(
+            f"{header.file}: {key} differs from layer to layer in a way that quire does not serve"
+        )
+    count = header.integer("gemma4.expert_count") or 0
+    return {
+        "intermediate_size": size,
+        "use_double_wide_mlp": doubled,
+        "enable_moe_block": count > 0,
+        "num_experts": count or None,
+        "top_k_experts": header.integer("gemma4.expert_used_count"),
+        "moe_intermediate_size": header.integer("gemma4.expert_feed_forward_length"),
+    }
+
+
+def _gemma4_ropes(
+    header: GGUFHeader, theta: Any, full: int | None, sliding: int | None
+) -> dict[str, Any]:
+    """Heads of sliding layers turn whole; those of full ones as far as divisors are 1, the others
+    being so large that nothing turns."""
+    rotated = header.integer("gemma4.rope.dimension_count_swa")
+    if rotated is not None and rotated != sliding:
+        raise ConfigError(
+            f"{header.file}: gemma4.rope.dimension_count_swa={rotated} rotates a part of heads of "
+            f"{sliding}, which quire does not serve; take the model's Hugging Face folder"
+        )
+    divisors = _rope_divisors(header, "rope_freqs.weight")
+    share = 1.0
+    if divisors is not None:
+        turned = divisors.count(1.0)
+        if (
+            2 * len(divisors) != full
+            or any(each != 1.0 for each in divisors[:turned])
+            or any(each < _STILL for each in divisors[turned:])
+        ):
+            raise ConfigError(
+                f"{header.file}: rope_freqs.weight does not say which of the {full} numbers of a "
+                "head turn; fetch the file again"
+            )
+        share = turned / len(divisors)
+    swa = _float32(header.metadata.get("gemma4.rope.freq_base_swa"))
+    return {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": share,
+            "rope_theta": 1e6 if theta is None else theta,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4 if swa is None else swa},
     }

@@ -101,8 +101,8 @@ void mix_row(const Routing& routing, const float* logits, float* left, int32_t* 
 }
 
 // scratch: 3 · experts.
-void route_row(const Routing& routing, const float* logits, const float* bias, float* scratch,
-               int32_t* ids, float* weights) {
+void choose_row(const Routing& routing, const float* logits, const float* bias, float* scratch,
+                int32_t* ids, float* weights) {
   if (routing.mixes) return mix_row(routing, logits, scratch, ids, weights);
   float* const scores = scratch;
   float* const choice = scratch + routing.experts;
@@ -135,12 +135,12 @@ void route_row(const Routing& routing, const float* logits, const float* bias, f
 }  // namespace
 }  // namespace quire
 
-// logits: contiguous [rows, experts]. bias: [experts] or null. ids, weights: [rows, top_k]. softmax:
-// 0; sigmoid: 1; mixer: 2, with its jitter.
-QUIRE_API int quire_route(const float* logits, const float* bias, int32_t* ids, float* weights,
-                          int64_t rows, int64_t experts, int64_t top_k, int64_t groups,
-                          int64_t top_groups, int32_t score, int32_t renormalise, float scale,
-                          float jitter, quire::Team* team) {
+// logits: contiguous [rows, experts]. bias, factors: [experts] or null. ids, weights: [rows, top_k].
+// softmax: 0; sigmoid: 1; mixer: 2, with its jitter.
+QUIRE_API int quire_route(const float* logits, const float* bias, const float* factors,
+                          int32_t* ids, float* weights, int64_t rows, int64_t experts,
+                          int64_t top_k, int64_t groups, int64_t top_groups, int32_t score,
+                          int32_t renormalise, float scale, float jitter, quire::Team* team) {
   using namespace quire;
   struct Scores;
   const Routing routing{experts, top_k,           groups, top_groups,
@@ -150,8 +150,11 @@ QUIRE_API int quire_route(const float* logits, const float* bias, int32_t* ids, 
   parallel_for(rows, kRowsPerTask, team, [&](int64_t row) {
     auto* const scratch = static_cast<float*>(thread_scratch<Scores>(3 * experts * 4));
     if (scratch == nullptr) return failed.store(true, std::memory_order_relaxed);
-    route_row(routing, logits + row * experts, bias, scratch, ids + row * top_k,
-              weights + row * top_k);
+    int32_t* const own_ids = ids + row * top_k;
+    float* const own_weights = weights + row * top_k;
+    choose_row(routing, logits + row * experts, bias, scratch, own_ids, own_weights);
+    if (factors == nullptr) return;
+    for (int64_t n = 0; n < top_k; ++n) own_weights[n] *= factors[own_ids[n]];
   });
   return failed.load(std::memory_order_relaxed) ? 2 : 0;
 }

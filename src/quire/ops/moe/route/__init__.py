@@ -1,9 +1,10 @@
 """Choice of experts for each token, and their weights.
 
-`route(logits, routing, bias=None)` → ids int32 [T, k] and weights float32 [T, k]; logits float32
-[T, E], bias float32 [E] if `routing` has one (`quire.config.model_spec`). The ids of a token
-are those of its largest scores, largest first, of equals the smaller one. A row of logits with a
-NaN gives ids of some experts and weights of NaN. No row depends on another.
+`route(logits, routing, bias=None, factors=None)` → ids int32 [T, k] and weights float32 [T, k];
+logits float32 [T, E], bias and factors float32 [E] if `routing` has them
+(`quire.config.model_spec`). The ids of a token are those of its largest scores, largest first, of
+equals the smaller one. A row of logits with a NaN gives ids of some experts and weights of NaN. No
+row depends on another.
 
 Raises EngineError when the shapes break this contract.
 """

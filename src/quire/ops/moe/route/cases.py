@@ -22,6 +22,8 @@ ROUTINGS = (
     Routing(33, 2, "sigmoid", renormalise=False),
     Routing(16, 2, "mixer", jitter=0.01),
     Routing(7, 2, "mixer", jitter=0.4, scale=1.5),
+    Routing(128, 8, has_factors=True),
+    Routing(7, 2, "mixer", jitter=0.4, has_factors=True),
 )
 
 
@@ -29,8 +31,9 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Yield cases for `quire.ops.operation.Op`."""
     for routing in ROUTINGS:
         bias = normal(generator, routing.num_experts) if routing.biased else None
+        factors = normal(generator, routing.num_experts) if routing.has_factors else None
         for rows in (1, 7, 300):
             logits = normal(generator, rows, routing.num_experts) * 3
-            yield Case(label=f"{rows} rows, {routing}", args=(logits, routing, bias))
+            yield Case(label=f"{rows} rows, {routing}", args=(logits, routing, bias, factors))
     equal = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, 2.0, -10.0, 10.0], [0.0] * 8])
     yield Case(label="equal scores", args=(equal, ROUTINGS[0], None))

@@ -13,20 +13,31 @@ LEAST_SUM = 1e-20
 """Added to the sum of a token's sigmoids before its weights are divided by it."""
 
 
-def check_arguments(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> None:
-    """Raise EngineError unless logits are float32 [T, E], bias is float32 [E] exactly where
-    `routing` has one, and groups have equal sizes, of at least two experts. A mixer takes two of at
-    least as many."""
+def check_arguments(
+    logits: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    factors: torch.Tensor | None,
+) -> None:
+    """Raise EngineError unless logits are float32 [T, E], bias and factors are float32 [E] exactly
+    where `routing` has them, and groups have equal sizes, of at least two experts. A mixer takes
+    two of at least as many."""
     experts = routing.num_experts
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[1] != experts:
         raise EngineError(
             f"route takes float32 logits of {experts} experts, not "
             f"{logits.dtype}{list(logits.shape)}."
         )
-    if (bias is not None) != routing.biased or (
-        bias is not None and (bias.dtype != torch.float32 or bias.shape != (experts,))
+    for noun, given, is_wanted in (
+        ("a bias", bias, routing.biased),
+        ("factors", factors, routing.has_factors),
     ):
-        raise EngineError(f"route takes a float32 bias of {experts} experts where it has any.")
+        if (given is not None) != is_wanted or (
+            given is not None and (given.dtype != torch.float32 or given.shape != (experts,))
+        ):
+            raise EngineError(
+                f"route takes {noun} in float32 of {experts} experts where it has any."
+            )
     if routing.score == "mixer" and (routing.top_k != 2 or routing.num_groups != 1):
         raise EngineError(f"route mixes two experts of one group, not {routing.top_k}.")
     size = experts // routing.num_groups

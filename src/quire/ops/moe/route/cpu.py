@@ -23,9 +23,12 @@ def bind(library: NativeLibrary) -> Callable[..., tuple[torch.Tensor, torch.Tens
     call = library.call
 
     def route(
-        logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+        logits: torch.Tensor,
+        routing: Routing,
+        bias: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        check_arguments(logits, routing, bias)
+        check_arguments(logits, routing, bias, factors)
         logits = logits.contiguous()
         rows = logits.shape[0]
         ids = torch.empty((rows, routing.top_k), dtype=torch.int32)
@@ -34,6 +37,7 @@ def bind(library: NativeLibrary) -> Callable[..., tuple[torch.Tensor, torch.Tens
             "route",
             logits.data_ptr(),
             pointer(bias),
+            pointer(factors),
             ids.data_ptr(),
             weights.data_ptr(),
             rows,

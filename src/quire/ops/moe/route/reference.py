@@ -11,12 +11,26 @@ __all__ = ["route"]
 
 
 def route(
-    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+    logits: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None = None,
+    factors: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes as in the contract (`quire.ops.moe.route`)."""
-    check_arguments(logits, routing, bias)
-    if routing.score == "mixer":
-        return _mixed(logits, routing)
+    check_arguments(logits, routing, bias, factors)
+    mixes = routing.score == "mixer"
+    ids, weights = _mixed(logits, routing) if mixes else _best(logits, routing, bias)
+    weights = torch.where(logits.isnan().any(dim=-1, keepdim=True), torch.nan, weights)
+    weights = weights * routing.scale
+    if factors is not None:
+        weights = weights * factors[ids]
+    return ids.to(torch.int32), weights
+
+
+def _best(
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts with the largest scores."""
     softmax = routing.score == "softmax"
     scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
     choice = scores if bias is None else scores + bias
@@ -30,8 +44,7 @@ def route(
     weights = scores.gather(1, ids)
     if routing.renormalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + (0.0 if softmax else LEAST_SUM))
-    weights = torch.where(logits.isnan().any(dim=-1, keepdim=True), torch.nan, weights)
-    return ids.to(torch.int32), weights * routing.scale
+    return ids, weights
 
 
 def _mixed(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,9 +58,7 @@ def _mixed(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.
         weights.append(near.softmax(dim=-1).gather(1, index))
         ids.append(index)
         left = left.scatter(1, index, -torch.inf)
-    chosen = torch.cat(weights, dim=1) * routing.scale
-    chosen = torch.where(logits.isnan().any(dim=-1, keepdim=True), torch.nan, chosen)
-    return torch.cat(ids, dim=1).to(torch.int32), chosen
+    return torch.cat(ids, dim=1), torch.cat(weights, dim=1)
 
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
