@@ -3,6 +3,7 @@ here, which release the interpreter while they wait."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -16,8 +17,9 @@ import torch
 from quire.distributed import Collectives, PlainCollectives, SharedRegion, together
 from quire.errors import EngineError, EngineLostError
 from quire.ops.exchange import join_region
-from quire.ops.native.binding import native_unavailable
+from quire.ops.native.binding import load_native, native_unavailable
 from quire.ops.native.team import Team
+from quire.ops.sampling.draw.cpu import bind
 from quire.platform import detect_platform
 
 T = TypeVar("T")
@@ -67,21 +69,24 @@ def given(size: int, *shape: int, dtype: torch.dtype = torch.float32) -> list[to
     return [torch.randn(shape).to(dtype) for _ in range(size)]
 
 
-def in_order(parts: list[torch.Tensor], op: str) -> torch.Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part if op == "sum" else torch.maximum(total, part)
-    return total
+def as_tree(parts: list[torch.Tensor], op: str) -> torch.Tensor:
+    """What is left of the largest power of two below their number, and the others."""
+    if len(parts) == 1:
+        return parts[0]
+    left = 1 << (len(parts) - 1).bit_length() - 1
+    one, other = as_tree(parts[:left], op), as_tree(parts[left:], op)
+    return one + other if op == "sum" else torch.maximum(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32])
 @pytest.mark.parametrize("op", ["sum", "max"])
 def test_all_reduce(ranks: Any, op: Any, dtype: torch.dtype) -> None:
-    """Turns red when ranks add in an order of their own, or a part of a long tensor is lost."""
-    for size, shape in ((2, (3, 37)), (2, (5, 1500)), (4, (1,)), (3, (2, 1025))):
+    """Turns red when ranks add in an order of their own, so that other numbers of ranks give other
+    bits of a tree, or a part of a long tensor is lost."""
+    for size, shape in ((2, (3, 37)), (2, (5, 1500)), (4, (1,)), (3, (2, 1025)), (7, (40,))):
         parts = given(size, *shape, dtype=dtype)
         got = ranks(size).do(lambda rank, group, x=parts: group.all_reduce(x[rank], op))
-        assert all(torch.equal(each, in_order(parts, op)) for each in got)
+        assert all(torch.equal(each, as_tree(parts, op)) for each in got)
 
 
 def test_nan_stays(ranks: Any) -> None:
@@ -125,6 +130,51 @@ def test_rows_of_a_shared_table(ranks: Any, id_dtype: torch.dtype) -> None:
         return group.look_up(ids, own, most, lambda local: part[local.long()])
 
     assert all(torch.equal(each, table[ids.long()]) for each in ranks(size).do(look_up))
+
+
+def rows_of_logits(total: int) -> torch.Tensor:
+    """Rows [6, total] with nothing special, many equal ones, few finite ones, one far above the
+    others, a NaN, none that is finite."""
+    torch.manual_seed(total)
+    rows = torch.randn(6, total) * 3
+    rows[1] = rows[1].round()
+    rows[2, torch.arange(total) % 97 != 5] = -torch.inf
+    rows[3, total - 2] = 500.0
+    rows[4, total // 3] = torch.nan
+    rows[5] = -torch.inf
+    return rows
+
+
+@pytest.mark.parametrize(("size", "total"), [(2, 1023), (3, 1013), (4, 16), (2, 20_000)])
+def test_draws_from_parts_are_those_from_whole_rows(
+    ranks: Any, isa: str | None, size: int, total: int
+) -> None:
+    """With every pair of filters, at vocabularies whose parts begin at multiples of 4 and others.
+    Turns red when a token gets other noise in its part, when a filter sees a part alone, or when
+    the second of two equal ones wins."""
+    if isa is None:
+        pytest.skip("plain torch gathers")
+    logits = rows_of_logits(total)
+    filters = itertools.product(
+        (0.0, 0.7, 3.0), (0, 1, 5, 40, 128, 129, total), (1.0, 0.9, 0.3), (0.0, 0.05)
+    )
+    kinds = [torch.tensor(column, dtype=torch.float64) for column in zip(*filters, strict=True)]
+    count = len(kinds[0])
+    rows = torch.arange(count) % len(logits)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (count,))
+    places = torch.arange(count), torch.randint(2**31, (count,))
+    columns = (kinds[0], kinds[1].long(), kinds[2], kinds[3], seeds, *places)
+    most = -(-total // size)
+    parts = torch.nn.functional.pad(logits, (0, size * most - total)).split(most, dim=1)
+
+    def draw(rank: int, group: Any) -> torch.Tensor:
+        own = range(rank * most, min((rank + 1) * most, total))
+        return group.draw(own, total, parts[rank].contiguous(), rows, *columns)
+
+    wanted = bind(load_native(isa, Team(1)))(logits, rows, *columns)
+    assert len(wanted.unique()) > 5
+    for got in ranks(size).do(draw):
+        assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])

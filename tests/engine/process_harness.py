@@ -17,7 +17,11 @@ from quire.engine.clients.request_stream import RequestStream
 from quire.engine.kernel_choice import Measure
 from quire.engine.supervision.host import host_engine
 from quire.engine.supervision.stall import StallLimits
-from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy
+from quire.engine.supervision.supervisor import (
+    CORE_COMMAND,
+    EngineSupervisor,
+    RestartPolicy,
+)
 from quire.executor.fake import FakeModel
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish, TokenLogprobs
 from quire.protocol.control import ListPins
@@ -61,23 +65,23 @@ async def hosted(
     options: FakeCoreOptions | None = None,
     *,
     settings: Mapping[str, str | int | float | bool | None] | None = None,
+    command: Sequence[str] = CORE_COMMAND,
     stall_s: float = 60.0,
     policy: RestartPolicy = RESTART_AT_ONCE,
     wait: bool = True,
     measure: Measure = by_flags,
     **client_options: Any,
 ) -> AsyncGenerator[SoleHost]:
-    """A fake core, or with `settings` a real one; ready, if waited for. measure: by which kernels
-    are chosen."""
-    supervisor_options: dict[str, Any] = {}
+    """A fake core, or with `settings` a real one, which `command` runs; ready, if waited for.
+    measure: by which kernels are chosen."""
     if settings is None:
-        supervisor_options["command"] = (options or FakeCoreOptions()).command()
+        command = (options or FakeCoreOptions()).command()
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
         stall_limits=StallLimits(min_s=stall_s, first_beat_s=max(stall_s, 60.0)),
         restart_policy=policy,
-        **supervisor_options,
+        command=command,
     )
     make_client = partial(ProcessEngineClient, **client_options)
     async with host_engine(

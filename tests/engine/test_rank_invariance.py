@@ -1,4 +1,4 @@
-"""`rank_invariant`: one, two and four processes give the same bits."""
+"""`rank_invariant`: one, two, four and eight processes give the same bits."""
 
 from __future__ import annotations
 
@@ -66,12 +66,14 @@ def answers(folder: str, ranks: int, **settings: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_any_number_of_ranks_gives_the_same_bits(folder: str, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "sizes"), [("float32", (2, 4)), ("bfloat16", (2, 8))])
+def test_any_number_of_ranks_gives_the_same_bits(
+    folder: str, dtype: str, sizes: tuple[int, ...]
+) -> None:
     """Log-probabilities tell each bit of logits that matters. Turns red when ranks add partial sums
     in an order of their own: `test_without_it_bits_differ` shows that there is one."""
     wanted = answers(folder, 1, dtype=dtype, rank_invariant=True)
-    for ranks in (2, 4):
+    for ranks in sizes:
         assert answers(folder, ranks, dtype=dtype, rank_invariant=True) == wanted
 
 

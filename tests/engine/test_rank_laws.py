@@ -1,4 +1,5 @@
-"""A model on two ranks, each in a process, gives what it gives on one.
+"""A model on two ranks, each in a process, gives what it gives on one: also where Ray starts them,
+and in one of two replicas.
 
 Every pair of values of two of the things below occurs in a case, so that what goes wrong only when
 two of them meet is met. Sums over ranks round in another order, so float32 tells most tokens apart;
@@ -7,9 +8,12 @@ where the two best are closer than GAP a greedy request may take the other one.
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
@@ -18,12 +22,17 @@ import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.bundled import bundled_model_path
+from quire.config.settings import EngineSettings, setting_values
 from quire.executor.processes.group import RankGroup
 from quire.layers.embedding import LMHead
 from quire.lora.request import LoRARequest
+from quire.protocol import EngineRequest
+from quire.protocol.status import EngineState
 from quire.sampling_params import StructuredOutputsParams
 from tests.engine.hashing_rank import COMMAND, call_and_note
+from tests.engine.process_harness import Collected, collect, hosted, run, until_idle, until_state
 from tests.engine.test_laws import GAP, has_kernels, workload
+from tests.executor.ray_cluster import ray_cluster
 from tests.lora.adapters import write_adapter
 from tests.models.families import Case as Family
 from tests.models.families import write_checkpoint
@@ -41,7 +50,9 @@ FAMILIES = {
 
 class Case(NamedTuple):
     """One value of each thing that may go wrong with another one. steps "hashed": ranks compare a
-    hash of all logits in every step, which a captured one does not show."""
+    hash of all logits in every step, which a captured one does not show; replicas do not. place: of
+    the ranks: processes of this one; the same and then those of Ray, where it is installed;
+    processes of two replicas that share the requests."""
 
     model: Literal["dense", "mqa", "moe"]
     bits: Literal["16", "8", "4"]
@@ -51,33 +62,34 @@ class Case(NamedTuple):
     kv: Literal["16", "8"]
     work: Literal["sampled", "logprobs", "forked", "beams", "drafts", "grammar", "adapters"]
     steps: Literal["captured", "hashed"]
+    place: Literal["processes", "ray", "replicas"]
 
 
 CASES = (
-    Case("moe", "16", 1, "swap", "cold", "8", "forked", "hashed"),
-    Case("mqa", "8", 2, "roomy", "prefix", "8", "beams", "captured"),
-    Case("dense", "4", 3, "recompute", "cold", "16", "grammar", "captured"),
-    Case("mqa", "4", 2, "swap", "prefix", "16", "sampled", "hashed"),
-    Case("moe", "16", 3, "roomy", "prefix", "16", "adapters", "hashed"),
-    Case("dense", "8", 1, "recompute", "prefix", "8", "drafts", "hashed"),
-    Case("mqa", "16", 2, "recompute", "cold", "8", "logprobs", "hashed"),
-    Case("moe", "4", 1, "roomy", "cold", "8", "drafts", "captured"),
-    Case("mqa", "8", 3, "swap", "cold", "8", "adapters", "captured"),
-    Case("dense", "16", 1, "roomy", "cold", "16", "sampled", "captured"),
-    Case("moe", "8", 1, "roomy", "prefix", "16", "logprobs", "captured"),
-    Case("moe", "8", 2, "roomy", "prefix", "8", "grammar", "hashed"),
-    Case("dense", "8", 2, "swap", "prefix", "16", "forked", "captured"),
-    Case("moe", "4", 1, "recompute", "cold", "16", "beams", "hashed"),
-    Case("mqa", "16", 1, "swap", "cold", "8", "grammar", "hashed"),
-    Case("dense", "4", 2, "recompute", "cold", "8", "adapters", "captured"),
-    Case("moe", "8", 3, "recompute", "cold", "8", "sampled", "captured"),
-    Case("mqa", "16", 3, "swap", "cold", "16", "drafts", "hashed"),
-    Case("dense", "16", 3, "swap", "prefix", "16", "beams", "hashed"),
-    Case("dense", "4", 3, "swap", "cold", "16", "logprobs", "hashed"),
-    Case("mqa", "4", 3, "roomy", "cold", "16", "forked", "captured"),
-    Case("mqa", "8", 2, "recompute", "prefix", "8", "drafts", "captured"),
-    Case("moe", "8", 2, "recompute", "cold", "16", "forked", "captured"),
-    Case("dense", "4", 1, "roomy", "prefix", "8", "adapters", "hashed"),
+    Case("moe", "16", 1, "swap", "cold", "8", "forked", "hashed", "replicas"),
+    Case("mqa", "8", 2, "roomy", "prefix", "8", "beams", "captured", "ray"),
+    Case("dense", "4", 3, "recompute", "cold", "16", "grammar", "captured", "processes"),
+    Case("mqa", "4", 2, "swap", "prefix", "16", "sampled", "hashed", "processes"),
+    Case("moe", "16", 3, "roomy", "prefix", "16", "adapters", "hashed", "processes"),
+    Case("dense", "8", 1, "recompute", "prefix", "8", "drafts", "hashed", "ray"),
+    Case("mqa", "16", 2, "recompute", "cold", "8", "logprobs", "hashed", "ray"),
+    Case("moe", "4", 1, "roomy", "cold", "8", "drafts", "captured", "ray"),
+    Case("mqa", "8", 3, "swap", "cold", "8", "adapters", "captured", "replicas"),
+    Case("dense", "16", 1, "roomy", "cold", "16", "sampled", "captured", "ray"),
+    Case("moe", "8", 1, "roomy", "prefix", "16", "logprobs", "captured", "processes"),
+    Case("moe", "8", 2, "roomy", "prefix", "8", "grammar", "hashed", "replicas"),
+    Case("dense", "8", 2, "swap", "prefix", "16", "forked", "captured", "ray"),
+    Case("moe", "4", 1, "recompute", "cold", "16", "beams", "hashed", "processes"),
+    Case("mqa", "16", 1, "swap", "cold", "8", "grammar", "hashed", "ray"),
+    Case("dense", "4", 2, "recompute", "cold", "8", "adapters", "captured", "ray"),
+    Case("moe", "8", 3, "recompute", "cold", "8", "sampled", "captured", "replicas"),
+    Case("mqa", "16", 3, "swap", "cold", "16", "drafts", "hashed", "processes"),
+    Case("dense", "16", 3, "swap", "prefix", "16", "beams", "hashed", "replicas"),
+    Case("dense", "4", 3, "swap", "cold", "16", "logprobs", "hashed", "replicas"),
+    Case("mqa", "4", 3, "roomy", "cold", "16", "forked", "captured", "ray"),
+    Case("mqa", "8", 2, "recompute", "prefix", "8", "drafts", "captured", "replicas"),
+    Case("moe", "8", 2, "recompute", "cold", "16", "forked", "captured", "processes"),
+    Case("dense", "4", 1, "roomy", "prefix", "8", "adapters", "hashed", "processes"),
 )
 
 
@@ -155,7 +167,9 @@ def ask(llm: LLM, case: Case, adapters: Sequence[LoRARequest]) -> tuple[Tokens, 
     prompts = [{"prompt_token_ids": prompt} for prompt in workload()]
     if case.work == "beams":
         found = llm.beam_search(prompts, BeamSearchParams(beam_width=2, max_tokens=8))
-        return [[list(each.tokens) for each in output.sequences] for output in found], []
+        starts = [len(each["prompt_token_ids"]) for each in prompts]
+        sequences = zip((output.sequences for output in found), starts, strict=True)
+        return [[list(each.tokens)[start:] for each in beams] for beams, start in sequences], []
     if case.work == "drafts":
         prompts = [{"prompt_token_ids": each["prompt_token_ids"] * 2} for each in prompts]
     params = [
@@ -192,18 +206,30 @@ def assert_same(got: Tokens, wanted: Tokens, logprobs: Sequence[Any], gap: float
             assert is_close, f"request {i} differs at token {place}: {x} or {y}, {best}"
 
 
-@pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
-def test_steps_of_ranks_are_captured(folders: dict[str, str], stack: ExitStack) -> None:
-    """Turns red when an exchange, or what stands around it, is computed by torch."""
-    settings = settings_of(Case("mqa", "16", 1, "roomy", "cold", "16", "sampled", "captured"))
-    settings["dtype"] = "bfloat16"
-    llm = stack.enter_context(LLM(folders["mqa"], tensor_parallel_size=2, **settings))
-    params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
-    llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+def assert_captured(llm: LLM, *, draws: bool) -> None:
+    """Decode steps of any size with their draw, or without, and all others."""
     client: Any = llm.engine.client
     runner = client._core._executor._first._worker._assembly.runner
-    assert set(runner._decode.drawing.recorded) == {1}
+    graphs = runner._decode.drawing if draws else runner._decode.logits
+    assert any(graphs.of_variants.values())
     assert runner._forward._model.graphs is not None
+
+
+@pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
+@pytest.mark.parametrize("bits", ["16", "8"])
+def test_steps_of_ranks_are_captured(bits: Any, tmp_path: Path, stack: ExitStack) -> None:
+    """With experts and a network beside them in bfloat16, in which nothing is the same before and
+    after it is rounded. Turns red when an exchange, or what stands around it, is computed by
+    torch."""
+    write_checkpoint(
+        Family("shared", "qwen2_moe", {**SIZES, "shared_expert_intermediate_size": 64}), tmp_path
+    )
+    case = Case("moe", bits, 1, "roomy", "cold", "16", "sampled", "captured", "processes")
+    settings = {**settings_of(case), "dtype": "bfloat16"}
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.8, seed=1)
+    llm = stack.enter_context(LLM(str(tmp_path), tensor_parallel_size=2, **settings))
+    llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+    assert_captured(llm, draws=True)
 
 
 @pytest.fixture(scope="module")
@@ -224,28 +250,118 @@ def adapters(
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_two_ranks_are_one(
-    case: Case,
-    folders: dict[str, str],
-    adapters: dict[str, list[LoRARequest]],
-    stack: ExitStack,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings = settings_of(case)
-    one = stack.enter_context(LLM(folders[case.model], **settings))
-    if case.steps == "hashed":
-        hashing = partial(RankGroup, command=COMMAND)
-        monkeypatch.setattr("quire.executor.processes.executor.RankGroup", hashing)
-        monkeypatch.setattr(LMHead, "__call__", call_and_note)
-    two = stack.enter_context(LLM(folders[case.model], tensor_parallel_size=2, **settings))
-    for _ in range(2 if case.cache == "prefix" else 1):
-        wanted, logprobs = ask(one, case, adapters[case.model])
-        got, _ = ask(two, case, adapters[case.model])
-        assert_same(got, wanted, logprobs, GAP if case.bits == case.kv == "16" else 0.05)
-    stats = two.engine.client.stats()
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[bool]:
+    """Whether Ray is there, with a cluster."""
+    if importlib.util.find_spec("ray") is None:
+        yield False
+        return
+    with ray_cluster():
+        yield True
+
+
+def recorded(llm: LLM) -> list[EngineRequest]:
+    """Requests of an engine from now on."""
+    requests: list[EngineRequest] = []
+    client: Any = llm.engine.client
+    add = client.add
+    client.add = lambda request: (requests.append(request), add(request))[1]
+    return requests
+
+
+def by_processes(
+    folder: str, case: Case, adapters: Sequence[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> list[Tokens]:
+    with monkeypatch.context() as patched:
+        if case.steps == "hashed":
+            hashing = partial(RankGroup, command=COMMAND)
+            patched.setattr("quire.executor.processes.executor.RankGroup", hashing)
+            patched.setattr(LMHead, "__call__", call_and_note)
+        with LLM(folder, tensor_parallel_size=2, **settings_of(case)) as llm:
+            found = [ask(llm, case, adapters)[0] for _ in range(num_turns(case))]
+            is_captured = case.steps == "captured" and case.work not in ("beams", "adapters")
+            if is_captured and has_kernels():
+                assert_captured(llm, draws=False)
+            assert_as_asked(case, llm.engine.client.stats())
+    return found
+
+
+def by_ray(folder: str, case: Case, adapters: Sequence[LoRARequest]) -> list[Tokens]:
+    settings: dict[str, Any] = {**settings_of(case), "distributed_executor_backend": "ray"}
+    with LLM(folder, tensor_parallel_size=2, num_threads=1, **settings) as llm:
+        return [ask(llm, case, adapters)[0] for _ in range(num_turns(case))]
+
+
+def by_replicas(folder: str, case: Case, turns: Sequence[Sequence[EngineRequest]]) -> list[Tokens]:
+    sizes = {"tensor_parallel_size": 2, "data_parallel_size": 2}
+    settings = EngineSettings.from_options({"model": folder, **sizes, **settings_of(case)})
+    found: list[Tokens] = []
+
+    async def work() -> None:
+        async with hosted(settings=setting_values(settings)) as host:
+            client: Any = host.client
+            for each in client._replicas:
+                await until_state(each, EngineState.READY)
+            for turn in turns:
+                streams = [
+                    await client.add(
+                        replace(each, first_handle=client.reserve_handles(each.params.n))
+                    )
+                    for each in turn
+                ]
+                ends = await asyncio.gather(*map(collect, streams))
+                found.append([tokens_of(each) for each in ends])
+            for each in client._replicas:
+                await until_idle(each)
+                assert each.stats.requests_total > 0
+            assert_as_asked(case, client.stats)
+
+    run(work())
+    return found
+
+
+def tokens_of(collected: Collected) -> list[list[int]]:
+    """Of each sample."""
+    ends = sorted(collected.finishes.items())
+    wholes = [(index, end.whole) for index, end in ends]
+    return [
+        collected.tokens[index] if whole is None else list(map(int, whole.token_ids))
+        for index, whole in wholes
+    ]
+
+
+def num_turns(case: Case) -> int:
+    return 2 if case.cache == "prefix" else 1
+
+
+def assert_as_asked(case: Case, stats: Any) -> None:
+    """Of an engine that has nothing left to do."""
     if case.memory == "recompute":
         assert stats.preempted_total > 0
     if case.memory == "swap":
         assert stats.swapped_in_total > 0
     assert stats.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_two_ranks_are_one(
+    case: Case,
+    folders: dict[str, str],
+    adapters: dict[str, list[LoRARequest]],
+    cluster: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, chosen = folders[case.model], adapters[case.model]
+    with LLM(folder, **settings_of(case)) as one:
+        requests = recorded(one)
+        wanted = [ask(one, case, chosen) for _ in range(num_turns(case))]
+    if case.place == "replicas":
+        count = len(requests) // len(wanted)
+        turns = [requests[i : i + count] for i in range(0, len(requests), count)]
+        found = by_replicas(folder, case, turns)
+    else:
+        found = by_processes(folder, case, chosen, monkeypatch)
+    for got, (tokens, logprobs) in zip(found, wanted, strict=True):
+        assert_same(got, tokens, logprobs, GAP if case.bits == case.kv == "16" else 0.05)
+    if case.place == "ray" and cluster:
+        assert by_ray(folder, case, chosen) == found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import signal
 import time
@@ -15,6 +15,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.engine import build
 from quire.errors import ConfigError, EngineError
+from tests.executor.ray_cluster import NUM_CPUS, ray_cluster
 from tests.models.families import Case, write_checkpoint
 from tests.waiting import wait_for
 
@@ -28,7 +29,6 @@ SIZES = {
     "num_key_value_heads": 4,
     "intermediate_size": 64,
 }
-NUM_CPUS = 3
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +39,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head without room for ranks, and a node with some."""
-    try:
-        utils = importlib.import_module("ray.cluster_utils")
-    except ImportError:
+def cluster() -> Iterator[None]:
+    if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    made = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    made.add_node(num_cpus=NUM_CPUS)
-    before = os.environ.get("RAY_ADDRESS")
-    os.environ["RAY_ADDRESS"] = made.address
-    yield made
-    if before is None:
-        del os.environ["RAY_ADDRESS"]
-    made.shutdown()
+    with ray_cluster():
+        yield
 
 
 def settings(folder: str, **more: Any) -> dict[str, Any]:

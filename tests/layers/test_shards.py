@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.ranks import on_ranks
 
-from quire.attention import ReferenceAttention
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.shard import ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
@@ -38,7 +37,7 @@ def row_outputs(
 
     def work(shard: Shard, collectives: Collectives) -> torch.Tensor:
         factory = LayerFactory(
-            ops, ReferenceAttention(), weight.dtype, torch.device("cpu"), 16,
+            ops, {}, weight.dtype, torch.device("cpu"), 16,
             QuantizedFormats(quantization, ops), shard=shard, collectives=collectives,
         )  # fmt: skip
         outputs, inputs = weight.shape
@@ -86,14 +85,43 @@ def test_int8_sums_over_ranks_equal_the_uncut_ones_to_the_bit(
             torch.testing.assert_close(got, whole, rtol=0, atol=0, equal_nan=True)
 
 
-def test_int8_sums_equal_those_of_the_kernels() -> None:
-    """Turns red when ranks, which add by the reference, answer another than one rank by kernels."""
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 9, 40, 530])
+def test_int8_sums_of_kernels_equal_the_uncut_ones_to_the_bit(
+    rows: int, dtype: torch.dtype
+) -> None:
+    """Turns red when a kernel rounds sums that are yet to be added, or scales a row of a part by
+    the part's largest number: in few rows, which each thread quantizes, and in several blocks."""
     generator = torch.Generator().manual_seed(0)
-    x, weight = uneven_rows(generator, 9, 256), normal(generator, 48, 256)
-    bias = normal(generator, 48)
+    x = uneven_rows(generator, rows, 264).to(dtype)
+    weight, bias = normal(generator, 50, 264, dtype=dtype), normal(generator, 50, dtype=dtype)
     (whole,) = row_outputs(x, weight, bias, "int8", 1, best=True)
     for got in row_outputs(x, weight, bias, "int8", 4, best=True):
-        torch.testing.assert_close(got, whole, rtol=4e-6, atol=4e-6, equal_nan=True)
+        torch.testing.assert_close(got, whole, rtol=0, atol=0, equal_nan=True)
+
+
+def test_sums_that_float32_does_not_hold_are_exact() -> None:
+    """Turns red when partial sums of integers pass through float32."""
+    x, weight = torch.ones(3, 4096), torch.ones(40, 4096)
+    weight[:, ::3], x[1, 4000:] = 0.996, 0.25
+    (whole,) = row_outputs(x, weight, None, "int8", 1)
+    for got in row_outputs(x, weight, None, "int8", 2, best=True):
+        assert torch.equal(got, whole)
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int4-sym", "int4-g64"])
+@pytest.mark.parametrize("rows", [1, 9, 60, 300])
+def test_int4_sums_of_kernels_equal_those_of_the_reference(quantization: str, rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = uneven_rows(generator, rows, 256)
+    weight, bias = normal(generator, 50, 256), normal(generator, 50)
+    wanted = row_outputs(x, weight, bias, quantization, 2)
+    for got, other in zip(
+        row_outputs(x, weight, bias, quantization, 2, best=True), wanted, strict=True
+    ):
+        scale = x.nan_to_num(0.0, 0.0, 0.0).norm(dim=1, keepdim=True) * weight.norm(dim=1)
+        near = (got - other).abs() <= 2e-6 * scale
+        assert (near | (got.isnan() & other.isnan())).all()
 
 
 @pytest.mark.parametrize("quantization", [None, "int4", "int4-sym", "int4-g64"])

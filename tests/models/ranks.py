@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import torch
 
 from quire.config.shard import Shard
-from quire.distributed import Collectives, look_up_in_parts
+from quire.distributed import Collectives, as_tree, look_up_in_parts
 
 T = TypeVar("T")
 
@@ -30,10 +30,7 @@ class ThreadCollectives:
         parts = self._exchange(x)
         assert len({(part.shape, part.dtype) for part in parts}) == 1, "ranks are out of step"
         add = torch.add if op == "sum" else torch.maximum
-        total = parts[0]
-        for part in parts[1:]:
-            total = add(total, part)
-        return total
+        return as_tree(add, parts)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._exchange(x), dim=-1)

@@ -15,7 +15,6 @@ __all__ = [
     "Collectives",
     "Reduction",
     "as_tree",
-    "in_order",
     "look_up_in_parts",
     "together",
 ]
@@ -35,14 +34,15 @@ class Collectives(Protocol):
         ...
 
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
-        """x of all ranks, added or the largest of each element, with the same bits on each rank.
-        A NaN stays NaN."""
+        """x of all ranks, added as a tree (`as_tree`) or the largest of each element, with the same
+        bits on each rank. A NaN stays NaN."""
         ...
 
     def sum_rows(
         self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        """float32 x [T, N] of all ranks added, and then bias [N]; rounded once to `dtype`."""
+        """float32 x [T, N] of all ranks added likewise, and then bias [N]; rounded once to
+        `dtype`."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,20 +71,15 @@ class Collectives(Protocol):
         ...
 
 
-def in_order(add: Join, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors of all ranks added in the order of the ranks, as `Collectives.all_reduce` does."""
-    total = given[0].clone()
-    for other in given[1:]:
-        total = add(total, other)
-    return total
-
-
 def as_tree(add: Join, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One of 1, 2, 4 … tensors added as a binary tree: neighbours first, then pairs of them."""
+    """Tensors added as a binary tree: neighbours first, then pairs of them, and so on. What has no
+    neighbour waits for the next round."""
     if len(given) == 1:
-        return given[0]
-    half = len(given) // 2
-    return add(as_tree(add, given[:half]), as_tree(add, given[half:]))
+        return given[0].clone()
+    while len(given) > 1:
+        pairs = [given[i : i + 2] for i in range(0, len(given), 2)]
+        given = [add(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+    return given[0]
 
 
 def look_up_in_parts(

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from quire.distributed.collectives import Reduction, in_order, look_up_in_parts
+from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts
 from quire.distributed.plain import drifted, lost
 
 __all__ = ["GlooCollectives", "GlooMeeting", "GlooStore"]
@@ -84,7 +84,7 @@ class GlooCollectives:
             raise lost() from error
 
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
-        return in_order(torch.add if op == "sum" else torch.maximum, self._given(x))
+        return as_tree(torch.add if op == "sum" else torch.maximum, self._given(x))
 
     def sum_rows(
         self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype

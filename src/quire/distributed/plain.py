@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from quire.distributed.collectives import Reduction, in_order, look_up_in_parts
+from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts
 from quire.distributed.region import SharedRegion
 from quire.errors import EngineError, EngineLostError
 
@@ -53,7 +53,7 @@ class PlainCollectives:
         flat = x.contiguous().view(-1)
         out = torch.empty_like(flat)
         for piece, given in self._exchange(flat):
-            out[piece] = in_order(add, given)
+            out[piece] = as_tree(add, given)
         return out.view(x.shape)
 
     def sum_rows(

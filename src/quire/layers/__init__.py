@@ -2,7 +2,7 @@
 uses."""
 
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding, LMHead, TiedEmbedding
+from quire.layers.embedding import Embedding, LMHead, LogitParts, TiedEmbedding
 from quire.layers.factory import LayerFactory
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear
@@ -28,6 +28,7 @@ __all__ = [
     "LayerNorm",
     "LayerWeights",
     "Linear",
+    "LogitParts",
     "MergedLinear",
     "MixtureOfExperts",
     "RMSNorm",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,7 +16,28 @@ from quire.layers.weights import Cut, DenseWeights, LayerWeights, PackedWeights
 from quire.ops import OpSet, PackedMatrix
 from quire.quantization import WeightFormat
 
-__all__ = ["Embedding", "LMHead", "TiedEmbedding", "TokenEmbedding", "Vocabulary"]
+__all__ = ["Embedding", "LMHead", "LogitParts", "TiedEmbedding", "TokenEmbedding", "Vocabulary"]
+
+
+class LogitParts:
+    """Logits of which each rank may keep its part, as tokens can be drawn from parts. A model is
+    built with one, so that its file passes nothing on.
+
+    own, total: tokens of this rank and of all; none where logits are always gathered.
+    """
+
+    def __init__(self) -> None:
+        self.own, self.total = range(0), 0
+        self.are_kept = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Logits that the model gives meanwhile are those of this rank [N, most]."""
+        self.are_kept = True
+        try:
+            yield
+        finally:
+            self.are_kept = False
 
 
 class Vocabulary:
@@ -30,16 +52,20 @@ class Vocabulary:
         shard: Shard,
         collectives: Collectives,
         given: GivenEmbeddings,
+        parts: LogitParts,
         adapted: tuple[TablePlace, HeadPlace] | None = None,
     ) -> None:
-        """given: embeddings that requests bring in place of rows. adapted: changes that adapters
-        make to the table and to logits. Raises ConfigError as `Shard.vocabulary` does."""
+        """given: what a request may bring in place of rows. parts: whether ranks keep logits.
+        adapted: what adapters change in the table, and in logits when all are gathered. Raises
+        ConfigError as `Shard.vocabulary`."""
         self.share = shard.vocabulary(size)
         self.most = shard.most_rows(size)
         (self._own,) = self.share.ranges
         self._size = size
         self._collectives = collectives
-        self._given = given
+        self._given, self._parts = given, parts
+        if adapted is None:
+            parts.own, parts.total = self._own, size
         self._table, self._head = adapted or (None, None)
 
     def look_up(
@@ -59,7 +85,10 @@ class Vocabulary:
         return found if self._table is None else self._table.change(found, ids)
 
     def gather(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [N, V] of hidden [N, E], gathered from all ranks' [N, most]."""
+        """Logits [N, V] of hidden [N, E] from those of this rank, [N, most], unless these are
+        kept."""
+        if self._parts.are_kept:
+            return logits
         everyone = self._collectives.all_gather(logits)
         everyone = everyone if everyone.shape[1] == self._size else everyone[:, : self._size]
         return everyone if self._head is None else self._head.change(everyone, hidden)

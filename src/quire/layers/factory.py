@@ -22,6 +22,7 @@ from quire.layers.cache_bias import CacheBiases, WithoutBiases
 from quire.layers.embedding import (
     Embedding,
     LMHead,
+    LogitParts,
     TiedEmbedding,
     TokenEmbedding,
     Vocabulary,
@@ -106,7 +107,7 @@ class LayerFactory:
         self._adapters = adapters
         self._taps = taps
         self._tree = Tree(NUM_PIECES // shard.size, ops.add) if rank_invariant else None
-        self.given = GivenEmbeddings()
+        self.given, self.parts = GivenEmbeddings(), LogitParts()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
     def column(
@@ -304,7 +305,9 @@ class LayerFactory:
         has a share of the tokens in both. head_bias: of a separate projection."""
         self.given.width = size
         adapted = None if self._adapters is None else self._adapters.vocabulary(vocab_size, size)
-        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given, adapted)
+        vocabulary = Vocabulary(
+            vocab_size, self._shard, self._collectives, self.given, self.parts, adapted
+        )
         head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
         if tied:
             shared = TiedEmbedding(head, vocabulary, size, self._dtype, self._device)
@@ -324,7 +327,7 @@ class LayerFactory:
     def token_embedding(self, vocab_size: int, size: int) -> TokenEmbedding:
         """Make the token table of a model without logits."""
         self.given.width = size
-        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given)
+        vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given, self.parts)
         return TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
 
     def token_column(self, name: str) -> TokenColumn:
@@ -559,6 +562,7 @@ class LayerFactory:
             shared,
             self._collectives,
             adapted,
+            adds_shared=own.start == 0,
         )
 
     def _expert_numbers(self, routing: Routing) -> ExpertNumbers:

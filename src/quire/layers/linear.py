@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.config.shard import Share
-from quire.distributed import Collectives, as_tree
+from quire.distributed import Collectives
 from quire.errors import ConfigError
 from quire.layers.weights import NO_ORDERS, PackedWeights
 from quire.ops import PackedMatrix, PartialMatrix
@@ -148,16 +148,12 @@ class RowLinear:
             bias=bias,
             transposed=transposed,
         )
-        self._collectives, self._tree = collectives, tree
+        self._collectives = collectives
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         matrix, collectives = self.weights.matrix, self._collectives
         if isinstance(matrix, PlainPartial):
-            partial = matrix.partial(x)
-            if self._tree is not None and collectives.size > 2:  # added in order, they form no tree
-                parts = collectives.all_gather(partial).chunk(collectives.size, dim=-1)
-                return matrix.complete(as_tree(torch.add, parts), None, x.dtype)
-            return collectives.sum_rows(partial, matrix.bias, x.dtype)
+            return collectives.sum_rows(matrix.partial(x), matrix.bias, x.dtype)
         largest = matrix.largest(x)
         if largest is not None:
             largest = collectives.all_reduce(largest, "max")

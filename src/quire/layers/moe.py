@@ -239,8 +239,12 @@ class MixtureOfExperts:
         shared: SharedExpert | None,
         collectives: Collectives,
         adapted: AdaptedExperts | None,
+        *,
+        adds_shared: bool,
     ) -> None:
+        """adds_shared: whether this rank adds the shared network to its sum; one of them does."""
         self._adapted = adapted
+        self._adds_shared = adds_shared
         self.router, self.choice_bias, self.factors = router, choice_bias, factors
         self.experts, self.shared = experts, shared
         self._route = ops.route
@@ -255,19 +259,16 @@ class MixtureOfExperts:
         )
         shared = None if self.shared is None else self.shared.mlp(x)
         shared_logits = None if self.shared is None else self.shared.logits(x)
-        if self._collectives.size == 1:
-            y = self.experts(x, ids, weights, shared=shared, shared_logits=shared_logits)
-            if self._adapted is None:
-                return y
-            return self._adapted.change(y, x, ids, weights, shared, shared_logits)
-        own = self.experts(x, ids, weights, out_dtype=torch.float32)
+        if not self._adds_shared:
+            shared = shared_logits = None
+        is_alone = self._collectives.size == 1
+        dtype = None if is_alone else torch.float32
+        y = self.experts(
+            x, ids, weights, shared=shared, shared_logits=shared_logits, out_dtype=dtype
+        )
         if self._adapted is not None:
-            own = self._adapted.change(own, x, ids, weights, None, None)
-        total = self._collectives.all_reduce(own)
-        if shared is not None:
-            gate = 1.0 if shared_logits is None else shared_logits.sigmoid()
-            total = total + gate * shared.float()
-        return total.to(x.dtype)
+            y = self._adapted.change(y, x, ids, weights, shared, shared_logits)
+        return y if is_alone else self._collectives.sum_rows(y, None, x.dtype)
 
 
 def _values(numbers: ExpertNumbers | None) -> torch.Tensor | None:

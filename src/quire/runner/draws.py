@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.layers import LogitParts
 from quire.protocol.step import (
     NOTHING_DRAWN,
     REPORT_IT,
@@ -85,8 +87,12 @@ class GraphDraws:
         draw: Draw,
         append_tokens: Callable[..., None],
         sampler: DeviceSampler | None = None,
+        draw_parts: Draw | None = None,
+        parts: LogitParts | None = None,
     ) -> None:
-        """draw, append_tokens: the operations."""
+        """draw, append_tokens: the operations. draw_parts: `draw` for ranks that keep their `parts`
+        of logits, on the host; None where they are gathered."""
+        self._draw_parts, self._parts = draw_parts, parts
         self._sampling = sampling
         self._rows = rows
         self._draw = draw
@@ -122,16 +128,21 @@ class GraphDraws:
             self._slots, self._version = slots, sampling.version
         return self._is_plain
 
+    def logits_as_drawn(self) -> AbstractContextManager[None]:
+        """A model computes logits meanwhile that a call draws from."""
+        return nullcontext() if self._parts is None else self._parts.kept()
+
     def __call__(
         self, logits: torch.Tensor, slots: torch.Tensor, index: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Draw and append one token for each of `slots` int64 [N]. Return the token ids, int32 [N];
-        NO_TOKEN in rows that have none and fail. index: int64 [N], the row of logits that each
-        draws from; None for its own."""
+        NO_TOKEN in rows that have none and fail. logits: made within `logits_as_drawn`. index:
+        int64 [N], the row of logits that each draws from; None for its own."""
         count = len(slots)
         if self._sampler is None:
             index = self._index[:count] if index is None else index
-            token_ids = self._draw(logits, index, *self._columns(count))
+            draw = self._draw if self._draw_parts is None else self._draw_parts
+            token_ids = draw(logits, index, *self._columns(count))
             self.append(slots, token_ids, torch.from_numpy(self._positions[:count]))
             return token_ids
         positions = self._rows.num_tokens[slots]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
 from quire.attention import KVPool
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.config.shard import NUM_PIECES
+from quire.ops.exchange import NativeCollectives
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
@@ -95,7 +97,18 @@ def _on_host(
         + _kept_bytes(loaded, kept, max_captured, max_tokens)
         + (_tree_bytes(loaded, max_tokens) if settings.chosen.rank_invariant else 0)
     )
-    graph_draws = GraphDraws(sampling, kernel_rows, ops.draw, ops.append_tokens)
+    parts, collectives = loaded.parts, loaded.collectives
+    draw_parts = None
+    if isinstance(collectives, NativeCollectives) and collectives.size > 1 and parts.total:
+        draw_parts = partial(collectives.draw, parts.own, parts.total)
+    graph_draws = GraphDraws(
+        sampling,
+        kernel_rows,
+        ops.draw,
+        ops.append_tokens,
+        draw_parts=draw_parts,
+        parts=None if draw_parts is None else parts,
+    )
     sizes = tuple(range(1, max_captured + 1))
     decode = DecodeSteps(
         loaded.model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from quire.config.speculation.draft_model import DraftModel
 from quire.distributed import ALONE, Collectives
 from quire.distributed.gloo import GlooMeeting
 from quire.errors import ConfigError
-from quire.layers import GivenEmbeddings, LayerFactory, StateTaps, TokenColumns
+from quire.layers import GivenEmbeddings, LayerFactory, LogitParts, StateTaps, TokenColumns
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
 from quire.models import CausalLM, Classifies, load_model
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
@@ -42,7 +42,8 @@ class LoadedModel:
     serves the checkpoint's format. cache_scales: of a cache in float8, by layer. adapters: places
     for those of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
     `draft_layout`. heads: what guesses them from states of the model. taps: where those are read
-    that lie between layers. collectives: of the ranks that hold the model together."""
+    that lie between layers. collectives: of the ranks that hold the model together. parts: whether
+    these keep logits."""
 
     spec: ModelSpec
     device: torch.device
@@ -60,6 +61,7 @@ class LoadedModel:
     heads: LoadedHeads | None = None
     taps: StateTaps | None = None
     collectives: Collectives = ALONE
+    parts: LogitParts = field(default_factory=LogitParts)
 
     @property
     def whole_prompts(self) -> bool:
@@ -217,6 +219,7 @@ def load(
         heads,
         taps,
         collectives,
+        factory.parts,
     )
 
 

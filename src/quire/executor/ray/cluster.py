@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.config.memory.plan import format_bytes
 from quire.errors import ConfigError
 from quire.executor.ray.host import run_host
 
@@ -29,9 +30,9 @@ class RayHosts:
     """Runs processes on hosts of a Ray cluster: that of RAY_ADDRESS, else one that runs here, else
     a new one for this engine. Make all calls in one thread."""
 
-    def __init__(self, num_ranks: int, num_cpus: int) -> None:
-        """num_ranks: ranks to place, each with this many CPUs. Raises ConfigError if there is no
-        Ray or no room."""
+    def __init__(self, num_ranks: int, num_cpus: int, num_bytes: int) -> None:
+        """num_ranks: to be placed, with so many CPUs and so much memory for each. ConfigError if
+        there is no Ray, or no room."""
         self._ray = _import_ray()
         self._started_it = not self._ray.is_initialized()
         if self._started_it:
@@ -41,21 +42,24 @@ class RayHosts:
         self._runs: list[Any] = []
         self._group: Any = None
         try:
-            self._place(num_ranks, num_cpus)
+            self._place(num_ranks, num_cpus, num_bytes)
             self._check_own_host(num_cpus)
         except BaseException:
             self.end()
             raise
 
-    def _place(self, num_ranks: int, num_cpus: int) -> None:
-        bundles = [{"CPU": num_cpus}] * num_ranks
+    def _place(self, num_ranks: int, num_cpus: int, num_bytes: int) -> None:
+        bundles = [{"CPU": num_cpus, "memory": num_bytes}] * num_ranks
         self._group = self._ray.util.placement_group(bundles, strategy="SPREAD")
         if not self._group.wait(timeout_seconds=PLACE_S):
-            there = self._ray.available_resources().get("CPU", 0)
+            there = self._ray.available_resources()
+            memory = format_bytes(int(there.get("memory", 0)))
             raise ConfigError(
                 f"Ray has not placed {num_ranks} ranks within {PLACE_S:.0f} s: each takes "
-                f"num_threads={num_cpus} CPUs of one host, and {there:g} are free in all. Add "
-                "hosts to the cluster, or lower tensor_parallel_size or num_threads."
+                f"num_threads={num_cpus} CPUs of one host, and {there.get('CPU', 0):g} are free in "
+                f"all, and {format_bytes(num_bytes)} of its memory, of {memory}. Add hosts to the "
+                "cluster, or lower tensor_parallel_size, num_threads, kv_cache_memory or "
+                "memory_utilization."
             )
 
     def _check_own_host(self, num_cpus: int) -> None:

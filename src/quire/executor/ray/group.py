@@ -48,10 +48,10 @@ class RayRankGroup:
     """A `RankGroup` for ranks on several hosts. A host is lost if its connection breaks or falls
     silent, or if Ray reports that its process has ended; the group is lost with it."""
 
-    def __init__(self, launch: RankLaunch, on_lost: Callable[[str], None]) -> None:
-        """launch: of rank 0, without descriptors. on_lost: as of `RankGroup`, called in any
-        thread."""
-        self._launch = launch
+    def __init__(self, launch: RankLaunch, on_lost: Callable[[str], None], rank_bytes: int) -> None:
+        """launch: of rank 0, without descriptors. on_lost: as of `RankGroup`, in any thread.
+        rank_bytes: memory that each rank plans with."""
+        self._launch, self._rank_bytes = launch, rank_bytes
         self._on_lost = on_lost
         self._hosts: list[_Host] = []
         self._threads: list[threading.Thread] = []
@@ -148,7 +148,8 @@ class RayRankGroup:
     # --- in Ray's thread ------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._placed = placed = RayHosts(self._launch.size - 1, _threads_of(self._launch))
+        threads = _threads_of(self._launch)
+        self._placed = placed = RayHosts(self._launch.size - 1, threads, self._rank_bytes)
         address, token = placed.own_address, secrets.token_hex(16)
         self._store = GlooStore(address)
         self._meeting = GlooMeeting(

@@ -98,6 +98,33 @@ class NativeCollectives:
             self._call("owned_rows", found.data_ptr(), *pointers, most, out.data_ptr(), *sizes)
         return out
 
+    def draw(
+        self,
+        own: range,
+        total: int,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        *columns: torch.Tensor,
+    ) -> torch.Tensor:
+        """Draw like the operation `draw` without masks, from logits of which each rank has a part:
+        token ids int32 [R]. logits: this rank's, float32 [N, most], the tokens `own` of `total`.
+        rows: int64 [R]. columns: its other arguments in their order, the positions last."""
+        token_ids = torch.empty_like(rows, dtype=torch.int32)
+        self._call(
+            "draw_ranks",
+            logits.data_ptr(),
+            logits.stride(0),
+            own.start,
+            len(own),
+            logits.shape[1],
+            total,
+            rows.data_ptr(),
+            len(rows),
+            *(column.data_ptr() for column in columns),
+            token_ids.data_ptr(),
+        )
+        return token_ids
+
     def agree(self, *, is_fine: bool) -> bool:
         try:
             mark = ctypes.c_int32(self._mark).value

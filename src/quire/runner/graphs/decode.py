@@ -236,4 +236,6 @@ class DecodeSteps:
 
     def _compute_and_draw(self, num_rows: int) -> torch.Tensor:
         """Token ids of the first rows that were sent."""
-        return self._draws(self._compute(num_rows), self._slots[:num_rows])
+        with self._draws.logits_as_drawn():
+            logits = self._compute(num_rows)
+        return self._draws(logits, self._slots[:num_rows])

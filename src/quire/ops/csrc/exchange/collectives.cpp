@@ -11,8 +11,7 @@ namespace {
 
 enum Reduction : int32_t { kSum = 0, kMax = 1 };
 
-// total and x hold `count` elements each. Which rank adds to which is the same everywhere, and so
-// are the bits. A NaN stays.
+// total and x hold `count` elements each. A NaN stays.
 template <class E>
 void reduce_floats(E* total, const E* x, int64_t count, int32_t op) {
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -51,6 +50,8 @@ void reduce_ints(int32_t* total, const int32_t* x, int64_t count, int32_t op) {
 
 constexpr int32_t kInt32 = 3;
 constexpr int64_t kBlock = 1024;  // elements that are summed before they are written
+constexpr int kMostLevels = 12;
+using Level = char[kBlock * sizeof(float)];
 
 int64_t item_bytes(int32_t dtype) { return dtype == 0 || dtype == kInt32 ? 4 : 2; }
 
@@ -63,6 +64,33 @@ int reduce(void* total, const void* x, int64_t count, int32_t dtype, int32_t op)
     using E = std::remove_pointer_t<decltype(tag)>;
     reduce_floats(static_cast<E*>(total), static_cast<const E*>(x), count, op);
   });
+}
+
+// levels[0] becomes `count` elements of all ranks, from byte `at` of exchange `number` on, added as
+// a binary tree: neighbours first, then pairs of them. Every rank does the same, and so gets the
+// same bits.
+int reduce_as_tree(const Group& group, uint32_t number, int64_t at, int64_t count, int32_t dtype,
+                   int32_t op, Level* levels) {
+  int top = 0;  // levels that hold something
+  const auto join = [&] {
+    --top;
+    return reduce(levels[top - 1], levels[top], count, dtype, op);
+  };
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const char* given = group.slot(rank, number) + at;
+    if (rank % 2 == 0) {
+      if (top == kMostLevels) return 1;
+      std::memcpy(levels[top++], given, count * item_bytes(dtype));
+      continue;
+    }
+    int code = reduce(levels[top - 1], given, count, dtype, op);
+    for (int pairs = (rank + 1) / 2; code == 0 && pairs % 2 == 0; pairs /= 2) code = join();
+    if (code != 0) return code;
+  }
+  while (top > 1) {
+    if (const int code = join(); code != 0) return code;
+  }
+  return 0;
 }
 
 // out[i] = total[i] + bias[(at + i) % width], rounded once.
@@ -82,8 +110,8 @@ void complete(float* total, const float* bias, int64_t width, int64_t at, E* out
 }  // namespace
 }  // namespace quire
 
-// memory: of the group. out: the elements of all ranks' x, added or the largest of each, in the
-// order of the ranks; it may be x. dtype: 0 to 2 as in simd.h, 3 for int32. bias: null, or float32
+// memory: of the group. out: the elements of all ranks' x, added as a binary tree or the largest of
+// each; it may be x. dtype: 0 to 2 as in simd.h, 3 for int32. bias: null, or float32
 // [width] that is added to each row of such sums; out_dtype: that of out, another one than that of
 // x only if that is float32. 4: the group is over, 5: another rank failed in its step.
 QUIRE_API int quire_all_reduce(void* memory, int32_t rank, const void* x, void* out, int64_t count,
@@ -100,13 +128,11 @@ QUIRE_API int quire_all_reduce(void* memory, int32_t rank, const void* x, void* 
     std::memcpy(group.slot(rank, number), static_cast<const char*>(x) + first * size, n * size);
     if (const int code = group.meet(number); code != 0) return code;
     for (int64_t at = 0; at < n; at += kBlock) {
-      alignas(64) char total[kBlock * sizeof(float)];
+      alignas(64) Level levels[kMostLevels];
+      char* const total = levels[0];
       const int64_t few = std::min(n - at, kBlock);
-      std::memcpy(total, group.slot(0, number) + at * size, few * size);
-      for (int other = 1; other < group.size(); ++other) {
-        const char* given = group.slot(other, number) + at * size;
-        if (const int code = reduce(total, given, few, dtype, op); code != 0) return code;
-      }
+      const int failed = reduce_as_tree(group, number, at * size, few, dtype, op, levels);
+      if (failed != 0) return failed;
       if (!completes) {
         std::memcpy(static_cast<char*>(out) + (first + at) * size, total, few * size);
         continue;

@@ -6,9 +6,11 @@
 // begins exchange n + 2 when all have announced n + 1, and so have read what was given in n.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -171,5 +173,19 @@ class Group {
   char* const base_;
   const int rank_;
 };
+
+// out: what each rank gives, `bytes` of it, one after the other. 0 or a code of meet().
+inline int gather(const Group& group, const void* x, int64_t bytes, void* out) {
+  for (int64_t first = 0; first < bytes; first += group.slot_bytes()) {
+    const int64_t n = std::min(bytes - first, group.slot_bytes());
+    const uint32_t number = group.next();
+    std::memcpy(group.slot(group.rank(), number), static_cast<const char*>(x) + first, n);
+    if (const int code = group.meet(number); code != 0) return code;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      std::memcpy(static_cast<char*>(out) + rank * bytes + first, group.slot(rank, number), n);
+    }
+  }
+  return 0;
+}
 
 }  // namespace quire

@@ -162,6 +162,28 @@ void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
   }
 }
 
+int multiply_groups(const Int4Layout& layout, const LinearCall& call, const uint8_t* packed,
+                    const uint8_t* packed_zeros, int32_t x_dtype, int32_t y_dtype, const void* x,
+                    void* y) {
+  const auto by = [&](auto zeros) {
+    constexpr bool kZeros = decltype(zeros)::value;
+#if defined(__AMX_INT8__)
+    if (call.rows >= Int4Tiles<kZeros>::kLeastRows) {
+      const Int4Tiles<kZeros> format(packed, packed_zeros, layout.group_size, layout.groups);
+      return multiply(format, call, x_dtype, y_dtype, x, y);
+    }
+#elif defined(__AVX512VNNI__)
+    if (call.rows >= Int4Wide<kZeros>::kLeastRows) {
+      const Int4Wide<kZeros> format(packed, packed_zeros, layout.group_size, layout.groups);
+      return multiply(format, call, x_dtype, y_dtype, x, y);
+    }
+#endif
+    const Int4Format<kZeros> format(packed, packed_zeros, layout.group_size, layout.groups);
+    return multiply(format, call, x_dtype, y_dtype, x, y);
+  };
+  return packed_zeros == nullptr ? by(std::false_type()) : by(std::true_type());
+}
+
 }  // namespace
 }  // namespace quire::linear_int
 
@@ -220,22 +242,24 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
   using namespace quire::linear_int;
   const Outputs all{outputs, gate, y_stride};
   const LinearCall call{rows, all, groups * group_size, x_stride, power, bias, team};
-  const auto by = [&](auto zeros) {
-    constexpr bool kZeros = decltype(zeros)::value;
-#if defined(__AMX_INT8__)
-    if (rows >= Int4Tiles<kZeros>::kLeastRows) {
-      const Int4Tiles<kZeros> format(packed, packed_zeros, group_size, groups);
-      return multiply(format, call, x_dtype, y_dtype, x, y);
-    }
-#elif defined(__AVX512VNNI__)
-    if (rows >= Int4Wide<kZeros>::kLeastRows) {
-      const Int4Wide<kZeros> format(packed, packed_zeros, group_size, groups);
-      return multiply(format, call, x_dtype, y_dtype, x, y);
-    }
-#endif
-    const Int4Format<kZeros> format(packed, packed_zeros, group_size, groups);
-    return multiply(format, call, x_dtype, y_dtype, x, y);
-  };
-  return packed_zeros == nullptr ? by(std::false_type()) : by(std::true_type());
+  return multiply_groups({group_size, groups}, call, packed, packed_zeros, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_int4)
+
+// Sums over the inputs of x, which are some of those of a matrix, times the powers; sums: float32
+// [rows, outputs], contiguous. largest: [rows], of the whole rows. The others as above, without a
+// gate.
+QUIRE_API int quire_linear_int4_partial(const void* x, int64_t x_stride, const uint8_t* packed,
+                                        const uint8_t* packed_zeros, const float* power,
+                                        const float* largest, float* sums, int64_t rows,
+                                        int64_t outputs, int64_t groups, int64_t group_size,
+                                        int32_t x_dtype, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear_int;
+  const LinearCall call{rows,  {outputs, kUngated}, groups * group_size, x_stride,
+                        power, nullptr,             team,                largest,
+                        Sums::kScaled};
+  return multiply_groups({group_size, groups}, call, packed, packed_zeros, x_dtype,
+                         static_cast<int32_t>(DType::kFloat32), x, sums);
+}
+QUIRE_REPLAYABLE(quire_linear_int4_partial)

@@ -18,6 +18,7 @@ struct Int8Weights {
   int64_t quads, group_size, inputs_per_row;
   int64_t sums_per_row = 1;
   int32_t sum_factor = -128;
+  bool keeps_integers = false;  // whether a tile gives its sums as they are
 
   Int8Weights(const uint8_t* weight, int64_t quads, int64_t inputs_per_row)
       : weight(weight), quads(quads), group_size(4 * quads), inputs_per_row(inputs_per_row) {}
@@ -57,7 +58,10 @@ struct Int8Format : Int8Weights, Vectors {
       }
       inputs += kLineQuads * kQuadInputs * R;
     }
-    each_sum<R>([&](int r, int half) { store(out + place(r, half), to_float(sums[r][half])); });
+    each_sum<R>([&](int r, int half) {
+      const vi sum = sums[r][half];
+      store(out + place(r, half), format.keeps_integers ? float_of(sum) : to_float(sum));
+    });
   }
 
  private:
@@ -116,6 +120,12 @@ struct Int8Job {
     const LinearCall& call = block->call;
     const int64_t output = outputs().output(index);
     const vi start = set1_int(block->x.sums[row]);
+    if constexpr (std::is_same_v<Y, float>) {
+      if (call.sums == Sums::kIntegers) {
+        const vi low = load_int(sums), high = load_int(sums + kTileBytes);
+        return store_pair(to, float_of(add_int(start, low)), float_of(add_int(start, high)));
+      }
+    }
     const vf row_scale = set1(block->x.scales[row]);
     vf value[2];
     for (int half = 0; half < 2; ++half) {
@@ -211,3 +221,19 @@ QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* 
   return multiply(format, call, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_int8)
+
+// Exact sums over the inputs of x, which are some of those of a matrix; sums: [rows, outputs],
+// contiguous. largest: [rows], of the whole rows. x, packed and scale: as above, without a gate.
+QUIRE_API int quire_linear_int8_partial(const void* x, int64_t x_stride, const uint8_t* packed,
+                                        const float* scale, const float* largest, int32_t* sums,
+                                        int64_t rows, int64_t outputs, int64_t depth,
+                                        int32_t x_dtype, quire::Team* team) {
+  using namespace quire;
+  using namespace quire::linear_int;
+  Int8 format(packed, (depth + 3) / 4);
+  format.keeps_integers = true;
+  const LinearCall call{rows, {outputs, kUngated}, depth, x_stride, scale, nullptr, team, largest,
+                        Sums::kIntegers};
+  return multiply(format, call, x_dtype, static_cast<int32_t>(DType::kFloat32), x, sums);
+}
+QUIRE_REPLAYABLE(quire_linear_int8_partial)

@@ -61,7 +61,7 @@ OP = Op(
     make_inputs=make_inputs,
     tolerance=rounding("the same integers; a product and its sum rounded once", float32=2e-5),
     providers=(
-        *cpu_providers(bind, lacks=NO_PARTIAL),
+        *cpu_providers(bind),
         triton_provider("quire.ops.linear.int4.triton:linear_int4", lacks=NO_GATE | NO_PARTIAL),
     ),
     apply=_apply,

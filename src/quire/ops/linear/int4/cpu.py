@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from quire.ops.linear.int4.contract import check_arguments, pack_scale
-from quire.ops.linear.int8.panels import IntegerPanels, pad_columns
+from quire.ops.linear.int8.panels import PartialPanels, pad_columns
 from quire.ops.linear.plain import PackedMatrix
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import packed_columns
@@ -33,7 +33,7 @@ def _pack(
     *,
     dtype: torch.dtype = torch.float32,
     gate: str | None = None,
-) -> IntegerPanels:
+) -> PartialPanels:
     group_size = check_arguments(weight, scale, zero, bias, gate)
     outputs, groups = scale.shape
     half, power = pack_scale(scale)
@@ -54,7 +54,7 @@ def _pack(
         group_size,
         gate_code(gate),
     )
-    return IntegerPanels(
+    return PartialPanels(
         library,
         "linear_int4",
         [packed, packed_zeros],

@@ -58,7 +58,7 @@ OP = Op(
         "the same integers, scaled in the same order; of a gate a polynomial exp", float32=4e-6
     ),
     providers=(
-        *cpu_providers(bind, lacks=NO_PARTIAL),
+        *cpu_providers(bind),
         triton_provider("quire.ops.linear.int8.triton:linear_int8", lacks=NO_GATE | NO_PARTIAL),
     ),
     apply=_apply,

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from quire.ops.linear.int8.contract import check_arguments
-from quire.ops.linear.int8.panels import IntegerPanels, pad_columns
+from quire.ops.linear.int8.panels import PartialPanels, pad_columns
 from quire.ops.linear.plain import PackedMatrix
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import packed_columns
@@ -35,7 +35,7 @@ def _pack(
     *,
     dtype: torch.dtype = torch.float32,
     gate: str | None = None,
-) -> IntegerPanels:
+) -> PartialPanels:
     check_arguments(weight, scale, bias, gate)
     outputs, depth = weight.shape
     packed = arena.zeros(packed_columns(outputs, gate) * -(-depth // QUAD) * QUAD)
@@ -48,7 +48,7 @@ def _pack(
         depth,
         gate_code(gate),
     )
-    return IntegerPanels(
+    return PartialPanels(
         library,
         "linear_int8",
         [packed],

@@ -12,7 +12,7 @@ from quire.ops.native.cpu_provider import DTYPE_CODES, PANEL, input_rows, row_id
 from quire.ops.native.replay import KernelCall
 from quire.ops.pointwise.activation.cpu import APART, gate_code
 
-__all__ = ["IntegerPanels", "pad_columns"]
+__all__ = ["IntegerPanels", "PartialPanels", "pad_columns"]
 
 
 class IntegerPanels:
@@ -112,6 +112,59 @@ class IntegerPanels:
             DTYPE_CODES[self._dtype],
         )
         return out
+
+
+class PartialPanels(IntegerPanels):
+    """`IntegerPanels` that are a `PartialMatrix` too, by the kernel `<name>_partial`: integers with
+    one scale for each output, else sums of groups in float32."""
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        rows = input_rows(x, self._depth)
+        out = torch.empty((rows.shape[0], 1), dtype=torch.float32)
+        sizes = (rows.shape[0], self._depth, DTYPE_CODES[rows.dtype])
+        self._call("row_magnitudes", rows.data_ptr(), rows.stride(0), out.data_ptr(), *sizes)
+        return out
+
+    def partial(self, x: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
+        rows = input_rows(x, self._depth)
+        largest = self.largest(rows) if largest is None else largest
+        dtype = torch.int32 if self._are_integers else torch.float32
+        sums = torch.empty((rows.shape[0], self._outputs), dtype=dtype)
+        self._call(
+            f"{self._name}_partial",
+            rows.data_ptr(),
+            rows.stride(0),
+            *self._table,
+            largest.data_ptr(),
+            sums.data_ptr(),
+            rows.shape[0],
+            self._outputs,
+            *self._sizes,
+            DTYPE_CODES[rows.dtype],
+        )
+        return sums
+
+    def complete(
+        self, sums: torch.Tensor, largest: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        assert largest is not None, "rows became integers by it"
+        out = torch.empty(sums.shape, dtype=out_dtype)
+        self._call(
+            "complete_sums",
+            sums.data_ptr(),
+            largest.data_ptr(),
+            self._table[-1] if self._are_integers else None,
+            self._bias,
+            out.data_ptr(),
+            *sums.shape,
+            DTYPE_CODES[out_dtype],
+        )
+        return out
+
+    @property
+    def _are_integers(self) -> bool:
+        """True if partial sums are integers: there are no groups, whose scales come first."""
+        return len(self._sizes) == 1
 
 
 def pad_columns(values: torch.Tensor, gate: str | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`draw` by the C++ kernel (csrc/sampling/draw.cpp)."""
+"""`draw` by the C++ kernel (csrc/sampling/draw.cpp, draw_row.h)."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "linear/integers/int_rows.h"
@@ -23,7 +24,12 @@ constexpr int64_t kWorkPerPart = 1 << 21;
 // So little of x every thread quantizes for itself, and fetches its first weights meanwhile.
 constexpr int64_t kOwnElements = 1 << 14;
 
-// scale, bias: of the outputs, up to the end of the last panel; bias may be null.
+// What becomes of the sums of a tile: outputs; or, of part of the inputs, float32 sums times the
+// scales of the outputs, or integers as they are, in the place of a float32 each.
+enum class Sums { kOutputs, kScaled, kIntegers };
+
+// scale, bias: of the outputs, up to the end of the last panel; bias may be null. largest: of the
+// numbers of each row, where x is only part of the rows; null else.
 struct LinearCall {
   int64_t rows;
   Outputs outputs;
@@ -31,6 +37,13 @@ struct LinearCall {
   const float* scale;
   const float* bias;
   Team* team;
+  const float* largest = nullptr;
+  Sums sums = Sums::kOutputs;
+
+  // Of the rows from `first` on.
+  const float* largest_from(int64_t first) const {
+    return largest == nullptr ? nullptr : largest + first;
+  }
 };
 
 // At most n elements.
@@ -128,11 +141,29 @@ QUIRE_INLINE void each_sum(F&& f) {
 // Where a vector of sums stands in what a tile gives out, [R, kWidth].
 QUIRE_INLINE int place(int r, int half) { return r * kWidth + half * kLanes; }
 
+// Sums of part of the inputs, as put_tile() has them.
+template <class Y>
+[[gnu::noinline]] void put_partial(const LinearCall& call, const QuantizedRows& rows,
+                                   const float* sums, int64_t index, Y* y, int64_t stride) {
+  const int64_t output = call.outputs.output(index), left = call.outputs.columns(index);
+  const bool scaled = call.sums == Sums::kScaled;
+  for (int64_t r = 0; r < rows.rows; ++r, sums += kWidth, y += stride) {
+    vf value[2] = {load(sums), load(sums + kLanes)};
+    for (int half = 0; scaled && half < 2; ++half) {
+      value[half] = mul(value[half], load(call.scale + output + half * kLanes));
+    }
+    put_pair(y, value[0], value[1], left);
+  }
+}
+
 // Sums of a tile, [rows, kWidth], by panel `index`: scaled, with bias, rounded, and no more than
 // there are. y: rows of its columns with a stride.
 template <class Y>
 void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* sums, int64_t index,
               Y* y, int64_t stride) {
+  if constexpr (std::is_same_v<Y, float>) {
+    if (call.sums != Sums::kOutputs) return put_partial(call, rows, sums, index, y, stride);
+  }
   const int64_t output = call.outputs.output(index), left = call.outputs.columns(index);
   const vf scale[2] = {load(call.scale + output), load(call.scale + output + kLanes)};
   for (int64_t r = 0; r < rows.rows; ++r, sums += kWidth, y += stride) {
@@ -360,7 +391,8 @@ void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y
     const int64_t t = index / pairs;
     NothingAhead nothing;
     quantize_pair(format, x + block.first_row(t) * call.x_stride, call.x_stride, call.depth,
-                  block.tile_rows(t), index % pairs * 2, nothing);
+                  block.tile_rows(t), index % pairs * 2, nothing,
+                  call.largest_from(block.first_row(t)));
   });
   if constexpr (kLoops<Format>) {
     multiply_panels(
@@ -399,7 +431,7 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
     const QuantizedRows rows = scratch_for(format, call.rows);
     Ahead ahead{weights, kCacheLine};
     for (int64_t r = 0; r < rows.rows; r += 2) {
-      quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead);
+      quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead, call.largest);
     }
     const Block<Format, Y> block(format, call, rows, y, out_of_memory);
     return Worker{block, format.enter(call.rows), {}, block.template thread_outputs<Out>()};
@@ -443,8 +475,10 @@ int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
   const int64_t most = block_rows_of<Out>(format);
   const int64_t blocks = (rows + most - 1) / most;
   const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
+  const LinearCall all = call;
   for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {
     call.rows = std::min(block_rows, rows - first);
+    call.largest = all.largest_from(first);
     multiply_shared<Out>(format, call, x + first * call.x_stride, y + first * call.outputs.stride(),
                          out_of_memory);
   }

@@ -12,6 +12,15 @@ namespace quire::linear_int {
 
 constexpr float kSmallest = 1e-30f;  // of largest magnitudes; below, all numbers count as zeros
 
+inline bool is_usable(float largest) {
+  return largest <= std::numeric_limits<float>::max() && largest >= kSmallest;
+}
+// What integers of a row are multiplied with.
+inline float scale_of_row(float largest) {
+  if (is_usable(largest)) return largest / 127.0f;
+  return largest < kSmallest ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+}
+
 // Rows of x as integers: inputs in the order of the format, sums [groups, rows] with the sum of a
 // group's integers times a factor of the format, scales [rows]. A format whose groups have scales
 // of their own has these, as bits [groups, rows], behind the sums.
@@ -23,19 +32,18 @@ struct QuantizedRows {
 };
 
 // Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
-// ahead: memory to fetch meanwhile, a cache line for kFetchQuads quads.
+// ahead: memory to fetch meanwhile, a cache line for kFetchQuads quads. given: the largest numbers
+// of these rows, where x is only part of them; null else.
 template <int N, class Format, class E, class A>
 void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t depth,
-                   QuantizedRows target, int64_t r, A& ahead) {
+                   QuantizedRows target, int64_t r, A& ahead, const float* given) {
   vf inverse[N];
   vi keep[N];
   for (int i = 0; i < N; ++i) {
-    const float largest = largest_magnitude(x + i * x_stride, depth);
-    const bool finite = largest <= std::numeric_limits<float>::max();
-    const bool usable = finite && largest >= kSmallest;
-    target.scales[r + i] = usable   ? largest / 127.0f
-                           : finite ? 0.0f
-                                    : std::numeric_limits<float>::quiet_NaN();
+    const float largest =
+        given != nullptr ? given[i] : largest_magnitude(x + i * x_stride, depth);
+    const bool usable = is_usable(largest);
+    target.scales[r + i] = scale_of_row(largest);
     inverse[i] = set1(usable ? 127.0f / largest : 0.0f);
     keep[i] = set1_int(usable ? -1 : 0);
   }
@@ -95,11 +103,8 @@ void quantize_groups(const Format& format, const E* x, int64_t depth, QuantizedR
   for (int64_t first = 0, at = r; first < depth; first += format.group_size, at += target.rows) {
     const E* const group = x + first;
     const float largest = largest_magnitude(group, format.group_size);
-    const bool finite = largest <= std::numeric_limits<float>::max();
-    const bool usable = finite && largest >= kSmallest;
-    const float scale = usable   ? largest / 127.0f
-                        : finite ? 0.0f
-                                 : std::numeric_limits<float>::quiet_NaN();
+    const bool usable = is_usable(largest);
+    const float scale = scale_of_row(largest);
     const vf inverse = set1(usable ? 127.0f / largest : 0.0f);
     const vi keep = set1_int(usable ? -1 : 0);
     vi total = set1_int(0);
@@ -121,19 +126,21 @@ void quantize_groups(const Format& format, const E* x, int64_t depth, QuantizedR
   target.scales[r] = 1.0f;
 }
 
-// Rows [r, min(r + 2, target.rows)) of `target`. x: its rows.
+// Rows [r, min(r + 2, target.rows)) of `target`. x: its rows. largest: of all of these, as LinearCall
+// has them.
 template <class Format, class E, class A>
 void quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
-                   QuantizedRows target, int64_t r, A& ahead) {
+                   QuantizedRows target, int64_t r, A& ahead, const float* largest) {
   const E* from = x + r * x_stride;
+  const float* const given = largest == nullptr ? nullptr : largest + r;
   if constexpr (Format::kGroupScales) {
     for (int64_t i = r; i < std::min(r + 2, target.rows); ++i, from += x_stride) {
       quantize_groups(format, from, depth, target, i, ahead);
     }
   } else if (r + 1 < target.rows) {
-    quantize_rows<2>(format, from, x_stride, depth, target, r, ahead);
+    quantize_rows<2>(format, from, x_stride, depth, target, r, ahead, given);
   } else if (r < target.rows) {
-    quantize_rows<1>(format, from, x_stride, depth, target, r, ahead);
+    quantize_rows<1>(format, from, x_stride, depth, target, r, ahead, given);
   }
 }
 

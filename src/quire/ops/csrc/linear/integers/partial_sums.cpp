@@ -1,0 +1,45 @@
+// What stands before and after sums of integers that ranks add (linear_int8.cpp, linear_int4.cpp).
+#include "linear/integers/int_rows.h"
+#include "native/parallel.h"
+#include "native/replay.h"
+#include "native/rows.h"
+
+// x: rows of `width` elements with a stride. out: [rows], the largest magnitude of each; of a row
+// with infinity or NaN, one of these.
+QUIRE_API int quire_row_magnitudes(const void* x, int64_t x_stride, float* out, int64_t rows,
+                                   int64_t width, int32_t x_dtype, quire::Team* team) {
+  using namespace quire;
+  return dispatch(static_cast<DType>(x_dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    parallel_for(rows, kWorkPerTask / (width + 1) + 1, team, [&](int64_t row) {
+      out[row] = largest_magnitude(static_cast<const E*>(x) + row * x_stride, width);
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_row_magnitudes)
+
+// sums, out: [rows, width], contiguous. sums: integers, which `scale` [width] multiplies, or
+// float32, with null. largest: [rows], of the numbers that became integers. bias: [width] or null.
+// out: as a matrix that was not cut gives it, in out_dtype.
+QUIRE_API int quire_complete_sums(const void* sums, const float* largest, const float* scale,
+                                  const float* bias, void* out, int64_t rows, int64_t width,
+                                  int32_t out_dtype, quire::Team* team) {
+  using namespace quire;
+  return dispatch(static_cast<DType>(out_dtype), [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    parallel_for(rows, kWorkPerTask / (width + 1) + 1, team, [&](int64_t row) {
+      const float* const from = static_cast<const float*>(sums) + row * width;
+      E* const to = static_cast<E*>(out) + row * width;
+      const vf row_scale = set1(linear_int::scale_of_row(largest[row]));
+      each_vector(0, width, [&](int64_t i, auto size) {
+        vf value = get(from + i, size);
+        if (scale != nullptr) value = to_float(bits_of(value));
+        value = mul(value, row_scale);
+        if (scale != nullptr) value = mul(value, get(scale + i, size));
+        if (bias != nullptr) value = add(value, get(bias + i, size));
+        put(to + i, value, size);
+      });
+    });
+  });
+}
+QUIRE_REPLAYABLE(quire_complete_sums)
