@@ -68,19 +68,22 @@ _ENCODER = {
     "pad_token_id": 1,
 }
 ENCODERS = tuple(Case(name, name, _ENCODER) for name in ("bert", "roberta", "xlm-roberta"))
+MODERN = Case(
+    "modernbert", "modernbert", {**_ENCODER, "local_attention": 8, "global_attn_every_n_layers": 2}
+)
 FIRST = {case.model_type: case for case in reversed(CASES)} | {"gemma4_text": GEMMA4_WHOLE}
 """The first case of each family, but of Gemma 4 one that has all keys."""
 
 SORTING = tuple(FIRST[name] for name in ("llama", "mistral", "phi3", "qwen2", "qwen3"))
 USUAL = (
     *(Family(case) for case in FIRST.values()),
-    *(Family(case, "vectors") for case in ENCODERS[:2]),
+    *(Family(case, "vectors") for case in (*ENCODERS[:2], MODERN)),
     *(Family(case, "classes") for case in (ENCODERS[0], SORTING[0])),
 )
 FAMILIES = (
     *USUAL,
     Family(ENCODERS[2], "vectors"),  # whose config is read as RoBERTa's
-    *(Family(case, "classes") for case in (*ENCODERS[1:], *SORTING[1:])),
+    *(Family(case, "classes") for case in (*ENCODERS[1:], MODERN, *SORTING[1:])),
     *(Family(case) for case in CASES if case not in FIRST.values()),
 )
 """Behind the usual ones those whose keys are read by the same lines."""
@@ -92,6 +95,7 @@ SPELLINGS = {
     "BertForMaskedLM": "BertModel",
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
+    "ModernBertForMaskedLM": "ModernBertModel",
 }
 """Architectures that mean another one: `transformers` has no models of the first three names, and
 quire has no use for the head of the others."""
