@@ -251,11 +251,14 @@ class Scheduler:
         """Return running slots that compute, and tokens for each, with their blocks; and whether
         groups were preempted for these."""
         was_preempted = False
+        has_spare = bool(self.state.table.num_spare or self.state.waiting.num_spare)
         while True:
-            has_spare = bool(self.state.table.num_spare or self.state.waiting.num_spare)
             chosen = self._budget.choose_running(has_spare=has_spare)
             slots, tokens, is_short = self._give_blocks(*chosen)
             was_preempted |= is_short
+            if self._budget.is_spare_paused and not self._budget.are_in_prompts(slots):
+                has_spare = False  # the prompt gets nothing in this step: nobody sits it out
+                continue
             if len(slots) or not is_short or self.state.kv.swaps.num_orphaned:
                 return slots, tokens, was_preempted and (is_short or len(slots) > 0)
             # The budget was theirs that are preempted now: others may have it.
