@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from quire.config.memory.ranks import check_ranks
+from quire.config import read_model_spec
+from quire.config.memory.ranks import check_rank_invariant, check_ranks, describe_rank
+from quire.config.model_spec import ModelSpec
 from quire.config.render_plan import render_plan
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.errors import ConfigError
 from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
-from tests.models.families import Case, write_checkpoint
+from tests.models.families import BASES, GEMMA4_EXPERTS, Case, write_checkpoint
 
 
 def settings(size: int = 2, **more: Any) -> EngineSettings:
@@ -82,6 +84,72 @@ def test_refusals_name_the_reason() -> None:
     other = replace(make_platform(), system="darwin")
     with pytest.raises(ConfigError, match="as Linux alone has it, and this is darwin"):
         check_ranks(settings(2), make_spec(), other, has_draft_model=False)
+
+
+SHARED = "shared_expert_intermediate_size"
+DOUBLE = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+
+
+def spec_of(model_type: str, architecture: str, folder: Path, **changes: Any) -> ModelSpec:
+    """The spec of a tiny model, without weights."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_key_value_heads": 2}
+    config = {**BASES[model_type], **sizes, "model_type": model_type, **changes}
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    return read_model_spec(folder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "changes", "words"),
+    [
+        ("qwen2_moe", "Qwen2MoeForCausalLM", {SHARED: 39}, "39 shared MLP neurons"),
+        ("qwen3_moe", "Qwen3MoeForCausalLM", {"mlp_only_layers": [0]}, "63 MLP neurons"),
+        ("gemma4_text", "Gemma4ForCausalLM", GEMMA4_EXPERTS, "63 MLP neurons"),
+        ("gemma4_text", "Gemma4ForCausalLM", DOUBLE, "63 MLP neurons"),
+    ],
+    ids=["shared", "some-layers", "beside", "two-sizes"],
+)
+def test_neurons_beside_experts_and_of_each_layer_are_checked(
+    model_type: str, architecture: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Turns red when a model whose MLP cannot be shared fails only while its layers are made."""
+    inner = 64 if SHARED in changes else 63
+    spec = spec_of(model_type, architecture, tmp_path, **changes, intermediate_size=inner)
+    with pytest.raises(ConfigError, match=f"has {words} cannot be shared by 2 ranks"):
+        check_ranks(settings(2), spec, make_platform(), has_draft_model=False)
+
+
+def test_neurons_that_no_layer_has_are_not_checked(tmp_path: Path) -> None:
+    spec = spec_of("qwen3_moe", "Qwen3MoeForCausalLM", tmp_path, intermediate_size=63)
+    check_ranks(settings(2), spec, make_platform(), has_draft_model=False)
+    assert "neurons" not in describe_rank(spec, 2)
+
+
+def test_a_rank_has_experts_and_neurons(tmp_path: Path) -> None:
+    spec = spec_of("qwen2_moe", "Qwen2MoeForCausalLM", tmp_path, mlp_only_layers=[0])
+    words = "3 of 6 experts, 32 of 64 MLP neurons, 20 of 40 shared MLP neurons"
+    assert words in describe_rank(spec, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {**DOUBLE, "intermediate_size": 12},
+            "12 neurons are no multiple of 8",
+        ),
+        ({"num_attention_heads": 2, "head_dim": 6}, "12 outputs of heads are no multiple of 8"),
+    ],
+)
+def test_sums_of_each_layer_can_be_cut_in_pieces(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Turns red when only the largest layer is checked, and another one is cut unevenly."""
+    asked, platform = settings(1, rank_invariant=True), replace(make_platform(), device="cpu")
+    even = spec_of("gemma4_text", "Gemma4ForCausalLM", tmp_path, **DOUBLE)
+    check_rank_invariant(asked, even, platform)
+    spec = spec_of("gemma4_text", "Gemma4ForCausalLM", tmp_path, **changes)
+    with pytest.raises(ConfigError, match=words):
+        check_rank_invariant(asked, spec, platform)
 
 
 @pytest.mark.parametrize(

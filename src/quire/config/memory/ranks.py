@@ -4,7 +4,7 @@ holds, and what does not work beside it."""
 from __future__ import annotations
 
 from quire.config.kv_layout import KVLayout
-from quire.config.model_spec import GenericTraits, ModelSpec
+from quire.config.model_spec import Gemma4Traits, GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.shard import NUM_PIECES, Shard
 from quire.errors import ConfigError
@@ -60,8 +60,13 @@ def check_ranks(
 def check_rank_invariant(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> None:
     """Raise ConfigError, which names the reason, where results would depend on the number of
     ranks."""
-    ranks, inner = settings.tensor_parallel_size, spec.intermediate_size
-    heads = spec.num_heads * spec.head_dim
+    ranks = settings.tensor_parallel_size
+    outputs = {spec.num_heads * head_dim for _, head_dim in _kv_shapes(spec)}
+    uneven = {
+        f"{size} {noun} are no multiple of {NUM_PIECES}": size % NUM_PIECES != 0
+        for noun, sizes in (("outputs of heads", outputs), ("neurons", _mlp_sizes(spec)))
+        for size in sorted(sizes)
+    }
     reasons = {
         f"tensor_parallel_size={ranks} does not divide {NUM_PIECES}": NUM_PIECES % ranks != 0,
         "ranks run on CPUs of Linux alone": (platform.device, platform.system) != ("cpu", "linux"),
@@ -70,9 +75,7 @@ def check_rank_invariant(settings: EngineSettings, spec: ModelSpec, platform: Pl
         "quantized rows are cut in another way": settings.quantization is not None,
         "adapters are added in another order": settings.enable_lora,
         "torch compiles sums of its own": settings.torch_compile,
-        f"{heads} outputs of heads or {inner} neurons are no multiple of {NUM_PIECES}": bool(
-            heads % NUM_PIECES or inner % NUM_PIECES
-        ),
+        **uneven,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -80,17 +83,34 @@ def check_rank_invariant(settings: EngineSettings, spec: ModelSpec, platform: Pl
 
 
 def _shares(spec: ModelSpec, shard: Shard) -> dict[str, tuple[int, int]]:
-    """Return for each thing that ranks share how many this one has, and how many there are."""
-    shares = {
-        "query heads": shard.equal(spec.num_heads, "query heads"),
-        "kv heads": shard.kv_heads(spec.num_kv_heads),
-        "tokens of the vocabulary": shard.vocabulary(spec.vocab_size),
-    }
-    if spec.experts is None:
-        shares["MLP neurons"] = shard.equal(spec.intermediate_size, "MLP neurons")
-    else:
-        shares["experts"] = shard.in_units(spec.experts.routing.num_experts, 1, "experts")
+    """Return for each thing that ranks share how many this one has, and how many there are: in the
+    layer that has most, if layers differ."""
+    experts = spec.experts
+    shares = {"query heads": shard.equal(spec.num_heads, "query heads")}
+    for kv_heads in sorted({kv_heads for kv_heads, _ in _kv_shapes(spec)}):
+        shares["kv heads"] = shard.kv_heads(kv_heads)
+    shares["tokens of the vocabulary"] = shard.vocabulary(spec.vocab_size)
+    if experts is not None:
+        shares["experts"] = shard.in_units(experts.routing.num_experts, 1, "experts")
+    for inner_size in sorted(_mlp_sizes(spec)):
+        shares["MLP neurons"] = shard.equal(inner_size, "MLP neurons")
+    if experts is not None and experts.shared_size is not None:
+        noun = "shared MLP neurons"
+        shares[noun] = shard.equal(experts.shared_size, noun)
     return {noun: (share.count, share.total) for noun, share in shares.items()}
+
+
+def _kv_shapes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """Return kv heads and head_dim of layers; of one, if all are alike."""
+    return spec.kv_shapes or ((spec.num_kv_heads, spec.head_dim),)
+
+
+def _mlp_sizes(spec: ModelSpec) -> set[int]:
+    """Return the numbers of neurons of MLPs that layers have beside experts, or instead of them."""
+    if isinstance(spec.traits, Gemma4Traits):
+        return set(spec.traits.inner_sizes)
+    has_mlps = spec.experts is None or not all(spec.experts.layers)
+    return {spec.intermediate_size} if has_mlps else set()
 
 
 def describe_rank(spec: ModelSpec, size: int) -> str:
