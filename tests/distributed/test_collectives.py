@@ -149,18 +149,17 @@ def rows_of_logits(total: int) -> torch.Tensor:
 def test_draws_from_parts_are_those_from_whole_rows(
     ranks: Any, isa: str | None, size: int, total: int
 ) -> None:
-    """With every pair of filters, at vocabularies whose parts begin at multiples of 4 and others.
+    """With all filters on each row, at vocabularies whose parts begin at multiples of 4 and others.
     Turns red when a token gets other noise in its part, when a filter sees a part alone, or when
     the second of two equal ones wins."""
     if isa is None:
         pytest.skip("plain torch gathers")
     logits = rows_of_logits(total)
     filters = itertools.product(
-        (0.0, 0.7, 3.0), (0, 1, 5, 40, 128, 129, total), (1.0, 0.9, 0.3), (0.0, 0.05)
+        (0.0, 0.7, 3.0), (0, 1, 5, 40, 128, 129, total), (1.0, 0.9, 0.3), (0.0, 0.05), range(6)
     )
-    kinds = [torch.tensor(column, dtype=torch.float64) for column in zip(*filters, strict=True)]
-    count = len(kinds[0])
-    rows = torch.arange(count) % len(logits)
+    *kinds, rows = (torch.tensor(each, dtype=torch.float64) for each in zip(*filters, strict=True))
+    count, rows = len(rows), rows.long()
     seeds = torch.randint(-(2**63), 2**63 - 1, (count,))
     places = torch.arange(count), torch.randint(2**31, (count,))
     columns = (kinds[0], kinds[1].long(), kinds[2], kinds[3], seeds, *places)

@@ -216,20 +216,35 @@ def assert_captured(llm: LLM, *, draws: bool) -> None:
 
 
 @pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
-@pytest.mark.parametrize("bits", ["16", "8"])
-def test_steps_of_ranks_are_captured(bits: Any, tmp_path: Path, stack: ExitStack) -> None:
+@pytest.mark.parametrize(("bits", "vocabulary"), [("16", 128), ("8", 130)])
+def test_captured_steps_draw_as_others_do(
+    bits: Any, vocabulary: int, tmp_path: Path, stack: ExitStack
+) -> None:
     """With experts and a network beside them in bfloat16, in which nothing is the same before and
-    after it is rounded. Turns red when an exchange, or what stands around it, is computed by
-    torch."""
-    write_checkpoint(
-        Family("shared", "qwen2_moe", {**SIZES, "shared_expert_intermediate_size": 64}), tmp_path
-    )
+    after it is rounded; ranks draw from parts of rows, or gather those with other shares. Turns red
+    when an exchange, or what stands around it, is computed by torch, or a sampled token differs
+    from that of whole rows, which others draw from."""
+    sizes = {**SIZES, "shared_expert_intermediate_size": 64, "vocab_size": vocabulary}
+    write_checkpoint(Family("shared", "qwen2_moe", sizes), tmp_path)
     case = Case("moe", bits, 1, "roomy", "cold", "16", "sampled", "captured", "processes")
-    settings = {**settings_of(case), "dtype": "bfloat16"}
-    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.8, seed=1)
-    llm = stack.enter_context(LLM(str(tmp_path), tensor_parallel_size=2, **settings))
-    llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+    settings = {**settings_of(case), "dtype": "bfloat16", "tensor_parallel_size": 2}
+    plain = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=1)
+    filters = ({}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.6})
+    params = [replace(plain, **each) for each in filters]
+    llm = stack.enter_context(LLM(str(tmp_path), **settings))
+    captured = tokens_drawn(llm, params)
     assert_captured(llm, draws=True)
+    assert len(set(map(tuple, captured))) == len(params)  # each filter has an effect
+    llm.shutdown()
+    eager = stack.enter_context(LLM(str(tmp_path), **settings | {"enforce_eager": True}))
+    assert tokens_drawn(eager, params) == captured
+
+
+def tokens_drawn(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
+    """Of rows that begin alike."""
+    prompts = [{"prompt_token_ids": [5, 6, 7]} for _ in params]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [list(each.outputs[0].token_ids) for each in outputs]
 
 
 @pytest.fixture(scope="module")
