@@ -15,6 +15,8 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.engine import build
 from quire.errors import ConfigError, EngineError
+from quire.executor.ray.cluster import RayHosts, check_nodes, check_own_host
+from tests.config.specs import GIB
 from tests.executor.ray_cluster import NUM_CPUS, ray_cluster
 from tests.models.families import Case, write_checkpoint
 from tests.waiting import wait_for
@@ -109,6 +111,40 @@ def test_without_room_the_start_says_what_is_free(
     monkeypatch.setattr("quire.executor.ray.cluster.PLACE_S", 2.0)
     with pytest.raises(ConfigError, match=f"num_threads=1 CPUs of one host, and {NUM_CPUS} are"):
         LLM(**settings(folder, tensor_parallel_size=8, distributed_executor_backend="ray"))
+
+
+def test_a_rank_that_no_node_can_hold_is_refused_at_once(cluster: Any) -> None:
+    """Turns red when Ray is asked to place it, and waited for."""
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"no node of Ray.s cluster with num_threads=1 CPUs"):
+        RayHosts(1, 1, 2**50, 2**51)
+    assert time.monotonic() - started < 30.0
+
+
+NODES: list[dict[str, Any]] = [
+    {"Alive": True, "Resources": {"CPU": 4.0, "memory": 7.0 * GIB}},
+    {"Alive": True, "Resources": {"memory": 64.0 * GIB}},
+    {"Alive": False, "Resources": {"CPU": 8.0, "memory": 64.0 * GIB}},
+]
+
+
+def test_a_node_has_cpus_and_memory_for_a_rank() -> None:
+    """Turns red when a node that is gone, or has no CPUs, counts."""
+    check_nodes(NODES, 4, 7 * GIB)
+    words = r"takes 8.00 GiB .* more than 7.00 GiB. .*`ray start --memory=BYTES`"
+    with pytest.raises(ConfigError, match=words):
+        check_nodes(NODES, 4, 8 * GIB)
+
+
+def test_ranks_beside_rank_0_find_room() -> None:
+    """Turns red when two processes of a host both plan with all of its memory, or its cores."""
+    check_own_host(0, (4, 0.0), (7 * GIB, 8 * GIB))
+    check_own_host(1, (2, 4.0), (4 * GIB, 8 * GIB))
+    with pytest.raises(ConfigError, match="num_threads=4 they take more than its 4 CPUs"):
+        check_own_host(1, (4, 4.0), (4 * GIB, 8 * GIB))
+    words = r"takes 5.00 GiB, and 8.00 GiB are free here.*lower kv_cache_memory"
+    with pytest.raises(ConfigError, match=words):
+        check_own_host(1, (2, 4.0), (5 * GIB, 8 * GIB))
 
 
 def test_one_rank_needs_no_ray(folder: str) -> None:

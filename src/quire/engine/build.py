@@ -296,7 +296,11 @@ def _executor(plan: StartupPlan, on_lost: Callable[[str], None]) -> Executor:
     if chosen.distributed_executor_backend == "ray":
         from quire.executor.ray import RayRankGroup
 
-        make_ranks = partial(RayRankGroup, rank_bytes=plan.resolved.memory.total)
+        make_ranks = partial(
+            RayRankGroup,
+            rank_bytes=plan.resolved.memory.total,
+            host_bytes=platform.free_bytes // chosen.data_parallel_size,
+        )
     return ProcessExecutor(
         lambda meeting: Worker(replace(settings, meeting=meeting)), launch, on_lost, make_ranks
     )

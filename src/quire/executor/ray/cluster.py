@@ -12,10 +12,11 @@ from quire.config.memory.plan import format_bytes
 from quire.errors import ConfigError
 from quire.executor.ray.host import run_host
 
-__all__ = ["HostProcess", "RayHosts"]
+__all__ = ["HostProcess", "RayHosts", "check_nodes", "check_own_host"]
 
 PLACE_S = 60.0
 END_S = 5.0
+_OFFER = "A node offers 70 % of its memory unless it was started by `ray start --memory=BYTES`"
 
 
 class HostProcess:
@@ -30,9 +31,10 @@ class RayHosts:
     """Runs processes on hosts of a Ray cluster: that of RAY_ADDRESS, else one that runs here, else
     a new one for this engine. Make all calls in one thread."""
 
-    def __init__(self, num_ranks: int, num_cpus: int, num_bytes: int) -> None:
-        """num_ranks: to be placed, with so many CPUs and so much memory for each. ConfigError if
-        there is no Ray, or no room."""
+    def __init__(self, num_ranks: int, num_cpus: int, num_bytes: int, host_bytes: int) -> None:
+        """num_ranks: to be placed, with so many CPUs and so much memory for each. host_bytes: free
+        on this host for all ranks here, rank 0 among them. ConfigError if there is no Ray, or no
+        room."""
         self._ray = _import_ray()
         self._started_it = not self._ray.is_initialized()
         if self._started_it:
@@ -42,8 +44,16 @@ class RayHosts:
         self._runs: list[Any] = []
         self._group: Any = None
         try:
+            check_nodes(self._ray.nodes(), num_cpus, num_bytes)
             self._place(num_ranks, num_cpus, num_bytes)
-            self._check_own_host(num_cpus)
+            host = self._ray.get_runtime_context().get_node_id()
+            num_here = len(self.bundles.get(host, ()))
+            (cpus,) = [
+                node["Resources"].get("CPU", 0)
+                for node in self._ray.nodes()
+                if node["NodeID"] == host
+            ]
+            check_own_host(num_here, (num_cpus, cpus), (num_bytes, host_bytes))
         except BaseException:
             self.end()
             raise
@@ -59,22 +69,7 @@ class RayHosts:
                 f"num_threads={num_cpus} CPUs of one host, and {there.get('CPU', 0):g} are free in "
                 f"all, and {format_bytes(num_bytes)} of its memory, of {memory}. Add hosts to the "
                 "cluster, or lower tensor_parallel_size, num_threads, kv_cache_memory or "
-                "memory_utilization."
-            )
-
-    def _check_own_host(self, num_cpus: int) -> None:
-        """Raise ConfigError if Ray has placed ranks on the CPUs of this host that rank 0 needs. It
-        computes here without Ray's knowledge."""
-        host = self._ray.get_runtime_context().get_node_id()
-        num_here = len(self.bundles.get(host, ()))
-        (cpus,) = [
-            node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["NodeID"] == host
-        ]
-        if num_here and (1 + num_here) * num_cpus > cpus:
-            raise ConfigError(
-                f"Ray has placed {num_here} ranks on this host, beside rank 0: with "
-                f"num_threads={num_cpus} they take more than its {cpus:g} CPUs. Start Ray here "
-                "with --num-cpus=0, so that it places ranks on other hosts, or lower num_threads."
+                f"memory_utilization. {_OFFER}."
             )
 
     @property
@@ -127,6 +122,39 @@ class RayHosts:
         if self._started_it:
             self._ray.shutdown()
             self._started_it = False
+
+
+def check_nodes(nodes: Sequence[Mapping[str, Any]], num_cpus: int, num_bytes: int) -> None:
+    """Raise ConfigError if no node with so many CPUs offers so much memory, whatever else runs
+    there. nodes: as Ray lists them."""
+    offers = [node["Resources"] for node in nodes if node["Alive"]]
+    memories = [each.get("memory", 0) for each in offers if each.get("CPU", 0) >= num_cpus]
+    if memories and max(memories) < num_bytes:
+        raise ConfigError(
+            f"a rank takes {format_bytes(num_bytes)} of memory, and no node of Ray's cluster with "
+            f"num_threads={num_cpus} CPUs offers more than {format_bytes(int(max(memories)))}. "
+            f"{_OFFER}: give it more, or lower kv_cache_memory or memory_utilization."
+        )
+
+
+def check_own_host(num_here: int, cpus: tuple[int, float], memory: tuple[int, int]) -> None:
+    """Raise ConfigError if Ray has placed ranks on the CPUs or in the memory of this host that rank
+    0 needs. It computes here without Ray's knowledge. num_here: ranks without it. cpus, memory: of
+    each rank, and of this host; memory in bytes."""
+    (num_cpus, all_cpus), (num_bytes, host_bytes) = cpus, memory
+    placed = f"Ray has placed {num_here} ranks on this host, beside rank 0: "
+    elsewhere = "Start Ray here with --num-cpus=0, so that it places ranks on other hosts, or"
+    if num_here and (1 + num_here) * num_cpus > all_cpus:
+        raise ConfigError(
+            f"{placed}with num_threads={num_cpus} they take more than its {all_cpus:g} CPUs. "
+            f"{elsewhere} lower num_threads."
+        )
+    if num_here and (1 + num_here) * num_bytes > host_bytes:
+        raise ConfigError(
+            f"{placed}each of them takes {format_bytes(num_bytes)}, and "
+            f"{format_bytes(host_bytes)} are free here. {elsewhere} give a lower kv_cache_memory, "
+            "which all ranks share."
+        )
 
 
 def _import_ray() -> Any:

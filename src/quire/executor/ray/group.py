@@ -48,10 +48,17 @@ class RayRankGroup:
     """A `RankGroup` for ranks on several hosts. A host is lost if its connection breaks or falls
     silent, or if Ray reports that its process has ended; the group is lost with it."""
 
-    def __init__(self, launch: RankLaunch, on_lost: Callable[[str], None], rank_bytes: int) -> None:
+    def __init__(
+        self,
+        launch: RankLaunch,
+        on_lost: Callable[[str], None],
+        rank_bytes: int,
+        host_bytes: int,
+    ) -> None:
         """launch: of rank 0, without descriptors. on_lost: as of `RankGroup`, in any thread.
-        rank_bytes: memory that each rank plans with."""
-        self._launch, self._rank_bytes = launch, rank_bytes
+        rank_bytes: memory that each rank plans with. host_bytes: as of `RayHosts`."""
+        self._launch = launch
+        self._rank_bytes, self._host_bytes = rank_bytes, host_bytes
         self._on_lost = on_lost
         self._hosts: list[_Host] = []
         self._threads: list[threading.Thread] = []
@@ -149,7 +156,9 @@ class RayRankGroup:
 
     def _start(self) -> None:
         threads = _threads_of(self._launch)
-        self._placed = placed = RayHosts(self._launch.size - 1, threads, self._rank_bytes)
+        self._placed = placed = RayHosts(
+            self._launch.size - 1, threads, self._rank_bytes, self._host_bytes
+        )
         address, token = placed.own_address, secrets.token_hex(16)
         self._store = GlooStore(address)
         self._meeting = GlooMeeting(
