@@ -6,6 +6,7 @@ name. A soak takes every variant, the usual run one of each family.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -272,7 +273,7 @@ def problem_of(
         model = PagedModel(folder, "reference", family.case.max_positions)
     except ConfigError as error:
         names = (*keys, *(NAMED_BY[key] for key in keys if key in NAMED_BY))
-        named = any(name in str(error) for name in names)
+        named = any(re.search(rf"(?<![\w.]){re.escape(name)}\b", str(error)) for name in names)
         return None if named else f"refused without its name: {error}"
     tokens = TOKENS[0, : family.case.max_positions].clamp(max=model.spec.vocab_size - 1)
     found = computed(model, tokens.tolist(), family.kind)
