@@ -7,7 +7,7 @@
 #
 # The head has rank 0, which is in the server's process, so it offers Ray no CPU for another one.
 # Another rank takes as many CPUs as rank 0 has threads: give --num-threads if the node has fewer.
-# It takes as much memory too, and a node offers 70 % of its own: give `ray start` --memory=BYTES for more.
+# It takes as much memory too. A node offers 70 % of its own, or what `ray start --memory` says.
 set -eu
 case "$1" in
   head) exec ray start --head --node-ip-address="$ADDRESS" --port=6379 --num-cpus=0 --block ;;
