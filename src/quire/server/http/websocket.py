@@ -202,7 +202,8 @@ class WebSocket:
 
     def _take(self, opcode: int, content: bytes) -> None:
         if opcode == _PING:
-            self._cycle.transport.write(frame(_PONG, content))
+            if not self._cycle.flow.write_paused:  # a later ping's pong will do (section 5.5.3)
+                self._cycle.transport.write(frame(_PONG, content))
         elif opcode == _CLOSE:
             self.close()
         elif opcode == _BINARY:
