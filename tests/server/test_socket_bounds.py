@@ -69,7 +69,7 @@ async def opened(limits: Limits | None = None) -> AsyncIterator[Opened]:
     settings = ServerSettings(disable_access_log=True, limits=limits or Limits())
     found: list[WebSocket] = []
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         found.append(scope["extensions"][WEBSOCKET])
         await found[0].accept(send)
         await found[0].lost.wait()
@@ -87,7 +87,8 @@ async def opened(limits: Limits | None = None) -> AsyncIterator[Opened]:
             head += await loop.sock_recv(client, 1)
         async with asyncio.timeout(WAIT_S):
             yield Opened(client, protocol, found)
-        transport.abort()
+        if not transport.is_closing():
+            transport.abort()
         await found[0].lost.wait()
 
 
@@ -100,3 +101,12 @@ async def test_pongs_wait_for_a_slow_reader() -> None:
         await each.say(masked(1, b"{}"))
         assert await each.server.receive() == b"{}"
         assert each.protocol.transport.get_write_buffer_size() < 2**17
+
+
+@in_a_loop
+async def test_nothing_follows_the_end() -> None:
+    """Fault: what comes behind a client's end is answered behind the server's."""
+    async with opened() as each:
+        await each.server.send(b"y" * 30_000)
+        await each.say(masked(8, b""), masked(9, b"there?"), masked(1, b"{}"), masked(2, b""))
+        assert [opcode for opcode, _ in await each.frames()] == [1, 8]

@@ -201,6 +201,8 @@ class WebSocket:
             self.close(error.code)
 
     def _take(self, opcode: int, content: bytes) -> None:
+        if self._is_closing:
+            return
         if opcode == _PING:
             if not self._cycle.flow.write_paused:  # a later ping's pong will do (section 5.5.3)
                 self._cycle.transport.write(frame(_PONG, content))
