@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -12,10 +13,14 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from quire.server.http.body import BytesInFlight
 from quire.server.http.protocol import limited_protocol
 from quire.server.http.server import uvicorn_config
 from quire.server.http.websocket import WEBSOCKET, WebSocket
 from quire.server.requests.limits import Limits
+from quire.server.requests.places import Fields
+from quire.server.responses.socket import LocalResponses
+from quire.server.responses.store import StoredResponse
 from quire.server.settings import ServerSettings
 from tests.server.socket_client import masked
 from tests.waiting import WAIT_S, in_a_loop
@@ -33,6 +38,7 @@ class Opened:
 
     client: socket.socket
     protocol: HttpToolsProtocol
+    in_flight: BytesInFlight
     served: list[WebSocket] = field(default_factory=list[WebSocket])
 
     @property
@@ -67,11 +73,11 @@ class Opened:
 @contextlib.asynccontextmanager
 async def opened(limits: Limits | None = None) -> AsyncIterator[Opened]:
     settings = ServerSettings(disable_access_log=True, limits=limits or Limits())
-    found: list[WebSocket] = []
+    found, in_flight = list[WebSocket](), BytesInFlight(settings.limits)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         found.append(scope["extensions"][WEBSOCKET])
-        await found[0].accept(send)
+        await found[0].accept(send, in_flight)
         await found[0].lost.wait()
 
     loop = asyncio.get_running_loop()
@@ -86,10 +92,11 @@ async def opened(limits: Limits | None = None) -> AsyncIterator[Opened]:
         while not head.endswith(b"\r\n\r\n"):
             head += await loop.sock_recv(client, 1)
         async with asyncio.timeout(WAIT_S):
-            yield Opened(client, protocol, found)
+            yield Opened(client, protocol, in_flight, found)
         if not transport.is_closing():
             transport.abort()
         await found[0].lost.wait()
+    assert not in_flight.num_bytes
 
 
 @in_a_loop
@@ -110,3 +117,63 @@ async def test_nothing_follows_the_end() -> None:
         await each.server.send(b"y" * 30_000)
         await each.say(masked(8, b""), masked(9, b"there?"), masked(1, b"{}"), masked(2, b""))
         assert [opcode for opcode, _ in await each.frames()] == [1, 8]
+
+
+@in_a_loop
+async def test_messages_count_as_bodies() -> None:
+    """Fault: the halves of messages of many connections fill the memory."""
+    limits = Limits(max_body_bytes_in_flight=1000)
+    for frame in (masked(1, b"x" * 2000)[:1500], masked(1, b"x" * 1500, first_bits=0)):
+        async with opened(limits) as each:
+            await each.say(frame)
+            assert await each.code() == 1013
+    async with opened(limits) as each:
+        for _ in range(3):
+            await each.say(masked(1, b"x" * 900))
+            assert len(await each.server.receive() or b"") == 900
+
+
+@in_a_loop
+async def test_a_message_must_arrive_in_time() -> None:
+    """Between two messages there is no limit."""
+    async with opened(Limits(body_timeout_s=0.2)) as each:
+        await each.say(masked(1, b"{}"))
+        assert await each.server.receive() == b"{}"
+        await asyncio.sleep(0.3)
+        await each.say(masked(1, b"{", first_bits=0), masked(9, b""))
+        assert await each.frames() == [(10, b""), (8, (1008).to_bytes(2))]
+
+
+@in_a_loop
+async def test_one_message_may_wait() -> None:
+    """For the answer to the one before it."""
+    async with opened() as each:
+        receiving = asyncio.create_task(each.server.receive())
+        await asyncio.sleep(0)
+        await each.say(masked(1, b"1"), masked(1, b"2"))
+        assert [await receiving, await each.server.receive()] == [b"1", b"2"]
+        await each.say(masked(1, b"3"), masked(1, b"4"))
+        assert await each.code() == 1013
+        assert await each.server.receive() is None
+
+
+@in_a_loop
+async def test_who_leaves_is_noticed_while_messages_wait() -> None:
+    """Fault: the engine computes for nobody."""
+    for count in range(1, 6):
+        async with opened() as each:
+            await each.say(*[masked(1, b"{}")] * count)
+            each.client.shutdown(socket.SHUT_RDWR)
+            async with asyncio.timeout(5):
+                await each.server.lost.wait()
+
+
+def test_a_long_conversation_is_let_go() -> None:
+    """And so is the one before it, which nothing can go on from."""
+    local = LocalResponses(max_bytes=200)
+    for size, is_kept in ((10, True), (1000, False)):
+        item: Fields = {"type": "message", "content": "x" * size}
+        before = sys.getrefcount(item)
+        local.keep(StoredResponse(f"resp_{size}", None, {"output": []}, [item]), [item])
+        assert (local.conversation(f"resp_{size}") is not None) == is_kept
+        assert (sys.getrefcount(item) > before) == is_kept

@@ -226,8 +226,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         extensions: dict[str, object] = {STREAM_BODY: StreamBody(cycle)}
         if self._offered_key is not None:
-            most = self.bounds.max_body_bytes
-            extensions[WEBSOCKET] = WebSocket(cycle, self._offered_key, most, self._accepted)
+            extensions[WEBSOCKET] = WebSocket(cycle, self._offered_key, self.bounds, self._accepted)
             self._offered_key = None
         cast("Any", self.scope)["extensions"] = extensions
         if is_old:

@@ -14,6 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server.http.body import BytesInFlight
 from quire.server.http.gate import CALLER, InternalCaller
 from quire.server.http.websocket import WebSocket
 from quire.server.requests.errors import ErrorReply
@@ -58,9 +59,9 @@ class LocalResponses:
     def keep(self, response: StoredResponse, items: list[Fields]) -> None:
         """Keep a response in place of the one before it. items: of the conversation up to its
         output."""
-        self._items = [*items, *response.body["output"]]
-        is_short = len(msgspec.json.encode(self._items)) <= self._max_bytes
-        self._last = response if is_short else None
+        kept = [*items, *response.body["output"]]
+        is_short = len(msgspec.json.encode(kept)) <= self._max_bytes
+        self._last, self._items = (response, kept) if is_short else (None, [])
 
     def conversation(self, response_id: str) -> tuple[list[Fields], StoredResponse] | None:
         """Return all items up to the end of a response, and the response; None if it is not
@@ -95,17 +96,20 @@ class LocalStore:
 class SocketResponse(Response):
     """Serves a WebSocket until the client leaves."""
 
-    def __init__(self, app: ASGIApp, socket: WebSocket, limits: Limits) -> None:
-        """app: that answers requests."""
+    def __init__(
+        self, app: ASGIApp, socket: WebSocket, limits: Limits, in_flight: BytesInFlight
+    ) -> None:
+        """app: that answers requests. in_flight: counts what is held of messages."""
         super().__init__()
         self._app = app
         self._socket = socket
+        self._in_flight = in_flight
         self._local = LocalResponses(limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         state = scope["state"]
         caller = InternalCaller(state["tenant"], state["weight"], is_spare=False)
-        await self._socket.accept(send)
+        await self._socket.accept(send, self._in_flight)
         end = time.monotonic() + MAX_AGE_S
         try:
             while (message := await self._next_message(end)) is not None:

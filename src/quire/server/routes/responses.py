@@ -85,7 +85,7 @@ def responses_router(services: Services) -> APIRouter:
                 "--allowed-origins to let them.",
                 status=403,
             )
-        return SocketResponse(request.app, socket, limits)
+        return SocketResponse(request.app, socket, limits, services.bodies.in_flight)
 
     @router.post("/v1/responses/compact", openapi_extra=body_of(CompactRequest))
     async def compact_response(request: Request) -> HttpResponse:
