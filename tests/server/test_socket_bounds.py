@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -19,7 +22,7 @@ from quire.server.http.server import uvicorn_config
 from quire.server.http.websocket import WEBSOCKET, WebSocket
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
-from quire.server.responses.socket import LocalResponses
+from quire.server.responses.socket import LocalResponses, SocketResponse
 from quire.server.responses.store import StoredResponse
 from quire.server.settings import ServerSettings
 from tests.server.socket_client import masked
@@ -33,8 +36,8 @@ _OFFER = (
 
 @dataclass
 class Opened:
-    """Both ends of a connection whose server does nothing but accept it, in one event loop. A
-    write of the server that its client does not read waits in `transport` soon."""
+    """Both ends of a connection, in one event loop. A write of the server that its client does not
+    read waits in the transport soon."""
 
     client: socket.socket
     protocol: HttpToolsProtocol
@@ -49,19 +52,37 @@ class Opened:
         """Send frames at once."""
         await asyncio.get_running_loop().sock_sendall(self.client, b"".join(frames))
 
-    async def frames(self) -> list[tuple[int, bytes]]:
-        """Opcodes and data of all frames that come before the server ends the connection."""
-        held, found = b"", list[tuple[int, bytes]]()
-        while data := await asyncio.get_running_loop().sock_recv(self.client, 2**16):
-            held += data
-        while held:
-            start, size = 2, held[1]
-            if size >= 126:
-                start += 2 if size == 126 else 8
-                size = int.from_bytes(held[2:start])
-            found.append((held[0] & 15, held[start : start + size]))
-            held = held[start + size :]
+    async def frame(self) -> tuple[int, bytes] | None:
+        """Opcode and data of the server's next frame; None if it has ended the connection."""
+        head = await self._take(2)
+        if not head:
+            return None
+        size = head[1]
+        if size >= 126:
+            size = int.from_bytes(await self._take(2 if size == 126 else 8))
+        return head[0] & 15, await self._take(size)
+
+    async def _take(self, count: int) -> bytes:
+        loop, found = asyncio.get_running_loop(), b""
+        while len(found) < count and (
+            data := await loop.sock_recv(self.client, count - len(found))
+        ):
+            found += data
         return found
+
+    async def frames(self) -> list[tuple[int, bytes]]:
+        """All frames that come before the server ends the connection."""
+        found: list[tuple[int, bytes]] = []
+        while (each := await self.frame()) is not None:
+            found.append(each)
+        return found
+
+    async def error(self, *frames: bytes) -> Any:
+        """The error that the server sends for a message."""
+        await self.say(*frames)
+        found = await self.frame()
+        assert found is not None and found[0] == 1
+        return json.loads(found[1])["error"]
 
     async def code(self) -> int:
         """The reason of the server for the end, which must come with its next frame."""
@@ -71,14 +92,22 @@ class Opened:
 
 
 @contextlib.asynccontextmanager
-async def opened(limits: Limits | None = None) -> AsyncIterator[Opened]:
+async def opened(
+    limits: Limits | None = None, answer: ASGIApp | None = None
+) -> AsyncIterator[Opened]:
+    """answer: makes the answers to messages; without it nobody takes them."""
     settings = ServerSettings(disable_access_log=True, limits=limits or Limits())
     found, in_flight = list[WebSocket](), BytesInFlight(settings.limits)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         found.append(scope["extensions"][WEBSOCKET])
-        await found[0].accept(send, in_flight)
-        await found[0].lost.wait()
+        if answer is None:
+            await found[0].accept(send, in_flight)
+            await found[0].lost.wait()
+        else:
+            scope["state"] = {"tenant": "", "weight": 1.0}
+            response = SocketResponse(answer, found[0], settings.limits, in_flight)
+            await response(scope, receive, send)
 
     loop = asyncio.get_running_loop()
     client, server = socket.socketpair()
@@ -177,3 +206,41 @@ def test_a_long_conversation_is_let_go() -> None:
         local.keep(StoredResponse(f"resp_{size}", None, {"output": []}, [item]), [item])
         assert (local.conversation(f"resp_{size}") is not None) == is_kept
         assert (sys.getrefcount(item) > before) == is_kept
+
+
+CREATE = masked(1, b'{"type": "response.create"}')
+
+
+async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
+    error = {"message": "short and stout"}
+    await JSONResponse({"error": error}, 418)(scope, receive, send)
+
+
+@in_a_loop
+async def test_the_shape_of_a_message_is_checked_first() -> None:
+    """Fault: something is built from a message before its bounds are known."""
+    async with opened(answer=teapot) as each:
+        for message, words in (
+            (b"[" * 100 + b"]" * 100, "max_json_depth"),
+            (b'{"' + b"x" * 300 + b'": 1}', "max_json_key_bytes"),
+            (b'{"type": "response.create", "previous_response_id": [5]}', "previous_response_id"),
+            (b'{"type": "response.create"}', "short and stout"),
+        ):
+            assert words in (await each.error(masked(1, message)))["message"]
+
+
+@in_a_loop
+async def test_others_have_a_turn_between_two_messages() -> None:
+    """Fault: messages that are refused at once keep the event loop."""
+    turns: list[str] = []
+
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+        turns.append("a message")
+        asyncio.get_running_loop().call_soon(turns.append, "another task")
+        await teapot(scope, receive, send)
+
+    async with opened(answer=noted) as each:
+        await each.error(CREATE)
+        await each.error(CREATE, CREATE)
+        await each.frame()
+    assert turns == ["a message", "another task"] * 3

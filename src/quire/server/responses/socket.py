@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.http.body import BytesInFlight
+from quire.server.http.body_shape import check_shape_by_turns
 from quire.server.http.gate import CALLER, InternalCaller
 from quire.server.http.websocket import WebSocket
-from quire.server.requests.errors import ErrorReply
+from quire.server.requests.errors import ErrorReply, RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
 from quire.server.responses.store import StoredResponse
@@ -31,6 +32,7 @@ MAX_AGE_S = 3600.0
 """Age at which a connection ends, when its last response is complete."""
 
 _PATH = "/v1/responses"
+_MAX_SHOWN = 200
 _FAILED = ("response.failed", "error")
 _OF_SOCKETS = ("type", "background", "stream_options")
 _CODES = {
@@ -43,8 +45,8 @@ class _Head(msgspec.Struct):
     """Fields of a message that the connection itself reads."""
 
     type: Literal["response.create"]
-    background: Any = None
-    previous_response_id: Any = None
+    background: bool | None = None
+    previous_response_id: str | None = None
 
 
 class LocalResponses:
@@ -103,6 +105,7 @@ class SocketResponse(Response):
         super().__init__()
         self._app = app
         self._socket = socket
+        self._limits = limits
         self._in_flight = in_flight
         self._local = LocalResponses(limits.max_body_bytes)
 
@@ -132,11 +135,17 @@ class SocketResponse(Response):
 
     async def _serve(self, message: bytes, caller: InternalCaller) -> None:
         """Answer one message."""
+        await asyncio.sleep(0)  # for other tasks, however fast this client is refused
         try:
+            await check_shape_by_turns(message, self._limits)
             fields = msgspec.json.decode(message, type=dict[str, msgspec.Raw])
             head = msgspec.json.decode(message, type=_Head)
-        except (msgspec.DecodeError, RecursionError):
-            await self._refuse(400, 'Send a JSON object with the type "response.create".')
+        except RefusedError as error:
+            await self._refuse(error.status, str(error), error.param)
+            return
+        except (msgspec.DecodeError, RecursionError) as error:
+            why = str(error)[:_MAX_SHOWN]
+            await self._refuse(400, f'{why}. Send a JSON object with the type "response.create".')
             return
         if head.background:
             await self._refuse(400, "background is not offered on a WebSocket.", "background")
