@@ -75,19 +75,21 @@ class BodyReader:
         """Return the body, or what is left of it when `take` has got all whole pieces."""
         limits = self._limits
         chunks: list[bytes] = []
-        size = num_taken = 0
+        size = num_held = 0
         started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(started + limits.body_timeout_s) as timeout:
                 async for chunk in request.stream():
                     size += len(chunk)
+                    num_held += len(chunk)
                     self.in_flight.num_bytes += len(chunk)
                     self._check_size(size, most, limit)
                     chunks.append(chunk)
-                    if take is not None and size - num_taken >= _UPLOAD_PIECE_BYTES:
-                        num_taken = size
+                    if take is not None and num_held >= _UPLOAD_PIECE_BYTES:
                         await asyncio.to_thread(take, b"".join(chunks))
                         chunks.clear()
+                        self.in_flight.num_bytes -= num_held
+                        num_held = 0
                     timeout.reschedule(started + limits.body_timeout_s + size / 2**20)
         except TimeoutError as error:
             raise RefusedError(
@@ -96,7 +98,7 @@ class BodyReader:
                 status=408,
             ) from error
         finally:
-            self.in_flight.num_bytes -= size
+            self.in_flight.num_bytes -= num_held
         return b"".join(chunks)
 
     def _check_size(self, size: int, most: int, limit: str) -> None:
