@@ -244,3 +244,36 @@ async def test_others_have_a_turn_between_two_messages() -> None:
         await each.error(CREATE, CREATE)
         await each.frame()
     assert turns == ["a message", "another task"] * 3
+
+
+@in_a_loop
+async def test_a_server_that_ends_ends_its_answer_first() -> None:
+    """And takes no message after it. Fault: the connection is cut amid an answer."""
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        started.set()
+        await may_end.wait()
+        await teapot(scope, receive, send)
+
+    async with opened(answer=slow) as each:
+        await each.say(CREATE, CREATE)
+        await started.wait()
+        each.protocol.shutdown()
+        may_end.set()
+        (kind, _), end = await each.frames()
+        assert kind == 1 and end == (8, (1001).to_bytes(2))
+    async with opened(answer=slow) as each:
+        await each.error(CREATE)
+        each.protocol.shutdown()
+        assert await each.code() == 1001
+
+
+@in_a_loop
+async def test_a_silent_server_says_that_it_is_there() -> None:
+    """Fault: a proxy cuts the connection while a long prompt is computed."""
+    async with opened(Limits(sse_keep_alive_s=0.05), answer=teapot) as each:
+        for _ in range(2):
+            assert await each.frame() == (9, b"")
+            await each.say(masked(10, b""))
+        assert (await each.error(CREATE))["message"] == "short and stout"

@@ -168,7 +168,8 @@ class WebSocket:
         self._num_counted = 0
         self._messages: deque[bytes] = deque()
         self._news = asyncio.Event()
-        self._is_awaited = self._is_closing = False
+        self._is_awaited = self._is_ending = self._is_closing = False
+        self._spoken_s = 0.0
         self._started_s = 0.0  # of the message that comes
         self._timer: asyncio.TimerHandle | None = None
         self.lost = asyncio.Event()
@@ -187,6 +188,8 @@ class WebSocket:
 
     async def receive(self) -> bytes | None:
         """Wait for the next message, a text in UTF-8. None if the connection ends."""
+        if self._is_ending:
+            self.close()
         self._is_awaited = True
         try:
             while not self._messages and not self.lost.is_set():
@@ -203,15 +206,40 @@ class WebSocket:
     async def send(self, text: bytes) -> None:
         """Send a message, and wait while the client takes less than it is sent."""
         if not self._is_closing and not self.lost.is_set():
-            self._cycle.transport.write(frame(_TEXT, text))
+            self._write(_TEXT, text)
             await self._cycle.flow.drain()
 
-    def close(self, code: CloseCode = CloseCode.NORMAL) -> None:
+    async def keep_alive(self, interval_s: float) -> None:
+        """Send a ping, for ever, whenever nothing was sent for this long."""
+        loop = asyncio.get_running_loop()
+        self._spoken_s = loop.time()
+        while not self.lost.is_set():
+            silent_s = loop.time() - self._spoken_s
+            if silent_s < interval_s:
+                await asyncio.sleep(interval_s - silent_s)
+            elif self._cycle.flow.write_paused:
+                await self._cycle.flow.drain()
+            else:
+                self._write(_PING, b"")
+
+    def _write(self, opcode: int, data: bytes) -> None:
+        self._spoken_s = asyncio.get_running_loop().time()
+        self._cycle.transport.write(frame(opcode, data))
+
+    def finish(self) -> None:
+        """End the connection, as the server ends: now, or after the answer that is being sent."""
+        self._is_ending = True
+        if self._is_awaited:
+            self.close()
+
+    def close(self, code: CloseCode | None = None) -> None:
         """End the connection, with a reason."""
         if not self._is_closing:
             self._is_closing = True
+            if code is None:
+                code = CloseCode.GOING_AWAY if self._is_ending else CloseCode.NORMAL
             if not self.lost.is_set():
-                self._cycle.transport.write(frame(_CLOSE, code.to_bytes(2)))
+                self._write(_CLOSE, code.to_bytes(2))
                 self._cycle.transport.close()
             self.connection_lost()
 
@@ -264,7 +292,7 @@ class WebSocket:
             return
         if opcode == _PING:
             if not self._cycle.flow.write_paused:  # a later ping's pong will do (section 5.5.3)
-                self._cycle.transport.write(frame(_PONG, content))
+                self._write(_PONG, content)
         elif opcode == _CLOSE:
             self.close()
         elif opcode == _BINARY:

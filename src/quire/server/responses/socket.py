@@ -114,10 +114,12 @@ class SocketResponse(Response):
         caller = InternalCaller(state["tenant"], state["weight"], is_spare=False)
         await self._socket.accept(send, self._in_flight)
         end = time.monotonic() + MAX_AGE_S
+        pinging = asyncio.create_task(self._socket.keep_alive(self._limits.sse_keep_alive_s))
         try:
             while (message := await self._next_message(end)) is not None:
                 await self._serve(message, caller)
         finally:
+            pinging.cancel()
             self._socket.close()
 
     async def _next_message(self, end: float) -> bytes | None:
