@@ -92,6 +92,10 @@ GEMMA4 = {
         ({"attention.head_count_kv": [2, 1]}, "head_count_kv has 2 entries for 3 layers"),
         ({"attention.sliding_window_pattern": [False, False, True]}, "the last layer slides"),
         ({"attention.value_length_swa": 4}, "key_length_swa=8 and value_length_swa=4"),
+        (
+            {"attention.sliding_window_pattern": None},
+            "lack gemma4.attention.sliding_w",
+        ),
         ({"rope.dimension_count_swa": 4}, "rope.dimension_count_swa=4 rotates a part"),
         ({"divisors": [1.0, 2.0] * 4}, "rope_freqs.weight does not say"),
     ],
@@ -107,6 +111,7 @@ def test_layers_of_gemma_4(changes: dict[str, Any], problem: str | None, tmp_pat
     settings = GEMMA4 | {
         f"gemma4.{key}": value for key, value in changes.items() if key != "divisors"
     }
+    settings = {key: value for key, value in settings.items() if value is not None}
     file = write_gguf(tmp_path / "m.gguf", settings, tensors)
     if problem is not None:
         with pytest.raises(ConfigError, match=problem):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,20 @@ def test_weights_of_files_count_in_the_target_dtype_and_tied_ones_once() -> None
     assert weight_bytes(spec, checkpoint) == (100 * 8 + 24) * 2
     untied = replace(spec, tie_word_embeddings=False, dtype="float32")
     assert weight_bytes(untied, checkpoint) == (2 * 100 * 8 + 24) * 4
+
+
+def test_tables_that_are_only_looked_up_are_widened() -> None:
+    """Turns red when Gemma 4's table of a vector per layer counts in the bits of its file."""
+    layout: Any = SimpleNamespace(bytes_on=lambda device: 7)
+    names = ("model.embed_tokens.weight", "model.embed_tokens_per_layer.weight", "h.0.mlp.weight")
+    tensors = {
+        name: TensorInfo(name, (100, 8), "Q4_0", Path("m.gguf"), 0, 0, packed=layout)
+        for name in names
+    }
+    checkpoint = Checkpoint((Path("m.gguf"),), tensors)
+    assert weight_bytes(make_spec(), checkpoint) == 7 + 1600 + 7
+    untied = replace(make_spec(), tie_word_embeddings=False)
+    assert weight_bytes(untied, checkpoint) == 1600 + 1600 + 7
 
 
 def test_weights_without_files_are_the_parameters() -> None:

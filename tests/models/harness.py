@@ -149,17 +149,27 @@ class PagedModel:
                 for position in range(starts[seq], self._lengths[seq])
             ]
             plan = self._backend.plan(query_start_loc, seq_lens, block_table, group.window)
-            groups.append(GroupInputs(block_table, torch.tensor(slots), group.window, plan))
-        ends = (seq_lens - 1).repeat_interleave(torch.tensor(sizes))
+            last_key = self._last_key(chunks, starts, group.window)
+            groups.append(
+                GroupInputs(block_table, torch.tensor(slots), group.window, plan, last_key)
+            )
         return StepInputs(
-            query_start_loc,
-            seq_lens,
-            max(sizes),
-            max(lengths),
-            tuple(groups),
-            self._pool,
-            last_key=ends if self.spec.whole_prompts else None,
+            query_start_loc, seq_lens, max(sizes), max(lengths), tuple(groups), self._pool
         )
+
+    def _last_key(
+        self, chunks: Mapping[int, Sequence[int]], starts: Mapping[int, int], window: int | None
+    ) -> torch.Tensor | None:
+        """As in `GroupInputs`: the end of a whole prompt, or of the window behind a token."""
+        if not self.spec.whole_prompts:
+            return None
+        reach = window or NUM_BLOCKS * BLOCK_SIZE
+        keys = [
+            min(self._lengths[seq], position + reach) - 1
+            for seq in chunks
+            for position in range(starts[seq], self._lengths[seq])
+        ]
+        return torch.tensor(keys, dtype=torch.int32)
 
     def _forget_outside_windows(self, chunks: Mapping[int, Sequence[int]]) -> None:
         for seq in chunks:

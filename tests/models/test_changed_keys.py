@@ -6,6 +6,7 @@ name. A soak takes every variant, the usual run one of each family.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -68,19 +69,22 @@ _ENCODER = {
     "pad_token_id": 1,
 }
 ENCODERS = tuple(Case(name, name, _ENCODER) for name in ("bert", "roberta", "xlm-roberta"))
+MODERN = Case(
+    "modernbert", "modernbert", {**_ENCODER, "local_attention": 8, "global_attn_every_n_layers": 2}
+)
 FIRST = {case.model_type: case for case in reversed(CASES)} | {"gemma4_text": GEMMA4_WHOLE}
 """The first case of each family, but of Gemma 4 one that has all keys."""
 
 SORTING = tuple(FIRST[name] for name in ("llama", "mistral", "phi3", "qwen2", "qwen3"))
 USUAL = (
     *(Family(case) for case in FIRST.values()),
-    *(Family(case, "vectors") for case in ENCODERS[:2]),
+    *(Family(case, "vectors") for case in (*ENCODERS[:2], MODERN)),
     *(Family(case, "classes") for case in (ENCODERS[0], SORTING[0])),
 )
 FAMILIES = (
     *USUAL,
     Family(ENCODERS[2], "vectors"),  # whose config is read as RoBERTa's
-    *(Family(case, "classes") for case in (*ENCODERS[1:], *SORTING[1:])),
+    *(Family(case, "classes") for case in (*ENCODERS[1:], MODERN, *SORTING[1:])),
     *(Family(case) for case in CASES if case not in FIRST.values()),
 )
 """Behind the usual ones those whose keys are read by the same lines."""
@@ -92,6 +96,7 @@ SPELLINGS = {
     "BertForMaskedLM": "BertModel",
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
+    "ModernBertForMaskedLM": "ModernBertModel",
 }
 """Architectures that mean another one: `transformers` has no models of the first three names, and
 quire has no use for the head of the others."""
@@ -268,7 +273,7 @@ def problem_of(
         model = PagedModel(folder, "reference", family.case.max_positions)
     except ConfigError as error:
         names = (*keys, *(NAMED_BY[key] for key in keys if key in NAMED_BY))
-        named = any(name in str(error) for name in names)
+        named = any(re.search(rf"(?<![\w.]){re.escape(name)}\b", str(error)) for name in names)
         return None if named else f"refused without its name: {error}"
     tokens = TOKENS[0, : family.case.max_positions].clamp(max=model.spec.vocab_size - 1)
     found = computed(model, tokens.tolist(), family.kind)

@@ -108,6 +108,24 @@ def test_spare_requests_are_admitted_only_while_nothing_else_waits(seed: int, po
     simulation.drain()
 
 
+def test_a_prompt_gets_the_tokens_of_those_that_it_pauses() -> None:
+    """Fault: a batch fills the steps, and a prompt beside it computes one token in each."""
+    setup = Setup(max_num_seqs=8, num_blocks=96, block_size=4, max_num_batched_tokens=8)
+    simulation = Simulation(setup)
+    for seed in range(7):
+        simulation.add([4 + seed], max_tokens=40, seed=seed, scheduling=SPARE)
+    simulation.plan()
+    simulation.apply()
+    (handle,) = simulation.add(range(5, 29), max_tokens=2)
+    table = simulation.scheduler.state.table
+    for num_computed in (8, 16, 24):
+        simulation.plan()
+        (slot,) = np.flatnonzero(table.handle == handle)
+        assert table.num_computed[slot] == num_computed
+        simulation.apply()
+    simulation.drain()
+
+
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_a_spare_request_gives_its_slot_away(policy: str) -> None:
     """Fault: who comes while a batch has all slots waits for the end of one of its requests."""

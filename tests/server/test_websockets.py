@@ -61,7 +61,11 @@ def test_messages_come_in_any_pieces(server: RunningServer) -> None:
         (masked(1, b"\xff"), 1007),
         (b"\x81\xff" + (2**40).to_bytes(8) + b"mask", 1009),
     ],
-)
+    ids=[
+        "unmasked", "reserved bits", "opcode", "no beginning", "no end", "cut ping", "long ping",
+        "bytes", "no text", "too long",
+    ],
+)  # fmt: skip
 def test_what_breaks_the_protocol_ends_the_connection(
     server: RunningServer, data: bytes, code: int
 ) -> None:

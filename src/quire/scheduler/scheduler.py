@@ -205,8 +205,6 @@ class Scheduler:
         self._admission.drop_late(now)
         self._admission.take_from_spare()
         slots, tokens, was_preempted = self._choose_running()
-        if state.table.num_spare or state.waiting.num_spare:
-            slots, tokens = self._budget.without_spare(slots, tokens)
         if len(state.waiting) and not was_preempted:
             slots, tokens = self._admission.admit(slots, tokens, now)
         if not len(slots) and not self._has_news_to_fetch:
@@ -253,9 +251,14 @@ class Scheduler:
         """Return running slots that compute, and tokens for each, with their blocks; and whether
         groups were preempted for these."""
         was_preempted = False
+        has_spare = bool(self.state.table.num_spare or self.state.waiting.num_spare)
         while True:
-            slots, tokens, is_short = self._give_blocks(*self._budget.choose_running())
+            chosen = self._budget.choose_running(has_spare=has_spare)
+            slots, tokens, is_short = self._give_blocks(*chosen)
             was_preempted |= is_short
+            if self._budget.is_spare_paused and not self._budget.are_in_prompts(slots):
+                has_spare = False  # the prompt gets nothing in this step: nobody sits it out
+                continue
             if len(slots) or not is_short or self.state.kv.swaps.num_orphaned:
                 return slots, tokens, was_preempted and (is_short or len(slots) > 0)
             # The budget was theirs that are preempted now: others may have it.

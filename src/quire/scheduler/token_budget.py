@@ -77,11 +77,14 @@ class TokenBudget:
         self._stops_at = stops_at
         self.limits = PrefillLimits.of(settings)
 
-    def choose_running(self) -> tuple[Slots, Slots]:
-        """Slots that compute in the next step, and tokens for each, at least one."""
+    def choose_running(self, *, has_spare: bool) -> tuple[Slots, Slots]:
+        """Slots that compute in the next step, and tokens for each, at least one. has_spare: some
+        group runs or waits on spare capacity."""
         self.is_spare_paused = False
         todo = self._table.todo()
         slots = todo.nonzero()[0]
+        if has_spare:
+            slots = self._without_spare(slots)
         todo = todo[slots]
         tokens = self._shortened(slots, np.minimum(todo, self.limits.long_prefill_token_threshold))
         left = self._max_tokens
@@ -100,19 +103,22 @@ class TokenBudget:
         """Note that the step that was shared out is computed."""
         self._num_paused = self._num_paused + 1 if self.is_spare_paused else 0
 
+    @property
+    def may_pause_spare(self) -> bool:
+        """True if sequences on spare capacity may sit out one more step."""
+        return self._num_paused < MAX_STEPS_PAUSED
+
     def pause_spare(self) -> bool:
         """Note that the step computes a prompt that is not on spare capacity. Return whether
         sequences on spare capacity sit it out."""
-        self.is_spare_paused = self._num_paused < MAX_STEPS_PAUSED
+        self.is_spare_paused = self.may_pause_spare
         return self.is_spare_paused
 
-    def without_spare(self, slots: Slots, tokens: Slots) -> tuple[Slots, Slots]:
-        """Return what computes of the running `slots` and their `tokens`: all but those on spare
-        capacity if one of the others computes its prompt. They keep the blocks that they got."""
-        is_urgent = self._table.account[slots] != SPARE_ACCOUNT
-        if self.are_in_prompts(slots[is_urgent]) and self.pause_spare():
-            return slots[is_urgent], tokens[is_urgent]
-        return slots, tokens
+    def _without_spare(self, slots: Slots) -> Slots:
+        """Return the running `slots` that the step is shared out to: all but those on spare
+        capacity if one of the others computes its prompt."""
+        urgent = slots[self._table.account[slots] != SPARE_ACCOUNT]
+        return urgent if self.are_in_prompts(urgent) and self.pause_spare() else slots
 
     def are_in_prompts(self, slots: Slots) -> bool:
         """Return whether some of these slots have a part of their prompts left to compute."""
@@ -146,7 +152,8 @@ class TokenBudget:
         prompts = slots[self._table.todo()[slots] > 1].tolist()
         order = sorted((self._table.at(slot).group.key, slot) for slot in prompts)
         spare = slots[self._table.account[slots] == SPARE_ACCOUNT]
-        return StepTokens(self, wanted, left, order, spare)
+        decodes = spare[self._table.todo()[spare] == 1]
+        return StepTokens(self, wanted, left, order, spare, decodes)
 
     def num_partial(self, wanted: Slots, *, is_spare: bool) -> tuple[int, int]:
         """Prompts of which a part is left after a step that computes `wanted` by slot, and how
@@ -164,7 +171,7 @@ class StepTokens:
     """The tokens of one step while waiting groups are admitted.
 
     wanted: by slot. left: that nobody wants yet. prompts: (key, slot) of running prompts, by key.
-    spare: running slots on spare capacity.
+    spare, spare_decodes: running slots on spare capacity, and those of them that decode.
     """
 
     def __init__(
@@ -174,9 +181,10 @@ class StepTokens:
         left: int,
         prompts: list[tuple[tuple[float, int], int]],
         spare: Slots,
+        spare_decodes: Slots,
     ) -> None:
         self._budget = budget
-        self._spare = spare
+        self._spare, self._spare_decodes = spare, spare_decodes
         self._wanted = wanted
         self._left = left
         self._prompts = prompts
@@ -184,9 +192,9 @@ class StepTokens:
         self._partial: dict[bool, tuple[int, int]] = {}
 
     def offered_to(self, group: SequenceGroup) -> int:
-        """Tokens that the group may compute: those left, and those of running prompts after it;
-        none if prompts are not cut and this one is longer."""
-        offered = self._left
+        """Tokens that the group may compute: those left, those of sequences that it pauses, and
+        those of running prompts after it; none if prompts are not cut and this one is longer."""
+        offered = self._left + self._freed_by(group)
         for key, slot in reversed(self._prompts):
             if key < group.key:
                 break
@@ -194,6 +202,15 @@ class StepTokens:
         if self._budget.whole_prompts and offered < len(group.sequences[0].token_ids):
             return 0
         return min(offered, self._budget.limits.long_prefill_token_threshold)
+
+    def _freed_by(self, group: SequenceGroup) -> int:
+        """Return the tokens of decoding sequences on spare capacity that pause if the group comes:
+        it begins with its prompt. Prompts on spare capacity are among `prompts`."""
+        (first, *_), num_prompt = group.sequences, len(group.request.prompt_token_ids)
+        begins = first.swapped is None and len(first.token_ids) <= num_prompt
+        if group.is_spare or not begins or not self._budget.may_pause_spare:
+            return 0
+        return int(self._wanted[self._spare_decodes].sum())
 
     def may_start(self, group: SequenceGroup) -> bool:
         """Return whether the limits on partly computed prompts let the group begin. The cached part
@@ -212,8 +229,9 @@ class StepTokens:
         if is_partial and partial >= limits.max_num_partial_prefills:
             return False  # what it would take from running prompts leaves more of them partial
         partial_then, long_then = partial, long
-        if given > self._left:
-            wanted = self._without(given - self._left)
+        room = self._left + self._freed_by(group)
+        if given > room:
+            wanted = self._without(given - room)
             partial_then, long_then = self._budget.num_partial(wanted, is_spare=is_spare)
         return partial_then + is_partial <= max(limits.max_num_partial_prefills, partial) and (
             long_then + is_long <= max(limits.max_long_partial_prefills, long)

@@ -358,7 +358,9 @@ def _gemma4(header: GGUFHeader, values: dict[str, Any], theta: Any) -> dict[str,
 
 def _by_layer(header: GGUFHeader, key: str, num_layers: int) -> list[Any]:
     """Return a value for each layer, of an array or of a single value."""
-    found = header.array(key) if key in header.arrays else [header.metadata.get(key)] * num_layers
+    if key not in header.arrays and key not in header.metadata:
+        raise ConfigError(f"{header.file}: its metadata lack {key}; convert the model again")
+    found = header.array(key) if key in header.arrays else [header.metadata[key]] * num_layers
     if found is None or len(found) != num_layers:
         raise ConfigError(
             f"{header.file}: {key} has {len(found or ())} entries for {num_layers} layers"

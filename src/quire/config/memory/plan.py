@@ -56,7 +56,11 @@ _INT64_BYTES = 8
 _BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
 """Tensors that some checkpoints carry although they are no weights."""
 
-_TABLES = re.compile(r"(^|\.)(embed_tokens|embed_positions|wte|wpe)\.weight$")
+_TOKENS = re.compile(r"(^|\.)(embed_tokens|wte)\.weight$")
+"""Tables of tokens, with which a tied head multiplies."""
+
+_LOOKED_UP = re.compile(r"(^|\.)(embed_tokens_per_layer|embed_positions|wpe)\.weight$")
+"""Tables with which nothing multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,8 @@ def _weight_bytes(
 
 def _is_table(name: str, spec: ModelSpec) -> bool:
     """Return whether the matrix is only looked up, so that it is kept in `spec.dtype`."""
-    return _TABLES.search(name) is not None and not spec.tie_word_embeddings
+    is_head = spec.tie_word_embeddings
+    return bool(_LOOKED_UP.search(name) or (_TOKENS.search(name) and not is_head))
 
 
 def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
