@@ -78,9 +78,10 @@ class Opened:
         return found
 
     async def error(self, *frames: bytes) -> Any:
-        """The error that the server sends for a message."""
+        """The error that the server sends for a message, perhaps behind pings."""
         await self.say(*frames)
-        found = await self.frame()
+        while (found := await self.frame()) == (9, b""):
+            pass
         assert found is not None and found[0] == 1
         return json.loads(found[1])["error"]
 
