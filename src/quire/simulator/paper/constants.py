@@ -27,7 +27,7 @@ OF_COPIES = ("host_bytes_per_s", "copy_call_s")
 
 @dataclass(frozen=True, slots=True)
 class _Headline:
-    """A figure of quire's run, over that of another system ("" for none)."""
+    """A figure of quire's run, over that of another system."""
 
     name: str
     run: Run
@@ -36,8 +36,8 @@ class _Headline:
 
     @property
     def runs(self) -> list[Run]:
-        """Quire's, and that of the other system if there is one."""
-        return [self.run, *([replace(self.run, system=self.over, changes=())] if self.over else ())]
+        """Quire's, and that of the other system."""
+        return [self.run, replace(self.run, system=self.over, changes=())]
 
 
 def _rate(outcome: Outcome) -> float:
@@ -48,16 +48,11 @@ def _sequences(outcome: Outcome) -> float:
     return outcome.mean_running
 
 
-def _held(outcome: Outcome) -> float:
-    return 100 * outcome.memory["held"]
-
-
 def _headlines() -> list[_Headline]:
     small = Run("opt-13b", "quire", "sharegpt")
     beams = Run("opt-13b", "quire", "alpaca", n=6, is_search=True)
     reuse = (("enable_prefix_caching", True),)
     return [
-        _Headline("2: KV memory with tokens, %", small, "", _held),
         *(
             _Headline(f"12: {setup}, rate over {SYSTEMS[over]}", replace(small, setup=setup), over,
                       _rate)
@@ -99,13 +94,11 @@ def figure_constants(pool: RunPool) -> Figure:
     }
     values: dict[str, list[float]] = {}
     for each in headlines:
-        ours, *others = [
+        ours, theirs = [
             [each.value(found[run][_as_counts(run, scale)]) for scale in scales]
             for run in each.runs
         ]
-        for other in others:
-            ours = [mine / theirs for mine, theirs in zip(ours, other, strict=True)]
-        values[each.name] = ours
+        values[each.name] = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     device = device_named(SETUPS["opt-13b"].device)
     changed = [device.scaled(*scale) if scale[0] else device for scale in scales]
     values["19: recompute over swap, the worst block size"] = list(map(worst_recovery, changed))
