@@ -175,14 +175,15 @@ async def test_a_message_must_arrive_in_time() -> None:
 
 
 @in_a_loop
-async def test_one_message_may_wait() -> None:
-    """For the answer to the one before it."""
+async def test_few_messages_may_wait() -> None:
+    """For the answer to the one before them."""
     async with opened() as each:
         receiving = asyncio.create_task(each.server.receive())
         await asyncio.sleep(0)
-        await each.say(masked(1, b"1"), masked(1, b"2"))
-        assert [await receiving, await each.server.receive()] == [b"1", b"2"]
-        await each.say(masked(1, b"3"), masked(1, b"4"))
+        await each.say(*(masked(1, text) for text in (b"1", b"2", b"3", b"4", b"5")))
+        got = [await receiving, *[await each.server.receive() for _ in range(4)]]
+        assert got == [b"1", b"2", b"3", b"4", b"5"]
+        await each.say(*(masked(1, b"6") for _ in range(5)))
         assert await each.code() == 1013
         assert await each.server.receive() is None
 

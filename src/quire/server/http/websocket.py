@@ -25,7 +25,7 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """Proof that the server speaks the protocol (section 1.3)."""
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0, 1, 2, 8, 9, 10
 _MAX_CONTROL_BYTES = 125
-_MAX_WAITING = 1
+_MAX_WAITING = 4
 """Messages that may wait while another one is answered."""
 
 
