@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 import httpx
 
-__all__ = ["WAIT_S", "PatientClient", "get", "options", "post", "stream", "wait_for"]
+__all__ = ["WAIT_S", "PatientClient", "get", "in_a_loop", "options", "post", "stream", "wait_for"]
 
 Found = TypeVar("Found")
 
@@ -24,6 +25,16 @@ def wait_for(condition: Callable[[], Found], what: str, timeout_s: float = WAIT_
         assert time.monotonic() < deadline, f"no {what}"
         time.sleep(0.01)
     return found
+
+
+def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """A test that is a coroutine."""
+
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
 
 
 # Those of httpx give a busy server 5 seconds.

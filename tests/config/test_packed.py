@@ -79,6 +79,11 @@ SETTINGS = [
     ("compressed-w4a16", {"format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized' is not"),
     ("compressed-w4a16", {"format": "marlin-24"}, "'marlin-24' is not supported"),
     ("compressed-w4a16", {"config_groups": {}}, "no weights are described"),
+    (
+        "compressed-w4a16",
+        {"config_groups": {"a": {"format": "pack-quantized", "weights": {"group_size": 0}}}},
+        "group_size=0 is not supported",
+    ),
     ("compressed-w4a16", {"transform_config": {"config_groups": {"R1": 1}}}, "transform_config"),
     ("compressed-w4a16", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
 ]

@@ -78,12 +78,14 @@ class SocketClient:
         self.send(masked(1, json.dumps(message).encode()))
 
     def frame(self) -> tuple[int, bytes]:
-        """Opcode and data of the next frame of the server, which are whole and unmasked."""
+        """Opcode and data of the next frame of the server, which are whole and unmasked. Pings, of
+        which a silent server sends some, are passed over."""
         first, size = self._take(2)
         assert first & 0xF0 == 0x80 and size < 128
         if size >= 126:
             size = int.from_bytes(self._take(2 if size == 126 else 8))
-        return first & 15, self._take(size)
+        data = self._take(size)
+        return self.frame() if first & 15 == 9 else (first & 15, data)
 
     def closing_code(self) -> int:
         """The reason of the server for the end, which comes next."""

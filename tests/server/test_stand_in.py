@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests.server.test_fronts import TWO_FRONTS, fronts_of
 from tests.server.test_run import CHAT, CODE, LONG, serving
-from tests.waiting import WAIT_S, get, post, wait_for
+from tests.waiting import WAIT_S, get, in_a_loop, post, wait_for
 
 FRONTS_WAIT = """
 import sys
@@ -70,14 +69,6 @@ async def standing(settings: ServerSettings | None = None) -> AsyncGenerator[Sta
             await stand_in.open(listeners)
             port = listeners[0].getsockname()[1]
             yield Standing(stand_in, listeners[0], f"http://127.0.0.1:{port}")
-
-
-def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    @functools.wraps(test)
-    def run() -> None:
-        asyncio.run(test())
-
-    return run
 
 
 def check_refusal(answer: httpx.Response, phase: str) -> None:

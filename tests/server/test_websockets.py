@@ -88,6 +88,20 @@ def test_messages_that_ask_for_nothing_are_refused(server: RunningServer) -> Non
         assert client.turn(**SMALL)[-1]["type"] == "response.incomplete"
 
 
+def test_outputs_of_hosted_tools_are_skipped(server: RunningServer) -> None:
+    """As over POST: their calls were not the model's."""
+    told = {"type": "message", "role": "user", "content": "hi"}
+    with SocketClient(server.port) as client:
+        for kind in ("computer_call_output", "local_shell_call_output"):
+            hosted = {"type": kind, "call_id": "call_elsewhere", "output": "none"}
+            events = client.turn(**{**SMALL, "input": [told, hosted]})
+            assert events[-1]["type"] == "response.incomplete"
+        for kind in ("function_call_output", "custom_tool_call_output"):
+            output = {"type": kind, "call_id": "call_missing", "output": "none"}
+            (error,) = client.turn(**{**SMALL, "input": [told, output]})
+            assert error["status"] == 400 and "call_missing" in error["error"]["message"]
+
+
 def test_a_client_that_leaves_ends_its_response(server: RunningServer) -> None:
     """Fault: the engine computes for nobody."""
     with SocketClient(server.port) as client:
@@ -109,6 +123,9 @@ def test_who_may_open_one(front: ModelFront, http: httpx.Client) -> None:
             ((), 401),
             ((key,), 101),
             ((key, f"Origin: {allowed}"), 101),
+            ((key, "Origin: http://localhost"), 101),  # as clients that are no browsers send it
+            ((key, "Origin: http://localhost:1"), 403),
+            ((key, "Origin: null"), 403),
             ((key, "Origin: https://elsewhere.example"), 403),
         ):
             with SocketClient(server.port, *lines) as client:

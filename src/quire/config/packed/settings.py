@@ -205,8 +205,8 @@ def _compressed_scheme(weights: RawConfig, layout: str) -> Scheme:
     """Return the scheme of a group of config_groups. layout: its `format`."""
     bits, kind = weights.read(int, "num_bits", default=8), weights.read(str, "type", default="int")
     symmetric = weights.read(bool, "symmetric", default=True)
-    size = weights.read(int, "group_size", default=-1)
-    size = size if weights.read(str, "strategy", default="group") == "group" else -1
+    in_groups = weights.read(str, "strategy", default="group") == "group"
+    size = _group_size(weights, "group_size", default=-1) if in_groups else -1
     if layout == "mxfp4-pack-quantized":
         return MXFP4()
     if layout == "pack-quantized" and kind == "int" and bits in (4, 8):

@@ -42,6 +42,9 @@ NUM_SHARING = 2
 """Share of each bound that one of several keys may use."""
 WINDOW_S = 86_400
 """Deadline of a batch from its arrival: `completion_window` "24h", the only one."""
+_PARTIAL = ".partial"
+_LEFT_BEHIND_S = 3600.0
+"""Age from which on nobody writes an upload any more."""
 
 
 class KeptFile(msgspec.Struct, kw_only=True):
@@ -104,19 +107,20 @@ class NewFile:
         self._contents = contents
         self._partial = partial
         self._file_id = file_id
-        self._tenant = tenant
+        self.tenant = tenant
         self.num_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append to the contents."""
-        self._contents.write(data)
+        """Append to the contents. RefusedError if there is no room for them."""
         self.num_bytes += len(data)
+        self._store.check_room(self.num_bytes, self.tenant, self)
+        self._contents.write(data)
 
     def keep(self, filename: str, purpose: str) -> KeptFile:
         """Keep what was written. RefusedError if there is no room for it."""
         self._contents.flush()
-        self._store.check_room(self.num_bytes, self._tenant)
-        return self._store.adopt(self._partial, self._file_id, filename, purpose, self._tenant)
+        self._store.check_room(self.num_bytes, self.tenant, self)
+        return self._store.adopt(self._partial, self._file_id, filename, purpose, self.tenant)
 
 
 class BatchStore:
@@ -137,8 +141,10 @@ class BatchStore:
         self._num_sharing = NUM_SHARING if len(tenants) > 1 else 1
         self._clock = clock
         self._contents = folder / "files"
+        self._writing: set[NewFile] = set()
         try:
             self._contents.mkdir(parents=True, exist_ok=True)
+            self._clear_left_behind()
             self._database = open_database(folder / "batches.sqlite", _SCHEMA, is_lasting=True)
             if len(tenants) == 1:
                 self._adopt_nameless(tenants[0])
@@ -151,6 +157,13 @@ class BatchStore:
 
     def close(self) -> None:
         self._database.close()
+
+    def _clear_left_behind(self) -> None:
+        """Delete uploads that a killed server has left. Another front may be writing newer ones."""
+        for path in self._contents.glob(f"file-*{_PARTIAL}"):
+            with contextlib.suppress(FileNotFoundError):  # another front clears too
+                if path.stat().st_mtime < self._clock() - _LEFT_BEHIND_S:
+                    path.unlink()
 
     def _adopt_nameless(self, tenant: str) -> None:
         """Give files and batches that were kept without a key to the only key. A second key, added
@@ -197,10 +210,15 @@ class BatchStore:
         of it. RefusedError if there is no room for it."""
         self.check_room(0, tenant)
         file_id = f"file-{secrets.token_hex(12)}"
-        partial = self.path(file_id).with_suffix(".partial")
+        partial = self.path(file_id).with_suffix(_PARTIAL)
         try:
             with partial.open("wb") as contents:
-                yield NewFile(self, contents, partial, file_id, tenant)
+                new = NewFile(self, contents, partial, file_id, tenant)
+                self._writing.add(new)
+                try:
+                    yield new
+                finally:
+                    self._writing.discard(new)
         finally:
             partial.unlink(missing_ok=True)
 
@@ -265,21 +283,28 @@ class BatchStore:
         """Return True if a caller may keep this many bytes more."""
         return all(size + num_bytes <= most for _, _, _, size, most in self._totals(tenant))
 
-    def _totals(self, tenant: str) -> Iterator[tuple[str, int, int, int, int]]:
+    def _totals(
+        self, tenant: str, besides: NewFile | None = None
+    ) -> Iterator[tuple[str, int, int, int, int]]:
         """Yield for the files of all, and of one caller: whose they are, their number and its
-        bound, their bytes and their bound."""
+        bound, their bytes and their bound. Files that this process is writing count, but for
+        `besides`."""
         limits = self._limits
-        for whose, where, given, part in (
-            ("The server", "", (), 1),
-            ("This key", " WHERE tenant = ?", (tenant,), self._num_sharing),
+        writing = [each for each in tuple(self._writing) if each is not besides]
+        own = [each for each in writing if each.tenant == tenant]
+        for whose, where, given, part, others in (
+            ("The server", "", (), 1, writing),
+            ("This key", " WHERE tenant = ?", (tenant,), self._num_sharing, own),
         ):
             count, size = self._files(where, given)
+            count, size = count + len(others), size + sum(each.num_bytes for each in others)
             most = limits.max_kept_files, limits.max_kept_file_bytes
             yield whose, count, max(1, most[0] // part), size, max(1, most[1] // part)
 
-    def check_room(self, num_bytes: int, tenant: str) -> None:
-        """RefusedError if a caller may not keep a file of so many bytes more."""
-        for whose, count, most, size, most_bytes in self._totals(tenant):
+    def check_room(self, num_bytes: int, tenant: str, new: NewFile | None = None) -> None:
+        """RefusedError if a caller may not keep a file of so many bytes more. new: this file, if
+        it has begun."""
+        for whose, count, most, size, most_bytes in self._totals(tenant, new):
             if count >= most or size + num_bytes > most_bytes:
                 raise RefusedError(
                     f"{whose} keeps {count} files of {size} bytes, and may keep {most} of "

@@ -18,7 +18,7 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED
 from quire.server.requests.limits import Limits
 
-__all__ = ["BodyDecoder", "BodyReader", "unknown_names"]
+__all__ = ["BodyDecoder", "BodyReader", "BytesInFlight", "unknown_names"]
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -31,12 +31,26 @@ _MAX_NAMED = 16
 _UPLOAD_PIECE_BYTES = 2**20
 
 
+class BytesInFlight:
+    """Count of the bytes of bodies and messages that have come but are not whole or not taken, for
+    all connections."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.most = limits.max_body_bytes_in_flight
+        self.num_bytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        """True if they are more than the server may hold."""
+        return self.num_bytes > self.most
+
+
 class BodyReader:
-    """Reads bodies for all connections, and tracks how much of them is in memory."""
+    """Reads bodies for all connections. in_flight: what it holds of them; WebSockets add to it."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._num_bytes = 0
+        self.in_flight = BytesInFlight(limits)
 
     async def read(self, request: Request) -> bytes:
         """Read the body. Raises RefusedError for a wrong media type, a size over the limit (as soon
@@ -61,19 +75,21 @@ class BodyReader:
         """Return the body, or what is left of it when `take` has got all whole pieces."""
         limits = self._limits
         chunks: list[bytes] = []
-        size = num_taken = 0
+        size = num_held = 0
         started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(started + limits.body_timeout_s) as timeout:
                 async for chunk in request.stream():
                     size += len(chunk)
-                    self._num_bytes += len(chunk)
+                    num_held += len(chunk)
+                    self.in_flight.num_bytes += len(chunk)
                     self._check_size(size, most, limit)
                     chunks.append(chunk)
-                    if take is not None and size - num_taken >= _UPLOAD_PIECE_BYTES:
-                        num_taken = size
+                    if take is not None and num_held >= _UPLOAD_PIECE_BYTES:
                         await asyncio.to_thread(take, b"".join(chunks))
                         chunks.clear()
+                        self.in_flight.num_bytes -= num_held
+                        num_held = 0
                     timeout.reschedule(started + limits.body_timeout_s + size / 2**20)
         except TimeoutError as error:
             raise RefusedError(
@@ -82,16 +98,16 @@ class BodyReader:
                 status=408,
             ) from error
         finally:
-            self._num_bytes -= size
+            self.in_flight.num_bytes -= num_held
         return b"".join(chunks)
 
     def _check_size(self, size: int, most: int, limit: str) -> None:
         if size > most:
             raise _too_large(most, limit)
-        if self._num_bytes > self._limits.max_body_bytes_in_flight:
+        if self.in_flight.is_over:
             raise RefusedError(
                 "The server is reading as many bodies as it may hold (max_body_bytes_in_flight, "
-                f"{self._limits.max_body_bytes_in_flight} bytes). Try again soon.",
+                f"{self.in_flight.most} bytes). Try again soon.",
                 status=503,
                 retry_after_s=1,
             )

@@ -64,9 +64,13 @@ class FormReader:
 
     def feed(self, data: bytes) -> None:
         """Read the next bytes. What follows the end is left out."""
+        if self._has_ended:
+            return
         self._held += data
-        while not self._has_ended and (self._read_head() if self._in_head else self._read_data()):
+        while self._read_head() if self._in_head else self._read_data():
             pass
+        if self._has_ended:
+            self._held.clear()
 
     def end(self) -> dict[str, FormPart]:
         """The body is over: return all parts."""

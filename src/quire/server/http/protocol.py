@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.server.http.websocket import WEBSOCKET, CloseCode, WebSocket, offered_key
+from quire.server.http.websocket import WEBSOCKET, WebSocket, offered_key
 from quire.server.requests.errors import ErrorReply
 from quire.server.requests.limits import Limits
 
@@ -144,7 +144,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """The server ends. An idle WebSocket would be waited for."""
         if self._socket is not None:
-            self._socket.close(CloseCode.GOING_AWAY)
+            self._socket.finish()
         else:
             super().shutdown()
 
@@ -226,8 +226,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         extensions: dict[str, object] = {STREAM_BODY: StreamBody(cycle)}
         if self._offered_key is not None:
-            most = self.bounds.max_body_bytes
-            extensions[WEBSOCKET] = WebSocket(cycle, self._offered_key, most, self._accepted)
+            extensions[WEBSOCKET] = WebSocket(cycle, self._offered_key, self.bounds, self._accepted)
             self._offered_key = None
         cast("Any", self.scope)["extensions"] = extensions
         if is_old:

@@ -13,6 +13,9 @@ from enum import IntEnum
 from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from quire.server.http.body import BytesInFlight
+from quire.server.requests.limits import Limits
+
 __all__ = ["WEBSOCKET", "CloseCode", "FrameReader", "WebSocket", "offered_key"]
 
 WEBSOCKET = "quire.websocket"
@@ -23,7 +26,7 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0, 1, 2, 8, 9, 10
 _MAX_CONTROL_BYTES = 125
 _MAX_WAITING = 4
-"""Messages that wait before no more bytes are read from the connection."""
+"""Messages that may wait while another one is answered."""
 
 
 class CloseCode(IntEnum):
@@ -34,7 +37,9 @@ class CloseCode(IntEnum):
     PROTOCOL_ERROR = 1002
     UNSUPPORTED = 1003
     NOT_UTF8 = 1007
+    POLICY = 1008
     TOO_BIG = 1009
+    TRY_AGAIN_LATER = 1013
 
 
 class FrameError(Exception):
@@ -80,6 +85,16 @@ class FrameReader:
         self._held = bytearray()
         self._message = bytearray()
         self._kind: int | None = None  # of the message that has begun
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are held of a message or frame that is not whole."""
+        return len(self._held) + len(self._message)
+
+    @property
+    def is_amid(self) -> bool:
+        """True if a message or frame has begun."""
+        return bool(self._held) or self._kind is not None
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Return the messages and control frames that are whole now: opcode and data of each."""
@@ -139,23 +154,31 @@ class WebSocket:
         self,
         cycle: RequestResponseCycle,
         key: bytes,
-        max_bytes: int,
+        limits: Limits,
         on_accept: Callable[[WebSocket], None],
     ) -> None:
-        """cycle: of the request. key: as `offered_key` has it. max_bytes: of one message.
-        on_accept: bytes of the client go to `data_received` from then on."""
+        """cycle: of the request. key: as `offered_key` has it. limits: a message is bounded as a
+        body is. on_accept: bytes of the client go to `data_received` from then on."""
         self._cycle = cycle
         self._key = key
-        self._reader = FrameReader(max_bytes)
+        self._reader = FrameReader(limits.max_body_bytes)
+        self._timeout_s = limits.body_timeout_s
         self._on_accept = on_accept
+        self._in_flight: BytesInFlight | None = None
+        self._num_counted = 0
         self._messages: deque[bytes] = deque()
         self._news = asyncio.Event()
-        self._is_closing = False
+        self._is_awaited = self._is_ending = self._is_closing = False
+        self._spoken_s = 0.0
+        self._started_s = 0.0  # of the message that comes
+        self._timer: asyncio.TimerHandle | None = None
         self.lost = asyncio.Event()
         """The client has left, or the connection is being closed."""
 
-    async def accept(self, send: Send) -> None:
-        """Answer the request by the change of protocols (section 4.2.2)."""
+    async def accept(self, send: Send, in_flight: BytesInFlight) -> None:
+        """Answer the request by the change of protocols (section 4.2.2). in_flight: counts what is
+        held of messages."""
+        self._in_flight = in_flight
         proof = base64.b64encode(hashlib.sha1(self._key + _GUID).digest())
         headers = [(b"upgrade", b"websocket"), (b"connection", b"Upgrade")]
         self._cycle.chunked_encoding = False
@@ -165,28 +188,58 @@ class WebSocket:
 
     async def receive(self) -> bytes | None:
         """Wait for the next message, a text in UTF-8. None if the connection ends."""
-        while not self._messages and not self.lost.is_set():
-            self._news.clear()
-            await self._news.wait()
+        if self._is_ending:
+            self.close()
+        self._is_awaited = True
+        try:
+            while not self._messages and not self.lost.is_set():
+                self._news.clear()
+                await self._news.wait()
+        finally:
+            self._is_awaited = False
         if self.lost.is_set():
             return None
         message = self._messages.popleft()
-        if len(self._messages) < _MAX_WAITING:
-            self._cycle.flow.resume_reading()
+        self._count()
         return message
 
     async def send(self, text: bytes) -> None:
         """Send a message, and wait while the client takes less than it is sent."""
         if not self._is_closing and not self.lost.is_set():
-            self._cycle.transport.write(frame(_TEXT, text))
+            self._write(_TEXT, text)
             await self._cycle.flow.drain()
 
-    def close(self, code: CloseCode = CloseCode.NORMAL) -> None:
+    async def keep_alive(self, interval_s: float) -> None:
+        """Send a ping, for ever, whenever nothing was sent for this long."""
+        loop = asyncio.get_running_loop()
+        self._spoken_s = loop.time()
+        while not self.lost.is_set():
+            silent_s = loop.time() - self._spoken_s
+            if silent_s < interval_s:
+                await asyncio.sleep(interval_s - silent_s)
+            elif self._cycle.flow.write_paused:
+                await self._cycle.flow.drain()
+            else:
+                self._write(_PING, b"")
+
+    def _write(self, opcode: int, data: bytes) -> None:
+        self._spoken_s = asyncio.get_running_loop().time()
+        self._cycle.transport.write(frame(opcode, data))
+
+    def finish(self) -> None:
+        """End the connection, as the server ends: now, or after the answer that is being sent."""
+        self._is_ending = True
+        if self._is_awaited:
+            self.close()
+
+    def close(self, code: CloseCode | None = None) -> None:
         """End the connection, with a reason."""
         if not self._is_closing:
             self._is_closing = True
+            if code is None:
+                code = CloseCode.GOING_AWAY if self._is_ending else CloseCode.NORMAL
             if not self.lost.is_set():
-                self._cycle.transport.write(frame(_CLOSE, code.to_bytes(2)))
+                self._write(_CLOSE, code.to_bytes(2))
                 self._cycle.transport.close()
             self.connection_lost()
 
@@ -195,14 +248,51 @@ class WebSocket:
         if self._is_closing:
             return
         try:
-            for opcode, content in self._reader.feed(data):
+            found = self._reader.feed(data)
+            for opcode, content in found:
                 self._take(opcode, content)
+            if self._count() and self._in_flight is not None and self._in_flight.is_over:
+                raise FrameError(CloseCode.TRY_AGAIN_LATER)
         except FrameError as error:
             self.close(error.code)
+        else:
+            self._time(has_message=any(opcode < _CLOSE for opcode, _ in found))
+
+    def _count(self) -> int:
+        """Bring the count of bytes in flight up to date, and return the part of this connection."""
+        is_open = not self.lost.is_set()
+        num_bytes = self._reader.num_bytes + sum(map(len, self._messages)) if is_open else 0
+        if self._in_flight is not None:
+            self._in_flight.num_bytes += num_bytes - self._num_counted
+        self._num_counted = num_bytes
+        return num_bytes
+
+    def _time(self, *, has_message: bool) -> None:
+        """Give a message that has begun its time. has_message: an earlier one has ended."""
+        is_amid = self._reader.is_amid and not self._is_closing
+        if self._timer is not None and (has_message or not is_amid):
+            self._timer.cancel()
+            self._timer = None
+        if is_amid and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._started_s = loop.time()
+            self._timer = loop.call_later(self._timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        """End the connection if the message has had its time, with 1 s per MiB."""
+        loop = asyncio.get_running_loop()
+        end = self._started_s + self._timeout_s + self._reader.num_bytes / 2**20
+        if loop.time() < end:
+            self._timer = loop.call_at(end, self._expire)
+        else:
+            self.close(CloseCode.POLICY)
 
     def _take(self, opcode: int, content: bytes) -> None:
+        if self._is_closing:
+            return
         if opcode == _PING:
-            self._cycle.transport.write(frame(_PONG, content))
+            if not self._cycle.flow.write_paused:  # a later ping's pong will do (section 5.5.3)
+                self._write(_PONG, content)
         elif opcode == _CLOSE:
             self.close()
         elif opcode == _BINARY:
@@ -212,9 +302,9 @@ class WebSocket:
                 content.decode()
             except UnicodeDecodeError:
                 raise FrameError(CloseCode.NOT_UTF8) from None
+            if len(self._messages) >= _MAX_WAITING + self._is_awaited:
+                raise FrameError(CloseCode.TRY_AGAIN_LATER)
             self._messages.append(content)
-            if len(self._messages) >= _MAX_WAITING:
-                self._cycle.flow.pause_reading()
             self._news.set()
 
     def connection_lost(self) -> None:
@@ -222,3 +312,8 @@ class WebSocket:
         self._cycle.disconnected = True
         self.lost.set()
         self._news.set()
+        self._messages.clear()
+        self._count()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

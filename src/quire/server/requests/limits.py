@@ -107,7 +107,9 @@ class Limits:
     stalled_write_timeout_s: float = _limit(
         30.0, "seconds for which a client may take nothing of a response"
     )
-    sse_keep_alive_s: float = _limit(15.0, "seconds of silence before a stream sends a comment")
+    sse_keep_alive_s: float = _limit(
+        15.0, "seconds of silence before a stream sends a comment or a WebSocket a ping"
+    )
 
     def __post_init__(self) -> None:
         for item in fields(self):

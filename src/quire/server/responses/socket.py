@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server.http.body import BytesInFlight
+from quire.server.http.body_shape import check_shape_by_turns
 from quire.server.http.gate import CALLER, InternalCaller
 from quire.server.http.websocket import WebSocket
-from quire.server.requests.errors import ErrorReply
+from quire.server.requests.errors import ErrorReply, RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
 from quire.server.responses.store import StoredResponse
@@ -30,6 +32,7 @@ MAX_AGE_S = 3600.0
 """Age at which a connection ends, when its last response is complete."""
 
 _PATH = "/v1/responses"
+_MAX_SHOWN = 200
 _FAILED = ("response.failed", "error")
 _OF_SOCKETS = ("type", "background", "stream_options")
 _CODES = {
@@ -42,8 +45,8 @@ class _Head(msgspec.Struct):
     """Fields of a message that the connection itself reads."""
 
     type: Literal["response.create"]
-    background: Any = None
-    previous_response_id: Any = None
+    background: bool | None = None
+    previous_response_id: str | None = None
 
 
 class LocalResponses:
@@ -58,9 +61,9 @@ class LocalResponses:
     def keep(self, response: StoredResponse, items: list[Fields]) -> None:
         """Keep a response in place of the one before it. items: of the conversation up to its
         output."""
-        self._items = [*items, *response.body["output"]]
-        is_short = len(msgspec.json.encode(self._items)) <= self._max_bytes
-        self._last = response if is_short else None
+        kept = [*items, *response.body["output"]]
+        is_short = len(msgspec.json.encode(kept)) <= self._max_bytes
+        self._last, self._items = (response, kept) if is_short else (None, [])
 
     def conversation(self, response_id: str) -> tuple[list[Fields], StoredResponse] | None:
         """Return all items up to the end of a response, and the response; None if it is not
@@ -95,22 +98,28 @@ class LocalStore:
 class SocketResponse(Response):
     """Serves a WebSocket until the client leaves."""
 
-    def __init__(self, app: ASGIApp, socket: WebSocket, limits: Limits) -> None:
-        """app: that answers requests."""
+    def __init__(
+        self, app: ASGIApp, socket: WebSocket, limits: Limits, in_flight: BytesInFlight
+    ) -> None:
+        """app: that answers requests. in_flight: counts what is held of messages."""
         super().__init__()
         self._app = app
         self._socket = socket
+        self._limits = limits
+        self._in_flight = in_flight
         self._local = LocalResponses(limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         state = scope["state"]
         caller = InternalCaller(state["tenant"], state["weight"], is_spare=False)
-        await self._socket.accept(send)
+        await self._socket.accept(send, self._in_flight)
         end = time.monotonic() + MAX_AGE_S
+        pinging = asyncio.create_task(self._socket.keep_alive(self._limits.sse_keep_alive_s))
         try:
             while (message := await self._next_message(end)) is not None:
                 await self._serve(message, caller)
         finally:
+            pinging.cancel()
             self._socket.close()
 
     async def _next_message(self, end: float) -> bytes | None:
@@ -128,11 +137,17 @@ class SocketResponse(Response):
 
     async def _serve(self, message: bytes, caller: InternalCaller) -> None:
         """Answer one message."""
+        await asyncio.sleep(0)  # for other tasks, however fast this client is refused
         try:
+            await check_shape_by_turns(message, self._limits)
             fields = msgspec.json.decode(message, type=dict[str, msgspec.Raw])
             head = msgspec.json.decode(message, type=_Head)
-        except (msgspec.DecodeError, RecursionError):
-            await self._refuse(400, 'Send a JSON object with the type "response.create".')
+        except RefusedError as error:
+            await self._refuse(error.status, str(error), error.param)
+            return
+        except (msgspec.DecodeError, RecursionError) as error:
+            why = str(error)[:_MAX_SHOWN]
+            await self._refuse(400, f'{why}. Send a JSON object with the type "response.create".')
             return
         if head.background:
             await self._refuse(400, "background is not offered on a WebSocket.", "background")

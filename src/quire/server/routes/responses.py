@@ -47,6 +47,8 @@ _PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
 }  # fmt: skip
 
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
 
 def responses_router(services: Services) -> APIRouter:
     """Responses: make them, and count the tokens of their prompts."""
@@ -79,13 +81,14 @@ def responses_router(services: Services) -> APIRouter:
                 "GET /v1/responses is for WebSockets (RFC 6455). Open one, or send POST."
             )
         origin, allowed = request.headers.get("origin"), services.settings.allowed_origins
-        if origin is not None and not {origin, "*"} & set(allowed):
+        is_own = origin is None or _authority(origin) == request.headers.get("host", "").lower()
+        if origin is not None and not is_own and not {origin, "*"} & set(allowed):
             raise RefusedError(
                 f"Web pages of {origin[:80]!r} may not open WebSockets. Start the server with "
                 "--allowed-origins to let them.",
                 status=403,
             )
-        return SocketResponse(request.app, socket, limits)
+        return SocketResponse(request.app, socket, limits, services.bodies.in_flight)
 
     @router.post("/v1/responses/compact", openapi_extra=body_of(CompactRequest))
     async def compact_response(request: Request) -> HttpResponse:
@@ -269,6 +272,11 @@ def _before(
         raise RefusedError(str(error), status=error.status, param="previous_response_id") from error
 
 
+def _authority(origin: str) -> str | None:
+    """Return the host and port of an origin; None if it has none."""
+    return origin.partition("://")[2].lower() or None
+
+
 def _check_outputs(items: list[Fields]) -> None:
     """RefusedError for the output of a call that the conversation does not have."""
     calls: set[object] = set()
@@ -276,7 +284,7 @@ def _check_outputs(items: list[Fields]) -> None:
         kind = str(item["type"])
         if kind in ("function_call", "custom_tool_call"):
             calls.add(item.get("call_id"))
-        elif kind.endswith("_call_output") and item.get("call_id") not in calls:
+        elif kind in _OUTPUTS and item.get("call_id") not in calls:
             raise RefusedError(
                 f"There is no tool call {str(item.get('call_id'))[:80]!r}, of which the input has "
                 "the output. Send the call before it.",
