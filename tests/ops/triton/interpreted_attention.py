@@ -143,12 +143,10 @@ def test_a_broken_token_stays_hidden_from_earlier_queries(
 
 
 @pytest.mark.parametrize("name", ["decode-tiles", "prompt-tiles"])
-def test_the_benchmark_of_tiles_runs_dry(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_benchmark_of_tiles_runs_dry(name: str, tmp_path: Path) -> None:
     """As the other parts: tests/bench/test_gpu_script.py; these call kernels by themselves."""
-    monkeypatch.syspath_prepend(str(test_gpu_script.BENCHMARKS))
-    test_gpu_script.test_a_part_runs_dry(name, import_module("gpu"), tmp_path)
+    script = import_module("benchmarks.gpu.__main__")
+    test_gpu_script.test_a_part_runs_dry(name, script, tmp_path)
 
 
 def test_the_backend_serves_a_layer_of_a_pool() -> None:
