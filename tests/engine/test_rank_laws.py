@@ -146,7 +146,7 @@ def settings_of(case: Case) -> dict[str, Any]:
         "enable_prefix_caching": case.cache == "prefix",
         "enforce_eager": case.steps == "hashed",
     }
-    if case.memory == "swap":
+    if case.place != "replicas" and case.memory == "swap":
         settings |= {"swap_space": "16MiB", "preemption_mode": "swap"}
     if case.work == "grammar":  # its tokens from 10 on are the characters of ASCII
         settings |= {"skip_tokenizer_init": False, "tokenizer": str(bundled_model_path())}
@@ -350,8 +350,9 @@ def num_turns(case: Case) -> int:
 
 
 def assert_as_asked(case: Case, stats: Any) -> None:
-    """Of an engine that has nothing left to do."""
-    if case.memory == "recompute":
+    """Of an engine that has nothing left to do. How much one of two replicas has at once depends on
+    time, and so whether it runs out of blocks."""
+    if case.place != "replicas" and case.memory == "recompute":
         assert stats.preempted_total > 0
     if case.memory == "swap":
         assert stats.swapped_in_total > 0
