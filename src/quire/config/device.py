@@ -149,6 +149,8 @@ def _computes_in_tiles(settings: EngineSettings, spec: ModelSpec, platform: Plat
         return False
     if env.cpu_isa() not in (None, "amx") or platform.cpu.tiles_refused:
         return False
+    if platform.kernels is not None and "amx" not in platform.kernels:
+        return False
     return platform.cpu.has("amx_tile", "amx_bf16", "amx_int8")
 
 

@@ -173,7 +173,7 @@ def resolve(
     )
     context, context_reason = sizing.choose_context()
     num_blocks, blocks_reason = sizing.choose_blocks(context)
-    isas, isa_decisions = _choose_isas(settings, device)
+    isas, isa_decisions = _choose_isas(settings, platform, device)
     decisions = (
         Decision("device", device, device_reason),
         Decision("dtype", dtype, dtype_reason),
@@ -437,7 +437,7 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
 
 
 def _choose_isas(
-    settings: EngineSettings, device: str
+    settings: EngineSettings, platform: Platform, device: str
 ) -> tuple[dict[str, str | None], tuple[Decision, ...]]:
     """Return linear_isa and attention_isa, with the reasons. Nothing is measured here: the engine's
     owner has done that before (`engine/kernel_choice.py`)."""
@@ -452,8 +452,11 @@ def _choose_isas(
     if settings.attention_backend is not None:
         del asked["attention_isa"]
     handed = "as asked, or as the owner of the engine chose"
+    open_value, open_reason = "auto", "by processor flags"
+    if platform.kernels_problem is not None:
+        open_value, open_reason = "none", f"plain torch: {platform.kernels_problem}"
     return nothing | asked, tuple(
-        Decision(name, isa or "auto", "by processor flags" if isa is None else handed)
+        Decision(name, isa or open_value, open_reason if isa is None else handed)
         for name, isa in asked.items()
     )
 

@@ -35,10 +35,10 @@ from quire.ops.kernel_timing import (
     kernel_families,
     time_kernels,
 )
-from quire.ops.native.binding import native_unavailable
+from quire.ops.native.binding import native_unavailable, see_kernels
 from quire.platform import Platform
 
-__all__ = ["KernelChoices", "Measure", "choose_kernels"]
+__all__ = ["KernelChoices", "Measure", "choose_kernels", "see_kernels"]
 
 _log = logging.getLogger("quire.engine")
 
