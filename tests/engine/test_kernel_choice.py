@@ -213,6 +213,14 @@ def test_kernels_that_cannot_run_here_are_refused() -> None:
             choose_kernels(EngineSettings(**{name: "avx2"}), bare)
 
 
+def test_no_kernel_is_timed_with_threads_that_are_refused(families: None) -> None:
+    """Turns red when so many threads are started before anybody counts them."""
+    measure = Alternating()
+    with pytest.raises(ConfigError, match=r"num_threads=100000 is far more than .* Give 4, and"):
+        choose_kernels(EngineSettings(num_threads=100_000), PLATFORM, measure)
+    assert measure.asked == []
+
+
 # --- engines -------------------------------------------------------------------------------------
 
 needs_families = pytest.mark.skipif(

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 
 from quire.config import env
 from quire.config.checkpoint import Checkpoint
-from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
+from quire.config.device import (
+    check_threads,
+    choose_device,
+    choose_dtype,
+    choose_seqs,
+    choose_step_tokens,
+)
 from quire.config.kv_layout import FP8_DTYPES, KVLayout
 from quire.config.memory.budget import (
     MemoryBudget,
@@ -46,10 +52,6 @@ __all__ = ["Decision", "Resolved", "resolve"]
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
-
-MOST_THREADS, MOST_THREADS_PER_CORE = 64, 16
-"""num_threads is refused above the larger of the two. A few more threads than cores slow an engine
-down; with hundreds it makes no token in seconds, and cannot even be interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,13 +421,8 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     processes = _num_processes(settings)
     if settings.num_threads is not None:
         asked, cores = "as asked, or by OMP_NUM_THREADS", platform.cpu.num_cores
-        most = max(MOST_THREADS, MOST_THREADS_PER_CORE * cores)
-        if settings.num_threads > most and platform.device == "cpu":
-            raise ConfigError(
-                f"num_threads={settings.num_threads} is far more than the usable cores, {cores}: "
-                "the threads would do little but wait for each other. Give "
-                f"{cores}, and {most} at most."
-            )
+        if platform.device == "cpu":
+            check_threads(settings.num_threads, cores)
         if settings.num_threads > cores:
             asked += f"; more than the usable cores, {cores}: they will wait for each other"
         return settings.num_threads, asked
