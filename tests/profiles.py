@@ -5,12 +5,13 @@ without it the examples are few, and in state machines the same ones every time.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-__all__ = ["SCALE", "examples", "machine_settings", "seeds"]
+__all__ = ["SCALE", "examples", "machine_settings", "seeds", "under_seed"]
 
 SCALE = int(os.environ.get("QUIRE_SOAK", "1"))
 
@@ -35,3 +36,13 @@ def machine_settings(examples: int, steps: int = 50) -> settings:
 def seeds(count: int, first: int = 0) -> Sequence[int]:
     """Of simulations that are random by their seed: the usual ones and, when soaking, more."""
     return range(first, first + count * SCALE)
+
+
+@contextmanager
+def under_seed(seed: int) -> Iterator[None]:
+    """Make a failure inside name this seed."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"seed {seed}")
+        raise

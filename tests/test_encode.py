@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,11 @@ import torch
 
 from quire import LLM, AsyncLLM, PoolingParams, RequestError, SamplingParams
 from tests.models.families import CASES, write_checkpoint
+from tests.small_engines import SMALL, Maker, small_engines
 
 NAMES = ("mistral-window", "qwen2-mixed", "gemma2", "gpt2")
 POOLINGS = pytest.mark.parametrize("pooling", ["last", "cls", "mean"])
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
-
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "quiet": True,
-    "skip_tokenizer_init": True,
-    "num_kv_blocks": 256,
-    "block_size": 4,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-}
-
-Maker = Callable[..., LLM]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -51,15 +39,8 @@ def hidden(folder: Path) -> list[torch.Tensor]:
 
 @pytest.fixture
 def make(folder: Path) -> Iterator[Maker]:
-    engines: list[LLM] = []
-
-    def maker(**settings: Any) -> LLM:
-        engines.append(LLM(str(folder), **{**SETTINGS, **settings}))
-        return engines[-1]
-
-    yield maker
-    for engine in engines:
-        engine.shutdown()
+    with small_engines(str(folder)) as maker:
+        yield maker
 
 
 def prompts() -> list[list[int]]:
@@ -182,5 +163,5 @@ def test_vectors_for_asyncio(folder: Path, make: Maker) -> None:
                 pass
         assert (await vector(llm, prompts()[0], "again")).finished
 
-    with AsyncLLM(str(folder), **SETTINGS) as llm:
+    with AsyncLLM(str(folder), **SMALL) as llm:
         asyncio.run(use(llm))

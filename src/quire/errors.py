@@ -18,6 +18,8 @@ __all__ = [
     "EngineUnavailableError",
     "QuireError",
     "RequestError",
+    "clipped",
+    "quoted",
 ]
 
 
@@ -43,3 +45,13 @@ class EngineLostError(EngineError):
 
 class ConfigError(QuireError, ValueError):
     """The engine cannot start with these settings, on this machine, or from these files."""
+
+
+def quoted(value: object) -> str:
+    """Return a value as messages show it; of a long one, the beginning."""
+    return clipped(repr(value))
+
+
+def clipped(text: str, most: int = 80) -> str:
+    """Return a text of at most `most` characters, the last of which tells that more follow."""
+    return text if len(text) <= most else text[: most - 1] + "…"

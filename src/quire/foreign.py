@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from quire.errors import quoted
+
 __all__ = ["ForeignName", "check_foreign", "explaining", "missing_attribute", "nearest", "shown"]
 
 T = TypeVar("T")
 
 _NEAR = 0.75
 """Names less alike than this (of 1) are no help."""
-_MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,7 @@ class ForeignName:
 
 def shown(name: str, value: object) -> str:
     """`name=value`, the value cut where it is long."""
-    text = repr(value)
-    return f"{name}={text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + '…'}"
+    return f"{name}={quoted(value)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

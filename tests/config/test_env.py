@@ -10,7 +10,7 @@ import pytest
 
 from quire.bundled import bundled_model_path
 from quire.config import env
-from quire.config.resolve import MOST_THREADS, MOST_THREADS_PER_CORE
+from quire.config.device import MOST_THREADS, MOST_THREADS_PER_CORE
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.errors import ConfigError

@@ -128,11 +128,13 @@ def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> No
         *features: str,
         refused: bool = False,
         linear_isa: str | None = None,
+        kernels: tuple[str, ...] | None = None,
     ) -> int:
         spec = make_spec(num_parameters=5 * 10**8, dtype=dtype)
         settings = EngineSettings(dtype=dtype, quantization=quantization, linear_isa=linear_isa)
         platform = make_platform(features=features)
-        platform = replace(platform, cpu=replace(platform.cpu, tiles_refused=refused))
+        cpu = replace(platform.cpu, tiles_refused=refused)
+        platform = replace(platform, cpu=cpu, kernels=kernels)
         return resolve(settings, spec, None, platform).settings.max_num_batched_tokens
 
     amx = ("amx_tile", "amx_bf16", "amx_int8")
@@ -143,6 +145,9 @@ def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> No
     assert step_tokens("float32", "int8", *amx) == 512
     assert step_tokens("bfloat16", None, *amx, linear_isa="avx512_vnni") == 256
     assert step_tokens("bfloat16", "int8", *amx, linear_isa="avx512_vnni") == 512
+    for compiled, tokens in ((("amx", "avx2"), 512), (("avx2",), 256), ((), 256)):
+        assert step_tokens("bfloat16", None, *amx, kernels=compiled) == tokens
+        assert step_tokens("bfloat16", "int8", *amx, kernels=compiled) == tokens
     for isa, tokens in (("amx", 512), ("avx512_bf16", 256), ("none", 256)):
         monkeypatch.setenv("QUIRE_CPU_ISA", isa)
         assert step_tokens("bfloat16", None, *amx) == tokens

@@ -23,20 +23,11 @@ from quire.runner.graphs.decode import DecodeSteps
 from quire.runner.graphs.failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
 from tests.models.families import CASES, Case, set_biases, write_checkpoint
+from tests.small_engines import SMALL
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
 
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "quiet": True,
-    "skip_tokenizer_init": True,
-    "num_kv_blocks": 256,
-    "block_size": 4,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-}
 BY_NAME = {case.name: case for case in CASES}
 
 
@@ -119,7 +110,7 @@ def test_captured_is_eager(
     if more.get("kv_cache_dtype") == "int8":
         for part in "kv":
             set_biases(tmp_path, part, lambda bias: bias * 50)  # so that attention adds them
-    settings = {**SETTINGS, **more}
+    settings = {**SMALL, **more}
     engines += [LLM(str(tmp_path), enforce_eager=eager, **settings) for eager in (True, False)]
     eager, captured = engines
     expected = generate(eager)
@@ -141,7 +132,7 @@ def test_every_family_is_captured(case: Case, tmp_path: Path, engines: list[LLM]
     so Gemma, Granite, Cohere, MPT and Bloom took twice the time. Turns red when a family computes
     in torch again."""
     write_checkpoint(case, tmp_path)
-    engines.append(LLM(str(tmp_path), **SETTINGS))
+    engines.append(LLM(str(tmp_path), **SMALL))
     plain = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     engines[0].generate([{"prompt_token_ids": [5, 6, 7]}] * 2, plain, use_tqdm=False)
     assert recorded(engines[0])
@@ -180,7 +171,7 @@ def test_captured_draws_are_those_of_the_sampler(
     step, or draws for rows that ask for more. Between the two passes that draw, slots have had
     other requests."""
     counted = counted_draws(monkeypatch)
-    engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
+    engines += [LLM(None, **SMALL, enforce_eager=eager) for eager in (True, False)]
     eager, captured = engines
     for logprobs in (2, None, 2, None):
         counted.clear()
@@ -205,7 +196,7 @@ def test_steps_that_go_on_as_before_are_repeated(
 ) -> None:
     """Turns red when a repeated step reads old block tables or positions, or one that fails leaves
     rows half changed."""
-    engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
+    engines += [LLM(None, **SMALL, enforce_eager=eager) for eager in (True, False)]
     eager, captured = engines
     steps, counted = captured_steps(captured), itertools.count()
     repeat, left_out = steps.repeat, set[str]()
@@ -233,7 +224,7 @@ def test_a_row_without_a_token_fails_alone(
 ) -> None:
     """Turns red when a replay takes the mark of a row that has no token for one."""
     counted = counted_draws(monkeypatch)
-    engines.append(LLM(None, **SETTINGS, enable_prefix_caching=False))
+    engines.append(LLM(None, **SMALL, enable_prefix_caching=False))
     prompts: Sequence[list[int]] = workload(4)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
@@ -264,7 +255,7 @@ def test_a_model_that_computes_in_torch_stays_eager(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Turns red when a replay leaves out what is not a kernel."""
-    engines.append(LLM(None, **SETTINGS))
+    engines.append(LLM(None, **SMALL))
     for owner in (runner_of(engines[0])._forward, captured_steps(engines[0])):
         monkeypatch.setattr(owner, "_model", TorchAtTheEnd(owner._model))
     with caplog.at_level(logging.DEBUG, "quire.runner"):
@@ -283,7 +274,7 @@ def test_a_forward_that_computes_in_torch_stays_eager(
     forward = LlamaModel.forward
     monkeypatch.setattr(LlamaModel, "forward", lambda *inputs: forward(*inputs) * 2.0)
     with caplog.at_level(logging.INFO, "quire.runner"):
-        engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
+        engines += [LLM(None, **SMALL, enforce_eager=eager) for eager in (True, False)]
         expected, got = (generate(engine) for engine in engines)
     assert_same(got, expected, exact=True)
     assert [r.getMessage() for r in caplog.records if "call by call" in r.getMessage()] == [
@@ -295,7 +286,7 @@ def test_a_recording_that_fails_fails_no_start_and_no_request(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Turns red when a model whose Python code fails over made-up rows is not served."""
-    engines.append(LLM(None, **SETTINGS, enforce_eager=True))
+    engines.append(LLM(None, **SMALL, enforce_eager=True))
     forward, calls = LlamaModel.forward, itertools.count()
 
     def fail_once(*inputs: Any) -> torch.Tensor:
@@ -305,7 +296,7 @@ def test_a_recording_that_fails_fails_no_start_and_no_request(
 
     monkeypatch.setattr(LlamaModel, "forward", fail_once)
     with caplog.at_level(logging.INFO, "quire.runner"):
-        engines.append(LLM(None, **SETTINGS))
+        engines.append(LLM(None, **SMALL))
         expected, got = (generate(engine) for engine in engines)
     assert_same(got, expected, exact=True)
     assert [r.getMessage() for r in caplog.records] == [
@@ -319,7 +310,7 @@ def test_steps_are_replayed_whatever_tokens_are_wanted(
 ) -> None:
     """Turns red when a prompt whose log-probabilities are asked for gives others the hidden states
     of wrong tokens, or when such a step, or any other, is computed call by call."""
-    settings = {**SETTINGS, "max_num_batched_tokens": 11, "enable_prefix_caching": False}
+    settings = {**SMALL, "max_num_batched_tokens": 11, "enable_prefix_caching": False}
     engines += [LLM(None, **settings, enforce_eager=eager) for eager in (True, False)]
     by_call = Mock(wraps=captured_forward(engines[1])._call_by_call)
     monkeypatch.setattr(captured_forward(engines[1]), "_call_by_call", by_call)
@@ -339,7 +330,7 @@ def test_steps_are_replayed_whatever_tokens_are_wanted(
 def test_replays_that_fail_are_computed_anew_and_end(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engines += [LLM(None, **SETTINGS, enforce_eager=eager) for eager in (True, False)]
+    engines += [LLM(None, **SMALL, enforce_eager=eager) for eager in (True, False)]
     generate(engines[1])
     calls = captured_forward(engines[1]).graphs.calls[()].calls
     gave_back = Mock(wraps=captured_forward(engines[1])._arena.give_back)
@@ -361,7 +352,7 @@ def test_a_bad_prompt_fails_alone_and_ends_no_replays(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turns red when the fault of a row is taken for one of the replay."""
-    engines.append(LLM(None, **SETTINGS, enable_prefix_caching=False))
+    engines.append(LLM(None, **SMALL, enable_prefix_caching=False))
     prompts: Sequence[list[int]] = workload(4)
     greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     expected = engines[0].generate(prompts, greedy)
@@ -385,7 +376,7 @@ def test_a_failing_kernel_fails_its_row_alone(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turns red when the code of a replayed kernel is dropped, or ends the whole step."""
-    engines.append(LLM(None, **SETTINGS))
+    engines.append(LLM(None, **SMALL))
     prompts: Sequence[list[int]] = workload(4)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in engines[0].generate(prompts, greedy)]
@@ -424,7 +415,7 @@ def test_wide_steps_are_captured_with_the_same_bits(
     greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     outputs: list[list[RequestOutput]] = []
     for is_eager in (True, False):
-        llm = LLM(model=str(tmp_path), **{**SETTINGS, **wide}, depth=1, enforce_eager=is_eager)
+        llm = LLM(model=str(tmp_path), **{**SMALL, **wide}, depth=1, enforce_eager=is_eager)
         engines.append(llm)
         outputs.append(llm.generate(prompts, greedy, use_tqdm=False))
     assert ("drawing", num_rows) in recorded(engines[1])
@@ -473,7 +464,7 @@ def test_the_arena_has_room_for_any_shape(
     write_checkpoint(case, tmp_path)
     few = {"max_num_seqs": num_rows, "max_num_batched_tokens": num_tokens}
     for dtype in ("float32", "bfloat16"):
-        engines.append(LLM(str(tmp_path), **{**SETTINGS, **few, "dtype": dtype}))
+        engines.append(LLM(str(tmp_path), **{**SMALL, **few, "dtype": dtype}))
         generate(engines[-1])
         assert captured_forward(engines[-1]).graphs is not None
         assert ("logits", num_rows) in recorded(engines[-1])

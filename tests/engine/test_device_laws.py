@@ -16,18 +16,9 @@ import pytest
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from tests.engine.test_laws import assert_same, model, workload  # noqa: F401  a fixture
 from tests.runner.late_device import keep_rows_on_device
+from tests.small_engines import SMALL
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
-BASE: dict[str, Any] = {
-    "dtype": "float32",
-    "quiet": True,
-    "skip_tokenizer_init": True,
-    "num_kv_blocks": 256,
-    "block_size": 4,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-}
 
 
 class Maker:
@@ -39,7 +30,7 @@ class Maker:
         self.on_device = True
 
     def __call__(self, **settings: Any) -> LLM:
-        self.engines.append(LLM(self._folder, **{**BASE, **settings}))
+        self.engines.append(LLM(self._folder, **{**SMALL, **settings}))
         return self.engines[-1]
 
 

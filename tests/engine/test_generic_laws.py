@@ -5,19 +5,16 @@ Torch rounds a row by its batch, so that two runs may part where the two best to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from quire import LLM
 from quire.errors import ConfigError
 from tests.engine.test_laws import DEPTHS, assert_same, run, run_alone, workload
 from tests.models.families import CASES, Case, write_checkpoint
-
-Maker = Callable[..., LLM]
+from tests.small_engines import Maker, small_engines
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def make(folder: str) -> Iterator[Maker]:
-    engines: list[LLM] = []
-
-    def maker(**settings: Any) -> LLM:
-        defaults: dict[str, Any] = {
-            "model_impl": "transformers",
-            "dtype": "float32",
-            "quiet": True,
-            "skip_tokenizer_init": True,
-            "num_kv_blocks": 256,
-            "block_size": 4,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 64,
-            "max_model_len": 64,
-        }
-        engines.append(LLM(folder, **{**defaults, **settings}))
-        return engines[-1]
-
-    yield maker
-    for engine in engines:
-        engine.shutdown()
+    with small_engines(folder, model_impl="transformers") as maker:
+        yield maker
 
 
 @DEPTHS

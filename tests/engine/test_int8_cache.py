@@ -9,18 +9,9 @@ import pytest
 
 from quire import LLM, SamplingParams
 from tests.engine.test_laws import assert_same, has_kernels, run, run_alone, workload
+from tests.small_engines import SMALL
 
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "kv_cache_dtype": "int8",
-    "quiet": True,
-    "skip_tokenizer_init": True,
-    "num_kv_blocks": 256,
-    "block_size": 4,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-}
+SETTINGS = {**SMALL, "kv_cache_dtype": "int8"}
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from platform import machine
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from quire.engine.kernel_choice import KernelChoices, choose_kernels
 from quire.engine.supervision.host import EngineHost
 from quire.errors import ConfigError
 from quire.ops import ALL_OPS
+from quire.ops.compile import Isa
 from quire.ops.kernel_timing import Product, Seconds, kernel_families
+from quire.ops.native import binding
 from quire.platform import Platform, detect_platform
 from quire.protocol.status import EngineState
 from tests.config.specs import make_gpu_platform, make_platform
@@ -210,6 +213,14 @@ def test_kernels_that_cannot_run_here_are_refused() -> None:
             choose_kernels(EngineSettings(**{name: "avx2"}), bare)
 
 
+def test_no_kernel_is_timed_with_threads_that_are_refused(families: None) -> None:
+    """Turns red when so many threads are started before anybody counts them."""
+    measure = Alternating()
+    with pytest.raises(ConfigError, match=r"num_threads=100000 is far more than .* Give 4, and"):
+        choose_kernels(EngineSettings(num_threads=100_000), PLATFORM, measure)
+    assert measure.asked == []
+
+
 # --- engines -------------------------------------------------------------------------------------
 
 needs_families = pytest.mark.skipif(
@@ -298,6 +309,20 @@ def test_an_engine_in_this_process_chooses_too(capsys: pytest.CaptureFixture[str
     assert engine.resolved.settings.linear_isa == families[1]
     assert f"linear by cpu_{families[1]}" in said
     assert "measured: 2.00 and 2.00 times as fast as" in said
+
+
+def test_plan_says_that_kernels_were_not_compiled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when a plan follows the processor's flags to kernels that are not there."""
+    missing = "the kernels were not compiled at install; run python -m quire.ops.compile"
+    monkeypatch.setattr(binding, "_open", lambda _: missing)
+    monkeypatch.setattr(binding, "_isa", lambda _: Isa("any", (machine(),), (), ()))
+    assert main(["plan", "--dtype", "bfloat16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    isas = [line.split(maxsplit=2) for line in lines if "_isa " in line]
+    assert isas == [[name, "none", f"plain torch: {missing}"] for name in VNNI]
+    assert not any("AMX is fast" in line for line in lines)
 
 
 @needs_families

@@ -9,7 +9,7 @@ else; so may kernels and reference.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from quire.ops.native.binding import native_unavailable
 from quire.platform import detect_platform
 from quire.protocol.request import EngineRequest
 from tests.models.families import CASES, GEMMA4_WHOLE, write_checkpoint
+from tests.small_engines import Maker, small_engines
 
 GAP = 1e-3
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 
 Prompt = list[int]
-Maker = Callable[..., LLM]
 
 NAMES = ("mistral-window", "qwen2-mixed", "opt", "qwen2-moe-mixed")
 TINY = [*(case for case in CASES if case.name in NAMES), GEMMA4_WHOLE]
@@ -45,25 +45,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def make(model: str | None) -> Iterator[Maker]:
     """Engines that end with the test."""
-    engines: list[LLM] = []
-
-    def maker(**settings: Any) -> LLM:
-        defaults: dict[str, Any] = {
-            "dtype": "float32",
-            "quiet": True,
-            "skip_tokenizer_init": True,
-            "num_kv_blocks": 256,
-            "block_size": 4,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 64,
-            "max_model_len": 64,
-        }
-        engines.append(LLM(model, **{**defaults, **settings}))
-        return engines[-1]
-
-    yield maker
-    for engine in engines:
-        engine.shutdown()
+    with small_engines(model) as maker:
+        yield maker
     gc.collect()
 
 

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,11 +19,16 @@ from tests.lora.adapters import CONFIG, merge, modules_of, write_adapter
 from tests.lora.test_adapters import LLAMA, PROMPTS, answers, assert_close, engine
 from tests.models.families import Case, write_checkpoint
 from tests.runner.test_token_columns import KERNELS
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire import LLM, SamplingParams
 from quire.config.adapters.peft import read_adapter
 from quire.errors import RequestError
+from quire.layers.adapted import AdaptedLayers
+from quire.layers.token_columns import TokenColumn
 from quire.lora.request import LoRARequest
+from quire.ops import build_op_set
+from quire.platform import detect_platform
 
 RANK, SCALE = 4, 2.0
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -245,6 +251,42 @@ def test_heads(base: Path, tied: Path, kind: str, is_tied: bool, tmp_path: Path)
     base = tied if is_tied else base
     tensors, changes = of_head(base, kind)
     assert_answers(base, written(tmp_path / "a", tensors), changed(tmp_path / "m", base, changes))
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most numbers that a tensor has which torch makes meanwhile."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.size = max(self.size, result.numel() if isinstance(result, torch.Tensor) else 0)
+        return result
+
+
+@pytest.mark.skipif(not KERNELS, reason="torch widens a part at a time")
+def test_a_whole_head_is_packed_once() -> None:
+    """Turns red when each step makes float32 numbers of all its weights."""
+    tokens, size = 300, 64
+    ops, packed = build_op_set(detect_platform()), Mock()
+    packed.side_effect = ops.linear
+    column = TokenColumn("adapter")
+    layers = AdaptedLayers(
+        2, RANK, torch.bfloat16, torch.device("cpu"), column, ops.low_rank, packed
+    )
+    _, head = layers.vocabulary(tokens, size)
+    weight, hidden = noise(tokens, size).bfloat16(), noise(3, size, seed=1).bfloat16()
+    head.replace(0, weight)
+    column.is_apart = True
+    column.set(torch.tensor([1, 0, 1]))
+    base = noise(3, tokens, seed=2)
+    with LargestTensor() as largest:
+        changed = [head.change(base.clone(), hidden) for _ in range(3)]
+    assert packed.call_count == 1
+    assert largest.size == 3 * tokens
+    expected = torch.where(column.values[:, None] == 1, hidden.float() @ weight.float().t(), base)
+    for logits in changed:
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 BIASED = {

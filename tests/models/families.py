@@ -14,65 +14,54 @@ LENGTHS = (23, 1, 37, 9)
 """Tokens of the sequences that go through a model together, in blocks of 4."""
 
 VOCAB = 128
+_TOKENS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
 _LLAMA = {
-    "vocab_size": VOCAB,
+    **_TOKENS,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "pad_token_id": 0,
 }
 _OPT = {
-    "vocab_size": VOCAB,
+    **_TOKENS,
     "hidden_size": 32,
     "ffn_dim": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
     "word_embed_proj_dim": 32,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "pad_token_id": 0,
 }
 _GPT2 = {
-    "vocab_size": VOCAB,
+    **_TOKENS,
     "n_embd": 32,
     "n_layer": 2,
     "n_head": 4,
     "n_positions": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 _MPT = {
-    "vocab_size": VOCAB,
+    **_TOKENS,
     "d_model": 32,
     "n_layers": 2,
     "n_heads": 4,
     "max_seq_len": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 _FALCON = {
-    "vocab_size": VOCAB,
+    **_TOKENS,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 _BLOOM = {
-    "vocab_size": VOCAB,
+    **_TOKENS,
     "hidden_size": 32,
     "n_layer": 2,
     "n_head": 4,
     "seq_length": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 BASES = {
@@ -177,6 +166,12 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [1.0, 2.0, 4.0, 6.0],
     "original_max_position_embeddings": 40,
+}
+_GRANITE = {
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 3.0,
 }
 CASES = (
     Case("llama", "llama"),
@@ -379,16 +374,7 @@ CASES = (
     ),
     Case("glm", "glm", {"attention_bias": False, "partial_rotary_factor": 0.25}),
     Case("glm4", "glm4"),
-    Case(
-        "granite",
-        "granite",
-        {
-            "embedding_multiplier": 1.5,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.3,
-            "logits_scaling": 3.0,
-        },
-    ),
+    Case("granite", "granite", _GRANITE),
     Case(
         "granite-bias",
         "granite",
@@ -452,16 +438,7 @@ CASES = (
     Case("qwen3-moe-unnormed", "qwen3_moe", {"mlp_only_layers": [0], "attention_bias": True}),
     Case("olmoe", "olmoe"),
     Case("olmoe-normed", "olmoe", {"norm_topk_prob": True, "attention_bias": True}),
-    Case(
-        "granite-moe",
-        "granitemoe",
-        {
-            "embedding_multiplier": 1.5,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.3,
-            "logits_scaling": 3.0,
-        },
-    ),
+    Case("granite-moe", "granitemoe", _GRANITE),
     Case("glm4-moe", "glm4_moe", {"routed_scaling_factor": 2.5}),
     Case(
         "glm4-moe-plain",

@@ -32,7 +32,7 @@ from quire.errors import ConfigError
 from quire.models.registry import find_model
 from quire.ops import build_op_set, force_isa
 from quire.ops.linear.int4.contract import GROUP_SIZES
-from quire.ops.linear.int8.panels import IntegerPanels
+from quire.ops.linear.plain.cpu_matrix import CpuMatrix
 from quire.platform import detect_platform
 from quire.quantization import QuantizedFormats, WeightFormat
 from tests.config.specs import make_platform
@@ -181,7 +181,7 @@ def test_planned_bytes_are_the_bytes_of_packed_tensors(name: str) -> None:
     shape = MatrixShape(32, 384)
     ops = build_op_set(detect_platform())
     packed = QuantizedFormats(name, ops).choose(shape).pack(torch.randn(32, 384).bfloat16(), None)
-    if not isinstance(packed, IntegerPanels):
+    if not isinstance(packed, CpuMatrix):
         pytest.skip("no C++ kernels here")
     held = sum(part.nbytes for part in packed._kept if part is not None)
     assert held == matrix_bytes(name, 32, 384, dtype_bytes=2)

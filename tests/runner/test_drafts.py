@@ -14,18 +14,9 @@ from quire import LLM, RequestOutput, SamplingParams
 from tests.engine.test_device_laws import assert_as_on_host
 from tests.engine.test_laws import assert_same, params, workload
 from tests.models.families import CASES, write_checkpoint
+from tests.small_engines import SMALL
 
 BY_NAME = {case.name: case for case in CASES}
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "quiet": True,
-    "skip_tokenizer_init": True,
-    "num_kv_blocks": 256,
-    "block_size": 4,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-}
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 
 
@@ -118,7 +109,7 @@ def test_drafts_change_no_bit(
     """Turns red when a draw sees other logits, noise or history than it would have, when rejected
     K/V are read, or when a row goes on from a wrong place."""
     write_checkpoint(BY_NAME[name], tmp_path)
-    llm = LLM(str(tmp_path), **{**SETTINGS, **more, "depth": depth})
+    llm = LLM(str(tmp_path), **{**SMALL, **more, "depth": depth})
     engines.append(llm)
     expected = generate(llm, asked())
     watch = Watch(llm, monkeypatch)
@@ -131,7 +122,7 @@ def test_drafts_change_no_bit(
 def test_samples_and_stops_are_those_without_drafts(
     on_device: bool, engines: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = LLM(None, **SETTINGS)
+    llm = LLM(None, **SMALL)
     engines.append(llm)
     sampling = [
         SamplingParams(n=3, temperature=0.9, seed=2, max_tokens=12, ignore_eos=True),
@@ -153,7 +144,7 @@ def test_a_draft_that_cannot_be_computed_costs_no_request(
     on_device: bool, engines: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turns red when a guess outside the vocabulary ends the row that it was made for."""
-    llm = LLM(None, **SETTINGS)
+    llm = LLM(None, **SMALL)
     engines.append(llm)
     sampling = [params(i, 10) for i in range(3)]
     expected = generate(llm, sampling)

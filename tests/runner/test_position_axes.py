@@ -29,6 +29,7 @@ from quire.protocol.request import EngineRequest
 from quire.protocol.step import EnterRow, MediaSpan, StepPlan
 from quire.runner.rows import RowTable
 from tests.runner.late_device import keep_rows_on_device
+from tests.small_engines import SMALL
 
 SECTIONS = (1, 2, 1)
 CONFIG: dict[str, Any] = {
@@ -191,17 +192,7 @@ def test_the_engine_equals_transformers(
     settings: dict[str, Any],
 ) -> None:
     """Batched, chunked, preempted, cached and as computed for the first time."""
-    defaults: dict[str, Any] = {
-        "dtype": "float32",
-        "quiet": True,
-        "skip_tokenizer_init": True,
-        "enable_prompt_embeds": True,
-        "num_kv_blocks": 256,
-        "block_size": 4,
-        "max_model_len": 64,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-    }
+    defaults = {**SMALL, "enable_prompt_embeds": True, "max_num_seqs": 4}
     engines.append(LLM(str(folder), **{**defaults, **settings}))
     wanted = [expected(theirs, prompt, 12) for prompt in prompts]
     for _ in range(2):

@@ -10,7 +10,9 @@ from quire.config.settings import SCHEDULING_POLICIES
 from quire.protocol import BeamRules, SchedulingParams
 from quire.scheduler import PrefillLimits
 from quire.scheduler.token_budget import UNLIMITED
-from tests.scheduler.simulation import POISON_OUTSIDE, VOCAB, Setup, Simulation
+from tests.profiles import under_seed
+from tests.scheduler.expected import VOCAB
+from tests.scheduler.simulation import POISON_OUTSIDE, Setup, Simulation
 
 WINDOWS: tuple[tuple[int | None, ...], ...] = (
     (None,),
@@ -187,7 +189,13 @@ def run_random(
     rng = random.Random(seed)
     setup = random_setup(rng, policy)
     simulation = Simulation(with_states(rng, setup) if has_states else setup)
+    with under_seed(seed):
+        walk(rng, simulation, num_moves)
+    return simulation
+
+
+def walk(rng: random.Random, simulation: Simulation, num_moves: int) -> None:
+    """Move, run all requests to their ends, and check what they got."""
     for _ in range(num_moves):
         random_move(rng, simulation)
     simulation.drain()
-    return simulation

@@ -5,12 +5,10 @@ Plans and results are separate moves, so results arrive as late as a test wants 
 
 from __future__ import annotations
 
-import random
 from collections import Counter, deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -43,12 +41,11 @@ from quire.scheduler import (
 )
 from quire.scheduler.constraints.unsent import Question, Verdict
 from quire.scheduler.policies.spare import SPARE_ACCOUNT
-from quire.scheduler.sequence import Sequence
 from quire.speculation import DraftMethods
 from tests.kv_cache.model import make_layout
-from tests.scheduler.beam_reference import Outcome, search
+from tests.scheduler.expected import VOCAB, Asked, expected_beams, expected_output, make_model
+from tests.scheduler.proposers import Guesses
 
-VOCAB = 30
 METHODS = SpeculationSettings("auto", 6, 1, 3)
 OF_MODEL = SpeculationSettings("draft_model", 4, model="fake")
 POISON_OUTSIDE = VOCAB + 1
@@ -108,81 +105,13 @@ class Setup:
 class Client:
     """What a client asked for and what it got."""
 
-    prompt: tuple[int, ...]
+    asked: Asked
     output: tuple[int, ...]
-    max_tokens: int
-    stop: frozenset[int]
-    min_tokens: int
-    seed: int
-    sample_index: int
     first_handle: int
     deadline_s: float | None = None
     beams: BeamRules | None = None
     tokens: list[int] = field(default_factory=list)
     finish: SequenceFinish | None = None
-
-
-@cache
-def make_model(windows: tuple[int | None, ...], has_state: bool) -> FakeModel:
-    return FakeModel(windows, VOCAB, has_state=has_state)
-
-
-@lru_cache(maxsize=20000)
-def expected_tokens(
-    model: FakeModel, prompt: tuple[int, ...], count: int, seed: int, sample: int
-) -> tuple[int, ...]:
-    return tuple(model.expected_tokens(prompt, count, seed, sample))
-
-
-@lru_cache(maxsize=200000)
-def expected_scores(model: FakeModel, tokens: tuple[int, ...]) -> np.ndarray:
-    return model.expected_scores(tokens)
-
-
-@lru_cache(maxsize=5000)
-def expected_beams(
-    model: FakeModel,
-    prompt: tuple[int, ...],
-    rules: BeamRules,
-    max_tokens: int,
-    stop: frozenset[int],
-    min_tokens: int,
-) -> Outcome:
-    scores = partial(expected_scores, model)
-    return search(scores, prompt, rules, max_tokens, stop, min_tokens)
-
-
-class Guesses:
-    """Drafts of which any number is right, at the right place or beside it."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._rng = random.Random(setup.max_num_seqs)
-
-    def propose(
-        self, sequence: Sequence, known: np.ndarray, num_in_flight: int, max_drafts: int
-    ) -> np.ndarray:
-        setup, rng, group = self._setup, self._rng, sequence.group
-        prompt = tuple(group.request.prompt_token_ids.tolist())
-        count = group.max_total_tokens - len(prompt)
-        truth = expected_tokens(
-            setup.model, prompt, count, group.request.seed, sequence.sample_index
-        )
-        at = len(known) - len(prompt) + rng.randint(0, num_in_flight)
-        num_drafts = rng.randint(0, min(max_drafts, setup.max_drafts))
-        num_right = rng.randint(0, num_drafts)
-        if setup.guesses != "any":
-            at = len(known) - len(prompt) + num_in_flight
-            num_right = 0 if setup.guesses == "wrong" else num_drafts
-        if setup.guesses == "beyond":
-            num_drafts = max_drafts + setup.max_drafts
-        drafts = list(truth[at : at + num_right])
-        drafts += [rng.randrange(VOCAB) for _ in range(num_drafts - len(drafts))]
-        if setup.guesses == "wrong":
-            drafts = [(token + 1) % VOCAB for token in truth[at : at + num_drafts]]
-        if setup.poison in drafts:
-            drafts = drafts[: drafts.index(setup.poison)]
-        return np.array(drafts, np.int32)
 
 
 class Judge(Protocol):
@@ -210,7 +139,7 @@ class Simulation:
             **asdict(setup.prefill_limits),
         )
         self.policy: Policy = make_policy(settings)
-        layout = setup.layout
+        layout, methods = setup.layout, self._methods()
         self.kv = KVManager(
             layout,
             setup.num_blocks,
@@ -234,9 +163,9 @@ class Simulation:
             max_model_len=setup.max_model_len,
             enable_prefix_caching=setup.enable_prefix_caching,
             recovery_costs=setup.recovery_costs if setup.num_host_blocks else None,
-            proposer=Guesses(setup) if setup.max_drafts and not self._methods() else None,
+            proposer=self._guesses() if methods is None else None,
             watches=None if judge is None else judge.watches,
-            methods=self._methods(),
+            methods=methods,
             vocab_size=VOCAB,
         )
         self.executor = FakeExecutor(
@@ -267,14 +196,17 @@ class Simulation:
         self.lost: set[int] = set()
         self.now = 0.0
 
-    @property
-    def _has_methods(self) -> bool:
-        return self.setup.guesses == "methods"
-
     def _methods(self) -> DraftMethods | None:
-        if self.setup.guesses == "model":
-            return DraftMethods(OF_MODEL)
-        return DraftMethods(METHODS) if self._has_methods else None
+        settings = {"model": OF_MODEL, "methods": METHODS}
+        guesses = self.setup.guesses
+        return DraftMethods(settings[guesses]) if guesses in settings else None
+
+    def _guesses(self) -> Guesses | None:
+        setup = self.setup
+        if not setup.max_drafts:
+            return None
+        seed = setup.max_num_seqs
+        return Guesses(setup.model, setup.guesses, setup.max_drafts, setup.poison, seed)
 
     def _say(self, tokens: list[int]) -> list[int]:
         """Return drafts of a model: any number of right tokens, then wrong ones; now and then not
@@ -287,7 +219,7 @@ class Simulation:
 
     def _prediction(self, whole: tuple[int, ...]) -> np.ndarray:
         """What a client expects of an output: some of it, some tokens changed or left out."""
-        if not self._has_methods:
+        if self.setup.guesses != "methods":
             return np.zeros(0, np.int32)
         changed = [t if self._rng.random() < 0.8 else int(self._rng.integers(VOCAB)) for t in whole]
         kept = [t for t in changed if self._rng.random() < 0.95 and t != self.setup.poison]
@@ -328,7 +260,8 @@ class Simulation:
         first = len(self.clients)
         if n > 1 or max_tokens is None or given is not None or beams is not None:
             resume_at = 0
-        whole = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0)
+        asked = Asked(prompt, max_tokens or 1, stop, min_tokens, seed)
+        whole = self._uncut(asked)
         output = whole[: min(resume_at, len(whole) - 1)]
         request = EngineRequest(
             request_id=str(first),
@@ -367,19 +300,10 @@ class Simulation:
             self.arriving[first] = prompt[given:]
             self.in_pieces.add(first)
         for sample in range(n):
-            self.clients[first + sample] = Client(
-                prompt,
-                output,
-                limit,
-                stop,
-                min_tokens,
-                seed,
-                sample,
-                first,
-                request.scheduling.deadline_s,
-                beams,
-                list(output),
-            )
+            own = replace(asked, max_tokens=limit, sample_index=sample)
+            deadline_s = request.scheduling.deadline_s
+            client = Client(own, output, first, deadline_s, beams, list(output))
+            self.clients[first + sample] = client
         return list(range(first, first + n))
 
     def resume(
@@ -502,7 +426,8 @@ class Simulation:
         for handle in list(self.arriving):
             self.extend(handle, len(self.arriving[handle]))
         work = sum(
-            (len(client.prompt) + client.max_tokens) * (client.beams.width if client.beams else 1)
+            (len(client.asked.prompt) + client.asked.max_tokens)
+            * (client.beams.width if client.beams else 1)
             for client in self.clients.values()
             if client.finish is None
         )
@@ -590,33 +515,13 @@ class Simulation:
             assert client.finish is None, "a sequence ended twice"
             client.finish = finish
 
-    def _uncut(
-        self,
-        prompt: tuple[int, ...],
-        max_tokens: int,
-        stop: frozenset[int],
-        min_tokens: int,
-        seed: int,
-        sample: int,
-    ) -> tuple[int, ...]:
-        tokens = expected_tokens(self.setup.model, prompt, max_tokens, seed, sample)
-        for i, token in enumerate(tokens):
-            if token in stop and i + 1 >= min_tokens:
-                return tokens[: i + 1]
-        return tokens
+    def _uncut(self, asked: Asked) -> tuple[int, ...]:
+        return expected_output(self.setup.model, asked)
 
     def _expected(self, client: Client) -> tuple[tuple[int, ...], bool]:
         """All tokens if nobody interferes, and whether poison ends them too early."""
-        whole = self._uncut(
-            client.prompt,
-            client.max_tokens,
-            client.stop,
-            client.min_tokens,
-            client.seed,
-            client.sample_index,
-        )
-        poison = self.setup.poison
-        if poison in client.prompt:
+        whole, poison = self._uncut(client.asked), self.setup.poison
+        if poison in client.asked.prompt:
             return client.output, True
         if poison in whole[:-1]:
             return whole[: max(whole.index(poison) + 1, len(client.output))], True
@@ -644,22 +549,14 @@ class Simulation:
             return
         assert not is_poisoned, f"{handle} should have failed"
         assert tokens == whole
-        is_stop = tokens[-1] in client.stop and len(tokens) >= client.min_tokens
-        assert finish.reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
-        assert finish.stop_token_id == (tokens[-1] if is_stop else None)
+        self._check_end(client.asked, tokens, finish)
 
     def _check_beams(self, handle: int, client: Client, finish: SequenceFinish) -> None:
         assert not client.tokens, "a beam was given before its search ended"
         assert client.beams is not None
-        expected = expected_beams(
-            self.setup.model,
-            client.prompt,
-            client.beams,
-            client.max_tokens,
-            client.stop,
-            client.min_tokens,
-        )
-        is_poisoned = self.setup.poison in {*client.prompt, *expected.computed}
+        asked = client.asked
+        expected = expected_beams(self.setup.model, asked, client.beams)
+        is_poisoned = self.setup.poison in {*asked.prompt, *expected.computed}
         if finish.reason in (FinishReason.ABORT, FinishReason.ERROR):
             is_innocent = finish.reason is FinishReason.ERROR and handle not in self.lost
             assert is_poisoned or not is_innocent, "an innocent failed"
@@ -667,9 +564,12 @@ class Simulation:
             return
         assert not is_poisoned, f"{handle} should have failed"
         assert finish.whole is not None
-        found = expected.found[client.sample_index]
+        found = expected.found[asked.sample_index]
         tokens = tuple(finish.whole.token_ids.tolist())
         assert (tokens, finish.whole.cum_logprob) == (found.tokens, found.cum_logprob)
-        is_stop = tokens[-1] in client.stop and len(tokens) >= client.min_tokens
+        self._check_end(asked, tokens, finish)
+
+    def _check_end(self, asked: Asked, tokens: tuple[int, ...], finish: SequenceFinish) -> None:
+        is_stop = asked.may_stop_at(tokens[-1], len(tokens))
         assert finish.reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
         assert finish.stop_token_id == (tokens[-1] if is_stop else None)

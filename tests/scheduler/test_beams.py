@@ -163,4 +163,4 @@ def test_without_max_tokens_it_takes_what_all_beams_can_have():
     simulation = Simulation(Setup(num_blocks=32, max_num_seqs=4, block_size=2, max_model_len=32))
     handles = simulation.add(PROMPT, max_tokens=None, beams=BeamRules(4), n=4)
     simulation.drain()
-    assert simulation.clients[handles[0]].max_tokens == 32 // 4 * 2 + 1 - len(PROMPT)
+    assert simulation.clients[handles[0]].asked.max_tokens == 32 // 4 * 2 + 1 - len(PROMPT)

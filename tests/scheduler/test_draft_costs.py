@@ -12,7 +12,8 @@ from quire.protocol import SamplingParams, StepPlan
 from quire.protocol.request import EngineRequest
 from quire.scheduler.drafts import Drafts
 from quire.speculation.policy import RESTS, DraftPolicy
-from tests.scheduler.simulation import VOCAB, Setup, Simulation, expected_tokens
+from tests.scheduler.expected import VOCAB, expected_tokens
+from tests.scheduler.simulation import Setup, Simulation
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 LENGTH = 512

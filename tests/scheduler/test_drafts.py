@@ -14,40 +14,24 @@ import pytest
 
 from quire.errors import EngineError
 from quire.protocol import EnterRow, FinishReason, SamplingParams, StepPlan
-from quire.protocol.step import IntArray, StepResult, TokenLogprobs
+from quire.protocol.step import StepResult, TokenLogprobs
 from quire.runner.drafts import draw_in_turns
 from quire.runner.rows import RowTable
-from quire.scheduler.sequence import Sequence
-from tests.profiles import seeds
-from tests.scheduler.random_moves import random_move, random_setup
-from tests.scheduler.simulation import Setup, Simulation, expected_tokens, make_model
+from tests.profiles import seeds, under_seed
+from tests.scheduler.expected import expected_tokens, make_model
+from tests.scheduler.proposers import Knows, Wrong
+from tests.scheduler.random_moves import random_setup, walk
+from tests.scheduler.simulation import Setup, Simulation
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 PLAIN = make_model((None,), has_state=False)
 PROMPT = (4, 9, 2, 7, 5)
 
 
-class Knows:
-    """Drafts the tokens that will come, `num_right` of them and one that is wrong."""
-
-    def __init__(self, setup: Setup, num_right: int) -> None:
-        self._setup = setup
-        self._num_right = num_right
-
-    def propose(
-        self, sequence: Sequence, known: IntArray, num_in_flight: int, max_drafts: int
-    ) -> IntArray:
-        prompt = tuple(sequence.group.request.prompt_token_ids.tolist())
-        truth = expected_tokens(self._setup.model, prompt, 40, 0, sequence.sample_index)
-        at = len(known) - len(prompt) + num_in_flight
-        right = truth[at : at + self._num_right]
-        return np.array([*right, (truth[at + len(right)] + 1) % 30][:max_drafts], np.int32)
-
-
 def simulation(num_right: int, **more: object) -> Simulation:
     setup = Setup(**{"max_num_batched_tokens": 32, "num_blocks": 60, **more})  # type: ignore[arg-type]
     found = Simulation(setup)
-    found.scheduler._drafts._proposer = Knows(setup, num_right)
+    found.scheduler._drafts._proposer = Knows(setup.model, num_right)
     return found
 
 
@@ -58,15 +42,11 @@ def test_random_traffic_with_drafts_meets_everything(depth: int) -> None:
     for seed in seeds(40):
         rng = random.Random(seed)
         setup = replace(random_setup(rng), depth=depth, max_drafts=rng.choice((1, 3, 6)))
-        walk = Simulation(setup)
-        try:
-            for _ in range(60):
-                random_move(rng, walk)
-            walk.drain()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-        stats = walk.scheduler.stats()
-        met.update(walk.done)
+        found = Simulation(setup)
+        with under_seed(seed):
+            walk(rng, found, num_moves=60)
+        stats = found.scheduler.stats()
+        met.update(found.done)
         met.update(preempted=stats.preempted_total, swapped=stats.swapped_in_total)
         met.update(cached=stats.cached_tokens_total)
     for what in ("drafts", "accepted", "preempted", "swapped", "cached", "forks"):
@@ -86,14 +66,10 @@ def test_random_traffic_with_adversarial_drafts(depth: int, guesses: str) -> Non
             random_setup(rng), depth=depth, max_drafts=5, guesses=guesses, num_checkpoints=None,
             max_num_batched_tokens=16,
         )  # fmt: skip
-        walk = Simulation(setup)
-        try:
-            for _ in range(60):
-                random_move(rng, walk)
-            walk.drain()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-        met.update(walk.done)
+        found = Simulation(setup)
+        with under_seed(seed):
+            walk(rng, found, num_moves=60)
+        met.update(found.done)
     assert met["drafts"] > 5
     if guesses == "wrong":  # but by chance, beside where they were meant to stand
         assert met["accepted"] < met["drafts"] / 5
@@ -166,18 +142,6 @@ def test_rejected_drafts_give_their_blocks_back() -> None:
         assert used == -(-int(found.scheduler.state.table.num_computed.max()) // 2)
         assert used < drafted
     found.drain()
-
-
-class Wrong:
-    """`count` drafts, none of them right."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def propose(
-        self, sequence: Sequence, known: IntArray, num_in_flight: int, max_drafts: int
-    ) -> IntArray:
-        return np.full(min(self._count, max_drafts), 31, np.int32)
 
 
 @DEPTHS

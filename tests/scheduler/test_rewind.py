@@ -23,10 +23,12 @@ from quire.protocol import (
 from quire.protocol.step import IntArray
 from quire.runner.rows import RowTable
 from quire.scheduler.constraints.unsent import Question, Verdict
-from quire.scheduler.sequence import MAX_UNJUDGED, Sequence
-from tests.profiles import seeds
+from quire.scheduler.sequence import MAX_UNJUDGED
+from tests.profiles import seeds, under_seed
+from tests.scheduler.expected import VOCAB, Asked, expected_tokens
+from tests.scheduler.proposers import Once
 from tests.scheduler.random_moves import random_move, random_setup, with_states
-from tests.scheduler.simulation import VOCAB, Client, Setup, Simulation, expected_tokens
+from tests.scheduler.simulation import Client, Setup, Simulation
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 PROMPT = (4, 9, 2, 7, 5)
@@ -111,60 +113,35 @@ class Edited(Simulation):
             super()._check_prefill_limits()
         assert self.standing.max() <= self.setup.prefill_limits.long_prefill_token_threshold
 
-    def _uncut(
-        self,
-        prompt: tuple[int, ...],
-        max_tokens: int,
-        stop: frozenset[int],
-        min_tokens: int,
-        seed: int,
-        sample: int,
-    ) -> tuple[int, ...]:
-        return self._run(prompt, max_tokens, stop, min_tokens, seed, sample, None)[0]
+    def _uncut(self, asked: Asked) -> tuple[int, ...]:
+        return self._run(asked, None)[0]
 
     def _expected(self, client: Client) -> tuple[tuple[int, ...], bool]:
         """Tokens that come together are given together, also where one of them is poison."""
-        return self._run(
-            client.prompt,
-            client.max_tokens,
-            client.stop,
-            client.min_tokens,
-            client.seed,
-            client.sample_index,
-            self.setup.poison,
-        )
+        return self._run(client.asked, self.setup.poison)
 
     def _check_client(self, handle: int, client: Client) -> None:
         """A token that no verdict lets pass may fail its row before the verdict comes."""
         finish = client.finish
-        if finish is not None and finish.reason is FinishReason.ERROR and client.beams is None:
-            known = (*client.prompt, *self._expected(client)[0])
-            if self.setup.poison in range(VOCAB):
-                assert known[len(client.prompt) :][: len(client.tokens)] == tuple(client.tokens)
-                return
+        is_failed = finish is not None and finish.reason is FinishReason.ERROR
+        if is_failed and client.beams is None and self.setup.poison in range(VOCAB):
+            whole = self._expected(client)[0]
+            assert whole[: len(client.tokens)] == tuple(client.tokens)
+            return
         super()._check_client(handle, client)
 
-    def _run(
-        self,
-        prompt: tuple[int, ...],
-        max_tokens: int,
-        stop: frozenset[int],
-        min_tokens: int,
-        seed: int,
-        sample: int,
-        poison: int | None,
-    ) -> tuple[tuple[int, ...], bool]:
+    def _run(self, asked: Asked, poison: int | None) -> tuple[tuple[int, ...], bool]:
         """The tokens, and whether poison has ended them."""
         output: tuple[int, ...] = ()
         while True:
-            known = (*prompt, *output)
+            known = (*asked.prompt, *output)
             if poison in known:
                 return output, True
-            (drawn,) = expected_tokens(self.setup.model, known, 1, seed, sample)
+            (drawn,) = expected_tokens(self.setup.model, known, 1, asked.seed, asked.sample_index)
             for token in self.editor.rule(known, drawn) or (drawn,):
                 output = (*output, token)
-                is_stop = token in stop and len(output) >= min_tokens
-                if is_stop or len(output) >= max_tokens:
+                is_stop = asked.may_stop_at(token, len(output))
+                if is_stop or len(output) >= asked.max_tokens:
                     return output, False
 
 
@@ -191,10 +168,8 @@ def test_random_traffic_with_refused_tokens_meets_everything(depth: int, has_sta
     any number of tokens in place of others."""
     met: Counter[str] = Counter()
     for seed in seeds(40):
-        try:
+        with under_seed(seed):
             found = walk(seed, depth, has_states=has_states)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
         stats = found.scheduler.stats()
         met.update(found.done)
         met.update(found.editor.done)
@@ -280,7 +255,7 @@ def test_refused_tokens_give_their_blocks_back() -> None:
     """Seven tokens of a step are refused, and with them the blocks of six."""
     found = edited(lambda known, drawn: (1,) if len(known) == 5 else None, depth=1, block_size=1)
     truth = expected_tokens(found.setup.model, PROMPT, 9, 0, 0)
-    found.scheduler._drafts._proposer = _Drafts(truth[:6])
+    found.scheduler._drafts._proposer = Once(truth[:6])
     found.add(PROMPT, max_tokens=12)
     assert found.plan()
     assert found.scheduler.stats().num_used_blocks == 5 + 6
@@ -288,19 +263,6 @@ def test_refused_tokens_give_their_blocks_back() -> None:
     assert found.answer()
     assert found.scheduler.stats().num_used_blocks == 5
     found.drain()
-
-
-class _Drafts:
-    """These once, then none."""
-
-    def __init__(self, tokens: tuple[int, ...]) -> None:
-        self._tokens = tokens
-
-    def propose(
-        self, sequence: Sequence, known: IntArray, num_in_flight: int, max_drafts: int
-    ) -> IntArray:
-        tokens, self._tokens = self._tokens, ()
-        return np.array(tokens, np.int32)
 
 
 @DEPTHS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 from quire.dialect.conversation import described
 from quire.engine.model_front import ModelFront
 from quire.rendering import ChatTemplate, Renderer
-from tests import waiting
-from tests.server.running import RunningServer, bundled_front, running_server
+from tests.server.running import bundled_front
 from tests.server.scripted import Script, as_joined
 
 CHAT = "/v1/chat/completions"
@@ -46,19 +44,6 @@ def front_of(template: str) -> ModelFront:
 @pytest.fixture(scope="module", params=["", NO_SYSTEM], ids=["system", "no system"])
 def front(request: pytest.FixtureRequest) -> ModelFront:
     return front_of(request.param + TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def server(front: ModelFront) -> Iterator[RunningServer]:
-    with running_server(front) as found:
-        yield found
-
-
-@pytest.fixture
-def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with waiting.PatientClient(base_url=server.url) as client:
-        yield client
-    server.wait_until_idle()
 
 
 def post(http: httpx.Client, **body: Any) -> dict[str, Any]:

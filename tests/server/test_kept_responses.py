@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -40,13 +39,6 @@ from tests.waiting import wait_for
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
     return hermes_front(tmp_path_factory.mktemp("hermes"))
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with new_client(server.url) as found:
-        yield found
-    server.wait_until_idle()
 
 
 def test_a_conversation_goes_on_from_what_is_kept(

@@ -54,13 +54,6 @@ def server(llm: LLM, front: ModelFront) -> Iterator[RunningServer]:
         yield found
 
 
-@pytest.fixture
-def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with waiting.PatientClient(base_url=server.url) as client:
-        yield client
-    server.wait_until_idle()
-
-
 def post(http: httpx.Client, path: str, fields: dict[str, Any]) -> httpx.Response:
     base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": PROMPT}
     return http.post(path, json={**base, **fields})

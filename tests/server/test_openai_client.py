@@ -9,22 +9,8 @@ import openai
 import pytest
 
 from tests.server.running import MODEL, RunningServer
-from tests.waiting import WAIT_S
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{server.url}/v1",
-        api_key="none",
-        max_retries=0,
-        timeout=WAIT_S,
-        _strict_response_validation=True,
-    ) as found:
-        yield found
-    server.wait_until_idle()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -11,9 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from quire.engine.model_front import ModelFront
-from tests.server.running import MODEL, RunningServer
+from tests.server.running import MODEL
 from tests.server.scripted import Script, hermes_front
-from tests.waiting import WAIT_S
 
 MESSAGES: Any = [{"role": "user", "content": "How warm is it in Rome?"}]
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
@@ -37,19 +35,6 @@ TOOLS: Any = [openai.pydantic_function_tool(Weather)]
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
     return hermes_front(tmp_path_factory.mktemp("hermes"))
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{server.url}/v1",
-        api_key="none",
-        max_retries=0,
-        timeout=WAIT_S,
-        _strict_response_validation=True,
-    ) as found:
-        yield found
-    server.wait_until_idle()
 
 
 def test_parse_gives_the_arguments_as_objects(client: openai.OpenAI, script: Script) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -23,7 +22,6 @@ from tests.server.responses import (
     TOOLS,
     both,
     check_events,
-    new_client,
     prompt_of,
 )
 from tests.server.running import MODEL, RunningServer
@@ -33,13 +31,6 @@ from tests.server.scripted import Script, hermes_front
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
     return hermes_front(tmp_path_factory.mktemp("hermes"))
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with new_client(server.url) as found:
-        yield found
-    server.wait_until_idle()
 
 
 PATCH: Any = [

@@ -22,6 +22,7 @@ from quire.config.model_spec import GenericTraits
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, find_model, plan_startup
 from quire.errors import ConfigError
+from quire.ops.native.binding import see_kernels
 from quire.platform import detect_platform
 
 __all__ = ["TOLERANCES", "ModelCheck", "PassCheck", "check_model", "render_check"]
@@ -190,7 +191,7 @@ def _plan(settings: EngineSettings, num_tokens: int) -> StartupPlan:
             enforce_eager=True,
             quiet=True,
         ),
-        detect_platform(),
+        see_kernels(detect_platform()),
     )
 
 

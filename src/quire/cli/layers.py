@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 
 __all__ = ["LayerValue", "config_layer", "environment_layer"]
 
@@ -27,8 +27,7 @@ class LayerValue:
 
     @property
     def shown(self) -> str:
-        text = repr(self.content)
-        return text if len(text) <= 80 else text[:77] + "..."
+        return quoted(self.content)
 
     @property
     def has_gap(self) -> bool:

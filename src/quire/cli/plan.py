@@ -12,7 +12,7 @@ from quire.cli.flags.engine import add_engine_flags, read_settings
 from quire.cli.parser import CommandParser
 from quire.config.render_plan import render_plan
 from quire.config.startup import StartupPlan, plan_startup
-from quire.engine.kernel_choice import choose_kernels
+from quire.engine.kernel_choice import choose_kernels, see_kernels
 from quire.platform import detect_platform
 
 __all__ = ["add_arguments", "run"]
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the plan. ConfigError, and so status 2, if the model cannot run here as asked."""
     if capacity_plan.is_asked(options):
         return capacity_plan.run(options)
-    platform = detect_platform()
+    platform = see_kernels(detect_platform())
     kernels = choose_kernels(read_settings(options), platform)
     plan = plan_startup(kernels.settings, platform)
     plan = replace(plan, resolved=kernels.explained(plan.resolved))

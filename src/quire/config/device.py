@@ -8,7 +8,14 @@ from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import GpuFacts, Platform
 
-__all__ = ["choose_device", "choose_dtype", "choose_seqs", "choose_step_tokens", "describe_gpu"]
+__all__ = [
+    "check_threads",
+    "choose_device",
+    "choose_dtype",
+    "choose_seqs",
+    "choose_step_tokens",
+    "describe_gpu",
+]
 
 SEQS_PER_CORE = 32
 """Rows at which a CPU core's matrix kernels reach their peak; more rows only wait longer."""
@@ -25,6 +32,10 @@ CORE_FLOPS = 80e9
 
 TILE_FLOPS = 1e12
 """The same of a core with tile registers (AMX), for formats that they take."""
+
+MOST_THREADS, MOST_THREADS_PER_CORE = 64, 16
+"""num_threads is refused above the larger of the two. A few more threads than cores slow an engine
+down; with hundreds it makes no token in seconds, and cannot even be interrupted."""
 
 LARGE_GPU_BYTES = 70 * 2**30
 """Memory from which a GPU counts as one for servers, whose bandwidth and arithmetic ask for larger
@@ -141,6 +152,16 @@ def choose_step_tokens(
     return tokens, reason
 
 
+def check_threads(num_threads: int, cores: int) -> None:
+    """Raise ConfigError for threads of a CPU that would hardly compute."""
+    most = max(MOST_THREADS, MOST_THREADS_PER_CORE * cores)
+    if num_threads > most:
+        raise ConfigError(
+            f"num_threads={num_threads} is far more than the usable cores, {cores}: the threads "
+            f"would do little but wait for each other. Give {cores}, and {most} at most."
+        )
+
+
 def _computes_in_tiles(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> bool:
     """Return whether the kernels of AMX take the model's matrices (`quire.ops`)."""
     if settings.quantization is None and spec.dtype != "bfloat16":
@@ -148,6 +169,8 @@ def _computes_in_tiles(settings: EngineSettings, spec: ModelSpec, platform: Plat
     if settings.quantization is None and settings.linear_isa not in (None, "amx"):
         return False
     if env.cpu_isa() not in (None, "amx") or platform.cpu.tiles_refused:
+        return False
+    if platform.kernels is not None and "amx" not in platform.kernels:
         return False
     return platform.cpu.has("amx_tile", "amx_bf16", "amx_int8")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 
 __all__ = ["Piece", "RawConfig", "StoredTensor", "read_header", "read_json"]
 
@@ -155,9 +155,7 @@ class RawConfig:
         return cast(T, value)
 
     def _type_error(self, key: str, value: object, wanted: str) -> ConfigError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        return ConfigError(f"{self._source}: {key}={shown} must be of type {wanted}")
+        return ConfigError(f"{self._source}: {key}={quoted(value)} must be of type {wanted}")
 
 
 def read_json(path: Path) -> RawConfig:

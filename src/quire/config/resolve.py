@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 
 from quire.config import env
 from quire.config.checkpoint import Checkpoint
-from quire.config.device import choose_device, choose_dtype, choose_seqs, choose_step_tokens
+from quire.config.device import (
+    check_threads,
+    choose_device,
+    choose_dtype,
+    choose_seqs,
+    choose_step_tokens,
+)
 from quire.config.kv_layout import FP8_DTYPES, KVLayout
 from quire.config.memory.budget import (
     MemoryBudget,
@@ -46,10 +52,6 @@ __all__ = ["Decision", "Resolved", "resolve"]
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
-
-MOST_THREADS, MOST_THREADS_PER_CORE = 64, 16
-"""num_threads is refused above the larger of the two. A few more threads than cores slow an engine
-down; with hundreds it makes no token in seconds, and cannot even be interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def resolve(
     )
     context, context_reason = sizing.choose_context()
     num_blocks, blocks_reason = sizing.choose_blocks(context)
-    isas, isa_decisions = _choose_isas(settings, device)
+    isas, isa_decisions = _choose_isas(settings, platform, device)
     decisions = (
         Decision("device", device, device_reason),
         Decision("dtype", dtype, dtype_reason),
@@ -419,13 +421,8 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
     processes = _num_processes(settings)
     if settings.num_threads is not None:
         asked, cores = "as asked, or by OMP_NUM_THREADS", platform.cpu.num_cores
-        most = max(MOST_THREADS, MOST_THREADS_PER_CORE * cores)
-        if settings.num_threads > most and platform.device == "cpu":
-            raise ConfigError(
-                f"num_threads={settings.num_threads} is far more than the usable cores, {cores}: "
-                "the threads would do little but wait for each other. Give "
-                f"{cores}, and {most} at most."
-            )
+        if platform.device == "cpu":
+            check_threads(settings.num_threads, cores)
         if settings.num_threads > cores:
             asked += f"; more than the usable cores, {cores}: they will wait for each other"
         return settings.num_threads, asked
@@ -437,7 +434,7 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
 
 
 def _choose_isas(
-    settings: EngineSettings, device: str
+    settings: EngineSettings, platform: Platform, device: str
 ) -> tuple[dict[str, str | None], tuple[Decision, ...]]:
     """Return linear_isa and attention_isa, with the reasons. Nothing is measured here: the engine's
     owner has done that before (`engine/kernel_choice.py`)."""
@@ -452,8 +449,11 @@ def _choose_isas(
     if settings.attention_backend is not None:
         del asked["attention_isa"]
     handed = "as asked, or as the owner of the engine chose"
+    open_value, open_reason = "auto", "by processor flags"
+    if platform.kernels_problem is not None:
+        open_value, open_reason = "none", f"plain torch: {platform.kernels_problem}"
     return nothing | asked, tuple(
-        Decision(name, isa or "auto", "by processor flags" if isa is None else handed)
+        Decision(name, isa or open_value, open_reason if isa is None else handed)
         for name, isa in asked.items()
     )
 

@@ -22,7 +22,7 @@ from quire.config.kv_layout import FP8_DTYPES
 from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.speculation import parse_speculation
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 from quire.foreign import nearest, shown
 
 __all__ = [
@@ -525,9 +525,7 @@ def _one_of(rules: Mapping[str, Any]) -> str:
 
 
 def _invalid(name: str, value: object, allowed: str) -> ConfigError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return ConfigError(f"Setting {name} cannot be {shown}. Give {allowed}.")
+    return ConfigError(f"Setting {name} cannot be {quoted(value)}. Give {allowed}.")
 
 
 def _pass_over(name: str, value: object, known: Mapping[str, object]) -> None:

@@ -23,7 +23,7 @@ from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
-from quire.engine.kernel_choice import Measure, choose_kernels
+from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
 from quire.errors import ConfigError, RequestError
 from quire.executor import Executor
@@ -91,7 +91,7 @@ def build_engine(
             f"data_parallel_size={settings.data_parallel_size}: an engine of this process is one. "
             "Leave it out, or use quire serve."
         )
-    platform = detect_platform()
+    platform = see_kernels(detect_platform())
     kernels = choose_kernels(settings, platform, measure)
     plan = plan_startup(kernels.settings, platform)
     plan = replace(plan, resolved=kernels.explained(plan.resolved))
@@ -128,7 +128,7 @@ def build_core(
     `Launch`.
     """
     on_phase("planning")
-    platform = detect_platform()
+    platform = see_kernels(detect_platform())
     if free_bytes is not None:
         platform = replace(platform, free_bytes=free_bytes)
     plan = plan_startup(settings, platform)

@@ -22,6 +22,7 @@ from typing import Any
 
 import quire
 from quire.config import env
+from quire.config.device import check_threads
 from quire.config.resolve import Decision, Resolved
 from quire.config.settings import EngineSettings
 from quire.config.startup import with_threads
@@ -35,10 +36,10 @@ from quire.ops.kernel_timing import (
     kernel_families,
     time_kernels,
 )
-from quire.ops.native.binding import native_unavailable
+from quire.ops.native.binding import native_unavailable, see_kernels
 from quire.platform import Platform
 
-__all__ = ["KernelChoices", "Measure", "choose_kernels"]
+__all__ = ["KernelChoices", "Measure", "choose_kernels", "see_kernels"]
 
 _log = logging.getLogger("quire.engine")
 
@@ -72,11 +73,12 @@ def choose_kernels(
     """Fill in `linear_isa` and `attention_isa` where they are open and a CPU computes.
 
     What was measured is kept in `env.cache_folder()` for the next start. Raises ConfigError if a
-    setting asks for kernels that cannot run here.
+    setting asks for kernels that cannot run here, or for threads that would hardly compute.
     """
     if _computes_on_gpu(settings, platform) or env.cpu_isa() is not None:
         return KernelChoices(settings)
     num_threads = with_threads(settings, platform).num_threads or platform.cpu.num_cores
+    check_threads(num_threads, platform.cpu.num_cores)
     attention: Product = "int8_attention" if settings.kv_cache_dtype == "int8" else "attention"
     products: dict[str, Product] = {"linear_isa": "linear", "attention_isa": attention}
     if settings.attention_backend is not None:

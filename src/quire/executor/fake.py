@@ -60,42 +60,25 @@ class _Copies:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drop:
-    """Media to forget after the steps before it."""
+class _Change:
+    """A change of media or adapters, made after the steps before it."""
 
-    handles: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Put:
-    """An adapter that takes its slot after the steps before it."""
-
-    slot: int
-    ref: AdapterRef
+    make: Callable[[], None]
     done: Future[None]
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Outcome of a forward. hidden: what the model sees at the last token of each row that samples,
-    and at its drafts. pooled: the same at the positions of each piece."""
+class _Computed:
+    """A step, or some rows of it, before it samples. hidden: what the model sees at the last token
+    of each row that samples, and at its drafts. pooled: the same at the positions of each piece.
+    sources: see `_fork`."""
 
     hidden: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     pooled: list[tuple[PoolPiece, list[int]]] = field(
         default_factory=list[tuple[PoolPiece, list[int]]]
     )
     failures: list[RowFailure] = field(default_factory=list[RowFailure])
-
-
-@dataclass(slots=True)
-class _Computed:
-    """A step before it samples. hidden, pooled: see `_Seen`. sources: see `_fork`."""
-
-    hidden: dict[int, list[int]]
-    pooled: list[tuple[PoolPiece, list[int]]]
-    failures: list[RowFailure]
-    sources: dict[int, int]
-    awaits_late: bool
+    sources: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class FakeExecutor:
@@ -153,16 +136,18 @@ class FakeExecutor:
         self._rng = np.random.default_rng(0)
         self._states = FakeStates(self._rows, num_checkpoints, np.random.default_rng(1))
         largest = max(self._tokens_per_block)
-        self._cache = self._rng.integers(0, 2**63, (2, num_blocks, largest)).astype(np.uint64)
+        self._cache = self._noise((2, num_blocks, largest))
         self._garbage = np.zeros((num_blocks, largest), np.bool_)
-        host_shape = (2, num_host_blocks, largest)
-        self._host = self._rng.integers(0, 2**63, host_shape).astype(np.uint64)
+        self._host = self._noise((2, num_host_blocks, largest))
         self._host_garbage = np.zeros((num_host_blocks, largest), np.bool_)
-        self._queue: deque[tuple[StepPlan, Future[StepResult]] | _Drop | _Put] = deque()
+        self._queue: deque[tuple[StepPlan, Future[StepResult]] | _Change] = deque()
         self._computed: _Computed | None = None  # the first step of the queue, apart from its draws
         self._late: dict[int, LateInput] = {}
         self.media: dict[int, Words] = {}
         self.adapters: dict[int, AdapterRef] = {}
+
+    def _noise(self, shape: tuple[int, ...]) -> Words:
+        return self._rng.integers(0, 2**63, shape).astype(np.uint64)
 
     def start(self) -> Report:
         return self._report()
@@ -173,8 +158,7 @@ class FakeExecutor:
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
         if isinstance(op, Sleep | UpdateWeights):
-            self._cache = self._rng.integers(0, 2**63, self._cache.shape).astype(np.uint64)
-            self._host = self._rng.integers(0, 2**63, self._host.shape).astype(np.uint64)
+            self._cache, self._host = self._noise(self._cache.shape), self._noise(self._host.shape)
             self._garbage[:] = True
             self._host_garbage[:] = True
             self._states.lose_all()
@@ -211,20 +195,28 @@ class FakeExecutor:
         return MediaInfo(len(data) // 8, hashlib.blake2b(data, digest_size=16).digest())
 
     def drop_media(self, handles: Sequence[int]) -> None:
-        self._queue.append(_Drop(tuple(handles)))
-        if len(self._queue) == 1:
-            self.run_queued()
+        gone = tuple(handles)
+
+        def forget() -> None:
+            for handle in gone:
+                self.media.pop(handle, None)
+
+        self._change(forget)
 
     def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
         """Read an adapter; a folder without a name cannot be read."""
-        done = Future[None]()
         if not ref.path:
-            done.set_exception(RequestError(f"the adapter {ref.name!r} has no folder: give one"))
-            return done
-        self._queue.append(_Put(slot, ref, done))
+            failed = Future[None]()
+            failed.set_exception(RequestError(f"the adapter {ref.name!r} has no folder: give one"))
+            return failed
+        return self._change(lambda: self.adapters.update({slot: ref}))
+
+    def _change(self, make: Callable[[], None]) -> Future[None]:
+        change = _Change(make, Future())
+        self._queue.append(change)
         if len(self._queue) == 1:
             self.run_queued()
-        return done
+        return change.done
 
     def late(self, late: LateInput) -> None:
         self._late[late.step_id] = late
@@ -234,7 +226,7 @@ class FakeExecutor:
         del wait
         self.run_queued()
         work, rows = self._queue[0] if self._queue else None, self._rows
-        if work is None or isinstance(work, _Drop | _Put) or self._computed is None:
+        if work is None or isinstance(work, _Change) or self._computed is None:
             return {}
         plan, found = work[0], dict[int, IntArray]()
         if plan.step_id != step_id:
@@ -247,10 +239,8 @@ class FakeExecutor:
     def shutdown(self) -> None:
         self.run_queued()
         for work in self._queue:
-            if isinstance(work, _Put):
-                work.done.set_exception(EngineError("shut down before the adapter had its slot"))
-            elif not isinstance(work, _Drop):
-                work[1].set_exception(EngineError("shut down while a step awaited late input"))
+            future = work.done if isinstance(work, _Change) else work[1]
+            future.set_exception(EngineError("shut down while a step awaited late input"))
         self._queue.clear()
 
     def run_queued(self) -> None:
@@ -258,14 +248,9 @@ class FakeExecutor:
         those behind it."""
         while self._queue:
             work = self._queue[0]
-            if isinstance(work, _Put):
-                self.adapters[work.slot] = work.ref
+            if isinstance(work, _Change):
+                work.make()
                 work.done.set_result(None)
-                self._queue.popleft()
-                continue
-            if isinstance(work, _Drop):
-                for handle in work.handles:
-                    self.media.pop(handle, None)
                 self._queue.popleft()
                 continue
             plan, future = work
@@ -273,7 +258,7 @@ class FakeExecutor:
                 with np.errstate(over="ignore"):
                     if self._computed is None:
                         self._computed = self._compute_step(plan)
-                    if self._computed.awaits_late and plan.step_id not in self._late:
+                    if self._awaits_late(plan, self._computed):
                         return
                     future.set_result(self._end_step(plan, self._computed))
             except Exception as error:  # noqa: BLE001  the future is where a fault belongs
@@ -300,12 +285,15 @@ class FakeExecutor:
         for slot in set(plan.draft_slot[plan.draft_token == DRAFT_OF_MODEL].tolist()):
             self._make_drafts(slot)
         rows = in_order_of_writing(self._rows.scheduled(), plan)
-        seen = self._forward(rows, self._breaks(plan.step_id))
+        computed = self._forward(rows, self._breaks(plan.step_id))
         self._rows.commit_computed(rows)
         self._states.save(plan)
-        sources = self._fork(plan, seen.hidden, seen.failures)
-        awaits_late = any(self._streams[slot].waits_for_masks for slot in sources)
-        return _Computed(seen.hidden, seen.pooled, seen.failures, sources, awaits_late)
+        computed.sources = self._fork(plan, computed.hidden, computed.failures)
+        return computed
+
+    def _awaits_late(self, plan: StepPlan, computed: _Computed) -> bool:
+        needs_late = any(self._streams[slot].waits_for_masks for slot in computed.sources)
+        return needs_late and plan.step_id not in self._late
 
     def _make_drafts(self, slot: int) -> None:
         rows, stream = self._rows, self._streams[slot]
@@ -317,24 +305,23 @@ class FakeExecutor:
         rows.num_drafts[slot] = len(drafts)
 
     def _end_step(self, plan: StepPlan, computed: _Computed) -> StepResult:
-        hidden, failures, sources = computed.hidden, computed.failures, computed.sources
+        hidden, sources = computed.hidden, computed.sources
         masks = self._take_masks(plan, computed)
         asked = [slot for slot in sources if self._streams[slot].num_candidates]
         seen = {slot: hidden[sources.pop(slot)] for slot in asked}
         candidates = self._find_candidates(seen, masks)
         drawn = self._sample(hidden, sources, masks)
-        vectors = self._pool(computed.pooled)
         done, lost = self._end_tickets(plan)
         return StepResult(
             plan.step_id,
             drawn.slots.astype(np.int32),
             drawn.token_ids,
             candidates,
-            failed=tuple(failures),
+            failed=tuple(computed.failures),
             counts=counts_of(drawn),
             done=done,
             failed_tickets=lost,
-            vectors=vectors,
+            vectors=self._pool(computed.pooled),
         )
 
     def _pool(self, pooled: list[tuple[PoolPiece, list[int]]]) -> dict[int, FloatArray]:
@@ -396,19 +383,19 @@ class FakeExecutor:
             target[0][:, dst] = source[0][:, src]
             target[1][dst] = source[1][src]
 
-    def _forward(self, rows: ScheduledRows, breaks: bool) -> _Seen:
+    def _forward(self, rows: ScheduledRows, breaks: bool) -> _Computed:
         everything = slice(0, len(rows.slots))
 
-        def compute(part: slice) -> _Seen:
+        def compute(part: slice) -> _Computed:
             computed = self._compute(rows.select(part))
             if breaks and part == everything and len(rows.slots):
                 raise EngineError("the step broke after its rows were computed")
             return computed
 
-        def alone(index: int, _: Exception) -> _Seen:
+        def alone(index: int, _: Exception) -> _Computed:
             return self._compute(rows.select(slice(index, index + 1)))
 
-        whole = _Seen()
+        whole = _Computed()
         for part in in_halves(everything, compute, alone):
             whole.hidden.update(part.hidden)
             whole.pooled += part.pooled
@@ -416,22 +403,16 @@ class FakeExecutor:
         whole.failures.sort(key=lambda failure: failure.slot)
         return whole
 
-    def _compute(self, rows: ScheduledRows) -> _Seen:
-        spans = [
-            (int(slot), int(start), int(start + count))
-            for slot, start, count in zip(
-                rows.slots, rows.num_computed, rows.num_tokens, strict=True
-            )
-        ]
+    def _compute(self, rows: ScheduledRows) -> _Computed:
+        starts, ends = rows.num_computed, rows.num_computed + rows.num_tokens
+        spans = list(zip(rows.slots.tolist(), starts.tolist(), ends.tolist(), strict=True))
         for slot, start, end in spans:
             inputs = self._inputs(slot, start, end)
             self._write(0, slot, start, self._model.first_layer(inputs, np.arange(start, end)))
-        reads = {
-            slot: [self._model.read(self._contents(0, slot, end), p) for p in range(start, end)]
-            for slot, start, end in spans
-        }
-        for slot, start, _ in spans:
-            self._write(1, slot, start, np.array(reads[slot], np.uint64))
+        for slot, start, end in spans:
+            contents = self._contents(0, slot, end)
+            reads = [self._model.read(contents, position) for position in range(start, end)]
+            self._write(1, slot, start, np.array(reads, np.uint64))
         states = self._advance(rows, spans)
         failures = [self._fail(*span) for span in spans if self._is_poisoned(*span)]
         while self._readers_fail and failures:
@@ -443,11 +424,10 @@ class FakeExecutor:
         failed = {failure.slot for failure in failures}
 
         def see(slot: int, end: int, positions: range) -> list[int]:
-            after = states.get(slot, [])
+            contents, after = self._contents(1, slot, end), states.get(slot)
             return [
                 self._model.see(
-                    self._model.read(self._contents(1, slot, end), position),
-                    after[position - end] if after else 0,
+                    self._model.read(contents, position), after[position - end] if after else 0
                 )
                 for position in positions
             ]
@@ -465,7 +445,7 @@ class FakeExecutor:
             for piece in pieces
             if piece.slot not in failed
         ]
-        return _Seen(hidden, pooled, failures)
+        return _Computed(hidden, pooled, failures)
 
     def _advance(
         self, rows: ScheduledRows, spans: list[tuple[int, int, int]]
@@ -502,8 +482,7 @@ class FakeExecutor:
 
     def _fail(self, slot: int, start: int, end: int) -> RowFailure:
         for layer in (0, 1):
-            garbage = self._rng.integers(0, 2**63, end - start).astype(np.uint64)
-            self._write(layer, slot, start, garbage)
+            self._write(layer, slot, start, self._noise((end - start,)))
         self._states.write_noise(slot)
         positions = np.arange(start, end)
         for group in range(len(self._rows.tables)):

@@ -22,6 +22,7 @@ from quire.layers.adapter_contents import (
 )
 from quire.layers.token_columns import TokenColumn
 from quire.layers.weights import Cut, DenseWeights, LayerWeights, PackedWeights
+from quire.ops import PackedMatrix
 from quire.ops.linear.low_rank import LowRankTables
 
 __all__ = ["ADAPTER_COLUMN", "AdaptedLayers", "AdaptedLinear", "Additions", "Projection"]
@@ -138,15 +139,16 @@ class AdaptedLayers:
         device: torch.device,
         slots: TokenColumn,
         low_rank: Callable[..., None],
+        linear: Callable[[torch.Tensor], PackedMatrix],
     ) -> None:
         """num_slots: adapters that may be in use at a time. max_rank: largest rank of any adapter.
-        slots: the column with each row's slot. low_rank: the operation."""
+        slots: the column with each row's slot. low_rank, linear: the operations."""
         self.num_slots, self.max_rank = num_slots, max_rank
         self.table: TablePlace | None = None
         self.head: HeadPlace | None = None
         self._dtype, self._device = dtype, device
         self._slots = slots
-        self._low_rank = low_rank
+        self._low_rank, self._linear = low_rank, linear
         self._changed: dict[int, _Changed] = {}
         self._norms: dict[int, tuple[DenseWeights, SlotContents[torch.Tensor]]] = {}
         self._experts: dict[tuple[int, str], ExpertPlace] = {}
@@ -191,11 +193,12 @@ class AdaptedLayers:
 
     def vocabulary(self, num_tokens: int, size: int) -> tuple[TablePlace, HeadPlace]:
         """Reserve memory for adapters of the embedding and of the projection to logits."""
-        of_table, of_head = (
-            self._kept(SlotContents[LowRank | torch.Tensor](self._slots)) for _ in range(2)
-        )
+        of_table = self._kept(SlotContents[LowRank | torch.Tensor](self._slots))
+        of_head = self._kept(SlotContents[LowRank | PackedMatrix](self._slots))
         self.table = TablePlace((size, num_tokens), of_table)
-        self.head = HeadPlace((num_tokens, size), of_head)
+        self.head = HeadPlace(
+            (num_tokens, size), of_head, lambda weight: self._linear(weight.to(self._device))
+        )
         return self.table, self.head
 
     def _kept(self, contents: SlotContents[Content]) -> SlotContents[Content]:

@@ -5,7 +5,7 @@ Torch computes them, for the rows of one adapter at a time, in steps that are ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ import torch
 from quire.config.shard import Share
 from quire.layers.token_columns import TokenColumn
 from quire.layers.weights import Cut
+from quire.ops import PackedMatrix
 
 __all__ = [
     "BiasPlace",
@@ -105,6 +106,10 @@ class TablePlace:
     def put(self, slot: int, matrices: LowRank) -> None:
         self.contents.put(slot, matrices)
 
+    def replace(self, slot: int, table: torch.Tensor) -> None:
+        """Use this table in place of the base's for a slot."""
+        self.contents.put(slot, table)
+
     def change(self, found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, E] of ids [T] with the changes of their adapters. found: those of the
         base."""
@@ -119,23 +124,29 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class HeadPlace:
-    """The projection to logits. shape: tokens and width. contents: as of a table."""
+    """The projection to logits. shape: tokens and width. contents: an addition to the matrix, or a
+    replacement. pack: makes a matrix of weights [V, E]."""
 
     shape: tuple[int, int]
-    contents: SlotContents[LowRank | torch.Tensor]
+    contents: SlotContents[LowRank | PackedMatrix]
+    pack: Callable[[torch.Tensor], PackedMatrix]
     is_apart: bool = True
 
     def put(self, slot: int, matrices: LowRank) -> None:
         self.contents.put(slot, matrices)
 
+    def replace(self, slot: int, weight: torch.Tensor) -> None:
+        """Use this weight in place of the base's for a slot. It is packed once, as the base's."""
+        self.contents.put(slot, self.pack(weight))
+
     def change(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits, float32 [N, V], of hidden [N, E] with the changes of their
         adapters."""
         for rows, content in self.contents.of_rows():
-            if isinstance(content, torch.Tensor):
-                logits[rows] = hidden[rows].float() @ content.float().t()
-            else:
+            if isinstance(content, LowRank):
                 logits[rows] += content.of(hidden[rows])
+            else:
+                logits[rows] = content(hidden[rows], torch.float32)
         return logits
 
 

@@ -111,24 +111,14 @@ class LayerFactory:
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
 
     def column(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool,
-        transposed: bool = False,
+        self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
     ) -> Projection:
         """Make a projection of whose outputs each rank has an equal part."""
         outputs = self._shard.equal(out_features, "outputs of a projection")
         return self._linear(in_features, outputs, bias=bias, transposed=transposed)
 
     def row(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool,
-        transposed: bool = False,
+        self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
     ) -> Projection:
         """Make a projection of whose inputs each rank has an equal part, as a column projection
         before it produces them. Each rank has all outputs."""
@@ -366,13 +356,7 @@ class LayerFactory:
         return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset, part=part)
 
     def layer_norm(
-        self,
-        size: int,
-        eps: float,
-        *,
-        affine: bool = True,
-        bias: bool = True,
-        offset: float = 0.0,
+        self, size: int, eps: float, *, affine: bool = True, bias: bool = True, offset: float = 0.0
     ) -> LayerNorm:
         norm = LayerNorm(
             self._ops,
@@ -574,13 +558,7 @@ class LayerFactory:
         return Linear(chosen, in_features, outputs, self._dtype, self._device, bias=bias)
 
     def mlp(
-        self,
-        size: int,
-        inner_size: int,
-        activation: str,
-        *,
-        bias: bool,
-        transposed: bool = False,
+        self, size: int, inner_size: int, activation: str, *, bias: bool, transposed: bool = False
     ) -> MLP:
         up = self.column(size, inner_size, bias=bias, transposed=transposed)
         down = self.row(inner_size, size, bias=bias, transposed=transposed)

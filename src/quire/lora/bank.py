@@ -87,7 +87,7 @@ class AdapterBank:
         for module, matrices in tensors.tables.items():
             places.tables[module].put(slot, matrices)
         for module, weight in tensors.whole.items():
-            places.whole[module].contents.put(slot, weight)
+            places.whole[module].replace(slot, weight)
         for module, bias in tensors.biases.items():
             place = places.biases[module]
             assert place is not None, "it was checked"

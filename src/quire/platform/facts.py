@@ -24,7 +24,8 @@ class Platform:
     memory_bytes: host memory this process may use in all. free_bytes: what is left of it now.
     swap_bytes: that it may use beside it; no plan counts on any. gpu: the first one that this
     process may see, whether it is the device or not. gpu_problem: why no engine can compute on a
-    GPU here and what to do; None if one can.
+    GPU here and what to do; None if one can. kernels: instruction sets whose compiled kernels run
+    on the processor; None if nobody looked. kernels_problem: why none run, and what to do.
     """
 
     device: str
@@ -35,6 +36,8 @@ class Platform:
     swap_bytes: int = 0
     gpu: GpuFacts | None = None
     gpu_problem: str | None = None
+    kernels: tuple[str, ...] | None = None
+    kernels_problem: str | None = None
 
 
 def detect_platform(device: str = "cpu", root: Path = Path("/")) -> Platform:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-from quire.errors import RequestError
+from quire.errors import RequestError, quoted
 from quire.foreign import ForeignName, explaining
 from quire.protocol.grammar import StructuredOutputsParams
 
@@ -44,7 +44,6 @@ GREEDY_TEMPERATURE = 1e-5
 DEFAULT_MAX_TOKENS = 16
 
 _MAX_INT = 2**31 - 1
-_MAX_SHOWN = 80
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -153,7 +152,7 @@ class SamplingParams:
         structured = cast("object", self.structured_outputs)
         if structured is not None and not isinstance(structured, StructuredOutputsParams):
             raise RequestError(
-                f"structured_outputs is {_shown(structured)}. Give StructuredOutputsParams(...)."
+                f"structured_outputs is {quoted(structured)}. Give StructuredOutputsParams(...)."
             )
 
     @classmethod
@@ -220,7 +219,7 @@ class SamplingParams:
         except ValueError:
             names = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
             raise RequestError(
-                f"output_kind is {_shown(self.output_kind)}. Give one of: {names}."
+                f"output_kind is {quoted(self.output_kind)}. Give one of: {names}."
             ) from None
 
     def _check_texts(self) -> None:
@@ -229,7 +228,7 @@ class SamplingParams:
         self._set("stop", tuple(_text("stop", text) for text in texts))
         if self.stop and not self.detokenize:
             raise RequestError(
-                f"stop is {_shown(self.stop)} while detokenize is false, so there is no text to "
+                f"stop is {quoted(self.stop)} while detokenize is false, so there is no text to "
                 "match it on. Set detokenize to true, or use stop_token_ids."
             )
         hooks = _sequence("hooks", self.hooks, "names of output hooks")
@@ -254,7 +253,7 @@ class SamplingParams:
             words = tuple(_token_ids(name, word) for word in spellings)
             if () in words:
                 raise RequestError(
-                    f"bad_words_token_ids has an empty word in {_shown(spellings)}. "
+                    f"bad_words_token_ids has an empty word in {quoted(spellings)}. "
                     "Give each word at least one token id."
                 )
             self._set(name, words)
@@ -264,7 +263,7 @@ class SamplingParams:
         for processor in processors:
             if not callable(processor):
                 raise RequestError(
-                    f"logits_processors has {_shown(processor)}, which cannot be called. "
+                    f"logits_processors has {quoted(processor)}, which cannot be called. "
                     "Give functions (output_token_ids, logits) -> logits."
                 )
         self._set("logits_processors", tuple(processors))
@@ -319,7 +318,7 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         _check_range("bad_words_token_ids", word, vocab_size)
     if params.bad_words and words is None:
         raise RequestError(
-            f"bad_words is {_shown(params.bad_words)}, but there is no tokenizer to spell them. "
+            f"bad_words is {quoted(params.bad_words)}, but there is no tokenizer to spell them. "
             "Give bad_words_token_ids instead, or load a tokenizer."
         )
 
@@ -412,11 +411,6 @@ def _check_range(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
-
-
 def _integer(name: str, value: object, low: int, high: int, advice: str) -> int:
     """`value` as an int within [low, high]. A bool is not a number here, nor is 2.0 an integer."""
     try:
@@ -427,7 +421,7 @@ def _integer(name: str, value: object, low: int, high: int, advice: str) -> int:
         number = None
     if number is None or not low <= number <= high:
         raise RequestError(
-            f"{name} is {_shown(value)}, but it must be an integer from {low} to {high}. "
+            f"{name} is {quoted(value)}, but it must be an integer from {low} to {high}. "
             f"Change it ({advice})."
         )
     return number
@@ -447,7 +441,7 @@ def _real(name: str, value: object, low: float, high: float, low_is_in: bool, ad
         if high < math.inf:
             bound += f" and at most {high:g}"
         raise RequestError(
-            f"{name} is {_shown(value)}, but it must be a finite number {bound}. "
+            f"{name} is {quoted(value)}, but it must be a finite number {bound}. "
             f"Change it ({advice})."
         )
     return number
@@ -455,7 +449,7 @@ def _real(name: str, value: object, low: float, high: float, low_is_in: bool, ad
 
 def _flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise RequestError(f"{name} is {_shown(value)}, but it is a switch. Use true or false.")
+        raise RequestError(f"{name} is {quoted(value)}, but it is a switch. Use true or false.")
 
 
 def _sequence(name: str, value: object, of_what: str) -> tuple[object, ...]:
@@ -464,7 +458,7 @@ def _sequence(name: str, value: object, of_what: str) -> tuple[object, ...]:
         return ()
     if not _is_list(value):
         raise RequestError(
-            f"{name} is {_shown(value)}, which is no list. Give a list of {of_what}."
+            f"{name} is {quoted(value)}, which is no list. Give a list of {of_what}."
         )
     return tuple(cast("Iterable[object]", value))
 
@@ -476,7 +470,7 @@ def _is_list(value: object) -> bool:
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise RequestError(
-            f"{name} has {_shown(value)}, but it takes texts of at least one character. "
+            f"{name} has {quoted(value)}, but it takes texts of at least one character. "
             "Remove that entry."
         )
     return value
@@ -492,7 +486,7 @@ def _logit_bias(value: object) -> dict[int, float] | None:
         return None
     if not isinstance(value, Mapping):
         raise RequestError(
-            f"logit_bias is {_shown(value)}, which is no mapping. "
+            f"logit_bias is {quoted(value)}, which is no mapping. "
             "Give an object from token ids to numbers."
         )
     biases: dict[int, float] = {}

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from quire.errors import RequestError
+from quire.errors import RequestError, quoted
 from quire.rendering.message_check import REASONING_FIELDS, TEXT_PART_TYPES, check_messages
 
 Message = dict[str, Any]
@@ -64,7 +64,7 @@ def plain_messages(messages: Sequence[Any]) -> list[Message]:
         data = plain_data(value)
         if not isinstance(data, dict) or not isinstance(cast("Message", data).get("role"), str):
             raise RequestError(
-                f"messages[{index}] is {_short(value)}. "
+                f"messages[{index}] is {quoted(value)}. "
                 'Each message must be an object with a string "role".'
             )
         found.append(_with_reasoning_names(cast("Message", data)))
@@ -141,12 +141,12 @@ def _joined_text(parts: list[Any], index: int) -> str:
         fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
         if fields.get("type") != "text":
             raise RequestError(
-                f"messages[{index}].content has a part of type {_short(fields.get('type', part))}, "
+                f"messages[{index}].content has a part of type {quoted(fields.get('type', part))}, "
                 "but the chat template of this model takes text only. Send text parts."
             )
         if not isinstance(fields.get("text"), str):
             raise RequestError(
-                f"messages[{index}].content has the part {_short(fields)}. "
+                f"messages[{index}].content has the part {quoted(fields)}. "
                 'A part of type "text" must have a string "text".'
             )
         texts.append(fields["text"])
@@ -195,8 +195,3 @@ def _base_value(kind: type, value: Any) -> Any:
     if kind is str:
         return str.__str__(value)
     return int.__int__(value) if kind is int else float.__float__(value)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
 from quire.config.gguf import is_gguf
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, quoted
 from quire.foreign import ForeignName, check_foreign
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.media import Media, MediaInfo
@@ -190,12 +190,12 @@ class Renderer:
             return RenderedPrompt(self._checked_ids(token_ids), text, salt)
         if not isinstance(text, str):
             raise RequestError(
-                f"The prompt is {_short(text)}. Send a string or a list of token ids."
+                f"The prompt is {quoted(text)}. Send a string or a list of token ids."
             )
         found = self._require_tokenizer("a text prompt").encode(text, add_special_tokens)
         if not found:
             raise RequestError(
-                f"The prompt {_short(text)} has no tokens of its own. Send at least one character."
+                f"The prompt {quoted(text)} has no tokens of its own. Send at least one character."
             )
         return RenderedPrompt(self._within_vocabulary(found), text, salt)
 
@@ -205,7 +205,7 @@ class Renderer:
         tokenizer = self._require_tokenizer("a pair of texts")
         for text in (first, second):
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise RequestError(f"A text of the pair is {_short(text)}. Send a string.")
+                raise RequestError(f"A text of the pair is {quoted(text)}. Send a string.")
         token_ids, second_start = tokenizer.encode_pair(first, second, most)
         return RenderedPrompt(self._within_vocabulary(token_ids), second_start=second_start)
 
@@ -363,7 +363,7 @@ class Renderer:
         """A list of ints within the vocabulary; numpy integers are taken, booleans are not."""
         if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
             raise RequestError(
-                f"The token ids of the prompt are {_short(cast('object', values))}. "
+                f"The token ids of the prompt are {quoted(cast('object', values))}. "
                 "Send a list of integers."
             )
         items = list(cast("Iterable[Any]", values))
@@ -417,10 +417,10 @@ def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any, str]:
             '{"prompt_token_ids": [ids]} or {"prompt_embeds": tensor}.'
         )
     if text is not None and not isinstance(text, str):
-        raise RequestError(f'"prompt" is {_short(text)}. It must be a string.')
+        raise RequestError(f'"prompt" is {quoted(text)}. It must be a string.')
     salt = prompt.get("cache_salt") or ""
     if not isinstance(salt, str):
-        raise RequestError(f'"cache_salt" is {_short(salt)}. It must be a string.')
+        raise RequestError(f'"cache_salt" is {quoted(salt)}. It must be a string.')
     return text, token_ids, salt
 
 
@@ -439,7 +439,7 @@ def _as_token_id(value: Any, index: int) -> int:
     if not isinstance(value, bool) and hasattr(value, "__index__"):
         return int(value.__index__())
     raise RequestError(
-        f"The token id at index {index} of the prompt is {_short(value)}. It must be an integer."
+        f"The token id at index {index} of the prompt is {quoted(value)}. It must be an integer."
     )
 
 
@@ -455,8 +455,3 @@ def _template_text(source: str | Path) -> str:
             f"The chat template {str(path)!r} cannot be read ({error}). "
             "Give the path of a UTF-8 file, or the template itself."
         ) from error
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -162,6 +162,7 @@ def load(
             device,
             columns.column(ADAPTER_COLUMN, optional=True),
             ops.low_rank,
+            ops.linear,
         )
     factory = LayerFactory(
         ops,

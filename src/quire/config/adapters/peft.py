@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from quire.config.checkpoint import name_in_text_part
 from quire.config.hf import RawConfig, StoredTensor, read_header, read_json
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 
 __all__ = ["AdapterFolder", "LowRankPair", "digest_of", "read_adapter"]
 
@@ -203,7 +203,7 @@ def _read_config(folder: Path) -> RawConfig:
             continue
         if key in _REFUSED or key not in _HARMLESS:
             advice = _REFUSED.get(key, "merge the adapter into the base model with PEFT")
-            raise ConfigError(f"{config.source}: {key}={_short(value)} is not supported; {advice}")
+            raise ConfigError(f"{config.source}: {key}={quoted(value)} is not supported; {advice}")
     start = cast("object", config.as_dict().get("init_lora_weights"))
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASES):
         raise ConfigError(
@@ -329,8 +329,3 @@ def _unreadable(folder: Path, path: Path, error: OSError | None) -> ConfigError:
         )
     reason = "is missing" if error is None else f"cannot be read ({error.strerror})"
     return ConfigError(f"{path}: {reason}; give a folder that PEFT has saved an adapter in")
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."

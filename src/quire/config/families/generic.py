@@ -124,6 +124,7 @@ def _ask(folder: Path, raw: RawConfig) -> dict[str, Any]:
             "machine has too much else to do, or the model is endless"
         ) from error
     if ended.returncode != 0 or not ended.stdout.strip():
-        reason = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+        silent = f"its process ended with status {ended.returncode}; it may lack memory"
+        reason = (ended.stderr.strip().splitlines() or [silent])[-1]
         raise ConfigError(f"{raw.source}: transformers cannot describe the model: {reason}")
     return json.loads(ended.stdout.strip().splitlines()[-1])

@@ -54,7 +54,9 @@ def check_ranks(
         try:
             _shares(spec, Shard(rank, settings.tensor_parallel_size))
         except ConfigError as error:
-            raise ConfigError(f"{asked}: the model ({spec.architecture}) has {error}.") from None
+            raise ConfigError(
+                f"{asked} does not fit the model ({spec.architecture}): {error}."
+            ) from None
 
 
 def check_rank_invariant(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> None:

@@ -36,6 +36,7 @@ from quire.executor.processes.messages import (
 )
 from quire.executor.processes.ring import RingReader
 from quire.lora.bank import HostAdapter
+from quire.ops.native.binding import see_kernels
 from quire.platform import detect_platform
 from quire.platform.streams import claim_streams
 from quire.protocol.codec import Codec, encode, framed, read_message
@@ -173,7 +174,9 @@ def _plan(launch: RankLaunch) -> StartupPlan:
     """Repeat the core's plan: the same settings, machine and free memory give the same plan. Only
     rank 0 shows its progress."""
     platform = replace(
-        detect_platform(), free_bytes=launch.free_bytes, memory_bytes=launch.memory_bytes
+        see_kernels(detect_platform()),
+        free_bytes=launch.free_bytes,
+        memory_bytes=launch.memory_bytes,
     )
     settings = replace(EngineSettings.from_values(launch.settings), quiet=True)
     return plan_startup(settings, platform)

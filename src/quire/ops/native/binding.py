@@ -7,6 +7,7 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 
@@ -22,6 +23,7 @@ __all__ = [
     "native_unavailable",
     "read_signatures",
     "replay_function",
+    "see_kernels",
 ]
 
 _log = logging.getLogger("quire.ops")
@@ -118,6 +120,14 @@ def native_unavailable(isa: str, platform: Platform) -> str | None:
         return f"the processor lacks {', '.join(missing)}"
     loaded = _open(isa)
     return loaded if isinstance(loaded, str) else None
+
+
+def see_kernels(platform: Platform) -> Platform:
+    """Return the platform with the kernels that were compiled and run on its processor."""
+    problems = {isa.name: native_unavailable(isa.name, platform) for isa in ISAS}
+    kernels = tuple(name for name, problem in problems.items() if problem is None)
+    problem = None if kernels else problems[ISAS[-1].name]  # the set that most processors have
+    return replace(platform, kernels=kernels, kernels_problem=problem)
 
 
 def load_native(isa: str, team: Team = ALONE) -> NativeLibrary:

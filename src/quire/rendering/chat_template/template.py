@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.config.gguf import is_gguf
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, clipped
 from quire.rendering.folder import read_chat_templates
 from quire.rendering.gguf import read_gguf_templates
 from quire.rendering.messages import (
@@ -471,8 +471,7 @@ def _run(
 
 def _clipped(error: object) -> str:
     """The words of `error`; a template can put a whole conversation into them."""
-    text = str(error)
-    return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
+    return clipped(str(error), _LONGEST_QUOTE)
 
 
 def _plain_list(name: str, values: Sequence[Any] | None) -> list[Any] | None:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from starlette.requests import Request
 
+from quire.errors import clipped, quoted
 from quire.server.http.body_shape import check_shape_by_turns
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED
@@ -156,7 +157,7 @@ class BodyDecoder(Generic[Body]):
                     "Close all quotes, brackets and braces, and send all of it."
                 ) from error
             raise RefusedError(
-                f"The body is not valid JSON: {_short(error)}. Correct it."
+                f"The body is not valid JSON: {clipped(str(error))}. Correct it."
             ) from error
 
     def _from_other_spellings(self, fields: dict[str, Any]) -> Body:
@@ -181,11 +182,11 @@ class BodyDecoder(Generic[Body]):
             if value is None or any(_is_same(value, item) for item in neutral):
                 return
             raise RefusedError(
-                f"{name} is {_short(value)}, but {reason}. Leave it out.", param=name
+                f"{name} is {quoted(value)}, but {reason}. Leave it out.", param=name
             )
         near = difflib.get_close_matches(name[:_MAX_SHOWN], self._names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
-        raise RefusedError(f"There is no field {_short(name)}. {hint}", param=name[:_MAX_SHOWN])
+        raise RefusedError(f"There is no field {quoted(name)}. {hint}", param=name[:_MAX_SHOWN])
 
 
 def unknown_names(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
@@ -229,7 +230,7 @@ def _invalid(error: msgspec.ValidationError) -> RefusedError:
     what = (what[:1].lower() + what[1:]).replace("`", "").replace(" | null", " or null")
     missing = None if path else _MISSING_FIELD.search(text)
     param = path.partition(".")[0].partition("[")[0] if missing is None else missing["name"]
-    return RefusedError(f"{path or 'The body'}: {_clip(what)}. Correct it.", param=param or None)
+    return RefusedError(f"{path or 'The body'}: {clipped(what)}. Correct it.", param=param or None)
 
 
 def _too_large(most: int, limit: str) -> RefusedError:
@@ -243,21 +244,13 @@ def _check_headers(headers: Mapping[str, str], limits: Limits) -> None:
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise RefusedError(
-            f"Content-Type is {_short(media_type)}. Send JSON, with Content-Type: "
+            f"Content-Type is {quoted(media_type)}. Send JSON, with Content-Type: "
             "application/json.",
             status=415,
         )
     encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise RefusedError(f"Content-Encoding is {_short(encoding)}. Send plain JSON.", status=415)
+        raise RefusedError(f"Content-Encoding is {quoted(encoding)}. Send plain JSON.", status=415)
     length = headers.get("content-length", "0")
     if length.isdigit() and int(length[:20]) > limits.max_body_bytes:
         raise _too_large(limits.max_body_bytes, "max_body_bytes")
-
-
-def _short(value: object) -> str:
-    return _clip(str(value) if isinstance(value, Exception) else repr(value))
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
+from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError, clipped
 from quire.server.requests.bodies import ChatRequest, CompletionRequest
 
 __all__ = [
@@ -113,7 +113,7 @@ class ErrorReply(msgspec.Struct):
         if self.request_id is not None:
             return self._messages_body(self.request_id)
         error = {
-            "message": _clipped(self.message),
+            "message": clipped(self.message, MAX_MESSAGE_CHARS),
             "type": _TYPES.get(self.status, "APIError"),
             "param": self.param,
             "code": self.status,
@@ -124,7 +124,7 @@ class ErrorReply(msgspec.Struct):
         status = 503 if self.status == OVERLOADED else self.status
         other = "api_error" if status >= 500 else "invalid_request_error"
         kind = _MESSAGES_TYPES.get(status, other)
-        error = {"type": kind, "message": _clipped(self.message)}
+        error = {"type": kind, "message": clipped(self.message, MAX_MESSAGE_CHARS)}
         return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
 
     @property
@@ -177,7 +177,3 @@ def _param_of(message: str) -> str | None:
     found = _NAME.match(message)
     word = "" if found is None else found["name"]
     return word if word in _FIELDS or "_" in word else None
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"

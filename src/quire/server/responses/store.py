@@ -1,7 +1,6 @@
 """Responses that the server keeps, so that a later request can continue from them.
 
-They are in SQLite: in memory, or, for several fronts, in a file that all share. A call takes some
-hundred microseconds, so it is made in the event loop.
+A call takes some hundred microseconds, so it is made in the event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quire.server.requests.databases import open_database
+from quire.server.requests.bounded_store import BoundedStore
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
@@ -37,15 +36,6 @@ WITH RECURSIVE chain (previous, size) AS (
     SELECT each.previous, each.num_item_bytes FROM responses AS each, chain
     WHERE each.id = chain.previous AND each.tenant = ?
 ) SELECT sum(size) FROM chain
-"""
-_EVICT = f"""
-DELETE FROM responses WHERE id = (
-    SELECT id FROM responses ORDER BY
-        status IN {_UNFINISHED},
-        tenant != (SELECT tenant FROM responses GROUP BY tenant ORDER BY {{}} DESC LIMIT 1),
-        used_s, rowid
-    LIMIT 1
-)
 """
 LOST_S = 30.0
 """Seconds without a sign of life after which the front that makes a response counts as ended."""
@@ -85,32 +75,24 @@ class KeepsResponses(Protocol):
         ...
 
 
-class ResponseStore:
+class ResponseStore(BoundedStore):
     """Bounded by number, bytes and age. The caller with the most loses its least recently used
     response first, and responses in progress last. Each caller's key sees its own alone."""
 
     def __init__(
         self, limits: Limits, path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """path: of the file that several fronts share; None for memory."""
+        """path: see `BoundedStore`."""
+        super().__init__(
+            path,
+            clock,
+            schema=_SCHEMA,
+            table="responses",
+            order=f"status IN {_UNFINISHED}, {{has_less}}, used_s, rowid",
+            max_rows=limits.max_stored_responses,
+            max_bytes=limits.max_stored_bytes,
+        )
         self._limits = limits
-        self._clock = clock
-        self._database = open_database(path, _SCHEMA, is_lasting=False)
-
-    def close(self) -> None:
-        self._database.close()
-
-    @property
-    def num_kept(self) -> int:
-        return self._total()[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self._total()[1]
-
-    def _total(self) -> tuple[int, int]:
-        row = self._database.execute("SELECT count(*), ifnull(sum(num_bytes), 0) FROM responses")
-        return row.fetchone()
 
     def put(self, response: StoredResponse, tenant: str) -> None:
         """Keep a response, or replace its earlier state."""
@@ -126,26 +108,36 @@ class ResponseStore:
                 response.body["status"], body, items, tokens,
             ),
         )  # fmt: skip
-        self._evict(now)
+        self._database.execute(
+            "DELETE FROM responses WHERE used_s < ?", (now - self._limits.stored_response_s,)
+        )
+        self._make_room()
 
     def find(self, response_id: str, tenant: str) -> StoredResponse:
         """Return a response, which counts as a use. One in progress whose front is gone
         is returned as failed. Raises RefusedError 404 if there is none."""
+        columns = "previous, body, input, token_ids, alive_s"
+        previous, encoded, items, tokens, alive_s = self._use(columns, response_id, tenant)
+        tokens = None if tokens is None else msgspec.msgpack.decode(tokens, type=list[int])
+        body: Any = msgspec.json.decode(encoded)
+        found = StoredResponse(response_id, previous, body, msgspec.json.decode(items), tokens)
+        if found.is_unfinished and self._clock() - alive_s > LOST_S:
+            body["status"] = "failed"
+            body["error"] = {"code": "server_error", "message": _LOST}
+        return found
+
+    def _use(self, columns: str, response_id: str, tenant: str) -> tuple[Any, ...]:
+        """Return columns of a response, which counts as a use. Raises RefusedError 404 if there is
+        none."""
         now = self._clock()
         row = self._database.execute(
             "UPDATE responses SET used_s = ? WHERE id = ? AND tenant = ? AND used_s >= ? "
-            "RETURNING id, previous, body, input, token_ids, alive_s",
+            f"RETURNING {columns}",
             (now, response_id, tenant, now - self._limits.stored_response_s),
         ).fetchone()
         if row is None:
             raise _missing(response_id)
-        tokens = None if row[4] is None else msgspec.msgpack.decode(row[4], type=list[int])
-        body: Any = msgspec.json.decode(row[2])
-        found = StoredResponse(row[0], row[1], body, msgspec.json.decode(row[3]), tokens)
-        if found.is_unfinished and now - row[5] > LOST_S:
-            body["status"] = "failed"
-            body["error"] = {"code": "server_error", "message": _LOST}
-        return found
+        return row
 
     def delete(self, response_id: str, tenant: str) -> None:
         """Delete a response. Raises RefusedError 404 if there is none."""
@@ -196,30 +188,9 @@ class ResponseStore:
     def _turn(self, response_id: str, tenant: str) -> tuple[str | None, list[Fields]]:
         """Return the response before one, and the items of this one; counts as a use. Errors as in
         `find`."""
-        now = self._clock()
-        row = self._database.execute(
-            "UPDATE responses SET used_s = ? WHERE id = ? AND tenant = ? AND used_s >= ? "
-            "RETURNING previous, body, input",
-            (now, response_id, tenant, now - self._limits.stored_response_s),
-        ).fetchone()
-        if row is None:
-            raise _missing(response_id)
-        output = msgspec.json.decode(row[1], type=_Output).output
-        return row[0], [*msgspec.json.decode(row[2]), *output]
-
-    def _evict(self, now: float) -> None:
-        limits = self._limits
-        self._database.execute(
-            "DELETE FROM responses WHERE used_s < ?", (now - limits.stored_response_s,)
-        )
-        while True:
-            count, size = self._total()
-            if count > limits.max_stored_responses:
-                self._database.execute(_EVICT.format("count(*)"))
-            elif size > limits.max_stored_bytes:
-                self._database.execute(_EVICT.format("sum(num_bytes)"))
-            else:
-                return
+        previous, body, items = self._use("previous, body, input", response_id, tenant)
+        output = msgspec.json.decode(body, type=_Output).output
+        return previous, [*msgspec.json.decode(items), *output]
 
 
 def _missing(response_id: str) -> RefusedError:

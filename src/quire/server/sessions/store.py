@@ -1,7 +1,4 @@
-"""Conversations by the names that clients give them, with the tokens that the engine knows.
-
-They are in SQLite: in memory, or, for several fronts, in a file that all share.
-"""
+"""Conversations by the names that clients give them, with the tokens that the engine knows."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.server.requests.databases import open_database
+from quire.server.requests.bounded_store import BoundedStore
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
@@ -25,14 +22,6 @@ CREATE TABLE IF NOT EXISTS sessions (
     pinned INTEGER NOT NULL, num_bytes INTEGER NOT NULL, body BLOB NOT NULL,
     PRIMARY KEY (tenant, id)
 );
-"""
-_EVICT = """
-DELETE FROM sessions WHERE rowid = (
-    SELECT rowid FROM sessions WHERE id != ? OR tenant != ? ORDER BY
-        tenant != (SELECT tenant FROM sessions GROUP BY tenant ORDER BY {} DESC LIMIT 1),
-        pinned, used_s
-    LIMIT 1
-)
 """
 
 
@@ -51,32 +40,24 @@ class Session(msgspec.Struct):
     is_pinned: bool = False
 
 
-class SessionStore:
+class SessionStore(BoundedStore):
     """Bounded by number, bytes and age. The caller with the most loses its least recently used
     conversation first, and pinned ones last. Each caller's key sees its own alone."""
 
     def __init__(
         self, limits: Limits, path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """path: of the file that several fronts share; None for memory."""
-        self._limits = limits
-        self._clock = clock
-        self._database = open_database(path, _SCHEMA, is_lasting=False)
-
-    def close(self) -> None:
-        self._database.close()
-
-    @property
-    def num_kept(self) -> int:
-        return self._total()[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self._total()[1]
-
-    def _total(self) -> tuple[int, int]:
-        row = self._database.execute("SELECT count(*), ifnull(sum(num_bytes), 0) FROM sessions")
-        return row.fetchone()
+        """path: see `BoundedStore`."""
+        super().__init__(
+            path,
+            clock,
+            schema=_SCHEMA,
+            table="sessions",
+            order="{has_less}, pinned, used_s",
+            max_rows=limits.max_sessions,
+            max_bytes=limits.max_session_bytes,
+        )
+        self._session_s = limits.session_s
 
     def find(self, session_id: str, tenant: str) -> Session | None:
         """Return a conversation, which counts as a use; None if there is none of that name."""
@@ -112,9 +93,10 @@ class SessionStore:
                 ),
             ).fetchone()  # fmt: skip
         else:
-            session.created_s, session.ttl_s = now, session.ttl_s or self._limits.session_s
+            session.created_s, session.ttl_s = now, session.ttl_s or self._session_s
             row = self._insert(session, tenant, now)
-        self._evict(now, session.id, tenant)
+        self._database.execute("DELETE FROM sessions WHERE expires_s <= ?", (now,))
+        self._make_room((session.id, tenant))
         return row is not None
 
     def _insert(self, session: Session, tenant: str, now: float) -> object:
@@ -175,21 +157,6 @@ class SessionStore:
             (_session(body, pinned, ttl_s), expires_s - now)
             for body, pinned, ttl_s, expires_s in rows
         ]
-
-    def _evict(self, now: float, session_id: str, tenant: str) -> None:
-        """Make room beside the one that was just used."""
-        limits = self._limits
-        self._database.execute("DELETE FROM sessions WHERE expires_s <= ?", (now,))
-        while True:
-            count, size = self._total()
-            if count < 2:
-                return
-            if count > limits.max_sessions:
-                self._database.execute(_EVICT.format("count(*)"), (session_id, tenant))
-            elif size > limits.max_session_bytes:
-                self._database.execute(_EVICT.format("sum(num_bytes)"), (session_id, tenant))
-            else:
-                return
 
 
 def _session(body: bytes, pinned: int, ttl_s: float) -> Session:

@@ -18,35 +18,15 @@ Raises EngineError when the tensors are not those of their kind or a code needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-
 from quire.ops.linear.blocks.cases import make_inputs
 from quire.ops.linear.blocks.contract import Blocks
 from quire.ops.linear.blocks.cpu import bind
 from quire.ops.linear.blocks.reference import PlainBlockMatrix
-from quire.ops.linear.plain import PackedMatrix
-from quire.ops.linear.plain.contract import NO_PARTIAL
+from quire.ops.linear.plain.contract import NO_PARTIAL, apply_linear_in
 from quire.ops.native.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
 
 __all__ = ["OP", "Blocks"]
-
-
-def _apply(
-    linear: Callable[..., PackedMatrix],
-    x: torch.Tensor,
-    weight: Blocks,
-    bias: torch.Tensor | None,
-    ids: torch.Tensor,
-    **gate: str,
-) -> tuple[torch.Tensor, ...]:
-    matrix = linear(weight, bias, dtype=x.dtype, **gate)
-    if gate:
-        return matrix(x), matrix(x, torch.float32)
-    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
-
 
 OP = Op(
     name="linear_blocks",
@@ -54,5 +34,5 @@ OP = Op(
     make_inputs=make_inputs,
     tolerance=rounding("the same integers; a product and its sum rounded once", float32=2e-5),
     providers=cpu_providers(bind, lacks=NO_PARTIAL),
-    apply=_apply,
+    apply=apply_linear_in,
 )

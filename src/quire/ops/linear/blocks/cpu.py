@@ -9,8 +9,9 @@ import torch
 
 from quire.config.packed.block_kinds import BLOCK_KINDS
 from quire.ops.linear.blocks.contract import Blocks, check_arguments, pack_scales
-from quire.ops.linear.int8.panels import IntegerPanels, pad_columns
+from quire.ops.linear.int8.panels import pad_columns
 from quire.ops.linear.plain import PackedMatrix
+from quire.ops.linear.plain.cpu_matrix import CpuMatrix
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import packed_columns, pointer
 from quire.ops.native.weight_arena import WeightArena
@@ -34,33 +35,30 @@ def _pack(
     *,
     dtype: torch.dtype = torch.float32,
     gate: str | None = None,
-) -> IntegerPanels:
+) -> CpuMatrix:
     num_blocks, block_size = check_arguments(weight, bias, gate)
     kind, outputs = weight.kind, len(weight.codes)
     scale, minimum, power = pack_scales(weight)
-    row_bytes = kind.matrix_bytes(1, num_blocks * block_size, block_size) - power.itemsize
+    depth, number = num_blocks * block_size, _NUMBERS[kind.name]
+    row_bytes = kind.matrix_bytes(1, depth, block_size) - power.itemsize
     packed = arena.zeros(packed_columns(outputs, gate) * row_bytes)
     parts = (weight.codes, scale, minimum, weight.factors, weight.lows)
     parts = [None if part is None else part.contiguous() for part in parts]
-    sizes = (num_blocks, block_size)
+    sizes = (outputs, num_blocks, block_size, number)
     library.call(
         "linear_blocks_pack",
         *(pointer(part) for part in parts),
         packed.data_ptr(),
-        outputs,
         *sizes,
-        _NUMBERS[kind.name],
         gate_code(gate),
     )
-    return IntegerPanels(
+    return CpuMatrix(
         library,
         "linear_blocks",
-        [packed],
-        pad_columns(power, gate),
+        [packed, pad_columns(power, gate)],
         None if bias is None else pad_columns(bias, gate),
-        outputs=outputs,
         sizes=sizes,
-        kind=(_NUMBERS[kind.name],),
+        depth=depth,
         dtype=dtype,
         gate=gate,
     )

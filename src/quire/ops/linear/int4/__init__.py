@@ -23,37 +23,15 @@ GPTQ (Frantar et al., 2023), section 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-
 from quire.ops.linear.int4.cases import make_inputs
 from quire.ops.linear.int4.cpu import bind
 from quire.ops.linear.int4.reference import PlainInt4Matrix
-from quire.ops.linear.plain import PackedMatrix
-from quire.ops.linear.plain.contract import NO_GATE, NO_PARTIAL
+from quire.ops.linear.plain.contract import NO_GATE, NO_PARTIAL, apply_linear_in
 from quire.ops.native.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
 from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
-
-
-def _apply(
-    linear: Callable[..., PackedMatrix],
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    ids: torch.Tensor,
-    **gate: str,
-) -> tuple[torch.Tensor, ...]:
-    matrix = linear(weight, scale, zero, bias, dtype=x.dtype, **gate)
-    if gate:
-        return matrix(x), matrix(x, torch.float32)
-    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
-
 
 OP = Op(
     name="linear_int4",
@@ -64,5 +42,5 @@ OP = Op(
         *cpu_providers(bind),
         triton_provider("quire.ops.linear.int4.triton:linear_int4", lacks=NO_GATE | NO_PARTIAL),
     ),
-    apply=_apply,
+    apply=apply_linear_in,
 )

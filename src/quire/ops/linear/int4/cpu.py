@@ -57,11 +57,10 @@ def _pack(
     return PartialPanels(
         library,
         "linear_int4",
-        [packed, packed_zeros],
-        pad_columns(power, gate),
+        [packed, packed_zeros, pad_columns(power, gate)],
         None if bias is None else pad_columns(bias, gate),
-        outputs=outputs,
-        sizes=[groups, group_size],
+        sizes=[outputs, groups, group_size],
+        depth=groups * group_size,
         dtype=dtype,
         gate=gate,
     )

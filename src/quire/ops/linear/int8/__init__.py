@@ -19,36 +19,15 @@ outputs can wait until the integer product is done: SmoothQuant (Xiao et al., 20
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-
 from quire.ops.linear.int8.cases import make_inputs
 from quire.ops.linear.int8.cpu import bind
 from quire.ops.linear.int8.reference import PlainInt8Matrix
-from quire.ops.linear.plain import PackedMatrix
-from quire.ops.linear.plain.contract import NO_GATE, NO_PARTIAL
+from quire.ops.linear.plain.contract import NO_GATE, NO_PARTIAL, apply_linear_in
 from quire.ops.native.cpu_provider import cpu_providers
 from quire.ops.operation import Op, rounding
 from quire.ops.triton_provider import triton_provider
 
 __all__ = ["OP"]
-
-
-def _apply(
-    linear: Callable[..., PackedMatrix],
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    ids: torch.Tensor,
-    **gate: str,
-) -> tuple[torch.Tensor, ...]:
-    matrix = linear(weight, scale, bias, dtype=x.dtype, **gate)
-    if gate:
-        return matrix(x), matrix(x, torch.float32)
-    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
-
 
 OP = Op(
     name="linear_int8",
@@ -61,5 +40,5 @@ OP = Op(
         *cpu_providers(bind),
         triton_provider("quire.ops.linear.int8.triton:linear_int8", lacks=NO_GATE | NO_PARTIAL),
     ),
-    apply=_apply,
+    apply=apply_linear_in,
 )

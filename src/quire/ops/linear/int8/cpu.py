@@ -51,11 +51,10 @@ def _pack(
     return PartialPanels(
         library,
         "linear_int8",
-        [packed],
-        pad_columns(scale, gate),
+        [packed, pad_columns(scale, gate)],
         None if bias is None else pad_columns(bias, gate),
-        outputs=outputs,
-        sizes=[depth],
+        sizes=[outputs, depth],
+        depth=depth,
         dtype=dtype,
         gate=gate,
     )

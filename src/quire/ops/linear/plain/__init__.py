@@ -12,13 +12,10 @@ Raises EngineError when the shapes break this contract.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from quire.ops.linear.plain.cases import make_inputs
-from quire.ops.linear.plain.contract import NO_GATE, PackedMatrix, PartialMatrix
+from quire.ops.linear.plain.contract import NO_GATE, PackedMatrix, PartialMatrix, apply_linear
 from quire.ops.linear.plain.cpu import bind
 from quire.ops.linear.plain.gpu_measured import MEASURED
 from quire.ops.linear.plain.reference import PlainMatrix
@@ -35,21 +32,6 @@ INVARIANT = replace(
 )
 """Chosen only on request: many rows take longer than with the vendor's product."""
 
-
-def _apply(
-    linear: Callable[..., PackedMatrix],
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    ids: torch.Tensor,
-    **gate: str,
-) -> tuple[torch.Tensor, ...]:
-    matrix = linear(weight, bias, **gate)
-    if gate:
-        return matrix(x), matrix(x, torch.float32)
-    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
-
-
 OP = Op(
     name="linear",
     reference=PlainMatrix,
@@ -62,5 +44,5 @@ OP = Op(
         triton_provider("quire.ops.linear.plain.triton:linear", lacks=NO_GATE),
         INVARIANT,
     ),
-    apply=_apply,
+    apply=apply_linear,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -16,6 +17,8 @@ __all__ = [
     "IntoMatrix",
     "PackedMatrix",
     "PartialMatrix",
+    "apply_linear",
+    "apply_linear_in",
     "check_arguments",
     "check_gate",
     "refuse_rows",
@@ -107,6 +110,24 @@ def check_gate(outputs: int, gate: str | None) -> None:
         raise EngineError(f"A gated layer has an even number of outputs, not {outputs}.")
     if gate is not None:
         resolve_gate(gate)
+
+
+def apply_linear(
+    linear: Callable[..., PackedMatrix], x: torch.Tensor, *arguments: Any, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Compute a case of `Op`: products in the dtype of x and in float32 and, without a gate, rows.
+    arguments: those of `linear`, and the ids of the rows."""
+    *weight, ids = arguments
+    matrix = linear(*weight, **options)
+    products = matrix(x), matrix(x, torch.float32)
+    return products if "gate" in options else (*products, matrix.rows(ids))
+
+
+def apply_linear_in(
+    linear: Callable[..., PackedMatrix], x: torch.Tensor, *arguments: Any, **gate: str
+) -> tuple[torch.Tensor, ...]:
+    """Compute `apply_linear` with a matrix of integers that is made for the dtype of x."""
+    return apply_linear(linear, x, *arguments, dtype=x.dtype, **gate)
 
 
 def refuse_rows(gate: str | None) -> None:

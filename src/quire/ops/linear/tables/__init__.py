@@ -15,12 +15,7 @@ Raises EngineError when the tensors do not fit together or a code has no entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-
-from quire.ops.linear.plain import PackedMatrix
-from quire.ops.linear.plain.contract import NO_PARTIAL
+from quire.ops.linear.plain.contract import NO_PARTIAL, apply_linear_in
 from quire.ops.linear.tables.cases import make_inputs
 from quire.ops.linear.tables.contract import Added, Tables
 from quire.ops.linear.tables.cpu import bind
@@ -30,26 +25,11 @@ from quire.ops.operation import Op, rounding
 
 __all__ = ["OP", "Added", "Tables"]
 
-
-def _apply(
-    linear: Callable[..., PackedMatrix],
-    x: torch.Tensor,
-    weight: Tables,
-    bias: torch.Tensor | None,
-    ids: torch.Tensor,
-    **gate: str,
-) -> tuple[torch.Tensor, ...]:
-    matrix = linear(weight, bias, dtype=x.dtype, **gate)
-    if gate:
-        return matrix(x), matrix(x, torch.float32)
-    return matrix(x), matrix(x, torch.float32), matrix.rows(ids)
-
-
 OP = Op(
     name="linear_tables",
     reference=PlainTableMatrix,
     make_inputs=make_inputs,
     tolerance=rounding("products summed in another order", float32=2e-5),
     providers=cpu_providers(bind, lacks=NO_PARTIAL),
-    apply=_apply,
+    apply=apply_linear_in,
 )

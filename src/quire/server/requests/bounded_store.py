@@ -1,0 +1,78 @@
+"""Tables of what the server keeps for its callers, bounded by number and bytes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from quire.server.requests.databases import open_database
+
+__all__ = ["BoundedStore", "count_rows"]
+
+_EVICT = """
+DELETE FROM {table} WHERE rowid = (
+    SELECT rowid FROM {table} WHERE id != ? OR tenant != ? ORDER BY {order} LIMIT 1
+)
+"""
+_HAS_LESS = "tenant != (SELECT tenant FROM {table} GROUP BY tenant ORDER BY {most} DESC LIMIT 1)"
+
+
+class BoundedStore:
+    """One table in SQLite: in memory, or, for several fronts, in a file that all share. Its columns
+    have an `id`, a `tenant` and `num_bytes`. The caller with the most loses rows first."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        clock: Callable[[], float],
+        *,
+        schema: str,
+        table: str,
+        order: str,
+        max_rows: int,
+        max_bytes: int,
+    ) -> None:
+        """path: of the file that several fronts share; None for memory. order: in which rows make
+        room, as SQL terms; `{has_less}` is true of rows of any caller but the one with the most."""
+        self._clock = clock
+        self._database = open_database(path, schema, is_lasting=False)
+        self._table, self._order = table, order
+        self._max_rows, self._max_bytes = max_rows, max_bytes
+
+    def close(self) -> None:
+        self._database.close()
+
+    @property
+    def num_kept(self) -> int:
+        return count_rows(self._database, self._table)[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return count_rows(self._database, self._table)[1]
+
+    def _make_room(self, spared: tuple[str, str] = ("", "")) -> None:
+        """Delete rows until the bounds hold. spared: id and tenant of a row that stays."""
+        was_deleted = True
+        while was_deleted:
+            count, size = count_rows(self._database, self._table)
+            if count > self._max_rows:
+                most = "count(*)"
+            elif size > self._max_bytes:
+                most = "sum(num_bytes)"
+            else:
+                return
+            has_less = _HAS_LESS.format(table=self._table, most=most)
+            order = self._order.format(has_less=has_less)
+            evict = _EVICT.format(table=self._table, order=order)
+            was_deleted = self._database.execute(evict, spared).rowcount > 0
+
+
+def count_rows(
+    database: sqlite3.Connection, table: str, where: str = "", given: Sequence[str] = ()
+) -> tuple[int, int]:
+    """Return the number of a table's rows and the sum of their `num_bytes`. where: an SQL clause
+    with the values `given`."""
+    return database.execute(
+        f"SELECT count(*), ifnull(sum(num_bytes), 0) FROM {table}{where}", given
+    ).fetchone()
