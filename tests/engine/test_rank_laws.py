@@ -27,6 +27,7 @@ from quire.executor.processes.group import RankGroup
 from quire.layers.embedding import LMHead
 from quire.lora.request import LoRARequest
 from quire.protocol import EngineRequest
+from quire.protocol.control import Pause, Resume
 from quire.protocol.status import EngineState
 from quire.sampling_params import StructuredOutputsParams
 from tests.engine.hashing_rank import COMMAND, NOTED, call_and_note
@@ -147,7 +148,7 @@ def settings_of(case: Case) -> dict[str, Any]:
         "enable_prefix_caching": case.cache == "prefix",
         "enforce_eager": case.steps == "hashed",
     }
-    if case.place != "replicas" and case.memory == "swap":
+    if case.memory == "swap":
         settings |= {"swap_space": "16MiB", "preemption_mode": "swap"}
     if case.work == "grammar":  # its tokens from 10 on are the characters of ASCII
         settings |= {"skip_tokenizer_init": False, "tokenizer": str(bundled_model_path())}
@@ -159,29 +160,42 @@ def settings_of(case: Case) -> dict[str, Any]:
 
 
 WORD = StructuredOutputsParams(regex="[a-p]{20}")
+FEW = [5, 6]
+"""Tokens that repeat soon, so that n-grams make drafts."""
 Tokens = list[list[list[int]]]
 
 
-def ask(llm: LLM, case: Case, adapters: Sequence[LoRARequest]) -> tuple[Tokens, list[Any]]:
+Answer = tuple[Tokens, list[Any]]
+
+
+def ask_in_turns(llm: LLM, case: Case, adapters: Sequence[LoRARequest]) -> list[Answer]:
+    """What `ask` gives, twice where prefixes are cached: the second time the other way round, as a
+    small cache has only the last prompts of the first time."""
+    orders = (1, -1) if case.cache == "prefix" else (1,)
+    return [ask(llm, case, adapters, workload()[::order]) for order in orders]
+
+
+def ask(
+    llm: LLM, case: Case, adapters: Sequence[LoRARequest], asked: Sequence[list[int]]
+) -> Answer:
     """Tokens of each sample of each request, and their log-probabilities where asked for. adapters:
-    of the case's model."""
-    prompts = [{"prompt_token_ids": prompt} for prompt in workload()]
+    of the case's model. asked: prompts."""
+    prompts = [{"prompt_token_ids": prompt} for prompt in asked]
     if case.work == "beams":
         found = llm.beam_search(prompts, BeamSearchParams(beam_width=2, max_tokens=8))
         starts = [len(each["prompt_token_ids"]) for each in prompts]
         sequences = zip((output.sequences for output in found), starts, strict=True)
         return [[list(each.tokens)[start:] for each in beams] for beams, start in sequences], []
-    if case.work == "drafts":
-        prompts = [{"prompt_token_ids": each["prompt_token_ids"] * 2} for each in prompts]
     params = [
         SamplingParams(
             temperature=0.0 if i % 2 == 0 else 0.8,
             seed=i,
             n=2 if case.work == "forked" and i % 2 else 1,
-            max_tokens=10,
+            max_tokens=20 if case.work == "drafts" else 10,
             ignore_eos=True,
             logprobs=2,
             structured_outputs=WORD if case.work == "grammar" and i % 3 else None,
+            allowed_token_ids=FEW if case.work == "drafts" else None,
         )
         for i in range(len(prompts))
     ]
@@ -287,8 +301,7 @@ def recorded(llm: LLM) -> list[EngineRequest]:
 
 def by_processes(
     folder: str, case: Case, adapters: Sequence[LoRARequest], monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[Tokens, list[Any]]]:
-    """What `ask` finds in each turn."""
+) -> list[Answer]:
     NOTED.clear()
     with monkeypatch.context() as patched:
         if case.steps == "hashed":
@@ -296,7 +309,7 @@ def by_processes(
             patched.setattr("quire.executor.processes.executor.RankGroup", hashing)
             patched.setattr(LMHead, "__call__", call_and_note)
         with LLM(folder, tensor_parallel_size=2, **settings_of(case)) as llm:
-            found = [ask(llm, case, adapters) for _ in range(num_turns(case))]
+            found = ask_in_turns(llm, case, adapters)
             assert bool(NOTED) == (case.steps == "hashed")
             is_captured = case.steps == "captured" and case.work not in ("beams", "adapters")
             if is_captured and has_kernels():
@@ -308,7 +321,7 @@ def by_processes(
 def by_ray(folder: str, case: Case, adapters: Sequence[LoRARequest]) -> list[Tokens]:
     settings: dict[str, Any] = {**settings_of(case), "distributed_executor_backend": "ray"}
     with LLM(folder, tensor_parallel_size=2, num_threads=1, **settings) as llm:
-        return [ask(llm, case, adapters)[0] for _ in range(num_turns(case))]
+        return [tokens for tokens, _ in ask_in_turns(llm, case, adapters)]
 
 
 def by_replicas(folder: str, case: Case, turns: Sequence[Sequence[EngineRequest]]) -> list[Tokens]:
@@ -322,12 +335,14 @@ def by_replicas(folder: str, case: Case, turns: Sequence[Sequence[EngineRequest]
             for each in client._replicas:
                 await until_state(each, EngineState.READY)
             for turn in turns:
+                await client.control(Pause(mode="keep"))
                 streams = [
                     await client.add(
                         replace(each, first_handle=client.reserve_handles(each.params.n))
                     )
                     for each in turn
                 ]
+                await client.control(Resume())
                 ends = await asyncio.gather(*map(collect, streams))
                 found.append([tokens_of(each) for each in ends])
             for each in client._replicas:
@@ -349,14 +364,9 @@ def tokens_of(collected: Collected) -> list[list[int]]:
     ]
 
 
-def num_turns(case: Case) -> int:
-    return 2 if case.cache == "prefix" else 1
-
-
 def assert_as_asked(case: Case, stats: Any) -> None:
-    """Of an engine that has nothing left to do. How much one of two replicas has at once depends on
-    time, and so whether it runs out of blocks."""
-    if case.place != "replicas" and case.memory == "recompute":
+    """Check the totals of an engine that has nothing left to do."""
+    if case.memory == "recompute":
         assert stats.preempted_total > 0
     if case.memory == "swap":
         assert stats.swapped_in_total > 0
@@ -381,7 +391,7 @@ def test_two_ranks_are_one(
     folder, chosen = folders[case.model], adapters[case.model]
     with LLM(folder, **settings_of(case)) as one:
         requests = recorded(one)
-        wanted = [ask(one, case, chosen) for _ in range(num_turns(case))]
+        wanted = ask_in_turns(one, case, chosen)
     if case.place == "replicas":
         count = len(requests) // len(wanted)
         turns = [requests[i : i + count] for i in range(0, len(requests), count)]
