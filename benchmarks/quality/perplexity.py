@@ -7,10 +7,10 @@ llama.cpp writes the model in each type of GGUF; quire and llama.cpp read the sa
 same windows, each token but the first of a window predicted from those before it in it. quire
 converts it to the formats of compressed-tensors, and packed_files.py to those of other tools.
 
-Three readings of each file: "kept", in bfloat16 as quire serves it; "widened", its own numbers in
-float32 with activations as they are; "8-bit activations", the same numbers with one scale per
-token, as the integer kernels take them. KL is that of the next token's distribution from the
-widened reading, in nats per token.
+Readings of each file: "kept", in bfloat16 as quire serves it; "widened", its own numbers in
+float32 with activations as they are; of GGUF files "8-bit activations", the same numbers with one
+scale per token, as the integer kernels take them. KL is that of the next token's distribution from
+the widened reading, in nats per token.
 
 The text (workloads/documentation.txt, 20,000 tokens) is quire's documentation, written by its
 authors. Nothing is drawn and nothing is timed.
@@ -129,10 +129,10 @@ class Readings:
     def figures(self, file: Path, windows: Sequence[list[int]]) -> dict[str, float]:
         """Perplexities and divergences of one file, by label."""
         widened = self.reader(file, "float32", Widened(self.ops, rounds=False))
-        others = {
-            "kept": self.reader(file, "bfloat16", QuantizedFormats(None, self.ops)),
-            "8-bit activations": self.reader(file, "float32", Widened(self.ops, rounds=True)),
-        }
+        others = {"kept": self.reader(file, "bfloat16", QuantizedFormats(None, self.ops))}
+        if file.suffix == ".gguf":
+            rounding = Widened(self.ops, rounds=True)
+            others["8-bit activations"] = self.reader(file, "float32", rounding)
         nats = dict.fromkeys(["widened", *others], 0.0)
         divergence = dict.fromkeys(others, 0.0)
         count = sum(len(window) - 1 for window in windows)

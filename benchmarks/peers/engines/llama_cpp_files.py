@@ -1,6 +1,6 @@
 """llama.cpp as a maker and a reader of GGUF files, in a process of its own.
 
-    python -m engines.llama_cpp_files < request.json
+    python -m benchmarks.peers.engines.llama_cpp_files < request.json
 
 {"make": [source, target, type]} writes `source` in another type; {"score": file, "windows": lists
 of token ids, "threads": n} answers with the sum of -log p, in nats, of each window's tokens after
