@@ -15,10 +15,13 @@ import pytest
 import torch
 
 from quire.distributed import Collectives, PlainCollectives, SharedRegion, together
+from quire.distributed.region import SLOT_BYTES
 from quire.errors import EngineError, EngineLostError
 from quire.ops.exchange import join_region
 from quire.ops.native.binding import load_native, native_unavailable
+from quire.ops.native.capture import CaptureArena, record_calls, replay_list
 from quire.ops.native.team import Team
+from quire.ops.norm.norm_rows.reference import norm_rows
 from quire.ops.sampling.draw.cpu import bind
 from quire.platform import detect_platform
 
@@ -39,14 +42,20 @@ class Ranks:
     def __init__(self, size: int, isa: str | None, slot_bytes: int = SMALL) -> None:
         self.region = SharedRegion.create(size, slot_bytes)
         kernels = "reference" if isa is None else f"cpu_{isa}"
+        self.teams = [Team(1) for _ in range(size)]
         self.collectives: list[Collectives] = [
-            join_region(self.region, rank, kernels, Team(1)) for rank in range(size)
+            join_region(self.region, rank, kernels, team) for rank, team in enumerate(self.teams)
         ]
 
     def do(self, work: Callable[[int, Collectives], T]) -> list[T]:
         """Results of each rank."""
         with ThreadPoolExecutor(len(self.collectives)) as pool:
             return list(pool.map(work, range(len(self.collectives)), self.collectives))
+
+    def num_exchanges(self) -> int:
+        """How often all ranks have met so far."""
+        (count,) = {int(self.region.counts(rank)[0]) for rank in range(self.region.size)}
+        return count
 
 
 @pytest.fixture
@@ -132,6 +141,68 @@ def test_rows_of_a_shared_table(ranks: Any, id_dtype: torch.dtype) -> None:
     assert all(torch.equal(each, table[ids.long()]) for each in ranks(size).do(look_up))
 
 
+NORM_SHAPES = ((2, 5, 40), (3, 1, 257), (2, 1100, 19), (4, 3, 1024))
+"""Ranks, rows, elements of each rank; 1100 rows take several turns."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norms_of_rows_that_ranks_share(ranks: Any, dtype: torch.dtype) -> None:
+    """Turns red when a rank's mean is that of its own part, a row meets the sum of another one, or
+    what lies beside the rows is changed."""
+    tolerance = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
+    for size, rows, width in NORM_SHAPES:
+        wide, weights = given(size, rows, width + 7, dtype=dtype), given(size, width, dtype=dtype)
+        wanted = torch.cat([each[:, 3:-4] for each in wide], -1)
+        norm_rows(wanted, torch.cat(weights), 1e-5)
+
+        def norm(
+            rank: int, group: Collectives, wide: Any = wide, weights: Any = weights
+        ) -> torch.Tensor:
+            x = wide[rank].clone()
+            group.norm_rows(x[:, 3:-4], weights[rank], 1e-5)
+            assert torch.equal(x[:, :3], wide[rank][:, :3])
+            assert torch.equal(x[:, -4:], wide[rank][:, -4:])
+            return x[:, 3:-4]
+
+        got = torch.cat(ranks(size).do(norm), -1)
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_ranks_with_the_same_part_norm_it_alike(ranks: Any) -> None:
+    """As of one kv head that two ranks have. Turns red when the sum depends on who asks."""
+    part, weight = given(1, 9, 33)[0], torch.randn(33)
+    wanted = part.clone()
+    norm_rows(wanted, weight, 1e-5)
+
+    def norm(rank: int, group: Collectives) -> torch.Tensor:
+        x = part.clone()
+        group.norm_rows(x, weight, 1e-5)
+        return x
+
+    first, second = ranks(2).do(norm)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_norms_of_shared_rows_are_captured(isa: str | None) -> None:
+    """Turns red when a sum of squares is made, or used, by torch: a replay would leave it out."""
+    if isa is None:
+        pytest.skip("plain torch is not captured")
+    made, parts, weight = Ranks(2, isa), given(2, 3, 40), torch.randn(40)
+    before = [each.clone() for each in parts]
+    graphs = []
+    for team, group, x in zip(made.teams, made.collectives, parts, strict=True):
+        with record_calls(team, CaptureArena(4096)) as calls:
+            group.norm_rows(x, weight, 1e-5)
+        graphs.append(replay_list(calls))
+    assert all(map(torch.equal, parts, before))
+    made.do(lambda rank, _: graphs[rank].run())
+    wanted = torch.cat(before, -1)
+    norm_rows(wanted, weight.repeat(2), 1e-5)
+    torch.testing.assert_close(torch.cat(parts, -1), wanted, rtol=1e-6, atol=1e-6)
+    made.region.close()
+
+
 def rows_of_logits(total: int) -> torch.Tensor:
     """Rows [6, total] with nothing special, many equal ones, few finite ones, one far above the
     others, a NaN, none that is finite."""
@@ -174,6 +245,44 @@ def test_draws_from_parts_are_those_from_whole_rows(
     assert len(wanted.unique()) > 5
     for got in ranks(size).do(draw):
         assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "count", "total", "wanted"),
+    [(SLOT_BYTES, 40, 1000, 1), (SMALL, 40, 1000, 20), (SMALL, 10, 3000, 12 + 3)],
+    ids=["one place holds all", "places hold two each", "none holds one"],
+)
+def test_rows_that_are_drawn_whole_cross_together(
+    isa: str | None, slot_bytes: int, count: int, total: int, wanted: int
+) -> None:
+    """Fault: ranks met once for each such row. Turns red when they do again, or when greedy rows
+    beside them take more than the one exchange that they share."""
+    if isa is None:
+        pytest.skip("plain torch gathers all rows beforehand")
+    torch.manual_seed(count)
+    made, most = Ranks(2, isa, slot_bytes), total // 2
+    logits, rows = torch.randn(count + 4, total), torch.arange(count + 4)
+
+    def num_exchanges(top_p: float, num_greedy: int) -> int:
+        temperature = torch.ones(len(rows), dtype=torch.float64)
+        temperature[count : count + num_greedy] = 0.0
+        filters = (torch.zeros_like(rows), torch.full_like(temperature, top_p))
+        places = (rows, torch.zeros_like(rows), rows)
+        columns = (temperature, *filters, torch.zeros_like(temperature), *places)
+        asked, parts = rows[: count + num_greedy], logits.split(most, dim=1)
+        columns = tuple(each[: len(asked)] for each in columns)
+
+        def draw(rank: int, group: Any) -> torch.Tensor:
+            own = range(rank * most, (rank + 1) * most)
+            return group.draw(own, total, parts[rank].contiguous(), asked, *columns)
+
+        before, got = made.num_exchanges(), made.do(draw)
+        assert torch.equal(got[0], bind(load_native(isa, Team(1)))(logits, asked, *columns))
+        return made.num_exchanges() - before
+
+    assert num_exchanges(top_p=0.9, num_greedy=0) == wanted
+    assert num_exchanges(top_p=0.9, num_greedy=4) == wanted + 1
+    made.region.close()
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
@@ -268,7 +377,6 @@ def test_kernels_and_plain_python_have_one_layout() -> None:
 
 def test_the_memory_has_no_name() -> None:
     """Turns red when a killed engine leaves something in /dev/shm."""
-    before = set(os.listdir("/dev/shm"))
     region = SharedRegion.create(2)
-    assert set(os.listdir("/dev/shm")) == before
+    assert os.readlink(f"/proc/self/fd/{region.descriptor}") == "/memfd:quire-ranks (deleted)"
     region.close()

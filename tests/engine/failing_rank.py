@@ -1,6 +1,7 @@
 """A rank of a model whose forward fails, between two exchanges, whenever it computes a fatal token.
 
-Run in place of `quire.executor.processes.rank_process`.
+Run in place of `quire.executor.processes.rank_process`; with the argument "replays", all replays
+fail there instead.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import torch  # noqa: E402
 from quire.executor.processes.rank_process import run_rank  # noqa: E402
 from quire.layers.linear import RowLinear  # noqa: E402
 from quire.models.llama import LlamaModel  # noqa: E402
+from quire.ops.native.replay import ReplayList  # noqa: E402
 
 FATAL = 77
 """A token id of prompts."""
 COMMAND = (sys.executable, __file__)
+REPLAYS_COMMAND = (*COMMAND, "replays")
 
 _left: list[int] = []
 """Projections until the fault, in the forward that is under way."""
@@ -46,6 +49,19 @@ def fail_at_fatal_tokens() -> None:
     RowLinear.__call__ = failing_call  # type: ignore[method-assign]
 
 
+def fail_in_replays() -> None:
+    run = ReplayList.run
+
+    def failing_run(self: ReplayList, count: int | None = None) -> None:
+        run(self, len(self) // 2 if count is None else count)
+        raise RuntimeError("a fault of one rank")
+
+    ReplayList.run = failing_run  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
-    fail_at_fatal_tokens()
+    if sys.argv[1:] == ["replays"]:
+        fail_in_replays()
+    else:
+        fail_at_fatal_tokens()
     sys.exit(run_rank())

@@ -1,8 +1,9 @@
-"""A rank of a model that hangs from a SIGUSR2 on: the thread that computes waits for ever, at
+"""A rank of a model that hangs from a signal on: the thread that computes waits for ever, at
 whatever it does, and the one that says that the process lives goes on.
 
 Run in place of `quire.executor.processes.rank_process`; with the argument "core", in place of
-`quire.engine.supervision.core_process`, it is a core that starts such ranks.
+`quire.engine.supervision.core_process`, it is a core that starts such ranks, and whose own rank
+computes no more from another signal on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
@@ -21,8 +23,11 @@ from quire.engine.supervision import core_process  # noqa: E402
 from quire.executor.processes import executor  # noqa: E402
 from quire.executor.processes.group import RankGroup  # noqa: E402
 from quire.executor.processes.rank_process import run_rank  # noqa: E402
+from quire.worker import Worker  # noqa: E402
 
 HANG = signal.SIGUSR2
+HANG_CORE = signal.SIGRTMIN
+"""SIGUSR2 is one that cores know."""
 COMMAND = (sys.executable, __file__)
 CORE_COMMAND = (*COMMAND, "core")
 
@@ -31,8 +36,23 @@ def hang(*_: object) -> None:
     threading.Event().wait()
 
 
+def hang_in_steps() -> None:
+    """Let the thread that launches steps wait for ever in the next one, once the signal came to the
+    main thread."""
+    launch, is_told = Worker.launch, threading.Event()
+
+    def hanging_launch(self: Worker, plan: Any) -> Any:
+        if is_told.is_set():
+            hang()
+        return launch(self, plan)
+
+    Worker.launch = hanging_launch  # type: ignore[method-assign]
+    signal.signal(HANG_CORE, lambda *_: is_told.set())
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["core"]:
+        hang_in_steps()
         executor.RankGroup = partial(RankGroup, command=COMMAND)  # type: ignore[misc, assignment]
         sys.exit(core_process.run_core_process(core_process._build))
     signal.signal(HANG, hang)

@@ -1,4 +1,4 @@
-"""A rank of a model that notes the bits of all logits, so that ranks with other ones end.
+"""A rank of a model that notes the bits of what it computes, so that ranks with other ones end.
 
 Run in place of `quire.executor.processes.rank_process`.
 """
@@ -18,14 +18,21 @@ from quire.executor.processes.rank_process import run_rank  # noqa: E402
 from quire.layers.embedding import LMHead  # noqa: E402
 
 COMMAND = (sys.executable, __file__)
+NOTED: list[torch.Size] = []
+"""Shapes of the logits that this process has noted."""
 
 _call = LMHead.__call__
 
 
 def call_and_note(self: LMHead, hidden: torch.Tensor) -> torch.Tensor:
-    """`LMHead.__call__`, after which the rank has noted the logits."""
+    """`LMHead.__call__`, after which the rank has noted the logits, and the hidden states that they
+    are of. Logits alone would say nothing: all ranks have the parts of all, whatever each part was
+    computed from."""
     logits = _call(self, hidden)
-    self._vocabulary._collectives.note(logits.numpy().tobytes())
+    note = self._vocabulary._collectives.note
+    note(hidden.contiguous().view(torch.uint8).numpy().tobytes())
+    note(logits.numpy().tobytes())
+    NOTED.append(logits.shape)
     return logits
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import itertools
 import os
 import random
@@ -29,10 +31,11 @@ from quire.executor.processes.messages import RankMessage
 from quire.ops.native.capture import ArenaFullError, NotCapturableError
 from quire.protocol.status import EngineState
 from quire.protocol.step_codec import encode_plan
+from quire.runner.graphs.failures import MAX_FAILURES
 from quire.runner.graphs.recorder import NativeRecorder
 from quire.server.routes.exposition import rank_metrics
-from tests.engine.failing_rank import COMMAND, FATAL
-from tests.engine.hanging_rank import CORE_COMMAND, HANG
+from tests.engine.failing_rank import COMMAND, FATAL, REPLAYS_COMMAND
+from tests.engine.hanging_rank import CORE_COMMAND, HANG, HANG_CORE
 from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
 from tests.engine.test_laws import has_kernels
 from tests.lora.adapters import write_adapter
@@ -52,6 +55,7 @@ FAULTS = {
     "rank hung": (1, HANG, NOTICED_S + STALL_S),
     "core killed": (0, signal.SIGKILL, NOTICED_S),
     "core stopped": (0, signal.SIGSTOP, NOTICED_S + STALL_S),
+    "core hung": (0, HANG_CORE, NOTICED_S + STALL_S),
 }
 """The rank that a signal goes to, and until when it is noticed; rank 0 is in the core."""
 NUM_FAULTS = 3 if SCALE == 1 else 10 * SCALE
@@ -144,6 +148,9 @@ def test_streams_survive_the_end_of_a_rank(record_property: Callable[[str, objec
                 seconds[f"{name}, next served"].append(time.monotonic() - noticed)
                 assert len(again.tokens[0]) == 3
                 assert [(await task).tokens[0] for task in tasks] == wanted
+            last = host.supervisor.pid
+            assert last is not None
+            seen.update((last, *children_of(last)))
 
     run(work(), 240 * SCALE)
     wait_for(lambda: all(map(is_gone, seen)), "end of all processes")
@@ -226,8 +233,22 @@ def test_ranks_end_with_their_core() -> None:
     run(work())
 
 
-def test_an_engine_in_this_process_says_what_it_has_lost() -> None:
-    """Turns red when a caller waits for ever, or processes stay after `shutdown`."""
+def held() -> list[str]:
+    """What this process has open that has no name in the file system: memory of ranks, also where
+    it is only mapped, pipes, sockets, events."""
+    found = [
+        line.split(maxsplit=5)[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "memfd:quire" in line
+    ]
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            found += [target] * (not target.startswith("/") or "memfd:quire" in target)
+    return sorted(found)
+
+
+def lose_a_rank() -> None:
     with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
         client: Any = llm.engine.client
         (rank,) = client._core._executor.pids
@@ -236,11 +257,21 @@ def test_an_engine_in_this_process_says_what_it_has_lost() -> None:
             {"prompt_token_ids": [5, 6]}, params, use_tqdm=False
         )
         assert len(ask_one()[0].outputs[0].token_ids) == 4
+        assert any("memfd:quire" in each for each in held())
         os.kill(rank, signal.SIGKILL)
         wait_for(lambda: client._core._executor._group._lost, "notice")
         with pytest.raises(EngineError, match=r"rank 1 .*killed by signal 9: start a new engine"):
             ask_one()
     assert is_gone(rank)
+
+
+def test_an_engine_in_this_process_says_what_it_has_lost() -> None:
+    """Turns red when a caller waits for ever, or when processes, memory or descriptors stay after
+    `shutdown`."""
+    before = held()
+    lose_a_rank()
+    gc.collect()
+    assert held() == before
 
 
 def test_a_step_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,30 +294,57 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPa
             assert [list(found[i].outputs[0].token_ids) for i in good] == [wanted[i] for i in good]
 
 
+def greedy_tokens(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
+    outputs = llm.generate(asked, params, use_tqdm=False)
+    assert not [each.error for each in outputs if each.error]
+    return [list(each.outputs[0].token_ids) for each in outputs]
+
+
+@pytest.fixture(scope="module")
+def greedy() -> list[list[int]]:
+    """`greedy_tokens` of two ranks whose steps are captured."""
+    with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
+        found = greedy_tokens(llm)
+        assert bool(runner_of(llm)._decode.drawing.recorded) == has_kernels()
+    return found
+
+
 @pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
 @pytest.mark.parametrize(
     "fault", [NotCapturableError("no"), ArenaFullError("no room"), RuntimeError("a bug")]
 )
 def test_a_capture_that_fails_on_one_rank_fails_on_all(
-    fault: Exception, monkeypatch: pytest.MonkeyPatch
+    fault: Exception, greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 cannot record its steps, rank 1 could. Turns red when rank 1 replays and meets nobody:
     the call hangs."""
-    asked = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
-    settings = {**SETTINGS, "skip_tokenizer_init": True}
-    with LLM(**settings) as llm:
-        wanted = [o.outputs[0].token_ids for o in llm.generate(asked, params, use_tqdm=False)]
 
     def fail(*_: object) -> None:
         raise fault
 
     monkeypatch.setattr(NativeRecorder, "result_of", fail)
-    with LLM(**settings) as llm:
-        found = [o.outputs[0].token_ids for o in llm.generate(asked, params, use_tqdm=False)]
-        runner: Any = runner_of(llm)
-        assert not runner._decode.drawing.recorded
-    assert found == wanted
+    with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
+        assert greedy_tokens(llm) == greedy
+        assert not runner_of(llm)._decode.drawing.recorded
+
+
+@pytest.mark.skipif(not has_kernels(), reason="plain torch is not captured")
+def test_a_replay_that_fails_on_one_rank_fails_on_all(
+    greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 makes half of the calls of a captured step, and then fails. Turns red when rank 0
+    waits in an exchange of the other half, goes on replaying when rank 1 does so no more, a row
+    gets a token twice, or the only row of a step is blamed for it."""
+    failing = partial(RankGroup, command=REPLAYS_COMMAND)
+    monkeypatch.setattr("quire.executor.processes.executor.RankGroup", failing)
+    with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
+        assert greedy_tokens(llm, PROMPTS[:1]) == greedy[:1]
+        assert greedy_tokens(llm) == greedy
+        runner = runner_of(llm)
+        assert runner._decode.failures.count == MAX_FAILURES
+        assert runner._forward._model.graphs is None
 
 
 def test_an_engine_ends_while_an_adapter_waits_behind_a_step(tmp_path: Path) -> None:

@@ -92,6 +92,33 @@ def test_requests_go_to_the_least_busy_engine() -> None:
     run(work())
 
 
+def test_requests_go_where_their_beginning_is_cached() -> None:
+    """Turns red when each turn of a conversation is computed by another engine, or when an engine
+    has much to do while one that lacks the beginning has nothing."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            prompt, holders = list(range(100)), []
+            for turn in range(4):
+                stream = await ask(client, prompt, max_tokens=2)
+                holders.append([each.num_unfinished for each in clients_of(host)].index(1))
+                await collect(stream)
+                prompt += range(300 + turn, 320 + turn)
+            assert len(set(holders)) == 1
+            short = [await ask(client, [3], max_tokens=200) for _ in range(2)]
+            assert [each.num_unfinished for each in clients_of(host)] == [1, 1]
+            long = await ask(client, prompt, max_tokens=50)  # the other one has as much to do
+            assert clients_of(host)[holders[0]].num_unfinished == 2
+            other = await ask(client, prompt, max_tokens=2)
+            assert [each.num_unfinished for each in clients_of(host)] == [2, 2]
+            for stream in (*short, long, other):
+                stream.abort()
+                await collect(stream)
+
+    run(work())
+
+
 def test_requests_without_a_limit_are_spread() -> None:
     """Fault: each of their tokens made an engine look less busy, and it got all new requests."""
 

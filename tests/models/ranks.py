@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import torch
 
 from quire.config.shard import Shard
-from quire.distributed import Collectives, as_tree, look_up_in_parts
+from quire.distributed import Collectives, as_tree, look_up_in_parts, norm_in_parts
 
 T = TypeVar("T")
 
@@ -50,6 +50,9 @@ class ThreadCollectives:
     ) -> torch.Tensor:
         del most
         return look_up_in_parts(self, ids, own, rows)
+
+    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        norm_in_parts(self, x, weight, eps)
 
     def agree(self, *, is_fine: bool) -> bool:
         return all(each.item() for each in self._exchange(torch.tensor(is_fine)))

@@ -22,6 +22,7 @@ from quire.errors import ConfigError
 from quire.server.processes.listening import listening
 from quire.server.settings import ServerSettings
 from tests import waiting
+from tests.server.fake_serve import members_of
 from tests.waiting import WAIT_S, wait_for
 
 CODE = """
@@ -222,9 +223,12 @@ def test_requests_that_do_not_end_get_an_error(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_group_drains(short_tmp: Path, number: signal.Signals) -> None:
-    """As shells send Ctrl-C, and service managers send SIGTERM: to the core as well."""
-    with serving(short_tmp) as server:
+    """As shells send Ctrl-C, and service managers send SIGTERM: to the core and to the ranks that
+    it has started as well. Turns red when one of them ends at it, or stays."""
+    code = CODE.replace("num_threads=1", "num_threads=1, tensor_parallel_size=2")
+    with serving(short_tmp, code=code) as server:
         url = server.wait_until_ready()
+        assert len(members_of(server.process.pid)) >= 3, "front, core and rank"
         with waiting.stream("POST", f"{url}{CHAT}", json={**LONG, "n": 4}) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -232,6 +236,8 @@ def test_a_signal_to_the_whole_group_drains(short_tmp: Path, number: signal.Sign
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert server.end() == 0
     assert "the engine core ended" not in server.text and "Traceback" not in server.text
+    assert "the other ranks are ended" not in server.text
+    wait_for(lambda: not members_of(server.process.pid), "end of all processes")
     assert list(short_tmp.iterdir()) == []
 
 

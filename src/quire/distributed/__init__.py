@@ -7,6 +7,7 @@ from quire.distributed.collectives import (
     Reduction,
     as_tree,
     look_up_in_parts,
+    norm_in_parts,
     together,
 )
 from quire.distributed.plain import PlainCollectives
@@ -21,5 +22,6 @@ __all__ = [
     "SharedRegion",
     "as_tree",
     "look_up_in_parts",
+    "norm_in_parts",
     "together",
 ]

@@ -16,6 +16,7 @@ __all__ = [
     "Reduction",
     "as_tree",
     "look_up_in_parts",
+    "norm_in_parts",
     "together",
 ]
 
@@ -60,6 +61,12 @@ class Collectives(Protocol):
         own: indices of this rank's. rows: gives those by their index among them."""
         ...
 
+    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """RMSNorm of rows in place, as the operation `norm_rows`, of which x [T, N] are this rank's
+        parts, with any row stride. weight: [N], likewise. A part that several ranks have counts for
+        each of them."""
+        ...
+
     def agree(self, *, is_fine: bool) -> bool:
         """Return whether all ranks are fine. If not, operations of which a rank was left out are
         forgotten, and all go on alike. To be called at the end of what one rank may fail in.
@@ -93,6 +100,16 @@ def look_up_in_parts(
     is_own = (local >= 0) & (local < len(own))
     found = rows(torch.where(is_own, local, 0))
     return collectives.all_reduce(torch.where(is_own.unsqueeze(-1), found, 0))
+
+
+def norm_in_parts(
+    collectives: Collectives, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> None:
+    """`Collectives.norm_rows` by torch: only sums of squares cross between ranks."""
+    wide = x.float()
+    squares = collectives.all_reduce(wide.square().sum(-1, keepdim=True))
+    wide *= torch.rsqrt(squares / (x.shape[-1] * collectives.size) + eps)
+    x.copy_(wide * weight.float())
 
 
 def together(collectives: Collectives, work: Callable[[], Result]) -> Result:
@@ -136,6 +153,9 @@ class Alone:
         rows: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         return rows(ids)
+
+    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        norm_in_parts(self, x, weight, eps)
 
     def agree(self, *, is_fine: bool) -> bool:
         return is_fine

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts
+from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts, norm_in_parts
 from quire.distributed.plain import drifted, lost
 
 __all__ = ["GlooCollectives", "GlooMeeting", "GlooStore"]
@@ -103,6 +103,9 @@ class GlooCollectives:
         rows: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         return look_up_in_parts(self, ids, own, rows)
+
+    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        norm_in_parts(self, x, weight, eps)
 
     def agree(self, *, is_fine: bool) -> bool:
         """EngineLostError if this rank is not fine: the others wait in an exchange."""

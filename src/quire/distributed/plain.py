@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts
+from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts, norm_in_parts
 from quire.distributed.region import SharedRegion
 from quire.errors import EngineError, EngineLostError
 
@@ -78,6 +78,9 @@ class PlainCollectives:
         rows: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         return look_up_in_parts(self, ids, own, rows)
+
+    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        norm_in_parts(self, x, weight, eps)
 
     def agree(self, *, is_fine: bool) -> bool:
         own, votes = self._counts[self._rank], self._votes[self._rank]

@@ -79,22 +79,15 @@ class SharedRMSNorm:
         collectives: Collectives,
     ) -> None:
         self._eps = eps
-        self._norm_rows = ops.norm_rows if collectives.size == 1 else None
-        self._all_reduce = collectives.all_reduce
-        self._num_summed = share.count * collectives.size  # ranks may have equal shares
+        self._norm_rows = ops.norm_rows if collectives.size == 1 else collectives.norm_rows
         self.weight = torch.empty((share.count,), dtype=dtype, device=device)
         cuts = {} if share.is_whole else {"weight": Cut(0, share)}
         self.weights = DenseWeights({"weight": self.weight}, cuts=cuts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, N]."""
-        if self._norm_rows is not None:
-            self._norm_rows(x, self.weight, self._eps)
-            return x
-        wide = x.float()
-        squares = self._all_reduce(wide.square().sum(-1, keepdim=True))
-        wide *= torch.rsqrt(squares / self._num_summed + self._eps)
-        return x.copy_(wide * self.weight.float())
+        self._norm_rows(x, self.weight, self._eps)
+        return x
 
 
 class LayerNorm:

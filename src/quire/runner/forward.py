@@ -12,7 +12,7 @@ import torch
 from quire.attention import StepInputs
 from quire.config.memory.plan import PROMPT_LOGPROB_ROWS
 from quire.distributed import ALONE, Collectives, together
-from quire.errors import EngineError
+from quire.errors import EngineError, EngineLostError
 from quire.layers import TokenColumns
 from quire.protocol.pooling_params import CLASSIFYING
 from quire.protocol.step import REPORT_IT, PromptLogprobs, RowFailure, TokenLogprobs
@@ -125,6 +125,13 @@ class ForwardPass:
             row = rows.select(slice(index, index + 1))
             if row.num_drafts[0]:  # a guess must not cost the request
                 return self.compute(self._rows.without_drafts(row))
+            if len(rows.slots) == 1 and self._collectives.size > 1:
+                try:  # it may have been a replay, on one rank: none replays any more
+                    return compute(slice(0, 1))
+                except EngineLostError:
+                    raise
+                except Exception as again:  # noqa: BLE001  it is the row's, whatever it is
+                    error = again
             message = f"the model could not compute this request ({error}); {REPORT_IT}"
             return Forward(failed=[RowFailure(int(row.slots[0]), message)])
 

@@ -1,5 +1,6 @@
 """`AsyncEngineClient` of several engines that are alike: a request goes to the one with the least
-to do, and those of an engine that dies go on in another one."""
+to do, cached beginnings of prompts considered, and those of an engine that dies go on in another
+one."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
 from quire.protocol.control import AdminOp, ListPins, Report, Unpin
@@ -32,13 +34,21 @@ _BY_WORTH = (
 )
 """The state of all is that of the best one."""
 
+CACHED_WEIGHT: Final = 0.25
+"""Weight of a cached token of a prompt against one in flight. It is small, as most of those are of
+outputs, which take longer than a prompt's, and as a replica that has nothing to do shall get
+something: it has the prompt too then."""
+
 
 class ReplicatedClient:
     """replicas: clients of one id, with one counter of handles, of engines with equal settings and
-    kernels: a stream that moves continues to the byte."""
+    kernels: a stream that moves continues to the byte. has_cache: whether engines keep computed
+    prompts for others that begin alike."""
 
-    def __init__(self, replicas: Sequence[ProcessEngineClient]) -> None:
+    def __init__(self, replicas: Sequence[ProcessEngineClient], *, has_cache: bool = True) -> None:
         self._replicas = tuple(replicas)
+        self._has_cache = has_cache
+        self._prefixes = {each: PrefixIndex() for each in self._replicas}
         self._turn = 0
         for each in self._replicas:
             each.on_core_lost = partial(self._move, each)
@@ -50,7 +60,7 @@ class ReplicatedClient:
         """Send a request to one replica; one that pins its prompt to all that are ready, and then
         this returns when it has ended there."""
         if request.pin_seconds is None or not self._in_state(EngineState.READY):
-            return await self._least_busy().add(request)
+            return await self._choose(request).add(request)
         return await self._pin(request)
 
     async def _pin(self, request: EngineRequest) -> RequestStream:
@@ -62,6 +72,7 @@ class ReplicatedClient:
                 handle = self.reserve_handles(request.params.n) if pinned else request.first_handle
                 stream = await each.add(replace(request, first_handle=handle))
                 pinned.append((each, stream))
+                self._note(each, prefixes_of(request))
             for _, stream in pinned:
                 await _end_of(stream)
         except BaseException:  # whoever waited may be gone
@@ -72,23 +83,38 @@ class ReplicatedClient:
             await _take_back(pinned)
         return failed[0] if failed else pinned[0][1]
 
-    def _least_busy(self) -> ProcessEngineClient:
-        """The ready replica with the fewest tokens to compute; ties go round. The first one, which
-        says why not, if none is ready."""
+    def _choose(self, request: EngineRequest) -> ProcessEngineClient:
+        """The ready replica with the fewest tokens to compute, less for one that has computed what
+        the prompt begins with; ties go round. The first one, which says why not, if none is
+        ready."""
         ready = self._in_state(EngineState.READY)
         if not ready:
             return min(self._replicas, key=_worth)
         self._turn += 1
         start = self._turn % len(ready)
-        return min([*ready[start:], *ready[:start]], key=lambda each: each.tokens_in_flight)
+        names = prefixes_of(request) if self._has_cache else []
+
+        def busyness(replica: ProcessEngineClient) -> float:
+            num_cached = self._prefixes[replica].num_known(names)
+            return replica.tokens_in_flight - CACHED_WEIGHT * num_cached
+
+        chosen = min([*ready[start:], *ready[:start]], key=busyness)
+        self._note(chosen, names)
+        return chosen
+
+    def _note(self, replica: ProcessEngineClient, names: Sequence[bytes]) -> None:
+        capacity = replica.status.capacity
+        if capacity is not None:
+            self._prefixes[replica].note(names, capacity.capacity_tokens)
 
     def _move(self, lost: ProcessEngineClient) -> None:
         """The core of a replica is gone: others take its streams, if there are any. What may have
         been the cause waits for the next core there, where it is tried alone."""
+        self._prefixes[lost].clear()
         if not self._in_state(EngineState.READY):
             return
         for stream in lost.let_go():
-            self._least_busy().take_over(stream)
+            self._choose(stream.request).take_over(stream)
 
     def _in_state(self, *states: EngineState) -> list[ProcessEngineClient]:
         return [each for each in self._replicas if each.status.state in states]

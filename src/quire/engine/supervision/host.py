@@ -73,7 +73,10 @@ async def host_engine(
             for directory, client in zip(directories, clients, strict=True)
         )
         supervision = asyncio.ensure_future(_run_all(supervisors))
-        client = ReplicatedClient(clients) if size > 1 else clients[0]
+        client: ProcessEngineClient | ReplicatedClient = clients[0]
+        if size > 1:
+            has_cache = bool(chosen.get("enable_prefix_caching", True))
+            client = ReplicatedClient(clients, has_cache=has_cache)
         try:
             yield EngineHost(directories[0], client, supervisors, supervision)
         finally:

@@ -98,6 +98,26 @@ class NativeCollectives:
             self._call("owned_rows", found.data_ptr(), *pointers, most, out.data_ptr(), *sizes)
         return out
 
+    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        rows, width = x.shape
+        if x.stride(1) != 1 or weight.shape != (width,) or weight.dtype != x.dtype:
+            raise EngineError(
+                f"rows of ranks are normed with a weight for each of their elements, side by side, "
+                f"not {x.dtype}{list(x.shape)} with strides {x.stride()} and "
+                f"{weight.dtype}{list(weight.shape)}."
+            )
+        if x.numel():
+            self._call(
+                "norm_shared_rows",
+                x.data_ptr(),
+                x.stride(0),
+                weight.data_ptr(),
+                rows,
+                width,
+                eps,
+                DTYPE_CODES[x.dtype],
+            )
+
     def draw(
         self,
         own: range,

@@ -1,10 +1,12 @@
 // Operations that all ranks of a host do together, in shared memory.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "exchange/group.h"
+#include "native/parallel.h"
 #include "native/replay.h"
-#include "native/simd.h"
+#include "native/rows.h"
 
 namespace quire {
 namespace {
@@ -153,27 +155,54 @@ QUIRE_REPLAYABLE(quire_all_reduce)
 QUIRE_API int quire_all_gather(void* memory, int32_t rank, const void* x, void* out, int64_t rows,
                                int64_t row_bytes, quire::Team*) {
   using namespace quire;
+  return gather_rows(Group(memory, rank), rows, row_bytes, out, [&](int64_t row) {
+    return static_cast<const char*>(x) + row * row_bytes;
+  });
+}
+QUIRE_REPLAYABLE(quire_all_gather)
+
+// RMSNorm, in place, of rows of which each rank has a part of `width` elements. x: the parts of this
+// rank, with a stride in elements; weight: [width]. Only the sums of squares cross between ranks.
+// Codes as above.
+QUIRE_API int quire_norm_shared_rows(void* memory, int32_t rank, void* x, int64_t stride,
+                                     const void* weight, int64_t rows, int64_t width, float eps,
+                                     int32_t dtype, quire::Team* team) {
+  using namespace quire;
+  constexpr int64_t kElementsPerTask = 16 * 1024;
   const Group group(memory, rank);
-  const int64_t count = rows * row_bytes;
-  for (int64_t first = 0; first < count; first += group.slot_bytes()) {
-    const int64_t n = std::min(count - first, group.slot_bytes());
+  const float whole_width = static_cast<float>(width * group.size());
+  const int64_t grain = kElementsPerTask / (width + 1) + 1;
+  const int64_t most = std::min<int64_t>(group.slot_bytes() / sizeof(float), kBlock);
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t n = std::min(rows - first, most);
     const uint32_t number = group.next();
-    std::memcpy(group.slot(rank, number), static_cast<const char*>(x) + first, n);
-    if (const int code = group.meet(number); code != 0) return code;
-    for (int other = 0; other < group.size(); ++other) {
-      const char* from = group.slot(other, number);
-      for (int64_t at = first; at < first + n;) {
-        const int64_t row = at / row_bytes, column = at % row_bytes;
-        const int64_t piece = std::min(row_bytes - column, first + n - at);
-        std::memcpy(static_cast<char*>(out) + (row * group.size() + other) * row_bytes + column,
-                    from + (at - first), piece);
-        at += piece;
-      }
-    }
+    float* const own = reinterpret_cast<float*>(group.slot(rank, number));
+    alignas(64) Level levels[kMostLevels];
+    const float* const squares = reinterpret_cast<const float*>(levels[0]);
+    int code = dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+      using E = std::remove_pointer_t<decltype(tag)>;
+      parallel_ranges(n, grain, team, [&](int64_t i) {
+        own[i] = sum(squares_of(static_cast<const E*>(x) + (first + i) * stride, width));
+      });
+    });
+    if (code == 0) code = group.meet(number);
+    if (code == 0) code = reduce_as_tree(group, number, 0, n, 0, kSum, levels);
+    if (code != 0) return code;
+    dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+      using E = std::remove_pointer_t<decltype(tag)>;
+      const E* const factors = static_cast<const E*>(weight);
+      parallel_ranges(n, grain, team, [&](int64_t i) {
+        E* const y = static_cast<E*>(x) + (first + i) * stride;
+        const vf scale = set1(1.0f / std::sqrt(squares[i] / whole_width + eps));
+        each_two(0, width, [&](int64_t at, auto size) {
+          put(y + at, mul(mul(get(y + at, size), scale), get(factors + at, size)), size);
+        });
+      });
+    });
   }
   return 0;
 }
-QUIRE_REPLAYABLE(quire_all_gather)
+QUIRE_REPLAYABLE(quire_norm_shared_rows)
 
 // fine: whether this rank's step went well. mark: of what the rank has decided so far. all_fine:
 // whether the step of every rank went well; if not, all go on from the same exchange. 4: the group

@@ -188,4 +188,37 @@ inline int gather(const Group& group, const void* x, int64_t bytes, void* out) {
   return 0;
 }
 
+// out: `rows` rows of all ranks, each with its parts side by side. row_at(i): where this rank's part
+// of row i is, row_bytes of it. An exchange has as many bytes as a place, whatever rows they are of.
+// 0 or a code of meet().
+template <class RowAt>
+int gather_rows(const Group& group, int64_t rows, int64_t row_bytes, void* out, RowAt&& row_at) {
+  const int64_t count = rows * row_bytes;
+  for (int64_t first = 0; first < count; first += group.slot_bytes()) {
+    const int64_t past = std::min(count, first + group.slot_bytes());
+    const auto each_piece = [&](auto&& move) {  // move(its place, row, column, bytes)
+      for (int64_t at = first; at < past;) {
+        const int64_t row = at / row_bytes, column = at % row_bytes;
+        const int64_t piece = std::min(row_bytes - column, past - at);
+        move(at - first, row, column, piece);
+        at += piece;
+      }
+    };
+    const uint32_t number = group.next();
+    char* const own = group.slot(group.rank(), number);
+    each_piece([&](int64_t place, int64_t row, int64_t column, int64_t bytes) {
+      std::memcpy(own + place, row_at(row) + column, bytes);
+    });
+    if (const int code = group.meet(number); code != 0) return code;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const char* const given = group.slot(rank, number);
+      each_piece([&](int64_t place, int64_t row, int64_t column, int64_t bytes) {
+        char* const whole = static_cast<char*>(out) + row * group.size() * row_bytes;
+        std::memcpy(whole + rank * row_bytes + column, given + place, bytes);
+      });
+    }
+  }
+  return 0;
+}
+
 }  // namespace quire

@@ -19,7 +19,7 @@ namespace quire {
 namespace {
 
 constexpr int64_t kMostBest = 128;   // of each part that ranks exchange
-constexpr int64_t kWholeAtOnce = 8;  // rows that are gathered at a time
+constexpr int64_t kWholeAtOnce = 8;  // rows gathered at a time, or more if one exchange holds them
 
 enum class Kind { kGreedy, kOpen, kBest, kWhole };
 
@@ -208,26 +208,29 @@ int draw_parts(const Parts& parts, const std::vector<Kind>& kinds) {
   return 0;
 }
 
-// Draws the rows of kWhole. 0, or a code of the group.
+// Draws the rows of kWhole, which are gathered together. 0, or a code of the group.
 int draw_whole(const Parts& parts, const std::vector<Kind>& kinds) {
   std::vector<int64_t> whole;
   for (size_t i = 0; i < kinds.size(); ++i) {
     if (kinds[i] == Kind::kWhole) whole.push_back(i);
   }
-  const int64_t count = static_cast<int64_t>(whole.size()), size = parts.group.size();
-  std::vector<float> gathered(std::min(count, kWholeAtOnce) * size * parts.most);
-  for (int64_t first = 0; first < count; first += kWholeAtOnce) {
-    const int64_t n = std::min(kWholeAtOnce, count - first);
-    const auto at = [&](int64_t k) { return gathered.data() + k * size * parts.most; };
-    for (int64_t k = 0; k < n; ++k) {
-      const float* own = parts.logits + parts.rows[whole[first + k]] * parts.stride;
-      const int64_t bytes = parts.most * sizeof(float);
-      if (const int code = gather(parts.group, own, bytes, at(k)); code != 0) return code;
-    }
-    const int code = each_draw(n, parts.team, [&](int64_t k) {
-      const int64_t i = whole[first + k];
-      parts.token_ids[i] = draw_one<false>(at(k), nullptr, parts.total, parts.columns, i);
+  const int64_t count = static_cast<int64_t>(whole.size());
+  const int64_t bytes = parts.most * sizeof(float), width = parts.group.size() * parts.most;
+  const int64_t at_once = std::max(kWholeAtOnce, parts.group.slot_bytes() / bytes);
+  std::vector<float> gathered(std::min(count, at_once) * width);
+  for (int64_t first = 0; first < count; first += at_once) {
+    const int64_t n = std::min(at_once, count - first);
+    int code = gather_rows(parts.group, n, bytes, gathered.data(), [&](int64_t k) {
+      const float* const own = parts.logits + parts.rows[whole[first + k]] * parts.stride;
+      return reinterpret_cast<const char*>(own);
     });
+    if (code == 0) {
+      code = each_draw(n, parts.team, [&](int64_t k) {
+        const int64_t i = whole[first + k];
+        const float* const row = gathered.data() + k * width;
+        parts.token_ids[i] = draw_one<false>(row, nullptr, parts.total, parts.columns, i);
+      });
+    }
     if (code != 0) return code;
   }
   return 0;
