@@ -21,7 +21,7 @@ struct Pages {
 template <class From, class To>
 QUIRE_INLINE void convert(const From* from, To* to, int64_t n) {
   if constexpr (std::is_same_v<From, To>) {
-    constexpr int64_t kChunk = 64 / sizeof(To);  // a constant size: otherwise memcpy does string moves
+    constexpr int64_t kChunk = 64 / sizeof(To);  // constant size, or memcpy does string moves
     int64_t i = 0;
     for (; i + kChunk <= n; i += kChunk) std::memcpy(to + i, from + i, kChunk * sizeof(To));
     std::memcpy(to + i, from + i, (n - i) * sizeof(To));

@@ -252,8 +252,8 @@ template <class R>
 Scored winner(const R& row, const Stream& stream, const Last& last) {
   alignas(64) float weights[kNoiseTokens];
   alignas(64) uint32_t bits[kNoiseTokens];
-  // Bound below which exp(z) / E loses against the best so far, per unit of the word. Its slack is
-  // far above the rounding of float.
+  // A token whose exp(z) is below bound · (word + 0.5) cannot win. The slack of 0.001 is far above
+  // the rounding of float.
   float bound = 0.0f;
   Scored best;
   for (int64_t first = 0; first < row.size; first += kNoiseTokens) {
