@@ -401,7 +401,7 @@ class LanePiece {
   // meanwhile.
   void attend_heads(const KeyTiles& tiles, const KeyTiles* next, bool careful,
                     LaneTiles& registers) {
-    constexpr int kDistance = 2, kScoreLines = 14;  // of the 16 lines that a product reads
+    constexpr int kDistance = 2, kScoreLines = 14;  // kScoreLines: a product reads 16 lines
     const int heads = lanes_.heads, steps = b_.head_dim / kTileDims;
     const int soft_lines = lanes_.units() * steps / lanes_.blocks();
     const int pack_lines = b_.head_dim / 64, weigh_lines = 12;
@@ -459,7 +459,7 @@ class LanePiece {
   bf16* gathered_;
   KeyTiles following_;
   bool follows_ = false;
-  bool seen_[kMostBlocks];  // by block of lanes: acc has been written
+  bool seen_[kMostBlocks];  // per block of lanes: acc has been written
 };
 
 }  // namespace quire::attention

@@ -29,7 +29,7 @@ struct RowBend {
 // Cap and slopes of all query heads from the first one of a tile on.
 struct Bend {
   float cap;            // without the factor log2(e); 0: none
-  const float* slopes;  // by head; null: none
+  const float* slopes;  // per head; null: none
 
   bool any() const { return cap > 0.0f || slopes != nullptr; }
   Bend from_head(int64_t head) const {

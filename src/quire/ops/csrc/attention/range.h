@@ -25,7 +25,7 @@ constexpr int kUnrolledKeys = 8;
 constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
 constexpr int kLargeTileRows = 128;  // same, where that leaves enough tiles
-constexpr int kCopyRows = 17;  // from this many rows on, K and V are widened once into scratch
+constexpr int kCopyRows = 17;  // with this many rows, K and V are widened once into scratch
 static_assert(kSpan % kKeyBlock == 0);
 
 // Queries and weights as 16-bit integers (attention/int8.h). depth: head_dim rounded up to whole
@@ -75,7 +75,7 @@ struct Scratch {
 };
 
 struct Tile {
-  int64_t first_position;  // of the first query
+  int64_t first_position;  // position of the first query
   const int32_t* last;     // last key that each query sees; null: the one at its own position
   int kv_heads;            // adjacent; they take every key block in turn
   int rows;                // num_tokens · group: query rows of one kv head
@@ -84,7 +84,7 @@ struct Tile {
   int width;       // head_dim rounded up to whole vectors
   int64_t window;  // 0: none
   bool integers;   // scores and outputs by exact integer products
-  Bend bend;       // from the first query head of the tile on
+  Bend bend;       // starts at the first query head of the tile
 
   int depth() const { return integer_depth(head_dim); }
   int num_states() const { return kv_heads * rows; }

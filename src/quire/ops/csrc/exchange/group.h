@@ -41,7 +41,7 @@ struct GroupLine {
   std::atomic<uint32_t> arrived;   // exchanges announced
   std::atomic<uint32_t> agreed;    // agreements announced
   std::atomic<uint32_t> sleepers;  // ranks that sleep on one of the two
-  uint32_t votes[2];               // by parity of agreements: 1 if this rank is fine
+  uint32_t votes[2];               // per parity of agreements: 1 if this rank is fine
   uint32_t number;                 // its last exchange when it voted
   uint32_t marks[2];               // like votes: mark of this rank's decisions so far
 };

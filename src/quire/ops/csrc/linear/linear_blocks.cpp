@@ -166,7 +166,7 @@ struct DirectBlocks : Blocks<kQuads, kInputs>, DirectTile {
   static constexpr bool kOpens = false;
   static constexpr int32_t kAdded = 0;
   static constexpr int64_t kBlockRows = 264;
-  static constexpr int kStreamedRows = kSumsInPlace ? 1 : 0;  // as in Int4Format
+  static constexpr int kStreamedRows = kSumsInPlace ? 1 : 0;  // see Int4Format
   std::array<BlockTile, DirectTile::kMaxRows> tiles;  // indexed by rows - 1
   BlockTile streamed;
 

@@ -164,7 +164,7 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   const Problem& problem = block.problem;
   const int64_t in_turn = problem.outputs.panels_in_turn(), threads = team_size(problem.team);
   const int64_t work = in_turn * kWidth * problem.rows * problem.depth;
-  // As many parts as give all threads work where there is enough, and as make the last parts short;
+  // Enough parts to give all threads work where there is enough, and to make the last parts short;
   // those of a loop are short anyway.
   const int64_t busy = threads == 1 ? 1 : 1 + (4 * threads * in_turn - 1) / block.num_panels;
   const int64_t least = std::min(busy, work / kWorkPerTask);

@@ -25,7 +25,7 @@ constexpr int kVectorRows = kLanes == 16 ? 12 : 5;
 // Common part of arithmetics in vector registers; one in tile registers defines these itself.
 template <int StreamedRows>
 struct Vectors {
-  static constexpr int kRows = kVectorRows;  // of a tile, at most
+  static constexpr int kRows = kVectorRows;  // rows of a tile, at most
   static constexpr int64_t kBeyond = 0;      // bytes that a tile may read past its rows
   // Bytes of gathered rows that stay in the caches while all weights are read.
   static constexpr int64_t kBlockBytes = 3 << 20;

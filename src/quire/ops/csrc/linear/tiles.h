@@ -19,9 +19,9 @@
 
 namespace quire {
 
-constexpr int kTileRows = 16, kTileBytes = 64;  // of a register
-constexpr int kStepRows = 2 * kTileRows;        // of x
-constexpr int kStepLines = kTileRows;           // of a panel
+constexpr int kTileRows = 16, kTileBytes = 64;  // rows and bytes of a register
+constexpr int kStepRows = 2 * kTileRows;        // rows of x in a step
+constexpr int kStepLines = kTileRows;           // lines of a panel in a step
 constexpr int kLineBytes = 4 * kWidth;
 // A tile with fewer rows than the registers are configured for also reads the missing rows, past
 // its own. Their sums are never used.

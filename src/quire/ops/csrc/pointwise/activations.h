@@ -80,7 +80,7 @@ struct Silu {
 // SwiGLU with clamps: x / (1 + e^-1.702x) of x up to 7, for a gate whose other factor u is 1 + u,
 // |u| <= 7 (OpenAI 2025, arXiv:2508.10925, section 2.2).
 struct ClampedSwiglu {
-  static constexpr float kAlpha = 1.702f, kLimit = 7.0f;  // of ops/pointwise/activation/contract.py
+  static constexpr float kAlpha = 1.702f, kLimit = 7.0f;  // in ops/pointwise/activation/contract.py
   QUIRE_INLINE vf operator()(vf x) const {
     x = min(set1(kLimit), x);
     return mul(x, logistic(mul(x, set1(kAlpha))));

@@ -16,13 +16,13 @@ constexpr int32_t kApart = -2;  // laid out for a gate that another operation ap
 // turn.
 struct Outputs {
   int64_t count;
-  int32_t gate;  // of activations.h, kUngated or kApart
+  int32_t gate;  // an Activation, kUngated or kApart
   int64_t y_stride = 0;  // stride of the rows of y; 0: they are contiguous
 
   bool gated() const { return gate != kUngated; }
   int64_t panels_in_turn() const { return gated() ? 2 : 1; }
   int64_t part() const { return gated() ? count / 2 : count; }
-  int64_t width() const { return gate == kApart ? count : part(); }  // of a row of y
+  int64_t width() const { return gate == kApart ? count : part(); }  // width of a row of y
   int64_t stride() const { return y_stride == 0 ? width() : y_stride; }
   int64_t panels() const { return panels_in_turn() * panels_of(part()); }
   bool is_second(int64_t panel) const { return gated() && panel % 2 != 0; }

@@ -37,7 +37,7 @@ struct Row {
   double temperature, top_p, min_p;
   int64_t top_k;  // 0: off
   float largest, scale;  // scale: of logits to base-2 exponents
-  int64_t first_token = 0;  // of a part, a multiple of 4; token indices count from it
+  int64_t first_token = 0;  // start of a part, a multiple of 4; token indices count from it
 
   float at(int64_t token) const {
     return kMasked && (allowed[token / 32] >> token % 32 & 1) == 0 ? kNegativeInfinity

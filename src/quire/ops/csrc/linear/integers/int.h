@@ -77,8 +77,8 @@ struct Vectors {
   static constexpr int kQuadInputs = 1;  // numbers of 32 bits per quad
   static constexpr bool kGroupScales = false;  // groups of a row have a scale each
   static constexpr bool kWholePanels = false;  // a format computes all tiles of a panel itself
-  // Where hardware_keeps_up(), tiles of up to kStreamedRows rows prefetch nothing. Tiles of more
-  // rows, up to kSparseRows, prefetch one line in four and must do so by fetch_lines().
+  // Tiles of up to kStreamedRows rows prefetch nothing where hardware_keeps_up(). Tiles of more
+  // rows, up to kSparseRows, then prefetch one line in four and must do so by fetch_lines().
   static constexpr int kStreamedRows = 0, kSparseRows = 0;
   static constexpr int64_t kBeyond = 0;  // bytes that a tile may read past its inputs
   // Returns the index of a quad of row r among those of `rows` rows.
@@ -293,7 +293,7 @@ struct Block {
       multiply_tiles_of(index, first, last, panels, out);
     }
   }
-  template <class Out>  // of staged_outputs.h
+  template <class Out>  // Out: see linear/staged_outputs.h
   Out thread_outputs() const {
     const int64_t bytes = num_panels * (format.panel(1) - format.panel(0));
     return Out(call.outputs, y, call.rows, bytes / team_size(call.team));

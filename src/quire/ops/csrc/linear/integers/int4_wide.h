@@ -48,7 +48,7 @@ struct Int4Wide : Int4Weights<kZeros>, Vectors {
     if (kZeros) {
       const uint8_t* of_group = this->zeros + (index * this->groups + g) * kLanes;
       load_halves(of_group, zero[0], zero[1]);
-      _mm_prefetch(of_group + this->groups * kLanes, _MM_HINT_T1);  // of the next panel
+      _mm_prefetch(of_group + this->groups * kLanes, _MM_HINT_T1);  // zero points of the next panel
     }
     for (vi& z : zero) z = repeat_byte(z);
     vi sums[2][2] = {};  // alternate, since each product waits for the one before
