@@ -175,9 +175,9 @@ QUIRE_API int quire_all_gather(void* memory, int32_t rank, const void* x, void* 
 }
 QUIRE_REPLAYABLE(quire_all_gather)
 
-// Agrees on a step. fine: this rank's step went well. mark: of what the rank has decided so far.
-// all_fine: the step of every rank went well; if not, all go on from the same exchange. Returns 4
-// if the group is over, 6 if ranks have different marks.
+// Agrees on a step. fine: this rank's step went well. mark: stands for all that the rank has
+// decided so far. all_fine: the step of every rank went well; if not, all go on from the same
+// exchange. Returns 4 if the group is over, 6 if ranks have different marks.
 QUIRE_API int quire_agree(void* memory, int32_t rank, int32_t fine, int32_t mark,
                           int32_t* all_fine, quire::Team*) {
   bool result = false;
@@ -201,9 +201,9 @@ QUIRE_API int quire_own_ids(const void* ids, int32_t id_bytes, int64_t first, in
 }
 QUIRE_REPLAYABLE(quire_own_ids)
 
-// Exchanges rows that ranks have looked up, each those of its ids, from rank · most on. x: rows of
-// row_bytes. out: row i comes from the rank that owns ids[i]. Returns 3 for an id of no rank. Other
-// codes as above.
+// Exchanges rows of a table that is split among ranks. x: rows of row_bytes, of which each rank has
+// looked up those of its own ids, `most` from rank · most on. out: row i comes from the rank that
+// owns ids[i]. Returns 3 for an id of no rank. Other codes as above.
 QUIRE_API int quire_owned_rows(void* memory, int32_t rank, const void* x, const void* ids,
                                int32_t id_bytes, int64_t most, void* out, int64_t rows,
                                int64_t row_bytes, quire::Team*) {

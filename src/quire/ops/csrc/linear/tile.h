@@ -110,9 +110,9 @@ struct Ahead {
 template <class W>
 constexpr int kCacheLine = 64 / sizeof(W);
 
-// Multiplies R gathered rows by a panel: out [R, kWidth]. Row counts that occur in single tiles
-// alone fetch whole lines, a step that the compiler can know. The last of several tiles may have as
-// few rows; it then fetches more than its piece.
+// Multiplies R gathered rows by a panel: out [R, kWidth]. Row counts that only a single tile has
+// fetch whole lines, a step that the compiler can know. The last of several tiles may have as few
+// rows; it then fetches more than its piece.
 template <class A, int R, bool kFetches>
 void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t pairs,
                    Ahead<typename A::W> ahead, float* out) {

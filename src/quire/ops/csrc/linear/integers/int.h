@@ -192,7 +192,7 @@ constexpr Fetch fetch_of(int rows, bool everything) {
   return rows <= Format::kSparseRows ? Fetch::kSome : Fetch::kAll;
 }
 
-// Returns the prefetch of a tile of R rows. Row counts that occur in single tiles alone fetch whole
+// Returns the prefetch of a tile of R rows. Row counts that only a single tile has fetch whole
 // lines, a step that the compiler can know.
 template <class Format, int R, Fetch kFetch>
 QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {

@@ -33,7 +33,8 @@ struct WideGroup {
   static constexpr int kMaxRows = 7;
   static constexpr int64_t kBlockRows = 266;
   static constexpr int64_t kQuad = 4 * kWidth, kStart = 4 * kWidth, kColumns = 4 * kWidth;
-  // With so many tiles, each fetches at most a quarter of a line per quad (Block).
+  // Blocks of these formats have many tiles, so each tile fetches at most a quarter of a line per
+  // quad (Block).
   static constexpr int kQuadsPerFetch = 4;
 
   static constexpr int64_t bytes(int64_t quads, bool offsets) {
