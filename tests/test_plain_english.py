@@ -1,5 +1,5 @@
-"""Docstrings and comments of `src`, in C++ too, start with a verb or a noun phrase, not with a
-relative word."""
+"""Docstrings and comments, in C++ too, start with a verb or a noun phrase, not with a relative
+word. Tests are left out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "quire"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "quire"
 KERNELS = SOURCE / "ops" / "csrc"
 FORBIDDEN = frozenset(
     (
@@ -74,28 +75,33 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0]
 
 
+def offences_in(paths: Iterable[Path], find: Callable[[str], list[tuple[int, str]]]) -> str:
+    return "\n".join(
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in sorted(paths)
+        for line, text in find(path.read_text(encoding="utf-8"))
+    )
+
+
 @pytest.mark.parametrize("room", sorted({room_of(path) for path in SOURCE.rglob("*.py")}))
 def test_first_words_are_plain(room: str):
     """Turns red for a docstring such as "Whether it fits.": write "Return whether it fits."."""
-    found = [
-        f"{path.relative_to(SOURCE)}:{line}: {text}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        if room_of(path) == room
-        for line, text in offences(path.read_text(encoding="utf-8"))
-    ]
-    assert not found, "\n".join(found)
+    found = offences_in((path for path in SOURCE.rglob("*.py") if room_of(path) == room), offences)
+    assert not found, found
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tools"])
+def test_first_words_beside_the_package_are_plain(folder: str):
+    found = offences_in((ROOT / folder).rglob("*.py"), offences)
+    assert not found, found
 
 
 def test_first_words_in_kernels_are_plain():
     """Turns red for a comment such as "// Where a row starts": write "// Returns the start"."""
-    sources = sorted([*KERNELS.rglob("*.h"), *KERNELS.rglob("*.cpp")])
+    sources = [*KERNELS.rglob("*.h"), *KERNELS.rglob("*.cpp")]
     assert sources
-    found = [
-        f"{path.relative_to(SOURCE)}:{line}: {text}"
-        for path in sources
-        for line, text in cpp_offences(path.read_text(encoding="utf-8"))
-    ]
-    assert not found, "\n".join(found)
+    found = offences_in(sources, cpp_offences)
+    assert not found, found
 
 
 @pytest.mark.parametrize(
