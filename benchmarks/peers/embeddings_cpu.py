@@ -1,7 +1,7 @@
 """Vectors of texts on the CPU: quire beside sentence-transformers, or `transformers`, by turns.
 
     python -m benchmarks.peers.embeddings_cpu MODEL [--texts 512] [--tokens 64] [--dtype float32]
-        [--turns 7] [--threads 2] [--output FILE]
+        [--peer-dtype float32] [--turns 7] [--threads 2] [--output FILE]
 
 MODEL is the folder of a sentence encoder such as all-MiniLM-L6-v2. All compute the same texts of
 random words, so many tokens each, special ones included. Figures are texts per second. The vectors
@@ -93,7 +93,8 @@ def main() -> int:
     has_peer = find_spec("sentence_transformers") is not None
     peer = "sentence-transformers" if has_peer else "transformers"
     make_peer = by_sentence_transformers if has_peer else by_transformers
-    contenders = {"quire": by_quire(llm), peer: make_peer(options.model, options.dtype)}
+    peer_dtype = options.peer_dtype or options.dtype
+    contenders = {"quire": by_quire(llm), peer: make_peer(options.model, peer_dtype)}
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-1, options.turns):  # the first does not count
         texts = make_texts(llm, options.texts, options.tokens, options.seed + turn + 1)
@@ -115,7 +116,8 @@ def main() -> int:
     if options.output is not None:
         workload = {
             "texts": options.texts, "tokens": options.tokens, "turns": options.turns,
-            "peer": peer, "peer_batch": PEER_BATCH,
+            "dtype": options.dtype, "peer": peer, "peer_dtype": peer_dtype,
+            "peer_batch": PEER_BATCH,
         }  # fmt: skip
         figures = {f"{name} [texts/s]": spread_of(found) for name, found in rates.items()}
         record = new_record(
@@ -135,6 +137,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64, help="of each text")
     parser.add_argument("--dtype", choices=tuple(CLOSE), default="float32")
+    parser.add_argument("--peer-dtype", choices=tuple(CLOSE), help="that of quire")
     parser.add_argument("--turns", type=int, default=7, help="of each contender")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

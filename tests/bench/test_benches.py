@@ -10,6 +10,7 @@ import pytest
 
 from quire.bench.lengths import LengthRange
 from quire.bench.machine import LimitProbe, describe_machine, measure_limits
+from quire.bench.record import new_record
 from quire.bench.throughput import ThroughputOptions, generate_exactly, run_throughput
 from quire.cli.main import main
 from quire.errors import ConfigError, EngineError
@@ -88,6 +89,22 @@ def test_a_record_that_cannot_be_written_is_an_error_that_names_the_file(tmp_pat
     record = run_throughput(options, settings, ["here"])
     with pytest.raises(ConfigError, match=str(tmp_path)):
         record.save(tmp_path)
+
+
+def test_a_record_has_no_folders_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, outside = tmp_path / "models" / "small", Path(__file__)
+    inside.mkdir(parents=True)
+    workload = {"models": [str(inside), {"other": outside}], "route": "/v1/completions", "n": 2}
+    record = new_record(
+        "any", ["run", str(outside)], None, None, seed=0, workload=workload, figures={}
+    )
+    assert record.command == ("run", outside.name)
+    assert record.workload == {
+        "models": ["models/small", {"other": outside.name}], "route": "/v1/completions", "n": 2
+    }  # fmt: skip
 
 
 def test_machine_and_its_limits() -> None:

@@ -27,6 +27,7 @@ from quire.executor.processes.group import RankGroup
 from quire.layers.embedding import LMHead
 from quire.lora.request import LoRARequest
 from quire.protocol import EngineRequest
+from quire.protocol.control import Pause, Resume
 from quire.protocol.status import EngineState
 from quire.sampling_params import StructuredOutputsParams
 from tests.engine.hashing_rank import COMMAND, call_and_note
@@ -146,7 +147,7 @@ def settings_of(case: Case) -> dict[str, Any]:
         "enable_prefix_caching": case.cache == "prefix",
         "enforce_eager": case.steps == "hashed",
     }
-    if case.place != "replicas" and case.memory == "swap":
+    if case.memory == "swap":
         settings |= {"swap_space": "16MiB", "preemption_mode": "swap"}
     if case.work == "grammar":  # its tokens from 10 on are the characters of ASCII
         settings |= {"skip_tokenizer_init": False, "tokenizer": str(bundled_model_path())}
@@ -318,12 +319,14 @@ def by_replicas(folder: str, case: Case, turns: Sequence[Sequence[EngineRequest]
             for each in client._replicas:
                 await until_state(each, EngineState.READY)
             for turn in turns:
+                await client.control(Pause(mode="keep"))
                 streams = [
                     await client.add(
                         replace(each, first_handle=client.reserve_handles(each.params.n))
                     )
                     for each in turn
                 ]
+                await client.control(Resume())
                 ends = await asyncio.gather(*map(collect, streams))
                 found.append([tokens_of(each) for each in ends])
             for each in client._replicas:
@@ -350,9 +353,8 @@ def num_turns(case: Case) -> int:
 
 
 def assert_as_asked(case: Case, stats: Any) -> None:
-    """Of an engine that has nothing left to do. How much one of two replicas has at once depends on
-    time, and so whether it runs out of blocks."""
-    if case.place != "replicas" and case.memory == "recompute":
+    """Check the totals of an engine that has nothing left to do."""
+    if case.memory == "recompute":
         assert stats.preempted_total > 0
     if case.memory == "swap":
         assert stats.swapped_in_total > 0

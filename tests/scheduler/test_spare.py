@@ -108,6 +108,20 @@ def test_spare_requests_are_admitted_only_while_nothing_else_waits(seed: int, po
     simulation.drain()
 
 
+def test_spare_steps_follow_each_other_one_by_one() -> None:
+    """Fault: a request that comes beside a batch waits for two of its steps."""
+    simulation = Simulation(Setup(max_num_seqs=8, num_blocks=96, block_size=4))
+    scheduler = simulation.scheduler
+    simulation.add([4, 5, 6], max_tokens=40, scheduling=SPARE)
+    assert not scheduler.awaits_results  # nothing is in flight
+    simulation.plan()
+    assert scheduler.awaits_results
+    simulation.add([7, 8, 9], max_tokens=40)
+    assert not scheduler.awaits_results  # that one is planned at once
+    simulation.plan()
+    assert not scheduler.awaits_results
+
+
 def test_a_prompt_gets_the_tokens_of_those_that_it_pauses() -> None:
     """Fault: a batch fills the steps, and a prompt beside it computes one token in each."""
     setup = Setup(max_num_seqs=8, num_blocks=96, block_size=4, max_num_batched_tokens=8)

@@ -64,19 +64,35 @@ def new_record(
     figures: dict[str, Spread],
 ) -> BenchRecord:
     """A record of what ran just now. resolved: of the engine in this process, None if it was
-    measured from outside."""
+    measured from outside. Absolute paths lose their folders: others have none of these."""
+    settings = {} if resolved is None else asdict(resolved.settings)
     return BenchRecord(
         benchmark=benchmark,
-        command=tuple(command),
+        command=tuple(_without_folders(list(command))),
         commit=current_commit(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=describe_machine(),
         limits=limits,
         seed=seed,
-        settings={} if resolved is None else asdict(resolved.settings),
-        workload=workload,
+        settings=_without_folders(settings),
+        workload=_without_folders(workload),
         figures=figures,
     )
+
+
+def _without_folders(value: Any) -> Any:
+    """Return the value with each absolute path in it cut: to one from here, or to its name."""
+    if isinstance(value, dict):
+        return {key: _without_folders(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(each) for each in value]
+    if not isinstance(value, str | Path):
+        return value
+    path, here = Path(value), Path.cwd()
+    is_route = not path.parent.is_dir() or len(path.parts) < 3  # /v1/completions, /rerank
+    if not path.is_absolute() or is_route:
+        return value
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
 
 def spread_of(values: Sequence[float]) -> Spread:

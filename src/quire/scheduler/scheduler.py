@@ -227,8 +227,18 @@ class Scheduler:
     @property
     def awaits_results(self) -> bool:
         """True if the next step is better planned when the results in flight have been applied:
-        drafts follow the tokens that they bring."""
-        return self._num_in_flight > 0 and self._drafts.await_results()
+        drafts follow the tokens that they bring, and what comes meanwhile need not wait for a
+        further step of groups on spare capacity."""
+        if not self._num_in_flight:
+            return False
+        return self._runs_spare_alone or self._drafts.await_results()
+
+    @property
+    def _runs_spare_alone(self) -> bool:
+        """True if all groups that run, and all that wait, are on spare capacity."""
+        running = self.state.roster.running
+        has_spare = bool(running) and running[0].is_spare  # these stand behind all others
+        return has_spare and not self.state.waiting.num_urgent
 
     @property
     def _has_news_to_fetch(self) -> bool:
