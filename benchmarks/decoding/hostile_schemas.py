@@ -47,7 +47,7 @@ MOST_TIMES, LONGEST_S = 2.0, 0.5
 NUMBER = b"_NUMBER_"
 
 Attack = tuple[Counter[str], list[float]]
-"""How many answers had each status; seconds of each."""
+"""Number of answers by status; seconds of each answer."""
 
 LIMIT_S = 150.0
 """Seconds that a client waits for an answer: a trial may take 30, and start a child before."""

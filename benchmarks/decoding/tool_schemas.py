@@ -42,7 +42,7 @@ _TYPES = {
     "Array": "array", "ArrayList": "array", "String": "string", "char": "string", "any": "string",
     "long": "integer", "Boolean": "boolean", "": "string",
 }  # fmt: skip
-"""How the leaderboard's own harness reads the types of other languages."""
+"""Types of other languages as the leaderboard's own harness reads them."""
 
 
 def functions(wheel: Path) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def translated(schema: Any) -> Any:
 
 
 def compile_seconds(dialect: Dialect, tokens: Tokenizer, tool: Tool) -> float:
-    """Of the grammar of one tool and its first mask. RequestError if it is refused."""
+    """Time the grammar of one tool and its first mask. Raises RequestError if it is refused."""
     spec = answer_grammar(dialect, [tool], "required")
     assert spec is not None
     started = time.perf_counter()
@@ -117,7 +117,7 @@ def compiled(dialect: Dialect, tokens: Tokenizer, tools: list[Tool]) -> tuple[di
 
 
 def called(dialect: Dialect, tokens: Tokenizer, tools: list[Tool], count: int) -> dict[str, int]:
-    """What became of `count` answers of a random model, each to one tool."""
+    """Count the outcomes of `count` answers of a random model, each to one tool."""
     rng = random.Random(0)
     result = Counter(asked=0, ended=0, calls=0, parsed=0, valid=0)
     phrases = [dialect.parameter.close] if dialect.parameter else []

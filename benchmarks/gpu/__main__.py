@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Of the whole, and of a part."""
+    """Parse the arguments of the whole run and of a part."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -129,7 +129,7 @@ def run_apart(name: str, limit: float, options: argparse.Namespace) -> dict[str,
 
 
 def run_limited(command: Sequence[str], limit: float, printed: Path) -> str:
-    """How it ended. It and all that it started are ended at the limit."""
+    """Run a command and return how it ended. At the limit it and all that it started are ended."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with printed.open("wb") as file:
         process = subprocess.Popen(
@@ -169,7 +169,7 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def all_held(outcome: dict[str, Any]) -> bool:
-    """Whether every check of a part did."""
+    """Return whether every check of a part held."""
     return all(each["ok"] for each in outcome["findings"] if each["kind"] == "check")
 
 

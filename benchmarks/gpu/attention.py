@@ -31,7 +31,7 @@ CACHE_DTYPES = (torch.bfloat16, torch.int8)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of a model."""
+    """Heads of a model."""
 
     model: str
     num_heads: int
@@ -114,7 +114,8 @@ def paging(part: Part) -> None:
 def vendor_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool
 ) -> Callable[[], object]:
-    """By torch's scaled_dot_product_attention, on q [B, H, T, D] and k, v [B, K, T, D]."""
+    """Return a call of torch's scaled_dot_product_attention on q [B, H, T, D] and k, v [B, K, T,
+    D]."""
     return lambda: torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=is_causal, enable_gqa=True
     )

@@ -90,7 +90,7 @@ def prompt_tiles(part: Part) -> None:
 
 
 def describe(tile: DecodeTile | PromptTile, chosen: DecodeTile | PromptTile) -> str:
-    """Which tile it is, for people."""
+    """Describe a tile for people."""
     return f"{tile}{', the chosen one' if tile == chosen else ''}"
 
 

@@ -58,7 +58,7 @@ def run(part: Part) -> None:
 
 
 def _jobs(part: Part, op: Op) -> list[_Job]:
-    """Of all providers of an operation; not all cases if the part is to be quick."""
+    """List the jobs of all providers of an operation; a quick part leaves out some cases."""
     platform = detect_platform(part.device.type)
     names: list[str] = []
     for provider in op.providers:

@@ -1,4 +1,4 @@
-"""What torch's compiler makes of norms, activations and sums, beside our own kernels: bytes read
+"""Norms, activations and sums by torch's compiler, beside our own kernels: bytes read
 and written per second, at the widths of the models of the targets."""
 
 from __future__ import annotations

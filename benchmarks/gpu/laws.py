@@ -96,7 +96,7 @@ def _together(llm: LLM, params: Sequence[SamplingParams]) -> Tokens:
 
 
 def _graphs() -> tuple[list[str], str]:
-    """What is wrong with those of the open engine, and which sizes there are: of decode steps and
+    """Return the faults of the open engine's graphs, and their sizes: of decode steps and
     of mixed ones. Without graphs steps go on, only slower."""
     gc.collect()
     found = [each for each in gc.get_objects() if type(each) is LazyGraphs]
@@ -131,7 +131,7 @@ class Judge:
     params: Sequence[SamplingParams]
 
     def gap(self, text: int, common: Sequence[int], one: int, other: int) -> float:
-        """By how much one of two next tokens is better; infinite if one is unlikely."""
+        """Return how much better one of two next tokens is; infinite if one is unlikely."""
         beginning = self.llm.engine.renderer.render_prompt(TEXTS[text]).token_ids
         tokens = [*beginning, *common]
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=CANDIDATES)
@@ -147,7 +147,7 @@ class Judge:
 
 
 def _noise(seed: int, position: int, token_ids: Sequence[int]) -> list[float]:
-    """What a draw of the first sample adds to log-probability / temperature."""
+    """Return what a draw of the first sample adds to log-probability / temperature."""
     numbers = torch.tensor((seed, 0, position))
     bits = token_bits(numbers[0], numbers[1], numbers[2], torch.tensor(token_ids))
     return gumbel(bits).tolist()

@@ -1,4 +1,4 @@
-"""What can be had of bandwidth and arithmetic, never measured on zeros."""
+"""Attainable bandwidth and arithmetic, never measured on zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a part is given, and how it tells what it found."""
+"""Inputs of a part of the run, and the record of its findings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Part:
 
     @property
     def is_dry(self) -> bool:
-        """Whether nothing is meant to be fast: sizes are tiny, and figures say nothing."""
+        """Return whether nothing is meant to be fast: sizes are tiny, and figures say nothing."""
         return self.device.type == "cpu"
 
     def figure(
@@ -65,7 +65,7 @@ class Part:
         self._keep(kind="note", name=name, value=value)
 
     def keep_facts(self, facts: dict[str, Any]) -> None:
-        """Of the machine."""
+        """Keep facts of the machine."""
         self._keep(kind="facts", facts=facts)
 
     def _keep(self, **finding: Any) -> None:
@@ -79,7 +79,7 @@ class Part:
             torch.cuda.synchronize()
 
     def seconds_of(self, call: Callable[[], object], milliseconds: int = 100) -> list[float]:
-        """Of one call: median, fastest and slowest of a few replays of a CUDA graph, so that no
+        """Time one call: median, fastest and slowest of a few replays of a CUDA graph, so that no
         launch is in it; on a CPU of two calls."""
         if self.is_dry:
             started = [time.perf_counter()]
@@ -95,7 +95,7 @@ class Part:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Of this process: the GPU if there is one, and the versions that matter."""
+    """Return facts of this process: the GPU if there is one, and the versions that matter."""
     from importlib.metadata import PackageNotFoundError, version
 
     from quire.bench.machine import describe_machine

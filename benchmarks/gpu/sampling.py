@@ -30,7 +30,7 @@ HISTORY = 2048
 
 
 def run(part: Part) -> None:
-    """By number of rows, dtype of the logits, and what is asked."""
+    """Time the operations of sampling by number of rows, dtype of the logits, and settings."""
     vocab_size = 1000 if part.is_dry else 151_936
     platform = detect_platform(part.device.type)
     ops = {
@@ -70,7 +70,7 @@ def _measure(part: Part, name: str, call: Callable[[], object]) -> None:
 def _draw_arguments(
     part: Part, count: int, setting: tuple[float, int, float, float]
 ) -> tuple[torch.Tensor, ...]:
-    """Of `draw`, after the logits: all rows under one setting."""
+    """Return the arguments of `draw` after the logits: all rows have one setting."""
     index = torch.arange(count, device=part.device)
     temperature, top_k, top_p, min_p = setting
     numbers = (torch.full_like(index, value, dtype=torch.float64) for value in (top_p, min_p))
@@ -86,7 +86,8 @@ def _draw_arguments(
 
 
 def _edit_arguments(part: Part, count: int, vocab_size: int) -> tuple[torch.Tensor, ...]:
-    """Of `edit_logits`, after the slots: half of each history is output, a stop token is banned."""
+    """Return the arguments of `edit_logits` after the slots: half of each history is output, a stop
+    token is banned."""
     index = torch.arange(count, device=part.device)
     history = torch.randint(vocab_size, (count, HISTORY), device=part.device, dtype=torch.int32)
     starts = torch.arange(count + 1, device=part.device, dtype=torch.int32)

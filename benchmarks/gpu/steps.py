@@ -1,4 +1,4 @@
-"""What a decode step costs on the host, and which kernels it runs on the device."""
+"""Cost of a decode step on the host, and the kernels that it runs on the device."""
 
 from __future__ import annotations
 

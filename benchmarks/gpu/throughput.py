@@ -52,7 +52,8 @@ def qwen_large(part: Part) -> None:
 
 
 def mixed_lengths(part: Part) -> Lengths:
-    """Of nano-vllm's benchmark, drawn with its seed: 142,827 prompt and 133,966 output tokens."""
+    """Draw the lengths of nano-vllm's benchmark with its seed: 142,827 prompt and 133,966 output
+    tokens."""
     if part.is_dry:
         return [(20, 12), (7, 30), (40, 5)]
     generator, prompts = random.Random(0), []

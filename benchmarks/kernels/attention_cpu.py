@@ -146,7 +146,7 @@ def bound(call: Attention, arguments: tuple[object, ...]) -> Callable[[], object
 def prepared(
     rows: Rows, dtypes: tuple[torch.dtype, torch.dtype], block_size: int, heads: tuple[int, int]
 ) -> tuple[str, tuple[torch.Tensor, ...], LayerCache]:
-    """What it is called, the arguments of attention, and the cache among them."""
+    """Return the name of a case, the arguments of attention, and the cache among them."""
     dtype, cache_dtype = dtypes
     batch = paged_batch(
         torch.Generator().manual_seed(SEED),

@@ -64,7 +64,8 @@ class RegisterLoops:
 
     @staticmethod
     def has_tiles() -> bool:
-        """Whether the processor has them and the system gives them to this process."""
+        """Return whether the processor has tile registers and the system gives them to this
+        process."""
         return native_unavailable("amx", detect_platform()) is None
 
     def product(self, kind: Product) -> Call:

@@ -42,7 +42,7 @@ Draw = Callable[..., torch.Tensor]
 def draw_arguments(
     vocab_size: int, rows: int, scale: float, setting: tuple[float, int, float, float]
 ) -> tuple[torch.Tensor, ...]:
-    """Of `draw`: one draw from each row, all under one setting."""
+    """Return the arguments of `draw`: one draw from each row, all with one setting."""
     generator = torch.Generator().manual_seed(SEED)
     temperature, top_k, top_p, min_p = setting
     index = torch.arange(rows)

@@ -1,4 +1,5 @@
-"""What the kernel benchmarks share: rates measured by turns, the machine's limits, the record."""
+"""Shared parts of the kernel benchmarks: rates measured by turns, the machine's limits, the
+record."""
 
 from __future__ import annotations
 

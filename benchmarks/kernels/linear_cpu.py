@@ -35,7 +35,7 @@ SHAPES = {
 """Name to inputs and outputs."""
 ROWS = (1, 4, 8, 16, 32, 64, 256, 1024)
 COPIES_BYTES = 160 * 2**20
-"""Of all copies of a matrix: several times the last-level cache."""
+"""Size of all copies of a matrix: several times the last-level cache."""
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 

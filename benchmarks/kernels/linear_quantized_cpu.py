@@ -44,7 +44,7 @@ SHAPES = {
 """Name to inputs and outputs."""
 ROWS = (1, 4, 8, 16, 32, 64, 256)
 COPIES_BYTES = 160 * 2**20
-"""Of all copies of a matrix: several times the last-level cache."""
+"""Size of all copies of a matrix: several times the last-level cache."""
 GROUP_SIZE = 32
 DTYPE = torch.bfloat16
 
@@ -93,7 +93,8 @@ def torch_int4(inputs: int, outputs: int) -> Layer:
 
 
 def weight_bytes(name: str, inputs: int, outputs: int) -> float:
-    """Of a packed matrix; a zero point has 4 bits, with torch as many as the scale."""
+    """Return the bytes of a packed matrix; a zero point has 4 bits, with torch as many as the
+    scale."""
     if name.startswith("int8"):
         return inputs * outputs
     return inputs * outputs * (0.5 + (4 if name.endswith("torch") else 2.5) / GROUP_SIZE)

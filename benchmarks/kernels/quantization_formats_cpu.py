@@ -26,12 +26,12 @@ from quire.quantization import Int4Format, Int8Format, PlainFormat, WeightFormat
 OUTPUTS, INPUTS = 6144, 1024
 ROWS = (1, 4, 16, 64)
 COPIES_BYTES = 100 * 2**20
-"""Of all copies of the narrowest format, at half a byte per weight: several times the last-level
-cache."""
+"""Size of all copies of the narrowest format, at half a byte per weight: several times the
+last-level cache."""
 
 
 def formats(ops: OpSet) -> dict[str, WeightFormat]:
-    """By name; 4 bits in every group size, symmetric and with zero points."""
+    """Return the formats by name; 4 bits in every group size, symmetric and with zero points."""
     found: dict[str, WeightFormat] = {"plain": PlainFormat(ops), "int8": Int8Format(ops)}
     for size in (32, 64, 128):
         for zero_points in (False, True):

@@ -73,7 +73,7 @@ PROMPT_LEN = 64
 PREFILL_PROMPTS = 16
 WARMUP_OUTPUT_LEN = 3
 PARTS = {"workload": ("engine", "weights", "bits"), "figures": ()}
-"""Of a record, with what tables need of them."""
+"""Parts of a record, with the keys that tables need."""
 
 
 def main() -> int:
@@ -121,7 +121,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def saved_record(path: str) -> dict[str, Any]:
-    """What an earlier run of this benchmark has written to a file."""
+    """Return what an earlier run of this benchmark has written to a file."""
     try:
         record = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -192,9 +192,9 @@ def workload(column: str, output_len: int) -> Workload:
 def bytes_per_token(
     column: str, config: dict[str, Any], form: Format, output_len: int
 ) -> float | None:
-    """What a decode step reads, per token that it gives; None for prefill, where weights serve too
-    many tokens to matter. The clock starts at a sequence's first output token, so that the sequence
-    reads PROMPT_LEN + 1 to PROMPT_LEN + output_len - 1 tokens of its cache."""
+    """Return what a decode step reads per token that it gives; None for prefill, where weights
+    serve too many tokens to matter. The clock starts at a sequence's first output token, so that
+    the sequence reads PROMPT_LEN + 1 to PROMPT_LEN + output_len - 1 tokens of its cache."""
     if column == "prefill":
         return None
     cache = (PROMPT_LEN + output_len / 2) * count_kv_elements(config) * form.kv_bits / 8

@@ -1,4 +1,4 @@
-"""What the benchmarks that compare engines share: which engines run, in which groups, and the
+"""Shared parts of the benchmarks that compare engines: which engines run, in which groups, and the
 record of each."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ISAS: Mapping[str, str] = {
     "avx512_vnni": "AVX512_CORE_VNNI",
     "avx512_bf16": "AVX512_CORE_BF16",
 }
-"""Of quire, and the same for oneDNN, which computes for OpenVINO and torch."""
+"""Instruction sets of quire, and the same for oneDNN, which computes for OpenVINO and torch."""
 WITHOUT_BF16 = ("avx2", "avx512", "avx512_vnni")
 
 
@@ -79,7 +79,7 @@ def title_of(name: str, weights: str) -> str:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which engines, how often, where to."""
+    """Add arguments for the engines, the number of repeats, and the output."""
     formats = "; ".join(f"{name}: {', '.join(a.formats)}" for name, a in ENGINES.items())
     parser.add_argument(
         "--engine", nargs="+", choices=ENGINES, default=["quire"], help="in this order (quire)"

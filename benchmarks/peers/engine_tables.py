@@ -26,15 +26,15 @@ LEGEND = (
 )
 OTHER_SHARE_FROM = 0.5
 STEADY_WITHIN = 0.15
-"""Of the larger one. In a virtual machine the speed of memory may jump by more than half: what
-lies between two such limits is the speed of neither."""
+"""Largest difference, as a share of the larger one. In a virtual machine the speed of memory may
+jump by more than half: what lies between two such limits is the speed of neither."""
 
 Figures = dict[str, dict[str, Any]]
-"""By name, as in a file: median, low, high, values."""
+"""Figures by name, as in a file: median, low, high, values."""
 
 
 def column_start(column: str) -> str:
-    """Of the names of a column's figures."""
+    """Return the start of the names of a column's figures."""
     return "prefill" if column == "prefill" else f"decode_{column}"
 
 
@@ -125,8 +125,8 @@ def _shares(start: str, figures: Figures) -> str:
 
 
 def _is_steady(start: str, limit: str, figures: Figures) -> list[bool]:
-    """Of every turn, whether this limit was nearly the same before and after it. Old records keep
-    their mean alone, which counts as steady."""
+    """Return for every turn whether this limit was nearly the same before and after it. Old records
+    keep their mean alone, which counts as steady."""
     unit = "gb_per_s" if limit == "read" else "gop_per_s"
     names = [f"{start}_{limit}_{when}_{unit}" for when in ("before", "after")]
     if not all(name in figures for name in names):

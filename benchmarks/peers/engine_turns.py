@@ -32,7 +32,7 @@ FIGURES: Mapping[Product, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the machine could do at one moment: bytes, and operations of the group's product, per
+    """Abilities of the machine at one moment: bytes, and operations of the group's product, per
     second."""
 
     read: float

@@ -1,4 +1,4 @@
-"""What a KV cache in int8 costs in quality, and what large biases on K add to that.
+"""Loss of quality by a KV cache in int8, and what large biases on K add to it.
 
     python -m benchmarks.quality.kv_cache_quality [--max-bytes N] [--threads N] [--output FILE]
 
@@ -69,7 +69,7 @@ Bias = Callable[[torch.Generator], torch.Tensor]
 
 
 def one_dim(size: float) -> Bias:
-    """Of about 1, and of `size` in one dim of each head."""
+    """Return a source of biases of about 1, and of `size` in one dim of each head."""
 
     def bias(generator: torch.Generator) -> torch.Tensor:
         biases = torch.randn(KV_HEADS, HEAD_DIM, generator=generator)

@@ -109,7 +109,7 @@ class Widened(WidensStored):
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """How files are read here. threads: of quire and of llama.cpp."""
+    """Parts for reading files. threads: of quire and of llama.cpp."""
 
     ops: OpSet
     team: Team

@@ -1,4 +1,4 @@
-"""What 8 and 4 bits cost in quality: the bundled model over text that it was not trained on.
+"""Loss of quality by 8 and 4 bits: the bundled model over text that it was not trained on.
 
     python -m benchmarks.quality.quantization_quality [--max-bytes N] [--threads N] [--output FILE]
 
@@ -63,8 +63,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one window's new predictions: bits of the true tokens, KL in nats and agreement, summed;
-    and their number."""
+    """Scores of one window's new predictions: bits of the true tokens, KL in nats and agreement,
+    summed; and their number."""
 
     bits: float
     divergence: float
@@ -81,7 +81,7 @@ class Variant:
     head: WeightFormat
 
     def choose(self, shape: MatrixShape) -> WeightFormat:
-        """As `MatrixFormats`."""
+        """Choose like `MatrixFormats`."""
         if shape.is_head:
             return self.head
         return next(chosen for multiple, chosen in self.body if shape.inputs % multiple == 0)

@@ -192,7 +192,8 @@ def steady_plan_us(policy: str, *, num_running: int, num_waiting: int, steps: in
 
 
 def runs() -> dict[str, tuple[str, int | None]]:
-    """By name: each policy as it comes, and fcfs with a cap on what a prompt computes in a step."""
+    """Return runs by name: each policy as it comes, and fcfs with a cap on what a prompt computes
+    in a step."""
     plain = {name: (name, None) for name in SCHEDULING_POLICIES}
     return {**plain, f"fcfs_threshold_{THRESHOLD}": ("fcfs", THRESHOLD)}
 

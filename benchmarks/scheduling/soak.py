@@ -27,7 +27,7 @@ from tests.scheduler.random_moves import run_random
 from quire.bench.machine import current_commit, describe_machine
 
 MOVES = 400
-"""Of a walk; then it drains, and nothing may be left behind."""
+"""Moves of a walk; then it drains, and nothing may be left behind."""
 BATCH = 20
 """Walks that a process does before it reports."""
 

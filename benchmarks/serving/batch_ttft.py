@@ -89,7 +89,7 @@ class Client:
         return self.http.get(f"/v1/batches/{batch_id}").json()
 
     def end_batch(self, batch_id: str) -> int:
-        """How many lines were answered; SystemExit if there was nothing left to do."""
+        """End a batch and return its answered lines; SystemExit if there was nothing left to do."""
         self.http.post(f"/v1/batches/{batch_id}/cancel")
         self._until(lambda: self.batch(batch_id)["status"] in ENDED, "the end of a batch")
         found = self.batch(batch_id)

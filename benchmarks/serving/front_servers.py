@@ -37,7 +37,7 @@ from quire.telemetry import EngineStats
 
 MODEL = "bundled"
 ANSWER = " A gathering of pages is a quire; an engine serves many of them at the same time."
-"""What every answer says, over and over."""
+"""Text of every answer, over and over."""
 
 
 class EchoEngine:
@@ -110,7 +110,7 @@ class EchoEngine:
 
 
 def quire_server() -> uvicorn.Config:
-    """As `quire serve` has it, but for the engine."""
+    """Return the server of `quire serve`, except for the engine."""
     folder = bundled_model_path()
     front = load_model_front(EngineSettings(), folder, read_model_spec(folder))
     token_ids = front.renderer.render_prompt(ANSWER, add_special_tokens=False).token_ids

@@ -95,7 +95,7 @@ SCENARIOS = {"aborts": aborts, "overload": overloads, "shutdowns": shutdowns, "s
 
 
 def faults_of(found: dict[str, Figures]) -> list[str]:
-    """What is not as it must be."""
+    """List what is not as it must be."""
     must_be_zero = (
         "wrong", "broken", "open_requests", "waiting_requests", "running", "used_blocks_share",
         "rejected_without_retry_after", "other_outcomes", "exit_status", "left_processes",

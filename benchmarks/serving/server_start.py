@@ -1,4 +1,4 @@
-"""How long `quire serve` takes until its port answers, and until it serves; and how long one probe
+"""Time that `quire serve` takes until its port answers, and until it serves; and how long one probe
 had to wait for its answer meanwhile.
 
     python -m benchmarks.serving.server_start --output benchmarks/results/server_start.json

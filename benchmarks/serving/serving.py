@@ -96,7 +96,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def load(num_streams: int, repeats: int) -> ServingOptions:
-    """As many requests under way as streams, each followed by another one when it ends."""
+    """Return a load of as many concurrent requests as streams; each is followed by another when it
+    ends."""
     return ServingOptions(
         path=COMPLETIONS_PATH,
         model=None,

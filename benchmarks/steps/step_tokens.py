@@ -1,4 +1,4 @@
-"""How fast prompts are computed with more or fewer tokens in a step.
+"""Speed of prompts with more or fewer tokens in a step.
 
     python -m benchmarks.steps.step_tokens [--quantization int8] [--output FILE]
 

@@ -44,7 +44,7 @@ class CorpusRows:
         self._length = 0
 
     def next_start(self, length: int) -> int:
-        """Where the next window of `length` inputs and one more target begins."""
+        """Return the start of the next window of `length` inputs and one more target."""
         if length != self._length or not self._starts:
             self._epoch += 1
             rng = np.random.default_rng([self._seed, self._epoch])
@@ -88,7 +88,7 @@ class DialogueRows:
 
 @dataclass(frozen=True)
 class Mix:
-    """How many tokens a step has and which share of its rows are dialogues, early and late."""
+    """Number of tokens of a step, and the share of dialogues among its rows, early and late."""
 
     tokens_per_step: int
     early_share: float

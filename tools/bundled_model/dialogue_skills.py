@@ -1,4 +1,4 @@
-"""What the bundled model can answer without tools: one function per skill.
+"""Skills of the bundled model without tools: one function for each.
 
 Every skill draws one question and its only right answer. `key` names the arguments; questions whose
 key hashes into the held-out share never occur in training.
@@ -280,7 +280,7 @@ SKILLS: tuple[tuple[Skill, float], ...] = (
 )  # fmt: skip
 
 
-# What a small model learns last: asked more often towards the end of the training.
+# Skills that a small model learns last: asked more often towards the end of the training.
 DRILLED: tuple[tuple[Skill, float], ...] = (
     (addition, 5.0), (subtraction, 3.0), (product, 1.0), (larger, 0.5), (count_items, 1.0),
     (count_up, 0.7), (upper_case, 1.0), (capital, 0.5),

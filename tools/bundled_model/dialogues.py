@@ -205,7 +205,7 @@ def render(dialogue: Dialogue) -> list[tuple[str, bool]]:
 
 
 def assistant_text(message: Json) -> str:
-    """What the model writes for an assistant message, without the end marker."""
+    """Return what the model writes for an assistant message, without the end marker."""
     text = message.get("content") or ""
     for call in message.get("tool_calls") or []:
         function = call["function"]

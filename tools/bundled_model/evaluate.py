@@ -101,7 +101,7 @@ def ngram_bits_per_byte(corpus: Corpus, tokenizer: Tokenizer, order: int) -> dic
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote, and whether it ended the turn itself."""
+    """Text that the model wrote, and whether it ended the turn itself."""
 
     text: str
     ended: bool
@@ -178,7 +178,7 @@ def write_scripted(path: Path) -> None:
 
 
 def machine() -> Json:
-    """What the figures were measured on."""
+    """Describe the machine of the figures."""
     cpu_file = Path("/proc/cpuinfo")
     cpu_lines = cpu_file.read_text(encoding="utf-8").splitlines() if cpu_file.exists() else []
     names = [line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name")]

@@ -106,7 +106,7 @@ def train_tokenizer(corpus: Corpus) -> Tokenizer:
 
 
 def tokenizer_config() -> dict[str, object]:
-    """What `transformers` reads beside tokenizer.json."""
+    """Return the settings that `transformers` reads beside tokenizer.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,

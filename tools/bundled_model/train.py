@@ -48,7 +48,7 @@ class Schedule:
         return self.steps + self.extension_steps
 
     def factor(self, step: int) -> float:
-        """What the learning rates are multiplied with."""
+        """Return the factor of the learning rates."""
         if step >= self.steps:
             return EXTENSION_FACTOR * (self.total - step) / self.extension_steps
         return min(1.0, (step + 1) / WARM_UP, (self.steps - step) / self.decay_steps)

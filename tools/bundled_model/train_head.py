@@ -43,8 +43,8 @@ PASSES = 2
 
 @dataclass(frozen=True)
 class Losses:
-    """Of one step: total, and for each pass the share of tokens on which the guess is the model's
-    own first choice."""
+    """Losses of one step: total, and for each pass the share of tokens on which the guess is the
+    model's own first choice."""
 
     total: float
     agreed: list[float]

@@ -41,7 +41,7 @@ class Format:
     head_bits: float | None = None
 
     def weight_bytes(self, layers: int, head: int) -> float:
-        """Of so many weights in the layers and in the head."""
+        """Return the bytes of this many weights in the layers and in the head."""
         bits = self.bits + self.group_bits
         return (layers * bits + head * (bits if self.head_bits is None else self.head_bits)) / 8
 

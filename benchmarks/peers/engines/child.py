@@ -71,7 +71,7 @@ def run_asked(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
 
 
 class IdleClock:
-    """From its making on."""
+    """Clock that starts when it is created."""
 
     def __init__(self) -> None:
         self._started, self._cpu = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""What the CPU benchmarks ask of an engine, and how rates are read off a run.
+"""Interface of engines for the CPU benchmarks, and the rates read off a run.
 
 One adapter file per engine makes it step and tells how many tokens each request has. Everything
 that is timed is timed here, so that a figure means the same for all of them.
@@ -98,7 +98,7 @@ class Timeline:
         return (sum(last.counts) - sum(first.counts)) / (last.seconds - first.seconds)
 
     def share_outside_kernels(self) -> float | None:
-        """Of the time in which all requests decode; None if the engine cannot tell."""
+        """Return the share of time outside kernels while all requests decode; None if unknown."""
         first, last = self._decode_window()
         if first.kernel_seconds is None or last.kernel_seconds is None:
             return None

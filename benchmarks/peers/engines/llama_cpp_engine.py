@@ -19,7 +19,7 @@ from benchmarks.peers.engines.random_checkpoint import read_config
 __all__ = ["open_engine"]
 
 BATCH_TOKENS = 2048
-"""Of one call; llama.cpp computes it in pieces of 512. Both are its defaults."""
+"""Tokens of one call; llama.cpp computes it in pieces of 512. Both are its defaults."""
 CONTEXT_STEP = 256
 """llama.cpp rounds the context of a sequence up to a multiple of this."""
 

@@ -16,7 +16,7 @@ from benchmarks.peers.engines.random_checkpoint import count_kv_elements, read_c
 __all__ = ["open_engine"]
 
 KV_BYTES = 2
-"""Of an element, at most: the pipeline may choose a smaller type for its cache."""
+"""Most bytes of an element: the pipeline may choose a smaller type for its cache."""
 
 
 class OpenVinoEngine:

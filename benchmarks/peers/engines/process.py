@@ -78,7 +78,7 @@ class EngineProcess:
         return answer["settings"]
 
     def run(self, prompts: Sequence[Sequence[int]], output_lengths: Sequence[int]) -> EngineRun:
-        """As `run_requests`, there. Raises EngineEndedError."""
+        """Call `run_requests` in the process. Raises EngineEndedError."""
         answer = self._ask({
             "prompts": [list(map(int, prompt)) for prompt in prompts],
             "output_lengths": list(output_lengths),

@@ -49,7 +49,9 @@ def add_arguments(parser: CommandParser) -> None:
     table = parser.add_argument_group("table")
     text = "latencies to show, of ttft, tpot, itl, e2el (ttft,tpot,itl)"
     table.add_argument("--percentile-metrics", default="ttft,tpot,itl", help=text)
-    table.add_argument("--metric-percentiles", default="99", help="such as 50,95,99 (99)")
+    table.add_argument(
+        "--metric-percentiles", default="99", help="percentiles to show, such as 50,95,99 (99)"
+    )
     text = "count requests that keep these limits in milliseconds, such as ttft:100 tpot:20"
     table.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help=text)
     table.add_argument("--disable-tqdm", action="store_true", help="show no progress")
@@ -66,7 +68,9 @@ def _add_load_flags(parser: CommandParser) -> None:
     text = "1: Poisson arrivals; below: in bursts; above: more even (1)"
     load.add_argument("--burstiness", type=float, default=1.0, help=text)
     load.add_argument("--max-concurrency", type=count, help="requests under way at once")
-    load.add_argument("--temperature", type=float, default=0.0, help="of every request (0)")
+    load.add_argument(
+        "--temperature", type=float, default=0.0, help="temperature of every request (0)"
+    )
     load.add_argument(
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True,
         help="answers are exactly as long as drawn",

@@ -45,7 +45,7 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--memory", action="store_true", help="print sizes, for the flags below")
     group.add_argument("--html", type=Path, metavar="FILE", help="write a page to explore them")
     group.add_argument("--context", type=count, help="tokens that a request may have (2048)")
-    group.add_argument("--tokens", type=count, help="that it has (a quarter of the context)")
+    group.add_argument("--tokens", type=count, help="tokens that it has (a quarter of the context)")
     group.add_argument("--batch", type=count, help="requests at a time (32)")
 
 

@@ -23,8 +23,8 @@ def add_arguments(parser: CommandParser) -> None:
         help="largest difference of a logit, relative to the largest one, that counts as equal "
         "(1e-4 in float32, 1e-2 in float16, 5e-2 in bfloat16)",
     )
-    parser.add_argument("--token-seed", type=int, default=0, help="of the random tokens (0)")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--token-seed", type=int, default=0, help="seed of the random tokens (0)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     add_engine_flags(parser)
 
 

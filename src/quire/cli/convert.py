@@ -18,7 +18,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="of the matrices, stored as compressed-tensors; without, all is bfloat16",
+        help="format of the matrices, stored as compressed-tensors; without it all is bfloat16",
     )
     parser.add_argument(
         "--plain-head",
@@ -26,7 +26,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="leave the projection to logits plain, and an embedding that it is tied to, for "
         "engines that read no quantized one",
     )
-    parser.add_argument("--revision", help="of the repository")
+    parser.add_argument("--revision", help="branch, tag or commit of the repository")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ BATCH = 16
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--prompt", default=PROMPT, help="text to complete")
     parser.add_argument("--question", default=QUESTION, help="message to answer")
-    parser.add_argument("--max-tokens", type=int, default=64, help="per answer (64)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens per answer (64)")
     add_engine_flags(parser)
 
 

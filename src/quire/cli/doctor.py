@@ -13,8 +13,10 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs that are compared (0)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the inputs that are compared (0)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: CommandParser) -> None:
     parser.add_config_flag(_parser_of_serve)
     add_engine_flags(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     capacity_plan.add_arguments(parser)
 
 

@@ -32,11 +32,11 @@ def add_arguments(parser: CommandParser) -> None:
         type=count,
         default=1,
         metavar="COUNT",
-        help="that share the model, tensor-parallel (1)",
+        help="accelerators that share the model, tensor-parallel (1)",
     )
     add_workload_flags(parser)
     _add_system_flags(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     group = parser.add_argument_group("figures of the papers")
     group.add_argument(
         "--paper",
@@ -49,7 +49,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--scale",
         type=_share,
         metavar="SHARE",
-        help="of the length of traces, to try things quickly (1)",
+        help="share of the length of traces, to try things quickly (1)",
     )
     group.add_argument("--jobs", type=count, metavar="COUNT", help="simulations side by side (2)")
 
@@ -84,19 +84,23 @@ def _add_system_flags(parser: CommandParser) -> None:
         metavar="NAME",
         help="quire, orca-oracle, orca-pow2, orca-max or faster-transformer (quire)",
     )
-    parser.add_argument("--num-kv-blocks", type=count, help="(what the memory holds)")
-    parser.add_argument("--block-size", type=count, default=16, help="tokens of a KV block (16)")
-    parser.add_argument("--max-num-seqs", type=count, default=256, help="in a step (256)")
     parser.add_argument(
-        "--max-num-batched-tokens", type=count, default=2560, help="in a step (2560)"
+        "--num-kv-blocks", type=count, help="blocks of the KV cache (as many as the memory holds)"
     )
-    parser.add_argument("--max-model-len", type=count, help="(the model's)")
-    parser.add_argument("--scheduling-policy", default="fcfs", help="as of `quire serve` (fcfs)")
+    parser.add_argument("--block-size", type=count, default=16, help="tokens of a KV block (16)")
+    parser.add_argument("--max-num-seqs", type=count, default=256, help="requests in a step (256)")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=count, default=2560, help="tokens in a step (2560)"
+    )
+    parser.add_argument(
+        "--max-model-len", type=count, help="tokens of the longest request (the model's)"
+    )
+    parser.add_argument("--scheduling-policy", default="fcfs", help="see `quire serve` (fcfs)")
     parser.add_argument(
         "--preemption-mode", choices=("recompute", "swap", "auto"), default="recompute"
     )
     parser.add_argument(
-        "--num-host-blocks", type=count_or_zero, default=0, help="for swapped requests (0)"
+        "--num-host-blocks", type=count_or_zero, default=0, help="blocks for swapped requests (0)"
     )
     parser.add_argument("--enable-prefix-caching", action="store_true", help="reuse prefixes")
 

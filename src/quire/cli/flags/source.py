@@ -36,7 +36,7 @@ def add_source_flags(parser: CommandParser) -> None:
     group.add_argument(
         "--api-key", help="key of the server; better in QUIRE_API_KEY or OPENAI_API_KEY"
     )
-    group.add_argument("--model-name", help="which of the server's models (its first)")
+    group.add_argument("--model-name", help="one of the server's models (its first)")
     add_sampling_flags(parser)
     add_engine_flags(parser)
 

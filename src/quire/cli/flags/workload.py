@@ -33,10 +33,10 @@ def add_workload_flags(
         "--rate", type=positive, help=f"requests per second ({DEFAULT_RATE:g}; a file's own)"
     )
     parser.add_argument(
-        "--seconds", type=positive, help=f"of the trace ({DEFAULT_SECONDS:g}; all of a file)"
+        "--seconds", type=positive, help=f"length of the trace ({DEFAULT_SECONDS:g}; all of a file)"
     )
     parser.add_argument(
-        "--trace-seed", type=count_or_zero, default=0, help="of all that is drawn (0)"
+        "--trace-seed", type=count_or_zero, default=0, help="seed of all that is drawn (0)"
     )
 
 

@@ -63,8 +63,8 @@ class Isa:
     names).
 
     extends: a narrower set that this one widens. Its flags and features come first, and only the
-    sources in `units` (file names without ending) are compiled again. A compiler that does not know
-    the flags of a widening leaves it out.
+    sources in `units` (file names without ending) are compiled again. Such a set is skipped if the
+    compiler does not know its flags.
     """
 
     name: str
@@ -134,7 +134,7 @@ def library_path(isa: Isa, folder: Path = LIBRARY_FOLDER) -> Path:
 
 def build_hash(isa: Isa, sources: Path = SOURCE_FOLDER) -> str:
     """Return a digest of all sources and of the row of `isa`. It is compiled into the library, and
-    tells a library of other sources apart."""
+    shows whether a library was made from other sources."""
     digest = hashlib.sha256(repr((_FLAGS, isa)).encode())
     for path in sorted([*sources.rglob("*.h"), *sources.rglob("*.cpp")]):
         name = path.relative_to(sources).as_posix()
@@ -155,9 +155,9 @@ def compile_kernels(
     the libraries, the best one first.
 
     keep_current: keep a library that was made from these sources; does not apply to sanitized ones.
-    report: is told of each library when it is in place, narrowest set first, so that a run that was
-    interrupted goes on from there. Raises CompileError when there is no compiler, no instruction
-    set for this architecture, or the compiler fails, which leaves the other libraries as they are.
+    report: receives a line for each library in place, narrowest set first, so that an interrupted
+    run continues from there. Raises CompileError when there is no compiler, no instruction set for
+    this architecture, or the compiler fails, which leaves the other libraries as they are.
     """
     compiler = _compiler()
     wanted = [

@@ -34,7 +34,7 @@ from quire.ops.native.row_blocks import power_of_two
 __all__ = ["DecodeTile", "attend_decodes", "decode_tile"]
 
 _MIN_QUERIES = 16
-"""Rows of the smallest tile of tensor cores."""
+"""Rows of the smallest tile that tensor cores take."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -80,7 +80,7 @@ def _decode_kernel(
     DIM: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Grid: (programs, kv heads). room: pieces of a row for which there is memory."""
+    """Grid: (programs, kv heads). room: pieces of a row that memory holds."""
     kv_head = tl.program_id(1)
     rows = tl.arange(0, ROWS)
     is_row = rows < num_rows

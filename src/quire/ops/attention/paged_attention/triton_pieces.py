@@ -77,7 +77,7 @@ def _merge_kernel(
     PIECES: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Grid: (rows, heads). PIECES: that are added at once."""
+    """Grid: (rows, heads). PIECES: added at once."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tl.load(start_ptr + row).to(tl.int64)
     _, _, pieces = cut(tl.load(len_ptr + row), window, HAS_WINDOW, SPLIT, MAX_PIECES)

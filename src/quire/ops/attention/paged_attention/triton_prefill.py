@@ -65,8 +65,8 @@ def _attend_range(
     DIM: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Keys `begin` to `end` - 1; begin is a multiple of KEYS. position, slope: of each query,
-    [queries]."""
+    """Return acc, largest and total after the keys `begin` to `end` - 1; begin is a multiple of
+    KEYS. position, slope: of each query, [queries]."""
     dim = tl.arange(0, DIM)
     for at in range(begin, end, KEYS):
         key = at + tl.arange(0, KEYS)
@@ -193,7 +193,7 @@ def _prefill_kernel(
         whole_begin = tl.minimum(whole_begin, end)
     position = before + query
     table = table_ptr + row.to(tl.int64) * table_stride
-    # The window's edge, keys that all queries see, the diagonal.
+    # Three parts: the edge of the window, keys that all queries see, the diagonal.
     for part in tl.static_range(3):
         if part == 0:
             part_begin, part_end = begin, whole_begin
@@ -256,8 +256,8 @@ class PromptTile:
 
 
 def prompt_tile(dim: int, element_size: int, *, quantized: bool) -> PromptTile:
-    """Choose a tile for these dims by shared memory, of which a program has 99 KiB on SM 86 and SM
-    89, and by registers."""
+    """Choose a tile for these dims by registers and shared memory. A program has 99 KiB of the
+    latter on SM 86 and SM 89."""
     if dim * element_size <= 256:
         # With 64 keys in 8 bits, the kernel for SM 80 keeps its accumulators in memory.
         return PromptTile(128, 32 if quantized else 64, 8, 3)

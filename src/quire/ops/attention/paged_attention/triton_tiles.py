@@ -22,22 +22,22 @@ __all__ = [
 ]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-"""Factor of scores for powers of two."""
+"""Factor that makes scores exponents of two."""
 
 _FEWEST_LANES = 32
 
 
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """Return scale and soft_cap in the form of the kernels: for powers of two. With a cap, whose
-    tanh takes twice its argument, the product of q and k is in units of half the cap."""
+    """Return scale and soft_cap as the kernels take them: scores are exponents of two. With a cap
+    the product of q and k is in units of half the cap, since tanh takes twice its argument."""
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return 2.0 * scale / soft_cap * LOG2_E.value, soft_cap * LOG2_E.value
 
 
 def row_lanes(num_rows: int) -> int:
-    """Return how many rows a program searches for its work. Each such number compiles a kernel, in
-    seconds while requests wait, so there are few."""
+    """Return the number of rows that a program searches for its work. There are few such numbers:
+    each compiles a kernel, which takes seconds while requests wait."""
     return max(_FEWEST_LANES, power_of_two(num_rows))
 
 
@@ -104,7 +104,7 @@ def add_tile(
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-    # A query that has seen nothing yet: -inf minus -inf would be NaN.
+    # For a query that has seen nothing yet, -inf minus -inf would be NaN.
     shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
     weights = tl.exp2(scores - shift[:, None])
     shrink = tl.exp2(largest - shift)

@@ -1,4 +1,4 @@
-// Memory that attention fetches ahead of its use.
+// Software prefetch of the memory that attention reads next.
 #pragma once
 
 #include <algorithm>
@@ -9,17 +9,17 @@
 
 namespace quire::attention {
 
-constexpr int kCacheLineBytes = 64;  // of the caches
+constexpr int kCacheLineBytes = 64;
 
-// Prefetches rows of `width` elements in the order of their addresses, as much as it is asked for:
-// little at a time, since a burst keeps what is in use waiting. Into the second-level cache:
-// the few miss buffers of the first are for what is in use. Which rows lie side by side is found
-// out beforehand, so that little is left for the loops of products: a call would push their sums
-// into memory, and few registers are free.
+// Prefetches rows of `width` elements in address order into the second-level cache. fetch() takes
+// few lines at a time, since a burst would delay the loads that are needed now. The first level is
+// left alone: its few miss buffers serve those loads. The constructor merges rows that are adjacent
+// in memory, so that fetch() is small enough to inline: within a product loop a call would spill
+// the accumulators, and few registers are free.
 template <class E>
 class Ahead {
  public:
-  // rows: the addresses of `count` rows, at most kKeyBlock.
+  // rows: addresses of `count` rows, at most kKeyBlock.
   Ahead(const E* const* rows, int count, int width) {
     const uintptr_t bytes = width * sizeof(E);
     Run* last = runs_;
@@ -37,7 +37,8 @@ class Ahead {
   Ahead(const Ahead&) = delete;
   Ahead& operator=(const Ahead&) = delete;
 
-  // As many lines as so many elements take; the last line again where rows side by side end before.
+  // Prefetches the lines of the next kElements elements. Repeats the last line of a run of rows
+  // that ends before.
   template <int kElements>
   QUIRE_INLINE void fetch() {
     constexpr int kLines = (kElements * sizeof(E) + kLine - 1) / kLine;
@@ -60,17 +61,17 @@ class Ahead {
     while (at_ < end_ || next_ <= last_) fetch<1>();
   }
 
-  // Whose turn it is to read what the Ahead before this one has fetched: the heads' of a chunk,
-  // each `dim` elements of every token.
+  // Names the head that now reads what the previous Ahead fetched. Each head takes `dim` elements
+  // of every token; fetch_again() addresses the one or two heads after it.
   void give_turn(int head, int heads, int dim) {
     next_head_ = is_amd() && head + 1 < heads ? dim : 0;
     second_head_ = head + 2 < heads ? 2 * next_head_ : next_head_;
   }
-  // Asks AMD's processors once more for what the two heads after the present one read of a token,
-  // whose dim d of the present one lies at `from`: they drop what they are asked for when too much
-  // is under way, and the last tokens of a chunk were asked for only just before. A Zen 4 takes 5
-  // to 16 % less time from memory, over int8 with 4 and more rows as much as before; where all lies
-  // in its second-level cache, 2 to 20 % more (measured).
+  // Repeats, on AMD processors, the prefetch of what the next two heads read of a token; `from`
+  // holds dim d of the current head. These processors drop prefetches while many are outstanding,
+  // and the last tokens of a chunk were requested only just before. On Zen 4 attention from memory
+  // takes 5 to 16 % less time, but over int8 with 4 or more rows the same; with all data in the
+  // second-level cache it takes 2 to 20 % more (measured).
   QUIRE_INLINE void fetch_again(const E* from, int d) const {
     if (next_head_ == 0 || d % static_cast<int>(kLine / sizeof(E)) != 0) return;
     _mm_prefetch(reinterpret_cast<const char*>(from + next_head_), _MM_HINT_T1);
@@ -79,17 +80,17 @@ class Ahead {
 
  private:
   static constexpr uintptr_t kLine = kCacheLineBytes;
-  static constexpr uintptr_t kGap = 256;  // scales between the rows of an int8 cache are needed too
+  static constexpr uintptr_t kGap = 256;  // bridges the scales of an int8 cache, needed too
 
   struct Run {
-    uintptr_t at, end;  // of its first line; behind its last byte
+    uintptr_t at, end;  // first line; one past the last byte
   };
 
-  int next_head_ = 0, second_head_ = 0;  // elements further; 0: there is none
+  int next_head_ = 0, second_head_ = 0;  // in elements; 0: no such head
   uintptr_t at_ = 0, end_ = 0;
   const Run* next_;
   const Run* last_;
-  Run runs_[kKeyBlock + 1];  // from the second on: `last` begins at the first
+  Run runs_[kKeyBlock + 1];  // the first stays empty: `last` starts there
 };
 
 }  // namespace quire::attention

@@ -1,11 +1,12 @@
-// Attention in tile registers (AMX): bf16 queries over a bf16 cache.
+// Attention with tile registers (AMX): bf16 queries over a bf16 cache.
 //
-// Query rows are lanes, 16 to a block. Scores are keys times queries, [tokens, lanes]; the softmax
-// goes down the lanes. Weights are rounded to bf16 and turned, [lanes, tokens], to meet V, of which
-// two tokens lie side by side. As in attention_tile.h, what a query computes depends on its own
-// keys alone: an element of a product is one chain of sums over dims or tokens at fixed places,
-// whichever rows share the registers, and weights of keys that a query does not see add zeros. The
-// sum that divides is that of the rounded weights: what rounding does to all weights alike cancels.
+// Query rows are lanes, 16 to a block. Scores are the product keys · queries, [tokens, lanes], and
+// the softmax runs down each lane. Weights are rounded to bf16 and transposed to [lanes, tokens]
+// for the product with V, whose tokens are interleaved in pairs. As in attention/tile.h, the result
+// of a query depends on its own keys alone: an element of a product is one chain of sums over dims
+// or tokens at fixed places, whichever rows share the registers, and weights of keys that a query
+// does not see add zeros. The divisor is the sum of the rounded weights: a rounding error common to
+// all weights cancels.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -16,10 +17,11 @@
 
 namespace quire::attention {
 
-// Where the tokens of a key block are: kTileTokens at a time, `stride` apart.
+// Addresses of the tokens of a key block in tiles of kTileTokens; tokens are `stride` elements
+// apart.
 struct KeyTiles {
   int64_t block;  // position of the first key
-  int from, to;   // keys that the tile sees
+  int from, to;   // the tile sees keys from <= key < to
   const bf16* k[kKeyTiles];
   const bf16* v[kKeyTiles];
   int64_t stride;
@@ -30,22 +32,23 @@ struct KeyTiles {
   int end_pair() const { return (to + kPairTokens - 1) / kPairTokens; }
 };
 
-// Bits first <= bit < end of 64.
+// Returns a mask of 64 bits with those at first <= bit < end set.
 inline uint64_t bits_between(int first, int end) {
   if (first >= end) return 0;
   const uint64_t below = end >= 64 ? ~uint64_t{0} : (uint64_t{1} << end) - 1;
   return below & ~((uint64_t{1} << first) - 1);
 }
 
-// A tile of queries over spans of its keys.
+// Attention of one tile of queries, a span of keys at a time.
 class LanePiece {
  public:
-  // Whether the registers take such a batch: a function of its types and of head_dim alone.
+  // Returns whether tile registers can compute the batch. Depends on dtype, head_dim and group
+  // alone.
   static bool takes(const Batch& b) {
     return b.q_dtype == DType::kBFloat16 && b.head_dim % kTileDims == 0 &&
            b.group <= kMostBlocks * kBlockLanes;
   }
-  // Rows that share what is made of K and V. acc and the queries lie in the second-level cache.
+  // Most query rows that share one packed K and V; acc and the queries fit the second-level cache.
   static constexpr int kMostRows = 512;
   static int64_t scratch_size(const Batch& b) {
     const int64_t states = b.num_states;
@@ -79,7 +82,8 @@ class LanePiece {
     return lane_layout(work.num_tokens * b.group, work.num_kv_heads).blocks() * kBlockLanes;
   }
 
-  // The work that this thread is likely to do next: its first keys are fetched at the end of this.
+  // Names the work that this thread will probably do next. Its first keys are prefetched at the end
+  // of this piece.
   void follow(const Work& work) {
     if (lanes_.wide()) return;  // bound by arithmetic
     const Tile tile = make_tile(b_, work);
@@ -90,7 +94,7 @@ class LanePiece {
 
   // store() always writes the outputs.
   bool finishes() const { return false; }
-  // careful: V of tokens that are not finite meets only the queries that see them.
+  // careful: V that is not finite reaches only the queries that see its token.
   void attend(int64_t span, bool continues, bool careful) {
     const int states = lanes_.blocks() * kBlockLanes;
     std::memset(span_.sum, 0, sizeof(float) * states);
@@ -129,7 +133,7 @@ class LanePiece {
         std::memset(acc(block * kBlockLanes), 0, sizeof(float) * kBlockLanes * b_.head_dim);
   }
 
-  // total / its sum, rounded. Returns whether all of it is finite.
+  // Writes acc / sum, rounded to bf16. Returns whether every output is finite.
   static bool store(const Batch& b, const Work& work, const State& total) {
     const Tile tile = make_tile(b, work);
     const LaneLayout lanes = lane_layout(tile.rows, tile.kv_heads);
@@ -153,7 +157,8 @@ class LanePiece {
  private:
   static constexpr int kMostBlocks = 64;
 
-  // K and V of a key block whose pages hold no whole tiles of tokens.
+  // Returns the floats that copies of K and V of a key block take, which are needed when pages do
+  // not hold whole tiles of tokens.
   static int64_t gathered_size(const Batch& b) {
     return b.block_size % kTileTokens == 0 ? 0 : int64_t{kKeyBlock} * b.num_kv_heads * b.head_dim;
   }
@@ -182,7 +187,8 @@ class LanePiece {
     }
   }
 
-  // Of the lanes without a row too, which see nothing.
+  // Sets the first and last key, the position and the slope of every lane. Lanes without a row see
+  // no key.
   void find_limits() {
     const int states = lanes_.blocks() * kBlockLanes;
     std::fill(first_, first_ + states, 0);
@@ -205,7 +211,7 @@ class LanePiece {
     found.from = static_cast<int>(std::max(low, block) - block);
     found.to = static_cast<int>(std::min(end, block + kKeyBlock) - block);
     found.stride = keys.token_stride;
-    if (b_.block_size % kTileTokens != 0) return found;  // gather() finds them
+    if (b_.block_size % kTileTokens != 0) return found;  // gather() fills in the addresses
     for (int i = found.first_tile(); i < found.end_tile(); ++i) {
       const int64_t token = block + i * kTileTokens;
       const int64_t at = keys.table[token / keys.block_size] * keys.block_stride +
@@ -235,7 +241,7 @@ class LanePiece {
     tiles.stride = width;
   }
 
-  // Tokens of tile i of `tiles`, K or V, for all heads, will be needed.
+  // Queues tile i of K or V (`side`) of `tiles` for prefetching, with all heads.
   void expect(const KeyTiles& tiles, const bf16* const* side, int i, Lines& ahead) const {
     if (b_.block_size % kTileTokens != 0) return;
     const int first = std::max(tiles.from, i * kTileTokens);
@@ -245,7 +251,7 @@ class LanePiece {
               int64_t{tile_.kv_heads} * b_.head_dim * int64_t{sizeof(bf16)});
   }
 
-  // The tokens of a head whose V is not finite.
+  // Returns one bit for each token whose V is not finite in this head.
   uint64_t broken_tokens(const KeyTiles& tiles, int head) const {
     uint64_t found = 0;
     for (int t = tiles.from; t < tiles.to; ++t) {
@@ -258,7 +264,7 @@ class LanePiece {
     return found;
   }
 
-  // Lanes of one unit that see one of the tokens get no number.
+  // Sets acc to NaN in the lanes of one unit that see one of `tokens`.
   void break_lanes(const KeyTiles& tiles, int unit, uint64_t tokens) {
     if (tokens == 0) return;
     for (int state = lanes_.lane(unit); state < lanes_.lane(unit) + lanes_.rows; ++state) {
@@ -280,7 +286,8 @@ class LanePiece {
                 out, ahead, lines);
   }
 
-  // K of one head side by side: tokens some KiB apart share few sets of the first-level cache.
+  // Copies K of one head to adjacent rows: tokens some KiB apart map to few sets of the first-level
+  // cache.
   void copy_keys(const KeyTiles& tiles) {
     for (int t = tiles.from; t < tiles.to; ++t) {
       const bf16* k = tiles.k[t / kTileTokens] + t % kTileTokens * tiles.stride;
@@ -289,7 +296,8 @@ class LanePiece {
     }
   }
 
-  // Scores of one block of lanes become scaled and bent ones, for the tokens that soften() reads.
+  // Scales the scores of one block of lanes, then applies cap and slope, for the tokens that
+  // soften() reads.
   void bend(const KeyTiles& tiles, int state) {
     float* s = scores_ + state * kKeyBlock;
     const vf scale = set1(b_.scale * kLog2E), slope = load(slope_ + state);
@@ -304,7 +312,7 @@ class LanePiece {
     }
   }
 
-  // Softmax of one block of lanes, and what becomes of its acc.
+  // Applies the softmax to one block of lanes and rescales its acc.
   void soften(const KeyTiles& tiles, int block, Lines* ahead, int lines) {
     const int state = block * kBlockLanes;
     const __m512i first = _mm512_loadu_si512(first_ + state);
@@ -337,7 +345,7 @@ class LanePiece {
     }
   }
 
-  // One key block of many rows of one head, which is bound by arithmetic.
+  // Attends one key block for many rows of one head, which is bound by arithmetic.
   void attend_wide(const KeyTiles& tiles, const KeyTiles* next, bool careful) {
     Lines ahead;
     const uint64_t broken = careful ? broken_tokens(tiles, 0) : 0;
@@ -375,7 +383,7 @@ class LanePiece {
     }
   }
 
-  // Asks for the share of the next key block that falls to one of `parts`.
+  // Prefetches one of `parts` shares of the next key block.
   void fetch_part(const KeyTiles& next, int part, int parts) {
     Lines ahead;
     for (int i = next.first_tile() + part; i < next.end_tile(); i += parts) {
@@ -386,13 +394,14 @@ class LanePiece {
     }
   }
 
-  // One key block of few rows of several heads, which is bound by memory: tokens in their order,
-  // and the heads of each in turn. What is about two tiles of tokens ahead is fetched meanwhile,
-  // evenly over time: a core has few requests to memory under way, and must not be without any.
-  // While V is packed, which reads the second-level cache itself, it asks for less.
+  // Attends one key block for few rows of several heads, which is bound by memory. Takes the tiles
+  // of tokens in order, and the heads of each in turn. Tokens about two tiles ahead are prefetched
+  // evenly over time: a core sustains few requests to memory and should never have none
+  // outstanding. Packing V reads the second-level cache itself, so fewer lines are requested
+  // meanwhile.
   void attend_heads(const KeyTiles& tiles, const KeyTiles* next, bool careful,
                     LaneTiles& registers) {
-    constexpr int kDistance = 2, kScoreLines = 14;  // of the 16 that a product reads
+    constexpr int kDistance = 2, kScoreLines = 14;  // kScoreLines: a product reads 16 lines
     const int heads = lanes_.heads, steps = b_.head_dim / kTileDims;
     const int soft_lines = lanes_.units() * steps / lanes_.blocks();
     const int pack_lines = b_.head_dim / 64, weigh_lines = 12;
@@ -441,16 +450,16 @@ class LanePiece {
   bf16* q_;        // [units, dims / 32, 16 pairs of dims, lanes of the unit, 2]
   float* scores_;  // [blocks, kKeyBlock, kBlockLanes]
   bf16* weights_;  // [blocks, kPairTiles, kBlockLanes, kPairTokens]
-  bf16* values_;   // [kPairTiles, dims / 16, kTileTokens, kLanes, 2]; of few rows one at a time
+  bf16* values_;   // [kPairTiles, dims / 16, kTileTokens, kLanes, 2]; few rows: one at a time
   bf16* copy_;     // [kKeyBlock, head_dim]
-  int32_t* first_;  // [states], keys that a lane sees
+  int32_t* first_;  // [states]: first and last key that a lane sees
   int32_t* last_;
   int32_t* position_;
   float* slope_;
   bf16* gathered_;
   KeyTiles following_;
   bool follows_ = false;
-  bool seen_[kMostBlocks];  // by block of lanes: acc holds something
+  bool seen_[kMostBlocks];  // per block of lanes: acc has been written
 };
 
 }  // namespace quire::attention

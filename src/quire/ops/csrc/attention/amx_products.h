@@ -1,5 +1,5 @@
-// Products of attention in tile registers, and what they take: how rows lie in lanes, the shapes of
-// the registers, memory fetched meanwhile, V in pairs of tokens. See attention_amx.h.
+// Products of attention with tile registers, and what they use: the layout of rows in lanes, the
+// shapes of the registers, prefetching, and V packed in pairs of tokens. See attention/amx.h.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -10,26 +10,27 @@
 namespace quire::attention {
 
 constexpr int kBlockLanes = kTileRows;
-constexpr int kTileTokens = kTileRows;  // of one register of keys
+constexpr int kTileTokens = kTileRows;  // per register of keys
 constexpr int kKeyTiles = kKeyBlock / kTileTokens;
-constexpr int kPairTokens = 2 * kTileTokens;  // of one register of V
+constexpr int kPairTokens = 2 * kTileTokens;  // per register of V
 constexpr int kPairTiles = kKeyBlock / kPairTokens;
-constexpr int kTileDims = kTileBytes / sizeof(bf16);  // of a register of keys or queries
-constexpr int kTileElements = kTileRows * kTileDims;  // of bf16
+constexpr int kTileDims = kTileBytes / sizeof(bf16);  // per register of keys or queries
+constexpr int kTileElements = kTileRows * kTileDims;  // bf16 per register
 static_assert(kLanes == kBlockLanes);
 
-// How the query rows of some heads lie in lanes. A unit is what one product takes: rows of a head.
+// Layout of the query rows of some heads in lanes. A unit is the input of one product: rows of one
+// head.
 struct LaneLayout {
-  int rows;      // lanes of a unit
-  int parts;     // units of one head
-  int in_block;  // units of one block
+  int rows;      // lanes per unit
+  int parts;     // units per head
+  int in_block;  // units per block of lanes
   int heads;
 
   int units() const { return heads * parts; }
   int blocks() const { return (units() + in_block - 1) / in_block; }
   int lane(int unit) const { return unit / in_block * kBlockLanes + unit % in_block * rows; }
   int state(int head, int row) const { return lane(head * parts + row / rows) + row % rows; }
-  // One head, and whole registers.
+  // Returns whether all rows belong to one head and fill whole registers.
   bool wide() const { return heads == 1 && rows == kBlockLanes; }
 };
 
@@ -38,8 +39,8 @@ inline LaneLayout lane_layout(int rows, int heads) {
   return {kBlockLanes, (rows + kBlockLanes - 1) / kBlockLanes, 1, heads};
 }
 
-// Shapes of the registers. Scores: 0 … 3 sums [tokens, lanes], 4 and 5 keys, 6 and 7 queries.
-// Outputs: 0 … 3 sums [lanes, dims], 4 and 5 weights, 6 and 7 values.
+// Shapes of the tile registers. Scores: 0 to 3 are sums [tokens, lanes], 4 and 5 keys, 6 and 7
+// queries. Outputs: 0 to 3 are sums [lanes, dims], 4 and 5 weights, 6 and 7 values.
 class LaneTiles {
  public:
   explicit LaneTiles(int rows) : rows_(rows) {}
@@ -62,15 +63,15 @@ class LaneTiles {
   int rows_;
 };
 
-// Asks for memory ahead of its use, row by row, as much as it is told to. It goes into the
-// second-level cache: what is asked for is more than the first one has room for.
+// Prefetches queued rows in order, as many lines per call as requested. They go into the
+// second-level cache: they exceed the first.
 class Lines {
  public:
   Lines() = default;
-  // count rows of `bytes`.
+  // Queues `count` rows of `bytes` each, `stride` elements apart.
   void add(const bf16* first, int64_t stride, int count, int64_t bytes) {
     const int64_t step = stride * int64_t{sizeof(bf16)};
-    const bool one = step == bytes;  // rows side by side
+    const bool one = step == bytes;  // rows are adjacent in memory
     pieces_[last_++] = {reinterpret_cast<const char*>(first), step, one ? 1 : count,
                         one ? count * bytes : bytes};
   }
@@ -114,14 +115,14 @@ class Lines {
   int64_t done_ = 0;
 };
 
-// Keys of one product of scores, and where it puts [tokens, lanes of the unit].
+// Operands of one product of scores; the result is [tokens, lanes of the unit].
 struct ScoreTile {
   const bf16* k;
   const bf16* q;
   float* scores;
 };
 
-// kCount tiles, each over all dims. kShared: all have the queries of the first.
+// Computes kCount tiles, each over all dims. kShared: all take the queries of the first.
 template <int kCount, bool kShared>
 QUIRE_INLINE void score_tiles(const ScoreTile* tiles, int64_t stride, int rows, int steps,
                               Lines* ahead, int lines) {
@@ -184,8 +185,8 @@ inline void score_some(const ScoreTile* tiles, int count, int64_t stride, int ro
   }
 }
 
-// acc [lanes of a unit, width] += weights · values over kSteps times kPairTokens tokens, for
-// 32 · kPairs dims. fresh: acc is taken for zeros. lines: to fetch for each kLanes dims.
+// acc [lanes of a unit, width] += weights · values over kSteps · kPairTokens tokens, for 32 ·
+// kPairs dims. fresh: acc counts as zero and is not read. lines: to prefetch per kLanes dims.
 template <int kSteps, int kPairs>
 QUIRE_INLINE void weigh_dims(const bf16* values, int64_t step_elements, float* acc, int64_t width,
                              bool fresh, Lines* ahead, int lines) {
@@ -257,8 +258,8 @@ inline void weigh_tiles(const bf16* weights, const bf16* values, int head_dim, f
   order_memory();
 }
 
-// out[j][i] = in[i][j] of 16 by 16 words; row_of(i): where row i of the input is. Of each row of
-// the output `lanes` are written.
+// Transposes 16 by 16 words: out[j][i] = in[i][j]. row_of(i): address of row i of the input. Only
+// `lanes` of each row of the output are written.
 template <class RowOf>
 QUIRE_INLINE void turn_words(RowOf&& row_of, void* out, int64_t out_bytes, __mmask16 lanes) {
   auto quarter = [&](int row, int column) {
@@ -287,9 +288,10 @@ QUIRE_INLINE void turn_words(RowOf&& row_of, void* out, int64_t out_bytes, __mma
   }
 }
 
-// V of kPairTokens tokens of one head, in tiles of kLanes columns: row i has tokens i and
-// i + kTileTokens. Columns 4 j … 4 j + 3 of an even tile are dims 8 j … of its 32, of the next tile
-// dims 8 j + 4 …: LanePiece::store undoes it. usable: bit by token; others are not read, and are 0.
+// Packs V of kPairTokens tokens of one head into tiles of kLanes columns; row i holds tokens i and
+// i + kTileTokens. Two tiles hold 32 dims: columns 4 j to 4 j + 3 are dims 8 j to 8 j + 3 in the
+// even tile and dims 8 j + 4 to 8 j + 7 in the odd one; LanePiece::store restores the order.
+// usable: one bit per token; other tokens are not read and become 0.
 inline void pair_tokens(const bf16* low, const bf16* high, int64_t stride, uint32_t usable,
                         int head_dim, bf16* out, Lines* ahead, int lines) {
   auto put = [&](int i, int d, __m512i a, __m512i b) {

@@ -1,5 +1,5 @@
 // Softmax down the lanes, from scores [tokens, lanes] to weights [lanes, tokens]. See
-// attention_amx.h.
+// attention/amx.h.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -8,7 +8,7 @@
 
 namespace quire::attention {
 
-// Keys of a block that the lanes see, in positions relative to it: first <= key < first + count.
+// Keys of a block that each lane sees, relative to the block: first <= key < first + count.
 struct LaneKeys {
   __m512i first, count;
 
@@ -17,10 +17,10 @@ struct LaneKeys {
   }
 };
 
-// Scores [kKeyBlock, lanes] become weights 2^(score - max), [lanes, pairs of tokens], for the tiles
-// of pairs from <= tile < to; no lane sees others. kMasked: some lanes do not see all. factors:
-// what the lanes' acc is to shrink by. lines: to fetch for 8 tokens. Returns the lanes for which
-// that is not 1.
+// Turns scores [kKeyBlock, lanes] into weights 2^(score - max), [lanes, pairs of tokens], for the
+// tiles of pairs from <= tile < to; no lane sees keys of other tiles. kMasked: some lanes do not
+// see all keys. factors: receives the factor by which each lane's acc must be multiplied. lines: to
+// prefetch per 8 tokens. Returns the lanes whose factor is not 1.
 template <bool kMasked>
 inline vmask soften_lanes(const float* scores, vf scale, const LaneKeys& keys, int from, int to,
                           float* maxima, float* sums, bf16* weights, float* factors, Lines* ahead,

@@ -1,4 +1,4 @@
-// One call of attention: its arguments, a piece of its work, and where a piece's memory lies.
+// Arguments of one attention call, the pieces of its work, and the memory layout of a piece.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct Batch {
   DType q_dtype;
   const void* k_cache;
   const void* v_cache;
-  const float* k_scale;  // of an int8 cache, else null
+  const float* k_scale;  // int8 cache only, else null
   const float* v_scale;
   int64_t block_stride, token_stride;              // elements
   int64_t scale_block_stride, scale_token_stride;  // floats
@@ -24,25 +24,25 @@ struct Batch {
   int64_t table_stride;
   const int32_t* query_start_loc;
   const int32_t* seq_lens;
-  const int32_t* last_key;  // of each query, or null
+  const int32_t* last_key;  // last key that each query sees, or null
   int num_rows, num_heads, num_kv_heads, head_dim, width, group;
   float scale;
   int64_t window;
-  KeyBias key_bias;         // that an int8 cache lacks; a count of 0 if none
+  KeyBias key_bias;         // bias that an int8 cache lacks; a count of 0 if none
   const float* value_bias;  // [K, D], or null
   const float* sinks;       // [H], or null
   Bend bend;                // slopes: [H], or null
-  int most_rows = kMaxTileRows;  // of a tile with more than one token
-  int num_states = 0;            // of the largest piece of work
+  int most_rows = kMaxTileRows;  // rows of a tile with more than one token
+  int num_states = 0;            // states of the largest piece of work
 
-  // Of the query row at `begin` of its token.
+  // Returns the kv head of the query row at `begin` of its token.
   int64_t kv_head(int64_t begin) const { return begin / head_dim / group; }
   const float* value_bias_of(int64_t head) const {
     return value_bias == nullptr ? nullptr : value_bias + head * head_dim;
   }
-  // What the result of the query row at `begin` of its token is multiplied by. A sink is one more
-  // score of its softmax, of a key without a value: it adds to the sum alone, at the end, so that
-  // nothing before depends on it. state: of the row, in `total`.
+  // Returns the factor that turns acc into the output, for the query row at `begin` of its token. A
+  // sink is one more score of the softmax, of a key without a value: it adds to the sum alone, at
+  // the end, so that nothing before depends on it. state: index of the row in `total`.
   float inverse_sum(int64_t begin, const State& total, int64_t state) const {
     const float sum = total.sum[state];
     if (sinks == nullptr) return 1.0f / sum;
@@ -50,20 +50,21 @@ struct Batch {
   }
   int tile_tokens() const { return std::max(1, most_rows / group); }
   int tile_rows() const { return tile_tokens() * group; }
-  // 16 bits are enough for the queries.
+  // Returns whether 16-bit integers are precise enough for the queries.
   bool integers() const {
     return k_scale != nullptr && q_dtype == DType::kBFloat16 &&
            head_dim <= kMaxIntegerDim;
   }
 };
 
-// Some queries of one row, for some adjacent kv heads.
+// Tile of queries: some tokens of one row, for some adjacent kv heads.
 struct Work {
-  int row, token, num_tokens;  // token: of the row's queries, the first of this tile
+  int row, token, num_tokens;  // token: first of this tile, among the row's queries
   int kv_head, num_kv_heads;
 };
 
-// Calls f(token, where the query row begins in that of the token, its row in the tile's state).
+// Calls f(token, begin, row) for every query row: `begin` is its offset in the token, in elements,
+// and `row` its index in the state of the tile.
 template <class F>
 void each_query_row(const Batch& b, const Work& work, F&& f) {
   const int64_t first = b.query_start_loc[work.row] + work.token;
@@ -74,8 +75,8 @@ void each_query_row(const Batch& b, const Work& work, F&& f) {
         f(first + t, int64_t{head * b.group + g} * b.head_dim, row++);
 }
 
-// The bf16 query row at `begin` of a token. Asks for that of a later token: a processor's own
-// prefetching begins anew in every row.
+// Returns the bf16 query row at `begin` of a token and prefetches that of a later token: the
+// hardware prefetcher starts anew in every row.
 QUIRE_INLINE const bf16* fetch_query(const Batch& b, int64_t token, int64_t begin) {
   constexpr int kLine = 64 / sizeof(bf16), kTokensAhead = 4;
   const bf16* row = static_cast<const bf16*>(b.q) + token * b.q_stride + begin;
@@ -94,7 +95,7 @@ inline State carve_state(int64_t num_states, int width, float*& at) {
   return state;
 }
 
-// In floats, as all sizes here.
+// Returns a size in floats, like all sizes here.
 inline int64_t scales_size(const Batch& b) {
   return b.k_scale == nullptr ? 0 : b.num_kv_heads * int64_t{sizeof(HeadScales) / sizeof(float)};
 }
@@ -118,12 +119,12 @@ inline IntegerScratch carve_integers(const Batch& b, float*& at) {
   return s;
 }
 
-// A row of queries in float32, and the factors and scores of all.
+// Returns the size of one query row in float32, and of the factors and scores of all rows.
 inline int64_t bias_size(const Batch& b) {
   return b.key_bias.count == 0 ? 0 : b.width + b.tile_rows() * (2 * b.key_bias.count + kKeyBlock);
 }
 
-// Of a row of queries, or of K and V made wide, which integers do without.
+// Returns the size of one row of float32 queries, K or V; integers need none.
 inline int64_t wide_row_size(const Batch& b) { return b.integers() ? 0 : b.width; }
 
 inline int64_t scratch_size(const Batch& b) {

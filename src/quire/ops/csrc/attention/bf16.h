@@ -1,12 +1,13 @@
-// Attention by products of pairs (AVX512_BF16): bf16 queries over a bf16 cache.
+// Attention by bf16 dot products (AVX512_BF16): bf16 queries over a bf16 cache.
 //
-// Scores are of queries and keys as they lie in memory; scale and log2(e) come afterwards. Weights
-// are rounded to bf16 and meet V, of which two tokens lie side by side; the sum that divides is
-// that of the rounded weights: what rounding does to all weights alike cancels. As in
-// attention_tile.h, what a query computes depends on its own keys alone: a score is one chain over
+// Scores are products of queries and keys as stored; scale and log2(e) are applied afterwards.
+// Weights are rounded to bf16 and multiplied with V, whose tokens are interleaved in pairs. The
+// divisor is the sum of the rounded weights: a rounding error common to all weights cancels. As in
+// attention/tile.h, the result of a query depends on its own keys alone: a score is one chain over
 // dims per lane and one tree, an output one chain over pairs of tokens at fixed places. Many rows
-// share K turned: keys are lanes, and the same sums need no shuffles. Weights of keys that a query
-// does not see add zeros; where 0 does not hide a V that is not finite, a careful piece does.
+// share a transposed K: keys are lanes, and the same sums need no shuffles. Weights of keys that a
+// query does not see add zeros. A zero weight does not hide a V that is not finite; a careful pass
+// then leaves it out.
 #pragma once
 
 #if defined(__AVX512BF16__)
@@ -22,7 +23,8 @@ QUIRE_INLINE __m512i load_words(const bf16* p) { return _mm512_loadu_si512(p); }
 QUIRE_INLINE vf add_products(vf sum, __m512i x, __m512i y) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
 }
-// Two tokens in turn, and what add_products() sums of them back in the order of dims.
+// interleave() alternates the dims of two tokens. narrowed_in_order() rounds the sums that
+// add_products() makes of them and restores the order of dims.
 QUIRE_INLINE void interleave(__m512i a, __m512i b, __m512i (&out)[2]) {
   out[0] = _mm512_unpacklo_epi16(a, b);
   out[1] = _mm512_unpackhi_epi16(a, b);
@@ -62,7 +64,8 @@ QUIRE_INLINE void score_pairs(const bf16* q, const bf16* const* k, int64_t at, i
     std::memcpy(scores + i * kKeyBlock, all + i * NK, NK * sizeof(float));
 }
 
-// Scores of all rows of one kv head with the keys of a range, which lies in one chunk of MaxKeys.
+// Computes the scores of all rows of one kv head with the keys of a range. The range lies in one
+// chunk of MaxKeys.
 template <int MaxKeys>
 inline void score_pair_rows(const Tile& tile, const Range& range, const bf16* q,
                             const bf16* const* k, int64_t at, float* scores, Ahead<bf16>* ahead) {
@@ -75,8 +78,8 @@ inline void score_pair_rows(const Tile& tile, const Range& range, const bf16* q,
   });
 }
 
-// Keys first <= key < last of one head, and those that share a vector with them, turned: by vectors
-// of keys, [pairs of dims, kLanes, 2].
+// Transposes keys first <= key < last of one head, in whole vectors of keys: [pairs of dims,
+// kLanes, 2] per vector.
 inline void turn_pairs(const bf16* const* k, int head_dim, int first, int last, bf16* out) {
   for (int key = first / kLanes * kLanes; key < last; key += kLanes) {
     for (int d = 0; d < head_dim; d += kPairDims) {
@@ -91,8 +94,8 @@ inline void turn_pairs(const bf16* const* k, int head_dim, int first, int last, 
   }
 }
 
-// The lanes i of score_pairs() whose last two bits are Lane's, for one row and kLanes turned keys,
-// summed in the order of sums(). combine(row, sum) for first <= row < last.
+// Adds up the lanes of score_pairs() that are Lane modulo 4, for kLanes transposed keys and one row
+// at a time, in the order of sums(). Calls combine(row, sum) for first <= row < last.
 template <int Vectors, int Lane, class F>
 QUIRE_INLINE void score_quarter(const bf16* q, const bf16* keys, int first, int last, F&& combine) {
   constexpr int kLane[4] = {Lane, Lane + 8, Lane + 4, Lane + 12};
@@ -119,13 +122,14 @@ QUIRE_INLINE void score_quarter(const bf16* q, const bf16* keys, int first, int 
   }
 }
 
-// Scores of all rows with turned keys, bit for bit those of score_pairs(). rest: [rows, kLanes].
+// Computes the scores of all rows with transposed keys, bit for bit those of score_pairs(). rest:
+// [rows, kLanes], scratch.
 template <int Vectors>
 inline void score_turned_pairs(const Tile& tile, const Range& range, const bf16* q,
                                const bf16* turned, float* scores, float* rest,
                                Ahead<bf16>* ahead) {
   each_vector(range, [&](int key) {
-    int first = 0, last = tile.rows;  // of the rows that see one of the keys
+    int first = 0, last = tile.rows;  // rows that see one of the keys
     while (range.high(tile, first) <= key) ++first;
     while (range.low(tile, last - 1) >= key + kLanes) --last;
     const bf16* keys = turned + int64_t{key} * tile.head_dim;
@@ -146,9 +150,9 @@ inline void score_turned_pairs(const Tile& tile, const Range& range, const bf16*
   });
 }
 
-// One row's scores of a key block become bf16 weights 2^(score · scale - max) in their place; the
-// row's state is rescaled. Masked: keys whose bit in `seen` is not set get weight 0 whatever their
-// score is; else the row sees all.
+// Turns one row's scores of a key block into bf16 weights 2^(score · scale - max), in place, and
+// rescales the row's state. Masked: keys whose bit in `seen` is not set get weight 0 whatever their
+// score; otherwise the row sees all keys.
 template <bool Masked>
 inline void soften_seen(float* s, int width, int row, uint64_t seen, vf scale, const State& state) {
   constexpr int kVectors = kKeyBlock / kLanes;
@@ -188,7 +192,7 @@ inline void soften_seen(float* s, int width, int row, uint64_t seen, vf scale, c
   state.sum[row] = state.sum[row] + sum(total);
 }
 
-// soften_seen() for a row that sees the keys low <= key < high.
+// Applies soften_seen() to a row that sees the keys low <= key < high.
 inline void soften_pairs(float* scores, int width, int row, int low, int high, vf scale,
                          const State& state) {
   float* s = scores + row * kKeyBlock;
@@ -204,9 +208,9 @@ inline void soften_pairs(float* scores, int width, int row, int low, int high, v
   }
 }
 
-// acc[r] += Σ_k weights[r][k] · v[k] over first <= k < last for NR adjacent rows and the dims d …
-// d + NU · kPairDims - 1; first is even. values_of(k, out): those dims of tokens k and k + 1,
-// interleaved. Unrolled: tokens that code takes at once.
+// acc[r] += Σ_k weights[r][k] · v[k] over first <= k < last for NR adjacent rows and the dims d to
+// d + NU · kPairDims - 1; first is even. values_of(k, out) gives those dims of tokens k and k + 1,
+// interleaved. Unrolled: tokens per iteration of the main loop.
 template <int NR, int NU, int Unrolled, class F>
 QUIRE_INLINE void weigh_pairs(float* acc, int width, const bf16* weights, int d, int first,
                               int last, F&& values_of) {
@@ -240,7 +244,7 @@ QUIRE_INLINE void weigh_pairs(float* acc, int width, const bf16* weights, int d,
     for (int i = 0; i < 2 * NU; ++i) store(acc + r * width + d + i * kLanes, sums[r][i]);
 }
 
-// Calls body(units, d) for all dims, `Most` units of kPairDims or one at a time.
+// Calls body(units, d) for all dims, `Most` units of kPairDims at a time and then one by one.
 template <int Most, class F>
 QUIRE_INLINE void each_units(int head_dim, F&& body) {
   int d = 0;
@@ -249,7 +253,7 @@ QUIRE_INLINE void each_units(int head_dim, F&& body) {
   for (; d < head_dim; d += kPairDims) body(std::integral_constant<int, 1>(), d);
 }
 
-// acc += weights · values for all rows of one kv head, from V where it lies.
+// acc += weights · values for all rows of one kv head, reading V in place.
 inline void weigh_lying(const Tile& tile, const Range& range, const bf16* weights,
                         const bf16* const* v, int64_t at, float* acc, Ahead<bf16>* ahead) {
   each_rows(tile.rows, [&](int row, auto count) __attribute__((always_inline)) {
@@ -278,8 +282,8 @@ inline void weigh_lying(const Tile& tile, const Range& range, const bf16* weight
   });
 }
 
-// Tokens first <= t < last in pairs: [tokens / 2, dims / 32, 2, 32]. The others of these pairs are
-// 0.
+// Interleaves tokens first <= t < last in pairs: [tokens / 2, dims / 32, 2, 32]. A token of a pair
+// that lies outside becomes 0.
 inline void interleave_rows(const bf16* const* v, int64_t at, int head_dim, int first, int last,
                             bf16* out) {
   for (int k = first / 2 * 2; k < last; k += 2) {
@@ -295,7 +299,7 @@ inline void interleave_rows(const bf16* const* v, int64_t at, int head_dim, int 
   }
 }
 
-// acc += weights · values for NR rows, from what interleave_rows() made of the tokens of a range.
+// acc += weights · values for NR rows, with V from interleave_rows() over the tokens of a range.
 template <int NR>
 QUIRE_INLINE void weigh_interleaved(const Tile& tile, const Range& range, int row,
                                     const bf16* weights, const bf16* values, float* acc,
@@ -316,10 +320,10 @@ QUIRE_INLINE void weigh_interleaved(const Tile& tile, const Range& range, int ro
       });
 }
 
-// A tile of queries over spans of its keys.
+// Attention of one tile of queries, a span of keys at a time.
 class PairPiece {
  public:
-  // A function of types and of head_dim alone.
+  // Returns whether this class can compute the batch. Depends on dtypes and head_dim alone.
   static bool takes(const Batch& b) {
     return b.q_dtype == DType::kBFloat16 && b.head_dim % kPairDims == 0;
   }
@@ -350,7 +354,7 @@ class PairPiece {
 
   static int states(const Batch& b, const Work& work) { return make_tile(b, work).num_states(); }
 
-  // The first keys of `work` are fetched during the last of this piece.
+  // Prefetches the first keys of `work` while this piece uses its last ones.
   void follow(const Work& work) {
     const Tile tile = make_tile(b_, work);
     const int64_t low = tile.low(0), end = tile.end();
@@ -360,7 +364,7 @@ class PairPiece {
 
   // store() always writes the outputs.
   bool finishes() const { return false; }
-  // careful: V of a token meets only the queries that see it.
+  // careful: V of a token reaches only the queries that see it.
   void attend(int64_t span, bool continues, bool careful) {
     attend_span(tile_, keys_, span, fetched_, continues, follows_ ? &following_ : nullptr, span_,
                 [&](const Range& range, const KeyBlock<bf16>& keys, const bf16* const* after,
@@ -376,7 +380,7 @@ class PairPiece {
     fetched_ = true;
   }
 
-  // total / its sum, rounded. Returns whether all of it is finite.
+  // Writes acc / sum, rounded to bf16. Returns whether every output is finite.
   static bool store(const Batch& b, const Work& work, const State& total) {
     __m512i tops = _mm512_setzero_si512();
     each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
@@ -388,7 +392,7 @@ class PairPiece {
         const vf low = mul(load(acc + d), inverse), high = mul(load(acc + d + kLanes), inverse);
         const __m512i words = narrowed_in_order(low, high);
         _mm512_storeu_si512(to + d, words);
-        // Magnitudes are in the order of their bits.
+        // Magnitudes compare like their bits.
         top = _mm512_max_epu16(_mm512_and_si512(words, _mm512_set1_epi16(0x7fff)), top);
       }
       tops = _mm512_max_epu16(top, tops);
@@ -414,14 +418,14 @@ class PairPiece {
       }
   }
 
-  // Scores become scaled and bent ones, for the vectors of keys in which one is seen.
+  // Scales the scores, then applies cap and slope, in every vector of keys with a visible one.
   void bend(const RowBend& bend, int state, int low, int high, vf scale) const {
     float* s = scores_ + int64_t{state} * kKeyBlock;
     for (int k = low / kLanes * kLanes; k < high; k += kLanes)
       quire::store(s + k, bend(mul(load(s + k), scale), k));
   }
 
-  // As attend_block().
+  // Works like attend_block().
   void attend_few(const Range& range, const KeyBlock<bf16>& keys, const bf16* const* after,
                   int following) {
     each_chunk(tile_, range, keys.k, keys.v + range.from, range.first_chunk(kChunk<bf16>),
@@ -438,7 +442,7 @@ class PairPiece {
                });
   }
 
-  // As attend_wide_block(): K and V are made ready once for all rows.
+  // Works like attend_wide_block(): prepares K and V once for all rows.
   void attend_many(const Range& range, const KeyBlock<bf16>& keys, const bf16* const* after,
                    int following) {
     Ahead<bf16> values(keys.v + range.from, range.to - range.from, tile_.head_dim);
@@ -470,11 +474,12 @@ class PairPiece {
     score_turned_pairs<Vectors>(tile_, range, q(0), copy_, scores(0), rest_, ahead);
   }
 
-  // Side by side, since tokens some KiB apart share few sets of the first-level cache.
+  // Copies the keys to adjacent rows: tokens some KiB apart map to few sets of the first-level
+  // cache.
   void score_copied(const Range& range, const KeyBlock<bf16>& keys, Ahead<bf16>* ahead) {
     const bf16* rows[kKeyBlock];
     for (int k = 0; k < kKeyBlock; ++k) {
-      const bool some = k >= range.from && k < range.to;  // the others repeat one
+      const bool some = k >= range.from && k < range.to;  // others repeat the first
       bf16* to = copy_ + int64_t{some ? k : range.from} * tile_.head_dim;
       rows[k] = to;
       for (int d = 0; some && d < tile_.head_dim; d += kPairDims)
@@ -483,7 +488,7 @@ class PairPiece {
     score_pair_rows<kKeyBlock>(tile_, range, q(0), rows, 0, scores(0), ahead);
   }
 
-  // V anew for each row.
+  // Interleaves V anew for each row, with the tokens it sees alone.
   void attend_carefully(const Range& range, const KeyBlock<bf16>& keys) {
     for (int head = 0; head < tile_.kv_heads; ++head)
       score_pair_rows<kKeyBlock>(tile_, range, q(head), keys.k, int64_t{head} * tile_.head_dim,
@@ -504,8 +509,8 @@ class PairPiece {
   float* scores_;  // [kv_heads, rows, kKeyBlock]; weights take the first half of each row
   float* rest_;    // [rows, kLanes], see score_turned_pairs()
   bf16* q_;        // [kv_heads, rows, head_dim]
-  bf16* copy_;     // [kKeyBlock, head_dim], K; or turned
-  bf16* values_;   // [kKeyBlock / 2, head_dim / 32, 2, 32], V
+  bf16* copy_;     // [kKeyBlock, head_dim]: K, copied or transposed
+  bf16* values_;   // [kKeyBlock / 2, head_dim / 32, 2, 32]: V
   LocatedBlock<bf16> following_;
   bool follows_ = false, fetched_ = false;
 };

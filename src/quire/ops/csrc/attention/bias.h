@@ -1,12 +1,12 @@
-// Biases of K and V that an int8 cache does not hold, where attention adds them.
+// Biases of K and V that an int8 cache does not hold; attention adds them.
 #pragma once
 
 #include "attention/keys.h"
 
 namespace quire::attention {
 
-// Of K, before its rotation: values[kv head][n] belong to the dims pairs[n] and pairs[n] + half. cos
-// and sin by pair and position, [half, stride]; stride is a multiple of kKeyBlock.
+// Bias of K before its rotation: values[kv head][n] belongs to the dims pairs[n] and pairs[n] +
+// half. cos and sin by pair and position: [half, stride], where stride is a multiple of kKeyBlock.
 struct KeyBias {
   const int32_t* pairs;
   const float* values;  // [K, count, 2]
@@ -14,8 +14,9 @@ struct KeyBias {
   const float* sin;
   int64_t count, half, stride;
 
-  // What a rotated query and a scale make of the bias of kv head `head`: its score with the key at
-  // p is Σ factors[2n] · cos[n][p] + factors[2n + 1] · sin[n][p].
+  // Writes the factors of kv head `head` for a rotated query and a scale. The bias adds Σ_n
+  // factors[2n] · cos[pairs[n]][p] + factors[2n + 1] · sin[pairs[n]][p] to the score with the key
+  // at position p.
   void weigh(const float* q, int64_t head, float scale, float* factors) const {
     const float* value = values + head * count * 2;
     for (int64_t n = 0; n < count; ++n, value += 2, factors += 2) {
@@ -25,9 +26,9 @@ struct KeyBias {
     }
   }
 
-  // Those scores of NR adjacent rows with the key block at `block`, or at least with its keys first
-  // <= key < last; rows of scores are kKeyBlock long. A key's is one sum in the order of the pairs,
-  // whatever else is asked for.
+  // Computes those sums for NR adjacent rows with the key block at `block`, at least for its keys
+  // first <= key < last; rows of scores are kKeyBlock long. The sum of a key runs in the order of
+  // the pairs, whatever else is computed.
   template <int NR>
   QUIRE_INLINE void score(const float* factors, int64_t block, int first, int last,
                           float* scores) const {

@@ -1,10 +1,10 @@
-// Attention over an int8 cache by exact products of integers.
+// Attention over an int8 cache by exact integer products.
 //
-// Widening int8 to float32 keeps a core busier than its memory. Here queries and weights become
-// integers of 16 bits with one float step per query row and, for weights, per key block: score =
-// step · Σ q k, output += step · Σ w v, both sums exact. That is far below what bfloat16 queries
-// resolve, so these alone come here: those of more digits keep to float32. What a query computes
-// depends on its own keys alone, as in attention_tile.h.
+// Widening int8 to float32 takes a core longer than reading it from memory. So queries and weights
+// become 16-bit integers, with one float step per query row and, for weights, per key block: score
+// = step · Σ q k, output += step · Σ w v. Both sums are exact. The rounding is far below the
+// resolution of bfloat16 queries, and only those are computed here; more precise queries stay in
+// float32. As in attention/tile.h, the result of a query depends on its own keys alone.
 #pragma once
 
 #include "attention/range.h"
@@ -12,12 +12,12 @@
 
 namespace quire::attention {
 
-constexpr int kMaxIntegerDim = 512;  // of a head: Σ q k stays within 32 bits
+constexpr int kMaxIntegerDim = 512;  // largest head_dim: Σ q k fits in 32 bits
 constexpr int kQueryTop = 127 * 256, kWeightTop = 32767;
 static_assert(int64_t{kChunk<int8_t>} * kWeightTop * 128 <= std::numeric_limits<int32_t>::max());
 
-// One query row into its place among the integers. scale: of its scores. The step is 0 when
-// everything is next to nothing, NaN when something is not finite.
+// Rounds one query row into its place among the integers. scale: of its scores. The step is 0 if
+// all elements are negligibly small, NaN if one is not finite.
 inline void round_query(const bf16* q, int head_dim, float scale, int row,
                         const IntegerScratch& out) {
   constexpr float kLeast = std::numeric_limits<float>::min();
@@ -45,18 +45,18 @@ inline void round_query(const bf16* q, int head_dim, float scale, int row,
   }
 }
 
-// Keys that are scored at once for NR adjacent rows.
+// Keys scored at once for NR adjacent rows.
 template <int NR>
 constexpr int kScoredKeys = kKeysTogether * kLanes / NR;
 
-// scores[r][j] = q[r] · k[j] for NR adjacent rows and kScoredKeys, as floats without steps. Two
-// keys to a vector of AVX-512 make many keys at once, of whose lines each step reads a little, so
-// that it seldom waits for one: with 4 rows a Zen 4 takes 0.72 to 0.84 of the time from memory that
-// one key to a vector takes; where all lies in its caches there is no difference (measured).
+// scores[r][j] = q[r] · k[j] for NR adjacent rows and kScoredKeys keys, as floats without steps.
+// With two keys per AVX-512 vector each step reads a little of many keys, so that it seldom waits
+// for a cache line: from memory with 4 rows a Zen 4 takes 0.72 to 0.84 of the time of one key per
+// vector, and the same time from its caches (measured).
 template <int NR>
 QUIRE_INLINE void score_block(const int16_t* q, int depth, int head_dim, const int8_t* const* k,
                               int64_t at, float* scores, Ahead<int8_t>* ahead) {
-  constexpr int NV = kLanes / NR;  // vectors of keys, j and j + NV in one
+  constexpr int NV = kLanes / NR;  // vectors of keys; one holds keys j and j + NV
   vi dots[kLanes];
   QUIRE_UNROLL
   for (int i = 0; i < kLanes; ++i) dots[i] = set1_int(0);
@@ -101,7 +101,7 @@ QUIRE_INLINE void score_block(const int16_t* q, int depth, int head_dim, const i
   }
 }
 
-// Scores of all rows of one kv head.
+// Computes the scores of all rows of one kv head.
 inline void score_integers(const Tile& tile, const Range& range, int head, const int8_t* const* k,
                            const Scratch& scratch, Ahead<int8_t>* ahead) {
   each_rows(tile.rows, [&](int row, auto count) {
@@ -117,10 +117,10 @@ inline void score_integers(const Tile& tile, const Range& range, int head, const
   });
 }
 
-// The softmax of up to kLanes adjacent states of a tile, one to a lane, over a key block. Scores
-// become integer weights 2^(score - the block's maximum), one of which is worth a weight_step: V's
-// scales, of the keys that a state sees, are part of them, and it is NaN when one is not finite.
-// Outputs and sums are rescaled to the larger maximum, or the step of the weights is.
+// Softmax of up to kLanes adjacent states of a tile over a key block, one state per lane. Turns
+// scores into integer weights 2^(score - the block's maximum) in units of weight_step. Weights
+// include V's scales of the keys that a state sees; weight_step is NaN if one of these is not
+// finite. If the maximum rises, outputs and sums are rescaled; if not, the step of the weights is.
 class Softening {
  public:
   Softening(const Tile& tile, const Range& range, int first, int count, const Scratch& scratch)
@@ -131,7 +131,7 @@ class Softening {
   void run() { all_seen_ ? run<false>() : run<true>(); }
 
  private:
-  // Masked: there are keys that not every state sees.
+  // Masked: some keys are not seen by every state.
   template <bool Masked>
   void run() {
     vf scores[kLanes], scales[kLanes];
@@ -149,7 +149,7 @@ class Softening {
     take_in(best, sums(totals), step);
   }
 
-  // Magnitudes by their bits: NaN is above them all.
+  // Compares magnitudes by their bits: NaN is above all.
   static QUIRE_INLINE vf larger(vf a, vf b) { return float_of(max_int(bits_of(a), bits_of(b))); }
   template <bool Masked>
   static QUIRE_INLINE vf seen(uint64_t keys, int k, vf yes, vf no) {
@@ -157,8 +157,8 @@ class Softening {
     return select(lanes_of(keys >> k), yes, no);
   }
 
-  // Which keys each state sees, and whether all see all; and the vectors of those for which
-  // weights are read, by each_rows().
+  // Finds the keys that each state sees, whether all see all, and the vectors of keys whose weights
+  // each_rows() will read.
   void find_keys() {
     const int rows = tile_.rows, last = first_ + count_ - 1;
     const bool one_head = first_ / rows == last / rows;
@@ -216,7 +216,7 @@ class Softening {
                   set1(std::numeric_limits<float>::quiet_NaN()));
   }
 
-  // The sum of a state's weights, lane by lane.
+  // Writes the integer weights of a state. Returns the sum of its weights, lane by lane.
   template <bool Masked>
   QUIRE_INLINE vf weigh(int i) const {
     const float* const s = scores(i);
@@ -264,14 +264,14 @@ class Softening {
   const Range& range_;
   const Scratch& scratch_;
   int first_, count_;
-  int from_, to_;  // of the vectors of keys
-  bool all_seen_ = true;  // every key by every state
+  int from_, to_;  // bounds of the vectors of keys
+  bool all_seen_ = true;  // every state sees every key
   uint64_t keys_[kLanes];
   int head_[kLanes];
   float base_[kLanes], inverse_[kLanes];
 };
 
-// The scores of all rows become weights.
+// Turns the scores of all rows into weights.
 inline void soften_rows(const Tile& tile, const Range& range, const Scratch& scratch) {
   score_biases(tile, range, scratch);
   const int states = tile.num_states();
@@ -279,7 +279,8 @@ inline void soften_rows(const Tile& tile, const Range& range, const Scratch& scr
     Softening(tile, range, first, std::min(kLanes, states - first), scratch).run();
 }
 
-// Tokens first <= t < last of one head in pairs, into ints.values, dims in order; first is even.
+// Interleaves tokens first <= t < last of one head in pairs into ints.values, dims in order; first
+// is even.
 inline void pair_values(const int8_t* const* v, int64_t at, int head_dim, int depth, int first,
                         int last, const IntegerScratch& ints) {
   for (int k = first; k < last; k += 2) {
@@ -301,8 +302,9 @@ inline void pair_values(const int8_t* const* v, int64_t at, int head_dim, int de
 }
 
 // acc[r][d …] += step · Σ_k weights[r][k] · v[k][d …] over first <= k < last for NR adjacent rows
-// and ND · kWords dims. words_of(k, i, out): the dims d + i · kWords … of tokens k and k + 1.
-// Unrolled: tokens that code takes at once. InOrder: whether the lanes of words are.
+// and ND · kWords dims. words_of(k, i, out) gives the dims d + i · kWords onwards of tokens k and k
+// + 1. Unrolled: tokens per iteration of the main loop. InOrder: the lanes of these words are in
+// order.
 template <int NR, int ND, int Unrolled, bool InOrder, class F>
 QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first, int last,
                                  float* acc, int width, int d, F&& words_of) {
@@ -347,9 +349,9 @@ QUIRE_INLINE void weigh_integers(const IntegerScratch& ints, int row, int first,
   }
 }
 
-// acc += weights · values for all rows of one kv head. Many rows share what is paired, but with
-// AVX-512, which takes them elsewhere (attention_int8_wide.h); few pair again, up to four at a
-// time, and fetch ahead meanwhile.
+// acc += weights · values for all rows of one kv head. Without AVX-512, many rows share one paired
+// V; with it, attention/int8_wide.h takes them. Few rows pair V again, up to four rows at a time,
+// and prefetch meanwhile.
 inline void weigh_values(const Tile& tile, const Range& range, int head, const int8_t* const* v,
                          const Scratch& scratch, Ahead<int8_t>* ahead) {
   const IntegerScratch& ints = scratch.integers;
@@ -397,7 +399,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
   });
 }
 
-// Prefetches the scales of V while K is scored: all are wanted before V is.
+// Prefetches the scales of V while K is scored: all of them are needed before V.
 class ScalesAhead {
  public:
   ScalesAhead(const Tile& tile, const Range& range, const KeyBlock<int8_t>& block)
@@ -406,7 +408,7 @@ class ScalesAhead {
     const int chunks = (range.to - 1) / kSize - range.from / kSize + 1, turns = chunks * heads_;
     tokens_in_a_turn_ = (range.to - range.from + turns - 1) / turns;
   }
-  // The share of one head's turn at a chunk (each_chunk).
+  // Prefetches the share of one head's turn at a chunk (each_chunk).
   void fetch() {
     for (int i = 0; i < tokens_in_a_turn_ && next_ < end_; ++i, ++next_)
       for (int head = 0; head < heads_; head += kCacheLineBytes / sizeof(float))
@@ -420,8 +422,9 @@ class ScalesAhead {
   int tokens_in_a_turn_;
 };
 
-// One key block of a tile, as attend_block and attend_wide_block do it in float32. Sums of weights
-// and values are exact within a chunk of keys, whose places are the same for every query.
+// Attends one key block of a tile, like attend_block and attend_wide_block in float32. Sums of
+// weights · values are exact within a chunk of keys, and chunks start at the same places for every
+// query.
 inline void attend_integer_block(const Tile& tile, const Range& range,
                                  const KeyBlock<int8_t>& block, const int8_t* const* after,
                                  int following, Scratch& scratch) {

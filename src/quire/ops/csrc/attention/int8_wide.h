@@ -1,8 +1,8 @@
-// Attention over an int8 cache, as attention_int8.h has it, for tiles of many rows of one kv head.
+// Attention over an int8 cache as in attention/int8.h, for tiles of many rows of one kv head.
 //
-// Rows share what is made of a key block: K turned, so that keys are lanes and scores need no sums
-// over lanes, and V in pairs. All sums are exact, and what follows them in float32 is that of few
-// rows, chunk by chunk, so that the bits are the same.
+// Rows share one prepared key block: K transposed, so that keys are lanes and scores need no sums
+// over lanes, and V in pairs. All integer sums are exact, and the float32 operations after them are
+// those of few rows, chunk by chunk, so that the bits are the same.
 #pragma once
 
 #include "attention/int8.h"
@@ -11,12 +11,13 @@ namespace quire::attention {
 
 #if defined(__AVX512F__)
 
-constexpr int kPairWords = 2 * kKeyBlock;  // one pair of words of every key
+constexpr int kPairWords = 2 * kKeyBlock;  // one pair of words for every key
 
-// Keys first <= key < last of one head, and those that share a vector with them, into ints.keys.
+// Transposes keys first <= key < last of one head, in whole vectors of keys, into ints.keys.
 inline void turn_keys(const int8_t* const* k, int head_dim, int first, int last,
                       const IntegerScratch& ints) {
-  // Of every four bytes the first two, and the last two, as the upper halves of words.
+  // Shuffles that move the first two, and the last two, of every four bytes to the upper halves of
+  // words.
   const raw low = _mm512_broadcast_i32x4(
       _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
   const raw high = _mm512_broadcast_i32x4(
@@ -41,8 +42,8 @@ inline void turn_keys(const int8_t* const* k, int head_dim, int first, int last,
   }
 }
 
-// scores[r][j] = q[r] · k[j] for NR adjacent rows and NV vectors of keys from `keys` on, as floats
-// without steps.
+// scores[r][j] = q[r] · k[j] for NR adjacent rows and NV vectors of keys that start at `keys`, as
+// floats without steps.
 template <int NR, int NV>
 QUIRE_INLINE void score_turned(const int16_t* q, int depth, const int16_t* keys, float* scores) {
   vi sums[NR][NV];
@@ -81,9 +82,9 @@ inline void score_wide(const Tile& tile, const Range& range, const Scratch& scra
   });
 }
 
-// acc[r][d …] += step · Σ_k weights[r][k] · v[k][d …] for NR adjacent rows and kWords dims: chunk
-// by chunk, over the keys first <= k < last. fresh: acc is 0, and not read. put(r, half, sums)
-// takes what it becomes.
+// acc[r][d …] += step · Σ_k weights[r][k] · v[k][d …] for NR adjacent rows and kWords dims, chunk
+// by chunk over the keys first <= k < last. fresh: acc counts as 0 and is not read. put(r, half,
+// sums) receives the new acc.
 template <int NR, class F>
 QUIRE_INLINE void weigh_wide(const Tile& tile, const IntegerScratch& ints, int row, int first,
                              int last, int d, const float* acc, bool fresh, F&& put) {
@@ -127,8 +128,8 @@ QUIRE_INLINE void weigh_wide(const Tile& tile, const IntegerScratch& ints, int r
   }
 }
 
-// Of all rows. The last key block goes to where outputs are wanted at once, which hides what stores
-// wait for.
+// Weighs V for all rows. If scratch.out is set, the last key block writes the outputs directly,
+// which hides the latency of the stores.
 inline void weigh_wide(const Tile& tile, const Range& range, const Scratch& scratch) {
   const bool fresh = range.block <= tile.low(0) || range.block % kSpan == 0;
   const bool finish = scratch.out.first != nullptr && tile.end() <= range.block + kKeyBlock;
@@ -154,8 +155,7 @@ inline void weigh_wide(const Tile& tile, const Range& range, const Scratch& scra
   });
 }
 
-// One key block of a tile of one kv head. What is read next is fetched while that before it is
-// used.
+// Attends one key block of a tile of one kv head. Each step prefetches what the next one reads.
 inline void attend_wide_integers(const Tile& tile, const Range& range,
                                  const KeyBlock<int8_t>& block, const int8_t* const* after,
                                  int following, Scratch& scratch) {
@@ -172,7 +172,7 @@ inline void attend_wide_integers(const Tile& tile, const Range& range,
 
 #endif
 
-// Whether a tile of integers has many rows, whose state need not be cleared.
+// Returns whether a tile of integers has many rows. The state of such a tile need not be cleared.
 inline bool takes_wide_integers([[maybe_unused]] const Tile& tile) {
 #if defined(__AVX512F__)
   return tile.integers && tile.rows >= kCopyRows;
@@ -181,7 +181,7 @@ inline bool takes_wide_integers([[maybe_unused]] const Tile& tile) {
 #endif
 }
 
-// One key block of a tile, whichever way is faster.
+// Attends one key block of a tile in the faster way.
 inline void attend_integers(const Tile& tile, const Range& range, const KeyBlock<int8_t>& block,
                             const int8_t* const* after, int following, Scratch& scratch) {
 #if defined(__AVX512F__)

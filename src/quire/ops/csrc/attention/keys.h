@@ -1,4 +1,4 @@
-// Where attention finds K and V: the tokens of one row in the pages of the cache.
+// Addresses of K and V: the tokens of one row in the pages of the cache.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace quire::attention {
 
 constexpr int kKeyBlock = 64;
 
-// 8 vectors of 8 floats: lane i of out[j] is lane j of in[i].
+// Transposes 8 vectors of 8 floats: lane i of out[j] is lane j of in[i].
 QUIRE_INLINE void transpose(const __m256 (&in)[8], __m256 (&out)[8]) {
   __m256 pairs[8], fours[8];
   QUIRE_UNROLL
@@ -35,7 +35,7 @@ QUIRE_INLINE void transpose(const __m256 (&in)[8], __m256 (&out)[8]) {
 }
 
 #if defined(__AVX512F__)
-// 16 vectors of 32-bit lanes: lane i of out[j] is lane j of in[i].
+// Transposes 16 vectors of 32-bit lanes: lane i of out[j] is lane j of in[i].
 QUIRE_INLINE void transpose(const __m512i (&in)[16], __m512i (&out)[16]) {
   __m512i pairs[16], fours[16];
   QUIRE_UNROLL
@@ -69,13 +69,13 @@ struct HeadScales {
   float k[kKeyBlock], v[kKeyBlock];
 };
 
-// K and V of kKeyBlock tokens, by token.
+// K and V of kKeyBlock tokens, one address per token.
 template <class E>
 struct KeyBlock {
   const E* k[kKeyBlock];
   const E* v[kKeyBlock];
 
-  // Fills in the scales of the first kv heads; false when elements have none.
+  // Fills in the scales of the first kv heads. Returns false when elements have none.
   bool load_scales(int, HeadScales*) const { return false; }
 };
 
@@ -96,7 +96,7 @@ struct KeyBlock<int8_t> {
   }
 
  private:
-  // n <= 8 heads; what `out` keeps of one and of the next lie a HeadScales apart.
+  // Fills in the scales of n <= 8 heads, one HeadScales apart in `out`.
   static void load_scales(const float* const* by_token, int head, int n, float* out) {
     constexpr int kStride = sizeof(HeadScales) / sizeof(float);
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -113,7 +113,7 @@ struct KeyBlock<int8_t> {
   }
 };
 
-// The pages of one layer from one kv head on, through the block table of one row. Strides are in
+// Pages of one layer from one kv head on, through the block table of one row. Strides are in
 // elements; those of scales, which only an int8 cache has, in floats.
 template <class E>
 struct Keys {
@@ -124,8 +124,8 @@ struct Keys {
   const int32_t* table;
   int64_t block_stride, token_stride, scale_block_stride, scale_token_stride, block_size;
 
-  // Addresses of tokens low <= t < high of the key block that starts at `first`. The other entries
-  // repeat a valid one, so that they can be read; what they give is never used.
+  // Fills in the addresses of tokens low <= t < high of the key block that starts at `first`. Other
+  // entries repeat a valid address: they may be read, but the values are never used.
   void locate(int64_t first, int64_t low, int64_t high, KeyBlock<E>& out) const {
     int64_t block = low / block_size, offset = low % block_size;
     for (int64_t t = low; t < high; ++block, offset = 0) {
@@ -145,7 +145,7 @@ struct Keys {
   }
 
  private:
-  // Addresses of `count` tokens of one page.
+  // Fills in the addresses of `count` tokens of one page.
   template <class T>
   static void fill(const T** to, const T* from, int64_t stride, int64_t count) {
     for (int64_t i = 0; i < count; ++i) to[i] = from + i * stride;

@@ -1,4 +1,4 @@
-// Attention of a flat batch over the paged cache: cuts the work into tiles and spans for the team.
+// Attention of a flat batch over the paged cache. Cuts the work into tiles and spans for the team.
 #include <algorithm>
 #include <type_traits>
 
@@ -13,18 +13,18 @@
 namespace quire::attention {
 namespace {
 
-// What a thread keeps memory for.
+// Owners of a thread's scratch memory, one for each use.
 struct TileScratch;
 struct PartStates;
 struct WorkList;
 
-// `count` floats, or null when memory is exhausted.
+// Returns `count` floats, or null when memory is exhausted.
 template <class Owner>
 float* floats(int64_t count) {
   return static_cast<float*>(thread_scratch<Owner>(count * int64_t{sizeof(float)}));
 }
 
-// What scores take of the bias that K lacks.
+// Computes the factors of the bias that K lacks, for every query row.
 void weigh_key_bias(const Batch& b, const Work& work, const Scratch& scratch) {
   if (b.key_bias.count == 0) return;
   dispatch(b.q_dtype, [&](auto* tag) {
@@ -41,7 +41,7 @@ void weigh_key_bias(const Batch& b, const Work& work, const Scratch& scratch) {
   });
 }
 
-// Scaled, as floats or as integers.
+// Loads the queries, scaled, as floats or as integers.
 void load_queries(const Batch& b, const Work& work, const Tile& tile, const Scratch& scratch) {
   if (tile.integers) {
     each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
@@ -80,8 +80,8 @@ void store_output(const Batch& b, const Work& work, const State& total) {
 int64_t first_span(const Tile& tile) { return tile.low(0) / kSpan; }
 int64_t last_span(const Tile& tile) { return (tile.end() - 1) / kSpan; }
 
-// A piece of the work as run_tile and its like see it, on vectors. attention_amx.h and
-// attention_bf16.h have others.
+// Piece of the work as attend_tile and run_span use it, on vectors. attention/amx.h and
+// attention/bf16.h define others.
 template <class E>
 class VectorPiece {
  public:
@@ -100,7 +100,8 @@ class VectorPiece {
   }
 
   static int states(const Batch& b, const Work& work) { return make_tile(b, work).num_states(); }
-  // The first keys of `work` are fetched during the last of this piece, unless arithmetic binds it.
+  // Prefetches the first keys of `work` while this piece uses its last ones, unless the piece is
+  // bound by arithmetic.
   void follow(const Work& work) {
     if (!tile_.integers && tile_.rows >= kCopyRows) return;
     const Tile tile = make_tile(b_, work);
@@ -108,7 +109,8 @@ class VectorPiece {
     following_.locate(make_keys<E>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
     follows_ = true;
   }
-  // Whether attend() of its only span writes the outputs, so that there is nothing to store.
+  // Returns whether attend() writes the outputs itself, given a single span, so that store() is not
+  // needed.
   bool finishes() {
     if (!takes_wide_integers(tile_) || b_.sinks != nullptr) return false;
     const int64_t token = b_.query_start_loc[work_.row] + work_.token;
@@ -126,7 +128,7 @@ class VectorPiece {
                 });
     fetched_ = true;
   }
-  // Returns whether that is the result: false asks for careful spans.
+  // Returns whether the outputs are final; false asks for careful spans.
   static bool store(const Batch& b, const Work& work, const State& total) {
     store_output(b, work, total);
     return true;
@@ -142,7 +144,8 @@ class VectorPiece {
   bool follows_ = false, fetched_ = false;
 };
 
-// All spans of a tile, one after the other. next: what the thread is likely to do then, or null.
+// Computes all spans of a tile in order. next: work that the thread will probably do afterwards, or
+// null.
 template <class Piece>
 bool attend_tile(const Batch& b, const Work& work, const Work* next, bool careful) {
   float* at = floats<TileScratch>(Piece::scratch_size(b) + 2 * state_size(b.num_states, b.width));
@@ -166,7 +169,7 @@ bool attend_tile(const Batch& b, const Work& work, const Work* next, bool carefu
          attend_tile<Piece>(b, work, nullptr, true);
 }
 
-// One span of a tile, into `part`.
+// Computes one span of a tile into `part`.
 template <class Piece>
 bool run_span(const Batch& b, const Work& work, int64_t span, const State& part) {
   float* at = floats<TileScratch>(Piece::scratch_size(b));
@@ -175,7 +178,7 @@ bool run_span(const Batch& b, const Work& work, int64_t span, const State& part)
   return true;
 }
 
-// Few tiles and long sequences: spans are tasks of their own, merged in order afterwards.
+// Handles few tiles with long sequences: spans are separate tasks, merged in order afterwards.
 template <class Piece>
 bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num_spans,
                Team* team) {
@@ -207,8 +210,8 @@ bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num
   return ok;
 }
 
-// Appends a row's tiles, each `heads` kv heads at most; counts only when works is null. Tiles whose
-// K and V are widened into scratch have one kv head: they are bound by arithmetic.
+// Appends the tiles of a row, each with at most `heads` kv heads; only counts them when works is
+// null. Tiles that widen K and V into scratch have one kv head: they are bound by arithmetic.
 int64_t cut_row(const Batch& b, int row, int heads, Work* works) {
   const int queries = b.query_start_loc[row + 1] - b.query_start_loc[row];
   int64_t count = 0;
@@ -241,9 +244,9 @@ int64_t most_spans(const Batch& b) {
   return spans;
 }
 
-// Tasks per thread that are enough to balance; below it work is cut finer, which costs bandwidth.
+// Tasks per thread that balance the load. With fewer, work is cut finer, which costs bandwidth.
 constexpr int kTasksPerThread = 2;
-// The same for tiles of more than kMaxTileRows rows.
+// Same for tiles of more than kMaxTileRows rows.
 constexpr int kLargePerThread = 8;
 
 template <class Piece>
@@ -258,7 +261,8 @@ bool run_batch(const Batch& given, Team* team) {
   }
   if (count == 0) return true;  // no row has a query
   const int64_t spans = count < enough ? most_spans(b) : 1;
-  // Tiles of one row are alike: as many for each thread balance; large ones read long stretches.
+  // Tiles of one row cost the same: an equal number per thread balances, and large tiles read long
+  // stretches.
   const bool alike = b.num_rows == 1 && spans == 1;
   while (heads > 1 && count * spans < enough && !(alike && count % team_size(team) == 0)) {
     heads = (heads + 1) / 2;
@@ -272,8 +276,8 @@ bool run_batch(const Batch& given, Team* team) {
   for (int64_t i = 0; i < count; ++i)
     b.num_states = std::max(b.num_states, Piece::states(b, works[i]));
   if (spans > 1) return run_split<Piece>(b, works, count, spans, team);
-  // The longest rows first; tiles of one head one after the other, since they read the same K and
-  // V, and of those the last first, which see most. Any order gives the same bits.
+  // Longest rows first. Tiles of one head are adjacent, since they read the same K and V, and the
+  // last tile comes first, since it sees most keys. Any order gives the same bits.
   auto cost = [&](const Work& work) {
     const int64_t queries = b.query_start_loc[work.row + 1] - b.query_start_loc[work.row];
     const bool follows = b.window > 0 && b.last_key == nullptr;
@@ -288,7 +292,7 @@ bool run_batch(const Batch& given, Team* team) {
     return x.kv_head != y.kv_head ? x.kv_head < y.kv_head : x.token > y.token;
   });
   std::atomic<bool> ok{true};
-  // Neighbours for each thread: they share pages, and it is known what comes next.
+  // Each thread takes adjacent tiles: they share pages, and the next one is known.
   parallel_ranges(count, 1, team, [&](int64_t index) {
     const Work* next = index + 1 < count ? &works[index + 1] : nullptr;
     if (!attend_tile<Piece>(b, works[index], next, false)) ok = false;
@@ -313,13 +317,15 @@ bool run(const Batch& b, Team* team) {
 }  // namespace
 }  // namespace quire::attention
 
-// q: [T, H, D] with a token stride; out: [T, H, D] contiguous; caches: [B, S, K, D] with block and
-// token strides, heads contiguous; strides in elements. k_scale, v_scale: of an int8 cache, float
-// [B, S, K] with strides in floats, else null. window: 0 for none. Returns 0, or 1 for an unknown
-// dtype, 2 when scratch memory is exhausted. What an int8 cache lacks: of K num_bias_pairs pairs of
-// dims (KeyBias), of V value_bias, [K, D] or null. last_key: [T], the last key of each query; null:
-// that at its own position. sinks: [H], scores of a key without a value, or null. soft_cap: 0 for
-// none; alibi_slopes: [H], or null.
+// Computes attention of a flat batch. Returns 0, 1 for an unknown dtype, or 2 when scratch memory
+// is exhausted. Strides are in elements, those of scales in floats.
+//
+// q: [T, H, D] with a token stride. out: [T, H, D], contiguous. Caches: [B, S, K, D] with block and
+// token strides, heads contiguous. k_scale, v_scale: [B, S, K] of an int8 cache, else null. window:
+// 0 for none. num_bias_pairs: pairs of dims of K whose bias an int8 cache lacks (KeyBias).
+// value_bias: [K, D], the bias of V that it lacks, or null. last_key: [T], the last key of each
+// query; null for the key at its own position. sinks: [H], scores of a key without a value, or
+// null. soft_cap: 0 for none. alibi_slopes: [H], or null.
 QUIRE_API int quire_paged_attention(
     const void* q, const void* k_cache, const void* v_cache, const float* k_scale,
     const float* v_scale, void* out, const int32_t* block_table, const int32_t* query_start_loc,

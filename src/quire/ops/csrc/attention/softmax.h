@@ -1,4 +1,4 @@
-// The softmax of attention: scores of a key block into weights, and the states of spans into one.
+// Softmax of attention: turns scores of a key block into weights and merges the states of spans.
 #pragma once
 
 #include <algorithm>
@@ -7,22 +7,22 @@
 
 namespace quire::attention {
 
-// Softmax state of the rows of a tile: acc / sum is the output, scaled by 2^-max.
+// Softmax state of the rows of a tile. acc / sum is the output; both are scaled by 2^-max.
 struct State {
   float* acc;  // [kv_heads, rows, width]
   float* max;  // [kv_heads, rows]
   float* sum;  // [kv_heads, rows]
 };
 
-// Keys low <= key < high of a block.
+// Returns the bits of the keys low <= key < high of a block.
 inline uint64_t key_bits(int low, int high) {
   return low >= high ? 0 : ~uint64_t{0} << low & ~uint64_t{0} >> (kKeyBlock - high);
 }
 
-// One row's scores of a key block become weights 2^(score - max); the row's state is rescaled.
-// Keys outside low <= key < high get weight 0 whatever their score is. scales: of the keys of a
-// quantized cache, null for others; V's scale goes into the weight, not into the sum of weights.
-// more: is added to what was scaled, for these keys; or null. bend: of what comes out.
+// Turns one row's scores of a key block into weights 2^(score - max) and rescales the row's state.
+// Keys outside low <= key < high get weight 0 whatever their score. scales: of the keys of a
+// quantized cache, null for others; V's scale multiplies the weight, but not the sum of weights.
+// more: added to the scaled scores, or null. bend: applied to the result.
 inline void soften(int width, float* scores, int row, int low, int high,
                    const HeadScales* scales, const float* more, const RowBend& bend,
                    const State& state) {
@@ -64,12 +64,12 @@ inline void soften(int width, float* scores, int row, int low, int high,
 }
 
 #if defined(__AVX512BF16__)
-// 2^x for x <= 0, within 6e-6 of itself: far less than rounding to bf16 does to it. Below 2^-126 it
-// is 0 once it is rounded. NaN stays NaN.
+// Returns 2^x for x <= 0 with a relative error of 6e-6, far less than that of rounding to bf16.
+// Below 2^-126 the rounded result is 0. NaN stays NaN.
 QUIRE_INLINE vf weight_of(vf x) {
   x = max(set1(-127.0f), x);
   constexpr int kBelow = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-  const vf f = _mm512_reduce_ps(x, kBelow);  // x less the integer below it, which scalef takes
+  const vf f = _mm512_reduce_ps(x, kBelow);  // x minus the integer below it, which scalef takes
   vf p = set1(1.3426686e-2f);
   p = fma(p, f, set1(5.2242473e-2f));
   p = fma(p, f, set1(2.4128021e-1f));
@@ -79,8 +79,8 @@ QUIRE_INLINE vf weight_of(vf x) {
 }
 #endif
 
-// total ⊕= part: the softmax of two disjoint sets of keys (Dao 2022, arXiv:2205.14135, section
-// 3.1).
+// Merges part into total: the softmax of two disjoint sets of keys (Dao 2022, arXiv:2205.14135,
+// section 3.1).
 inline void merge(int num_states, int width, const State& part, State& total) {
   for (int row = 0; row < num_states; ++row) {
     if (part.sum[row] == 0.0f) continue;  // the row sees no key of this span

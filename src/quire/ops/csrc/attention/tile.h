@@ -1,10 +1,10 @@
 // Attention of one tile: some queries of one row, all query heads of some adjacent kv heads.
 //
-// What a query computes depends on its own keys alone. Keys come in blocks of kKeyBlock at absolute
+// The result of a query depends on its own keys alone. Keys come in blocks of kKeyBlock at absolute
 // positions, and blocks in spans of kSpan tokens. Within a span the softmax is online (Milakov &
 // Gimelshein 2018, arXiv:1805.02867), over keys in order; spans are merged in order. Neither the
-// number of queries in a tile, nor the number of threads, nor where a span is computed changes a
-// single operation of a query, so batched = alone and chunked = whole hold bit for bit.
+// number of queries in a tile, nor the number of threads, nor the thread that computes a span
+// changes a single operation of a query. So batched = alone and chunked = whole, bit for bit.
 #pragma once
 
 #include "attention/int8_wide.h"
@@ -12,8 +12,8 @@
 
 namespace quire::attention {
 
-// scores[i][j] = q[i] · k[j] for NQ rows of q and NK keys, NQ · NK <= kLanes. k: by key, `at`
-// elements before what is read.
+// scores[i][j] = q[i] · k[j] for NQ rows of q and NK keys, NQ · NK <= kLanes. k: one address per
+// key, `at` elements before the data.
 template <int NQ, int NK, class E>
 QUIRE_INLINE void dot_block(const float* q, int width, const E* const* k, int64_t at, int head_dim,
                             float* scores, Ahead<E>* ahead) {
@@ -61,7 +61,7 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
   auto add_one = [&](int k) __attribute__((always_inline)) {
     if (ahead != nullptr) ahead->template fetch<ND * kLanes>();
     const E* row = v[k] + at + d;
-    asm("" : "+r"(row));  // one address per key: GCC would keep one per vector of it
+    asm("" : "+r"(row));  // one address per key: GCC would keep one per vector
     vf value[ND];
     QUIRE_UNROLL
     for (int j = 0; j < ND; ++j) value[j] = load(row + j * kLanes);
@@ -106,8 +106,8 @@ QUIRE_INLINE void weigh_rows(float* acc, int width, int head_dim, const float* w
   }
 }
 
-// Scores of all rows of one kv head with the keys of a range. q: the head's; k: by key, `at`
-// elements before the head. The range lies in one chunk of MaxKeys.
+// Computes the scores of all rows of one kv head with the keys of a range. q: queries of the head.
+// k: one address per key, `at` elements before the head. The range lies in one chunk of MaxKeys.
 template <int MaxKeys, class E>
 inline void score_keys(const Tile& tile, const Range& range, const float* q, const E* const* k,
                        int64_t at, float* scores, Ahead<E>* ahead) {
@@ -121,9 +121,9 @@ inline void score_keys(const Tile& tile, const Range& range, const float* q, con
 }
 
 // acc += weights · values over the keys of a range, for all rows of one kv head. Rows share the
-// keys that all of them see; the others they take alone, since a weight of 0 does not hide a value
-// that is not finite. Most: vectors of a key at a time. Not inlined, since two in one function get
-// fewer registers: 7 rows took 4 to 9 % longer (measured).
+// keys that all of them see and take the others alone, since a weight of 0 does not hide a value
+// that is not finite. Most: vectors of a key at a time. Not inlined: two instances in one function
+// get fewer registers, and 7 rows took 4 to 9 % longer (measured).
 template <int Most, class E>
 [[gnu::noinline]] void weigh_keys(const Tile& tile, const Range& range, const float* weights,
                                   const E* const* v, int64_t at, float* acc, Ahead<E>* ahead) {
@@ -145,16 +145,16 @@ template <int Most, class E>
   });
 }
 
-// On AMD's processors a tile of up to kStreamingRows takes two cache lines of a key of V at a time,
-// so that few are asked for at once. Over a float32 cache a Zen 4 takes 8 to 19 % less time from
-// memory with 1 to 3 rows than by eight vectors at a time, with 4 rows up to 7 % less, and from its
-// caches 2 to 14 % more; over one of 16 bits up to 6 % less. AVX2's code changes for 1 row only.
+// On AMD, a tile of up to kStreamingRows rows reads V two cache lines of a key at a time, so that
+// few requests are outstanding. Against eight vectors at a time, a Zen 4 takes over a float32 cache
+// from memory 8 to 19 % less time with 1 to 3 rows and up to 7 % less with 4, from its caches 2 to
+// 14 % more; over a 16-bit cache up to 6 % less. AVX2 code changes for 1 row only.
 constexpr int kStreamingRows = 4;
 template <class E>
 constexpr int kShortBurst = std::min<int>(8, 2 * kCacheLineBytes / (kLanes * sizeof(E)));
 
-// One key block of a tile of few rows, which is bound by memory: K, then V; meanwhile the first
-// `following` keys of `after`, those of the next block, are fetched.
+// Attends one key block of a tile of few rows: K, then V. It is bound by memory, so the first
+// `following` keys of `after`, the next block, are prefetched meanwhile.
 template <class E>
 inline void attend_block(const Tile& tile, const Range& range, const KeyBlock<E>& block,
                          const E* const* after, int following, Scratch& scratch) {
@@ -190,7 +190,7 @@ inline void widen_rows(const E* const* rows, int first, int last, int head_dim, 
   }
 }
 
-// One key block of a tile of many rows and one kv head, which is bound by arithmetic.
+// Attends one key block of a tile of many rows and one kv head, which is bound by arithmetic.
 template <class E>
 inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlock<E>& block,
                               Scratch& scratch) {
@@ -203,13 +203,13 @@ inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlo
   weigh_keys<8, float>(tile, range, scratch.scores, rows, 0, scratch.span.acc, none);
 }
 
-// The keys of a tile in one key block.
+// Keys of a tile in one key block.
 template <class E>
 struct LocatedBlock {
   KeyBlock<E> keys;
   Range range;
 
-  // block: position of its first key; the tile sees keys low <= key < end.
+  // block: position of its first key. The tile sees keys low <= key < end.
   void locate(const Keys<E>& from, int64_t block, int64_t low, int64_t end) {
     const int64_t first = std::max(low, block), last = std::min(end, block + kKeyBlock);
     from.locate(block, first, last, keys);
@@ -217,8 +217,7 @@ struct LocatedBlock {
   }
 };
 
-// Asks for the first keys of a tile at once: nothing fetched them while something else was
-// computed.
+// Prefetches the first keys of a tile at once: no earlier computation did.
 template <class E>
 inline void await_keys(const Tile& tile, const LocatedBlock<E>& block) {
   const Range& range = block.range;
@@ -226,7 +225,7 @@ inline void await_keys(const Tile& tile, const LocatedBlock<E>& block) {
       .fetch_all();
 }
 
-// One key block of any tile.
+// Attends one key block of any tile.
 template <class E>
 inline void attend_keys(const Tile& tile, const Range& range, const KeyBlock<E>& keys,
                         const E* const* after, int keys_after, Scratch& scratch) {
@@ -240,10 +239,10 @@ inline void attend_keys(const Tile& tile, const Range& range, const KeyBlock<E>&
   }
 }
 
-// The tile over one span of tokens, into `state`, by attend(range, keys, after, keys_after) for
-// each key block. fetched: whether the span before did so with the first keys. continues: whether
-// the caller takes the next span after this one, so that its first block may be prefetched; else,
-// of `then` if there is one.
+// Computes a tile over one span of tokens into `state`, by attend(range, keys, after, keys_after)
+// for each key block. fetched: the previous span has prefetched the first keys. continues: the
+// caller takes the next span afterwards, so its first block is prefetched; otherwise that of
+// `then`, if there is one.
 template <class E, class F>
 inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, bool fetched,
                         bool continues, const LocatedBlock<E>* then, const State& state,

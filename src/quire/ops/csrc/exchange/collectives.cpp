@@ -1,4 +1,4 @@
-// Operations that all ranks of a host do together, in shared memory.
+// Operations that all ranks of a host perform together, in shared memory.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 
 enum Reduction : int32_t { kSum = 0, kMax = 1 };
 
-// total and x hold `count` elements each. A NaN stays.
+// Reduces x into total, `count` elements each. NaN stays NaN.
 template <class E>
 void reduce_floats(E* total, const E* x, int64_t count, int32_t op) {
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -51,7 +51,7 @@ void reduce_ints(int32_t* total, const int32_t* x, int64_t count, int32_t op) {
 }
 
 constexpr int32_t kInt32 = 3;
-constexpr int64_t kBlock = 1024;  // elements that are summed before they are written
+constexpr int64_t kBlock = 1024;  // elements that are reduced before they are written
 constexpr int kMostLevels = 12;
 using Level = char[kBlock * sizeof(float)];
 
@@ -68,12 +68,12 @@ int reduce(void* total, const void* x, int64_t count, int32_t dtype, int32_t op)
   });
 }
 
-// levels[0] becomes `count` elements of all ranks, from byte `at` of exchange `number` on, added as
-// a binary tree: neighbours first, then pairs of them. Every rank does the same, and so gets the
-// same bits.
+// Reduces `count` elements of all ranks, from byte `at` of exchange `number` on, into levels[0] as
+// a binary tree: adjacent ranks first, then pairs of them. Every rank computes the same, and so
+// gets the same bits.
 int reduce_as_tree(const Group& group, uint32_t number, int64_t at, int64_t count, int32_t dtype,
                    int32_t op, Level* levels) {
-  int top = 0;  // levels that hold something
+  int top = 0;  // levels in use
   const auto join = [&] {
     --top;
     return reduce(levels[top - 1], levels[top], count, dtype, op);
@@ -112,10 +112,10 @@ void complete(float* total, const float* bias, int64_t width, int64_t at, E* out
 }  // namespace
 }  // namespace quire
 
-// memory: of the group. out: the elements of all ranks' x, added as a binary tree or the largest of
-// each; it may be x. dtype: 0 to 2 as in simd.h, 3 for int32. bias: null, or float32
-// [width] that is added to each row of such sums; out_dtype: that of out, another one than that of
-// x only if that is float32. 4: the group is over, 5: another rank failed in its step.
+// Reduces x of all ranks to out: the sums as a binary tree, or the largest of each. memory: of the
+// group. out: may be x. dtype: 0 to 2 as in native/simd.h, 3 for int32. bias: null, or float32
+// [width], added to each row of float32 sums. out_dtype: type of out; differs from dtype only if
+// that is float32. Returns 4 if the group is over, 5 if another rank failed in its step.
 QUIRE_API int quire_all_reduce(void* memory, int32_t rank, const void* x, void* out, int64_t count,
                                int32_t dtype, int32_t op, const float* bias, int64_t width,
                                int32_t out_dtype, quire::Team*) {
@@ -151,7 +151,7 @@ QUIRE_API int quire_all_reduce(void* memory, int32_t rank, const void* x, void* 
 }
 QUIRE_REPLAYABLE(quire_all_reduce)
 
-// x: rows of row_bytes; out: rows of all ranks side by side. Codes as above.
+// Gathers x, rows of row_bytes, to out: rows of all ranks side by side. Codes as above.
 QUIRE_API int quire_all_gather(void* memory, int32_t rank, const void* x, void* out, int64_t rows,
                                int64_t row_bytes, quire::Team*) {
   using namespace quire;
@@ -204,9 +204,9 @@ QUIRE_API int quire_norm_shared_rows(void* memory, int32_t rank, void* x, int64_
 }
 QUIRE_REPLAYABLE(quire_norm_shared_rows)
 
-// fine: whether this rank's step went well. mark: of what the rank has decided so far. all_fine:
-// whether the step of every rank went well; if not, all go on from the same exchange. 4: the group
-// is over, 6: ranks have other marks.
+// Agrees on a step. fine: this rank's step went well. mark: stands for all that the rank has
+// decided so far. all_fine: the step of every rank went well; if not, all go on from the same
+// exchange. Returns 4 if the group is over, 6 if ranks have different marks.
 QUIRE_API int quire_agree(void* memory, int32_t rank, int32_t fine, int32_t mark,
                           int32_t* all_fine, quire::Team*) {
   bool result = false;
@@ -216,8 +216,8 @@ QUIRE_API int quire_agree(void* memory, int32_t rank, int32_t fine, int32_t mark
   return code;
 }
 
-// Of a table of which ranks have parts: where each of ids [count] is among the `own` ids from
-// `first` on, 0 if it is none of them. id_bytes: 4 or 8.
+// Finds ids in a table that is split among ranks: out[i] is the index of ids[i] among the `own` ids
+// from `first` on, or 0 if it is none of them. ids: [count]. id_bytes: 4 or 8.
 QUIRE_API int quire_own_ids(const void* ids, int32_t id_bytes, int64_t first, int64_t own,
                             int32_t* out, int64_t count, quire::Team*) {
   for (int64_t i = 0; i < count; ++i) {
@@ -230,8 +230,9 @@ QUIRE_API int quire_own_ids(const void* ids, int32_t id_bytes, int64_t first, in
 }
 QUIRE_REPLAYABLE(quire_own_ids)
 
-// x: rows of row_bytes, of which each rank has looked up those of its ids: ids from rank · most on.
-// out: row i is that of the rank to which ids[i] belongs. 3: an id of no rank. Codes as above.
+// Exchanges rows of a table that is split among ranks. x: rows of row_bytes, of which each rank has
+// looked up those of its own ids, `most` from rank · most on. out: row i comes from the rank that
+// owns ids[i]. Returns 3 for an id of no rank. Other codes as above.
 QUIRE_API int quire_owned_rows(void* memory, int32_t rank, const void* x, const void* ids,
                                int32_t id_bytes, int64_t most, void* out, int64_t rows,
                                int64_t row_bytes, quire::Team*) {

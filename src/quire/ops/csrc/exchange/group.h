@@ -1,9 +1,9 @@
 // Ranks of one host that meet in shared memory (distributed/region.py has the same layout).
 //
-// Every rank counts its exchanges, and announces each by storing its number. It waits until all
+// Every rank counts its exchanges and announces each by storing its number. It waits until all
 // others have announced theirs: it spins for a short while, then sleeps on the number (futex). Data
-// alternate between two places per rank, so that nobody writes where others may still read: a rank
-// begins exchange n + 2 when all have announced n + 1, and so have read what was given in n.
+// alternate between two slots per rank, so that no rank writes where others may still read: a rank
+// begins exchange n + 2 when all have announced n + 1, and so have read the data of n.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ constexpr int kGroupAborted = 4, kPeerFailed = 5, kRanksDiffer = 6;
 constexpr int64_t kGroupLine = 128, kGroupPage = 4096;
 
 struct GroupControl {
-  std::atomic<uint32_t> aborted;  // the group is over: nobody waits any more
+  std::atomic<uint32_t> aborted;  // the group is over: no rank waits any more
   std::atomic<uint32_t> failed;   // a rank failed in its step: all give it up and meet in agree()
   uint32_t size;
   uint32_t unused;
@@ -41,9 +41,9 @@ struct GroupLine {
   std::atomic<uint32_t> arrived;   // exchanges announced
   std::atomic<uint32_t> agreed;    // agreements announced
   std::atomic<uint32_t> sleepers;  // ranks that sleep on one of the two
-  uint32_t votes[2];               // of agreements by their parity: 1 if this rank is fine
-  uint32_t number;                 // of its last exchange when it voted
-  uint32_t marks[2];               // beside the votes: of what this rank has decided so far
+  uint32_t votes[2];               // per parity of agreements: 1 if this rank is fine
+  uint32_t number;                 // its last exchange when it voted
+  uint32_t marks[2];               // like votes: mark of this rank's decisions so far
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between processes");
@@ -66,10 +66,10 @@ class Group {
     return base_ + first + (2 * rank + (number & 1)) * slot_bytes();
   }
 
-  // The number of the exchange that begins now.
+  // Returns the number of the exchange that begins now.
   uint32_t next() const { return line(rank_).arrived.load(std::memory_order_relaxed) + 1; }
 
-  // Announces exchange `number` and waits for all others. 0, kGroupAborted or kPeerFailed.
+  // Announces exchange `number` and waits for all others. Returns 0, kGroupAborted or kPeerFailed.
   int meet(uint32_t number) const {
     announce(line(rank_), line(rank_).arrived, number);
     for (int i = 1; i < size(); ++i) {
@@ -80,8 +80,8 @@ class Group {
     return 0;
   }
 
-  // Whether every rank is fine. If not, all of them count their exchanges from one number on.
-  // kRanksDiffer if their marks do.
+  // Finds whether every rank is fine. If not, all of them count their exchanges from one number on.
+  // Returns 0, kGroupAborted, or kRanksDiffer if their marks differ.
   int agree(bool fine, uint32_t mark, bool* all_fine) const {
     GroupLine& own = line(rank_);
     const uint32_t turn = own.agreed.load(std::memory_order_relaxed) + 1;
@@ -155,7 +155,7 @@ class Group {
   }
 
 #if defined(__linux__)
-  // A tenth of a second at most, after which the caller looks whether the group is over.
+  // Sleeps a tenth of a second at most; the caller then checks whether the group is over.
   static void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
     const timespec limit{0, 100'000'000};
     syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
@@ -174,7 +174,7 @@ class Group {
   const int rank_;
 };
 
-// out: what each rank gives, `bytes` of it, one after the other. 0 or a code of meet().
+// Gathers `bytes` of each rank in out, one after the other. Returns 0 or a code of meet().
 inline int gather(const Group& group, const void* x, int64_t bytes, void* out) {
   for (int64_t first = 0; first < bytes; first += group.slot_bytes()) {
     const int64_t n = std::min(bytes - first, group.slot_bytes());

@@ -5,9 +5,9 @@
 #include "native/parallel.h"
 #include "native/simd.h"
 
-// pages: num_planes planes of num_blocks contiguous blocks of block_bytes. Within a plane all
-// sources are read before any destination is written, through a buffer; planes are independent. 2:
-// no memory for the buffer.
+// Copies blocks within a pool. pages: num_planes planes of num_blocks contiguous blocks of
+// block_bytes. Within a plane all sources are read before any destination is written, through a
+// buffer; planes are independent. Returns 2 without memory for the buffer.
 QUIRE_API int quire_copy_blocks(void* pages, int64_t num_planes, int64_t num_blocks,
                                 int64_t block_bytes, const int64_t* src, const int64_t* dst,
                                 int64_t count, quire::Team* team) {
@@ -29,7 +29,8 @@ QUIRE_API int quire_copy_blocks(void* pages, int64_t num_planes, int64_t num_blo
   return failed;
 }
 
-// Blocks of `source` to blocks of `target`, two pools of num_planes planes that share no memory.
+// Copies blocks of `source` to blocks of `target`, two pools of num_planes planes that share no
+// memory.
 QUIRE_API int quire_swap_blocks(const void* source, int64_t source_blocks, void* target,
                                 int64_t target_blocks, int64_t num_planes, int64_t block_bytes,
                                 const int64_t* src, const int64_t* dst, int64_t count,

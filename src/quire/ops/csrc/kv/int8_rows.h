@@ -10,7 +10,7 @@ QUIRE_INLINE vf load(const int8_t* p) {
   return _mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-// x rounded to the nearest integer, ties to even; -128 <= x <= 127.
+// Stores x rounded to the nearest integer, ties to even; -128 <= x <= 127.
 QUIRE_INLINE void store(int8_t* p, vf x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
@@ -27,7 +27,8 @@ QUIRE_INLINE void store(int8_t* p, vf x) {
 }
 #endif
 
-// Not the templates of simd.h: those were compiled before int8_t had load and store.
+// Overloads of the templates in native/simd.h, which were compiled before int8_t had load and
+// store.
 QUIRE_INLINE vf load_part(const int8_t* p, int n) {
   int8_t buffer[kLanes] = {};
   std::memcpy(buffer, p, n);
@@ -39,7 +40,7 @@ QUIRE_INLINE void store_part(int8_t* p, vf x, int n) {
   std::memcpy(p, buffer, n);
 }
 
-// Elements of a row over its scale, into bytes: |x · inverse| < 127.5.
+// Rounds elements of a row times `inverse`, 1 / scale, to bytes; |x · inverse| < 127.5.
 template <class From>
 QUIRE_INLINE void round_bytes(const From* from, int8_t* to, int64_t n, vf inverse) {
   int64_t i = 0;
@@ -54,9 +55,9 @@ QUIRE_INLINE void round_bytes(const From* from, int8_t* to, int64_t n, vf invers
   if (rest > 0) store_part(to + i, mul(load_part(from + i, rest), inverse), rest);
 }
 
-// Quantizes n elements and returns their scale, the largest magnitude / 127. Magnitudes below
-// 127 · 2^-126 become 0 with scale 0. When an element is not finite the scale is NaN, so that
-// whoever reads the row sees it.
+// Quantizes n elements and returns their scale, the largest magnitude / 127. Magnitudes below 127 ·
+// 2^-126 become 0 with scale 0. If an element is not finite the scale is NaN, so that readers of
+// the row notice.
 template <class From>
 QUIRE_INLINE float quantize_row(const From* from, int8_t* to, int64_t n) {
   const float top = largest_magnitude(from, n), scale = top / 127.0f;

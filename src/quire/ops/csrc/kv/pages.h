@@ -1,4 +1,4 @@
-// The pages of one layer as they are written.
+// Pages of one layer, for writing.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace quire {
 
-// [B, S, K, D] with K and D contiguous; strides in elements. Scales, [B, S, K] floats with K
+// Pages [B, S, K, D] with K and D contiguous; strides in elements. Scales, [B, S, K] floats with K
 // contiguous and strides in floats, belong to an int8 cache only.
 struct Pages {
   void* k;
@@ -21,7 +21,7 @@ struct Pages {
 template <class From, class To>
 QUIRE_INLINE void convert(const From* from, To* to, int64_t n) {
   if constexpr (std::is_same_v<From, To>) {
-    constexpr int64_t kChunk = 64 / sizeof(To);  // known sizes: memcpy would do string moves
+    constexpr int64_t kChunk = 64 / sizeof(To);  // constant size, or memcpy does string moves
     int64_t i = 0;
     for (; i + kChunk <= n; i += kChunk) std::memcpy(to + i, from + i, kChunk * sizeof(To));
     std::memcpy(to + i, from + i, (n - i) * sizeof(To));
@@ -33,7 +33,7 @@ QUIRE_INLINE void convert(const From* from, To* to, int64_t n) {
   }
 }
 
-// The heads of one token, into its slot of K or of V.
+// Stores the heads of one token in its slot of K or of V.
 template <class From, class To>
 QUIRE_INLINE void store_heads(const From* from, To* to, [[maybe_unused]] float* scales,
                               int64_t kv_heads, int64_t head_dim) {
@@ -45,13 +45,13 @@ QUIRE_INLINE void store_heads(const From* from, To* to, [[maybe_unused]] float* 
   }
 }
 
-// Element of k and v where a slot starts.
+// Returns the element of k and v where a slot starts.
 QUIRE_INLINE int64_t start_of(const Pages& pages, int64_t slot) {
   return slot / pages.block_size * pages.block_stride +
          slot % pages.block_size * pages.token_stride;
 }
 
-// Asks for the lines that `write_token` will write: they are seldom in a cache, and a store waits
+// Prefetches the lines that write_token() will write: they are seldom in a cache, and a store waits
 // for its line.
 template <class To>
 QUIRE_INLINE void await_token(const Pages& pages, int64_t slot, int64_t elements) {
@@ -65,7 +65,7 @@ QUIRE_INLINE void await_token(const Pages& pages, int64_t slot, int64_t elements
   }
 }
 
-// k, v: the heads of one token. A negative slot stores nothing.
+// Writes k and v, the heads of one token. A negative slot stores nothing.
 template <class To, class From>
 QUIRE_INLINE void write_token(const Pages& pages, int64_t slot, const From* k, const From* v,
                               int64_t kv_heads, int64_t head_dim) {

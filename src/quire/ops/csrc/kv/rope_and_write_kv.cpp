@@ -1,5 +1,5 @@
-// What stands between the qkv projection and attention, in one pass over its rows: norms of the
-// heads of q and k, rotation, and K and V into the cache.
+// Steps between the qkv projection and attention, in one pass over its rows: norms of the heads of
+// q and k, rotation, and storing K and V in the cache.
 #include <algorithm>
 
 #include "kv/pages.h"
@@ -13,13 +13,13 @@ namespace {
 constexpr int64_t kElementsPerTask = 8 * 1024;
 constexpr int64_t kHeads = 8;
 
-// What the rotation of a token needs: dim i of the first 2 · half turns with i + half.
+// Rotation of a token: dim i of the first `half` turns with dim i + half.
 struct Turn {
   const float *cos, *sin;
   int64_t half;
 };
 
-// cos or sin in the order of lanes that elements of E have.
+// Loads cos or sin in the order of lanes that elements of E have.
 template <class E>
 QUIRE_INLINE vf2 get_angle(const float* p, Two) {
   return load_both_as(static_cast<const E*>(nullptr), p);
@@ -29,8 +29,8 @@ QUIRE_INLINE vf get_angle(const float* p, Size size) {
   return get(p, size);
 }
 
-// Rotates the heads, in place. value(i, size)(h): the elements of head h from i on, which is all
-// that is read of x. Heads share what is loaded for i.
+// Rotates the heads in place. value(i, size)(h) returns the elements of head h from i on; x is not
+// read otherwise. Heads share the loads for i.
 template <class E, class F>
 QUIRE_INLINE void rotate(E* x, int64_t heads, int64_t head_dim, const Turn& turn, F&& value) {
   each_two(0, turn.half, [&](int64_t i, auto size) {
@@ -46,8 +46,8 @@ QUIRE_INLINE void rotate(E* x, int64_t heads, int64_t head_dim, const Turn& turn
 }
 
 // Norms and rotates up to kHeads heads in place. The norm is rounded to the element type before it
-// is rotated, as when both are operations of their own. All scales come first: one takes far longer
-// than it takes to begin the next.
+// is rotated, as in two separate operations. All scales come first: one takes far longer than
+// starting the next.
 template <class E>
 QUIRE_INLINE void norm_and_rotate(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
                                   const Turn& turn) {
@@ -68,7 +68,7 @@ QUIRE_INLINE void norm_and_rotate(E* x, int64_t heads, int64_t head_dim, const E
   });
 }
 
-// weight null: no norms.
+// Prepares the heads of one token. weight: null for no norms.
 template <class E>
 QUIRE_INLINE void prepare_heads(E* x, int64_t heads, int64_t head_dim, const E* weight, float eps,
                                 const Turn& turn) {
@@ -86,10 +86,10 @@ QUIRE_INLINE void prepare_heads(E* x, int64_t heads, int64_t head_dim, const E* 
 }  // namespace
 }  // namespace quire
 
-// qkv: num_tokens rows of (q_heads + 2 · kv_heads) · head_dim elements, token stride in elements; q
-// and k are changed in place. q_weight, k_weight: [head_dim], or null for no norms. cos, sin:
-// [P, half]; half 0 for no rotation. slots: of each token; those < 0 store nothing. Pages as in
-// kv_pages.h.
+// Prepares q and k and writes K and V. qkv: num_tokens rows of (q_heads + 2 · kv_heads) · head_dim
+// elements, token stride in elements; q and k are changed in place. q_weight, k_weight: [head_dim],
+// or null for no norms. cos, sin: [P, half]; half 0 for no rotation. slots: one per token; a
+// negative one stores nothing. Pages as in kv/pages.h.
 QUIRE_API int quire_rope_and_write_kv(
     void* qkv, int64_t stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
     const int64_t* positions, const float* cos, const float* sin, int64_t half, void* k_cache,

@@ -1,4 +1,4 @@
-// Which arithmetic of product.h multiplies which types.
+// Choice of the arithmetic of linear/product.h by the types of inputs and weights.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace quire::linear {
 
-// By the instructions for bf16 where both sides have it, by fma in float32 otherwise.
+// Multiplies by the bf16 instructions if both sides are bf16, otherwise by fma in float32.
 template <class E, class W, class Y>
 int multiply_any(const Problem& problem, const E* x, const W* weight, Y* y) {
   if constexpr (std::is_same_v<E, bf16> && std::is_same_v<W, bf16>) {

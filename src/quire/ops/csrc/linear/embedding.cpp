@@ -1,4 +1,4 @@
-// Rows of a table.
+// Embedding: copies rows of a table.
 #include <cstring>
 
 #include "rows/ids.h"
@@ -14,8 +14,8 @@ constexpr int64_t kBytesPerTask = 32 * 1024;
 }  // namespace
 }  // namespace quire
 
-// table: contiguous rows of row_bytes; out: one for each id, ids[i] + offset. id_bytes: 4 or 8. 3:
-// an id outside the table.
+// Copies row ids[i] + offset of the table to row i of out, for each id. table: contiguous rows of
+// row_bytes. id_bytes: 4 or 8. Returns 0, or 3 for an id outside the table.
 QUIRE_API int quire_embedding(const void* ids, int32_t id_bytes, int64_t offset, const void* table,
                               void* out, int64_t num_ids, int64_t num_rows, int64_t row_bytes,
                               quire::Team* team) {

@@ -1,12 +1,12 @@
-// int8 elements as words of 16 bits, multiplied in pairs with exact sums of 32 bits.
+// int8 elements as 16-bit words, multiplied in pairs with exact 32-bit sums.
 #pragma once
 
 #include "native/simd_int.h"
 
 namespace quire {
 
-constexpr int kWords = 2 * kLanes;  // of a vector
-constexpr int kKeyDims = 16;        // of each key that has a part of a vector
+constexpr int kWords = 2 * kLanes;  // words per vector
+constexpr int kKeyDims = 16;        // elements of one key in a vector
 constexpr int kKeysTogether = kWords / kKeyDims;
 static_assert(kWords % kKeyDims == 0);
 
@@ -18,12 +18,12 @@ using ByteHalf = __m256i;  // kWords bytes
 QUIRE_INLINE ByteHalf load_bytes(const int8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
-// Bytes [0, n) of p, n < kWords; zeros after them.
+// Loads bytes [0, n) of p, n < kWords, with zeros after them.
 QUIRE_INLINE ByteHalf load_bytes(const int8_t* p, int n) {
   return _mm256_maskz_loadu_epi8((__mmask32{1} << n) - 1, p);
 }
 QUIRE_INLINE raw to_words(ByteHalf x) { return _mm512_cvtepi8_epi16(x); }
-// kKeyDims bytes, or n < kKeyDims and zeros after them.
+// Loads kKeyDims bytes, or n < kKeyDims bytes with zeros after them.
 QUIRE_INLINE __m128i load_key(const int8_t* p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
 }
@@ -33,36 +33,36 @@ QUIRE_INLINE __m128i load_key(const int8_t* p, int n) {
 QUIRE_INLINE raw words_of_keys(const __m128i (&keys)[kKeysTogether]) {
   return to_words(_mm256_inserti128_si256(_mm256_castsi128_si256(keys[0]), keys[1], 1));
 }
-// kKeyDims words, once for every key of a vector.
+// Loads kKeyDims words and repeats them for every key of a vector.
 QUIRE_INLINE raw repeat_words(const int16_t* p) {
   return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// The bytes of a and b in turn, as words. What lanes hold: see in_order().
+// Interleaves the bytes of a and b as words. in_order() restores the order of lanes.
 QUIRE_INLINE void pair_words(ByteHalf a, ByteHalf b, raw (&out)[2]) {
   out[0] = to_words(_mm256_unpacklo_epi8(a, b));
   out[1] = to_words(_mm256_unpackhi_epi8(a, b));
 }
-// Lanes of two vectors, as pair_words() leaves them, in the order of the bytes.
+// Puts the lanes of two vectors, as pair_words() leaves them, in the order of the bytes.
 QUIRE_INLINE void in_order(vi (&x)[2]) {
   const raw a = (raw)x[0], b = (raw)x[1];
   x[0] = (vi)_mm512_shuffle_i64x2(a, b, 0x44);
   x[1] = (vi)_mm512_shuffle_i64x2(a, b, 0xEE);
 }
-// The lower halves of the lanes of both in turn.
+// Interleaves the lower halves of the lanes of both.
 QUIRE_INLINE raw words_in_turn(vi even, vi odd) {
   return _mm512_mask_blend_epi16(0xaaaaaaaa, (raw)even, _mm512_slli_epi32((raw)odd, 16));
 }
-// x rounded to integers of 16 bits.
+// Stores x rounded to 16-bit integers.
 QUIRE_INLINE void round_words(int16_t* p, vf x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
 }
 
-// Sums of the lanes of kLanes vectors at once, apart for the keys of a vector: lane i of out[key]
-// is that of x[i].
+// Sums the lanes of kLanes vectors at once, separately for each key of a vector: lane i of out[key]
+// is the sum of x[i].
 QUIRE_INLINE void lane_sums(const vi (&x)[16], vi (&out)[kKeysTogether]) {
   static_assert(kKeysTogether == 2);
-  // fours[p]: of x[8p] … x[8p + 7] the sums of the lower halves, then of the upper ones.
+  // fours[p]: sums of the lower halves of x[8p] to x[8p + 7], then of their upper halves.
   raw fours[2];
   QUIRE_UNROLL
   for (int part = 0; part < 2; ++part) {
@@ -136,13 +136,13 @@ QUIRE_INLINE void lane_sums(const vi (&x)[8], vi (&out)[kKeysTogether]) {
 
 #endif
 
-// The pair of words at p in every lane.
+// Loads the pair of words at p into every lane.
 QUIRE_INLINE raw two_words(const int16_t* p) {
   int32_t both;
   std::memcpy(&both, p, sizeof both);
   return (raw)set1_int(both);
 }
-// sum + the products of two pairs of words in every lane.
+// Adds to sum, in every lane, the products of two pairs of words.
 QUIRE_INLINE vi add_pairs(vi sum, raw a, raw b) {
 #if defined(__AVX512VNNI__)
   return (vi)_mm512_dpwssd_epi32((raw)sum, a, b);

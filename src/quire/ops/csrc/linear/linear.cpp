@@ -1,10 +1,11 @@
-// y = x Wᵀ + b over float32 and 16-bit weights packed once.
+// y = x Wᵀ + b with float32 or 16-bit weights, packed once.
 #include "rows/ids.h"
 #include "linear/arithmetic.h"
 #include "linear/layout.h"
 #include "native/replay.h"
 
-// weight: contiguous [outputs, depth]. packed: panels (linear_layout.h). gate: of gate.h.
+// Packs weight, contiguous [outputs, depth], into panels (linear/layout.h). gate: see
+// pointwise/gate.h.
 QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t outputs, int64_t depth,
                                 int32_t dtype, int32_t gate, quire::Team* team) {
   using namespace quire;
@@ -19,8 +20,8 @@ QUIRE_API int quire_linear_pack(const void* weight, void* packed, int64_t output
   });
 }
 
-// Rows of the matrix that was packed: out [num_ids, depth]. Reads one panel per id, in order.
-// id_bytes: 4 or 8. 3: an id outside the table.
+// Copies rows of the packed matrix to out, [num_ids, depth]. Reads one panel per id, in order.
+// id_bytes: 4 or 8. Returns 3 for an id outside the table.
 QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_bytes, void* out,
                                 int64_t num_ids, int64_t outputs, int64_t depth, int32_t dtype,
                                 quire::Team* team) {
@@ -37,9 +38,9 @@ QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_
 }
 QUIRE_REPLAYABLE(quire_linear_rows)
 
-// x: rows of `depth` elements with a stride; y: [rows, outputs] of x's type or of float32, of a
-// gated layer half as wide. bias: float32 or null. gate: as it was packed for. y_stride: of its
-// rows, 0 if they are contiguous.
+// Computes y = x Wᵀ + b. x: rows of `depth` elements with a stride. y: [rows, outputs] of x's type
+// or float32; for a gated layer half as wide. bias: float32 or null. gate: as in packing. y_stride:
+// of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, const float* bias,
                            void* y, int64_t y_stride, int64_t rows, int64_t outputs, int64_t depth,
                            int32_t x_dtype, int32_t y_dtype, int32_t weight_dtype, int32_t gate,

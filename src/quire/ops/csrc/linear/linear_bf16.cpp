@@ -1,4 +1,4 @@
-// The best arithmetic for bf16 on both sides: in tile registers, in vectors by pairs, or by fma.
+// Best arithmetic for bf16 inputs and weights: tile registers, pairs in vectors, or fma.
 #include "linear/bf16.h"
 
 #include "linear/amx.h"

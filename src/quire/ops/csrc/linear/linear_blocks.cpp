@@ -1,4 +1,4 @@
-// y = x Wᵀ + b with weights of few bits in blocks along the inputs (block_kinds.h), by 8-bit
+// y = x Wᵀ + b with weights of few bits in blocks along the inputs (block_kinds.h), and 8-bit
 // activations with a scale for each group: one loop over tiles for all kinds.
 #include "linear/integers/block_kinds.h"
 #include "linear/integers/wide_tile.h"
@@ -8,17 +8,17 @@
 namespace quire::linear_int {
 namespace {
 
-// Inputs: `blocks` times `groups` groups.
+// Shape of the inputs: `blocks` blocks of `groups` groups.
 struct BlockShape {
   int64_t blocks, groups;
 };
 
-// Rows of a register tile: as those of Int4Format.
+// Rows of a register tile, as for Int4Format.
 struct DirectTile {
   static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
 };
 
-// Scales and offsets of a group, in two halves of the columns.
+// Scales and offsets of a group, for the two halves of the columns.
 template <class K>
 struct Columns {
   vf scale[2], offset[2];
@@ -51,7 +51,7 @@ struct Columns {
   }
 };
 
-// f(q, low, high) for the quads of a group.
+// Calls f(q, low, high) for the quads of a group.
 template <class K, int q = 0, class F>
 QUIRE_INLINE void each_quad(const uint8_t* packed, vi levels, F&& f) {
   if constexpr (q < K::kGroupQuads) {
@@ -63,7 +63,7 @@ QUIRE_INLINE void each_quad(const uint8_t* packed, vi levels, F&& f) {
   }
 }
 
-// Adds a group of R rows to sums that start where levels less kZero do.
+// Adds a group for R rows to sums that start at -kZero times the sums of the inputs.
 template <class K, int R, class A>
 QUIRE_INLINE void add_group(vi (&sums)[R][2], const uint8_t* packed, vi levels,
                             const int32_t* inputs, A& ahead) {
@@ -140,7 +140,7 @@ void multiply_blocks(const BlockShape& shape, const QuantizedRows& x, const uint
 
 using BlockTile = void (*)(const BlockShape&, const QuantizedRows&, const uint8_t*, Ahead, float*);
 
-// What the formats of all kinds have in common. One that reads rows of x has lines of a group.
+// Common part of the formats of all kinds. A line of rows of x is one group.
 template <int kQuads, int kInputs>
 struct Blocks : Vectors {
   static constexpr int kLineQuads = kQuads, kQuadInputs = kInputs;
@@ -166,8 +166,8 @@ struct DirectBlocks : Blocks<kQuads, kInputs>, DirectTile {
   static constexpr bool kOpens = false;
   static constexpr int32_t kAdded = 0;
   static constexpr int64_t kBlockRows = 264;
-  static constexpr int kStreamedRows = kSumsInPlace ? 1 : 0;  // as Int4Format
-  std::array<BlockTile, DirectTile::kMaxRows> tiles;  // by rows - 1
+  static constexpr int kStreamedRows = kSumsInPlace ? 1 : 0;  // see Int4Format
+  std::array<BlockTile, DirectTile::kMaxRows> tiles;  // indexed by rows - 1
   BlockTile streamed;
 
   template <class K>
@@ -191,7 +191,7 @@ struct DirectBlocks : Blocks<kQuads, kInputs>, DirectTile {
 };
 
 #if defined(__AVX512VNNI__)
-// A panel for many rows. Returns where the next one would go.
+// Widens a panel for many rows.
 template <class K>
 void widen_panel(const BlockShape& shape, const uint8_t* packed, uint8_t* to) {
   const vi all_128 = set1_int(every_byte(128)), zero = set1_int(every_byte(K::kZero));
@@ -203,7 +203,7 @@ void widen_panel(const BlockShape& shape, const uint8_t* packed, uint8_t* to) {
       const Columns<K> group = block.open_group(packed);
       uint8_t* const start = to;
       to += WideGroup::kStart;
-      vi sums[2][2] = {};  // in turn, since each product waits for the one before
+      vi sums[2][2] = {};  // alternate, since each product waits for the one before
       each_quad<K>(packed, levels, [&](auto quad, vi low, vi high) __attribute__((always_inline)) {
         auto& sum = sums[decltype(quad)::value % 2];
         low = sub_bytes(low, zero);
@@ -254,9 +254,9 @@ struct WideBlocks : Blocks<kQuads, 1> {
 };
 #endif
 
-// Tensors of a matrix that is packed: codes [outputs, inputs] and scale [outputs, blocks]; of those
-// that the kind has, minimum [outputs, blocks], factors [outputs, groups], and lows [outputs,
-// groups] that multiply the minimum, or zero points [outputs, blocks].
+// Tensors of a matrix to pack: codes [outputs, inputs] and scale [outputs, blocks]. If the kind has
+// them: minimum [outputs, blocks], factors [outputs, groups], and lows, which are either [outputs,
+// groups] that multiply the minimum or zero points [outputs, blocks].
 struct BlockSource {
   const uint8_t* codes;
   const uint16_t *scale, *minimum;
@@ -264,7 +264,7 @@ struct BlockSource {
   const uint8_t* lows;
 };
 
-// One column of a panel of zeros.
+// Packs one column into a panel of zeros.
 template <class K>
 void pack_column(const BlockSource& source, const BlockShape& shape, int64_t output, int64_t c,
                  uint8_t* packed) {
@@ -295,7 +295,7 @@ void pack_column(const BlockSource& source, const BlockShape& shape, int64_t out
   }
 }
 
-// Row c of a panel as numbers [inputs], with the roundings of the definition.
+// Unpacks column c of a panel to numbers [inputs], with the roundings of the definition.
 template <class K, class E>
 void unpack_column(const BlockShape& shape, const uint8_t* packed, int64_t c, float power, E* out) {
   constexpr int kGroupSize = 4 * K::kGroupQuads;
@@ -328,7 +328,7 @@ void unpack_column(const BlockShape& shape, const uint8_t* packed, int64_t c, fl
   }
 }
 
-// Inputs of a block as groups of the kind.
+// Returns the shape of blocks of block_size inputs in groups of the kind.
 template <class K>
 BlockShape shape_of(K, int64_t blocks, int64_t block_size) {
   return {blocks, block_size / (4 * K::kGroupQuads)};
@@ -352,8 +352,9 @@ constexpr int kUnknownKind = 1;
 }  // namespace
 }  // namespace quire::linear_int
 
-// codes: contiguous [outputs, blocks · block_size]; scale, minimum: float16; factors, lows: as in
-// BlockSource, null where a kind has none. packed: full of zeros. gate: of gate.h.
+// Packs a matrix. codes: contiguous [outputs, blocks · block_size]. scale, minimum: float16.
+// factors, lows: as in BlockSource, null where a kind has none. packed: filled with zeros. gate:
+// see pointwise/gate.h. Returns 1 for an unknown kind.
 QUIRE_API int quire_linear_blocks_pack(const uint8_t* codes, const uint16_t* scale,
                                        const uint16_t* minimum, const int8_t* factors,
                                        const uint8_t* lows, uint8_t* packed, int64_t outputs,
@@ -377,8 +378,8 @@ QUIRE_API int quire_linear_blocks_pack(const uint8_t* codes, const uint16_t* sca
   return known ? 0 : kUnknownKind;
 }
 
-// Rows of the matrix that was packed: out [num_ids, blocks · block_size]. id_bytes: 4 or 8. 3: an
-// id outside the table.
+// Unpacks rows of the packed matrix to out, [num_ids, blocks · block_size]. id_bytes: 4 or 8.
+// Returns 3 for an id outside the table.
 QUIRE_API int quire_linear_blocks_rows(const uint8_t* packed, const float* power, const void* ids,
                                        int32_t id_bytes, void* out, int64_t num_ids,
                                        int64_t outputs, int64_t blocks, int64_t block_size,
@@ -405,9 +406,10 @@ QUIRE_API int quire_linear_blocks_rows(const uint8_t* packed, const float* power
 }
 QUIRE_REPLAYABLE(quire_linear_blocks_rows)
 
-// x: rows of blocks · block_size elements with a stride; y: [rows, outputs] of x's type or of
-// float32, of a gated layer half as wide. power and bias (or null): float32, of LinearCall. gate:
-// as it was packed for. y_stride: of its rows, 0 if they are contiguous.
+// Computes y = x Wᵀ + b. x: rows of blocks · block_size elements with a stride. y: [rows, outputs]
+// of x's type or float32; for a gated layer half as wide. power and bias (or null): float32, scale
+// and bias of LinearCall. gate: as in packing. y_stride: of the rows of y, 0 if they are
+// contiguous.
 QUIRE_API int quire_linear_blocks(const void* x, int64_t x_stride, const uint8_t* packed,
                                   const float* power, const float* bias, void* y, int64_t y_stride,
                                   int64_t rows, int64_t outputs, int64_t blocks, int64_t block_size,

@@ -1,10 +1,10 @@
 // y = x (scale · (W - zero))ᵀ + b with 4-bit weights in groups along the inputs.
 //
-// Packed: panels of kWidth output columns; in a panel, group after group: the quads of its columns
-// for k = 0 … 3, then k = 4 … 7, …, column i and kLanes + i in the low and the high half of a byte;
-// then the float16 scales of the columns. Zero points, if any, stand apart: [panels, groups,
-// kWidth / 2], two to a byte in the same way. A group's sum of weights and integers starts at
-// - zero times the sum of the integers.
+// Packed weights are panels of kWidth output columns; a panel is a sequence of groups. A group
+// holds the quads of its columns for k = 0 … 3, then for k = 4 … 7, and so on, with columns i and
+// kLanes + i in the low and the high half of a byte; then the float16 scales of the columns. Zero
+// points, if any, are stored apart: [panels, groups, kWidth / 2], two per byte in the same way. The
+// sum over a group starts at minus the zero point times the sum of the integers.
 #include "rows/ids.h"
 #include "linear/integers/int4.h"
 #include "linear/integers/int4_tiles.h"
@@ -14,7 +14,7 @@
 namespace quire::linear_int {
 namespace {
 
-constexpr int kBlockQuads = Vectors::kLineQuads;  // no more than add_nibbles takes
+constexpr int kBlockQuads = Vectors::kLineQuads;  // at most what add_nibbles takes
 
 // Adds the products of kBlockQuads quads to the sums of a tile.
 template <int R, class A>
@@ -40,10 +40,12 @@ QUIRE_INLINE void add_block(vi (&sums)[R][2], const uint8_t* panel, const int32_
 
 template <bool kZeros>
 struct Int4Format : Int4Weights<kZeros>, Vectors {
-  // Rows of a register tile: float32 sums and sums of a group, and without VNNI those of a block.
+  // Rows of a register tile. It holds float32 sums, sums of a group and, without VNNI, sums of a
+  // block.
   static constexpr int kMaxRows = kLanes == 8 ? 2 : kSumsInPlace ? 6 : 3;
   static constexpr int64_t kBlockRows = 264;
-  // As Int8Format's: 1 row takes 4 % less time, 2 rows as much, 4 rows a seventh more (measured).
+  // See Int8Format. Without prefetch 1 row takes 4 % less time, 2 rows the same, 4 rows a seventh
+  // more (measured).
   static constexpr int kStreamedRows = kSumsInPlace ? 1 : 0;
 
   Int4Format(const uint8_t* weight, const uint8_t* zeros, int64_t group_size, int64_t groups)
@@ -77,7 +79,7 @@ struct Int4Format : Int4Weights<kZeros>, Vectors {
   }
 };
 
-// Where the parts of a packed matrix are.
+// Positions of the parts of a packed matrix.
 struct Int4Layout {
   int64_t group_size, groups;
 
@@ -88,13 +90,13 @@ struct Int4Layout {
   int64_t scale_start(int64_t panel, int64_t g) const {
     return group_start(panel, g) + group_size / 4 * kQuadBytes;
   }
-  // The byte that holds element k of a group for column c of a panel.
+  // Returns the byte that holds element k of a group for column c of a panel.
   int64_t byte_in_group(int64_t k, int64_t c) const {
     return k / 4 * kQuadBytes + c % kLanes * 4 + k % 4;
   }
 };
 
-// The half of a byte that belongs to column c of a panel.
+// Returns the shift to the half of a byte that belongs to column c of a panel.
 int shift_of(int64_t c) { return c < kLanes ? 0 : 4; }
 
 void set_half(uint8_t& byte, int64_t c, uint8_t value) {
@@ -109,7 +111,7 @@ struct Int4Source {
   int64_t depth;
 };
 
-// One panel of zeros before, from the columns that there are.
+// Packs the existing columns into one panel of zeros.
 void pack_panel(const Int4Source& source, const Int4Layout& layout, int64_t panel, uint8_t* packed,
                 uint8_t* packed_zeros) {
   for (int64_t c = 0; c < source.outputs.columns(panel); ++c) {
@@ -137,7 +139,7 @@ struct Int4Table {
   Int4Layout layout;
 };
 
-// Group g of row `id`, kLanes values at a time.
+// Unpacks group g of row `id`, kLanes values at a time.
 template <class E>
 void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
   const Int4Layout& layout = table.layout;
@@ -187,9 +189,9 @@ int multiply_groups(const Int4Layout& layout, const LinearCall& call, const uint
 }  // namespace
 }  // namespace quire::linear_int
 
-// weight: contiguous [outputs, groups · group_size], a value per byte; scale: float16 and zero:
-// bytes or null, [outputs, groups]. packed, packed_zeros (or null): as above, full of zeros. gate:
-// of gate.h.
+// Packs a matrix. weight: contiguous [outputs, groups · group_size], one value per byte. scale
+// (float16), zero (bytes, or null): [outputs, groups]. packed, packed_zeros (or null): as above,
+// filled with zeros. gate: see pointwise/gate.h.
 QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scale,
                                      const uint8_t* zero, uint8_t* packed, uint8_t* packed_zeros,
                                      int64_t outputs, int64_t groups, int64_t group_size,
@@ -206,8 +208,8 @@ QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scal
   return 0;
 }
 
-// Rows scale · (W - zero) of the matrix that was packed: out [num_ids, groups · group_size].
-// id_bytes: 4 or 8. 3: an id outside the table.
+// Unpacks rows power · scale · (W - zero) of the packed matrix to out, [num_ids, groups ·
+// group_size]. id_bytes: 4 or 8. Returns 3 for an id outside the table.
 QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packed_zeros,
                                      const float* power, const void* ids, int32_t id_bytes,
                                      void* out, int64_t num_ids, int64_t outputs, int64_t groups,
@@ -230,9 +232,9 @@ QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packe
 }
 QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
-// x: rows of groups · group_size elements with a stride; y: [rows, outputs] of x's type or of
-// float32, of a gated layer half as wide. power and bias (or null): float32, of LinearCall. gate:
-// as it was packed for. y_stride: of its rows, 0 if they are contiguous.
+// Computes y. x: rows of groups · group_size elements with a stride. y: [rows, outputs] of x's type
+// or float32; for a gated layer half as wide. power and bias (or null): float32, scale and bias of
+// LinearCall. gate: as in packing. y_stride: of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const uint8_t* packed_zeros, const float* power, const float* bias,
                                 void* y, int64_t y_stride, int64_t rows, int64_t outputs,
@@ -246,9 +248,9 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
 }
 QUIRE_REPLAYABLE(quire_linear_int4)
 
-// Sums over the inputs of x, which are some of those of a matrix, times the powers; sums: float32
-// [rows, outputs], contiguous. largest: [rows], of the whole rows. The others as above, without a
-// gate.
+// Computes sums over the inputs of x, which are part of those of a matrix, times the powers. sums:
+// float32 [rows, outputs], contiguous. largest: [rows], of the whole rows. Other arguments: as
+// above, without a gate.
 QUIRE_API int quire_linear_int4_partial(const void* x, int64_t x_stride, const uint8_t* packed,
                                         const uint8_t* packed_zeros, const float* power,
                                         const float* largest, float* sums, int64_t rows,

@@ -1,8 +1,8 @@
 // y = x (scale · W)ᵀ + b with 8-bit weights, one scale per output column.
 //
-// Packed: panels of kWidth output columns; in a panel the quads of all columns for k = 0 … 3, then
-// for k = 4 … 7, …, as weight + 128, which is what vpdpbusd takes. 128 times the sum of a row's
-// integers is taken off at the start of its sums.
+// Packed weights are panels of kWidth output columns. A panel holds the quads of all columns for k
+// = 0 … 3, then for k = 4 … 7, and so on, as weight + 128, which vpdpbusd takes. The sums of a row
+// start at -128 times the sum of its integers.
 #include "rows/ids.h"
 #include "linear/integers/int.h"
 #include "native/replay.h"
@@ -11,33 +11,33 @@
 namespace quire::linear_int {
 namespace {
 
-constexpr int kQuadBytes = 4 * kWidth;  // of a panel
+constexpr int kQuadBytes = 4 * kWidth;  // in a panel
 
 struct Int8Weights {
   const uint8_t* weight;
   int64_t quads, group_size, inputs_per_row;
   int64_t sums_per_row = 1;
   int32_t sum_factor = -128;
-  bool keeps_integers = false;  // whether a tile gives its sums as they are
+  bool keeps_integers = false;  // a tile returns its sums as they are
 
   Int8Weights(const uint8_t* weight, int64_t quads, int64_t inputs_per_row)
       : weight(weight), quads(quads), group_size(4 * quads), inputs_per_row(inputs_per_row) {}
   const uint8_t* panel(int64_t index) const { return weight + index * quads * kQuadBytes; }
   static constexpr bool kOpens = false, kSums = true;
-  static constexpr bool kStages = true;  // whether outputs may wait
-  static constexpr int32_t kAdded = 0;  // to the integers of x
+  static constexpr bool kStages = true;  // outputs may be staged
+  static constexpr int32_t kAdded = 0;  // added to the integers of x
 };
 
 struct Int8Format : Int8Weights, Vectors {
   static constexpr int kQuadInputs = kByteInputs;
   // Rows of a register tile: 24 (8) sums, the weights and one input in 32 (16) registers.
   static constexpr int kMaxRows = kLanes == 16 ? 12 : 4;
-  // Rows whose integers stay in the caches while all weights pass.
+  // Rows whose integers stay in the caches while all weights are read.
   static constexpr int64_t kBlockRows = 22 * kMaxRows;
-  // Measured on Zen 4: without fetching ahead 2 rows take a tenth less time from memory, 1 row as
-  // much and from the caches a tenth less. With one line in four 3 rows take up to 4 % less than
-  // with all, 4 rows 3 to 8 %, and both 1 to 4 % less than with none; 5 rows up to 11 % more than
-  // with all, 6 and 8 rows 14 to 28 %.
+  // Measured on Zen 4: without prefetch 2 rows take a tenth less time from memory; 1 row takes the
+  // same from memory, and a tenth less from the caches. With one line in four, 3 rows take up to 4
+  // % and 4 rows 3 to 8 % less than with all lines, and both 1 to 4 % less than with none; 5 rows
+  // take up to 11 %, 6 and 8 rows 14 to 28 % more than with all lines.
   static constexpr int kStreamedRows = kSumsInPlace ? 2 : 0, kSparseRows = kSumsInPlace ? 4 : 0;
 
   Int8Format(const uint8_t* weight, int64_t quads)
@@ -81,15 +81,15 @@ struct Int8Format : Int8Weights, Vectors {
 };
 
 #if defined(__AMX_INT8__)
-// The same in tile registers, whose lines are the quads of a panel. Behind the last quad of a row
-// stands anything: it meets zeros.
+// Int8Format in tile registers, whose lines are the quads of a panel. The bytes after the last quad
+// of a row are arbitrary: they are multiplied by zeros.
 struct Int8Tiles : Int8Weights {
   static constexpr int kQuadInputs = 1;
   static constexpr bool kGroupScales = false;
   static constexpr int kMaxRows = kStepRows;
   static constexpr int64_t kBlockBytes = kTileBlockBytes;
   static constexpr int64_t kBeyond = kBeyondTile;
-  static constexpr int kRowQuads = kTileBytes / 4;  // of a step
+  static constexpr int kRowQuads = kTileBytes / 4;  // per step
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
     return (quad / kRowQuads * rows + r) * kRowQuads + quad % kRowQuads;
   }
@@ -101,7 +101,7 @@ struct Int8Tiles : Int8Weights {
   auto loop(const Block<Int8Tiles, Y>& block) const;
 };
 
-// What its loop (tile_loop.h) needs to know of a block.
+// Block as its loop (linear/tile_loop.h) uses it.
 template <class Y>
 struct Int8Job {
   using Products = Int8Products;
@@ -156,7 +156,8 @@ constexpr bool kLoops<Int8Tiles> = true;
 #endif
 }  // namespace quire::linear_int
 
-// weight: contiguous [outputs, depth]. packed: [panels, quads, kWidth, 4]. gate: of gate.h.
+// Packs weight, contiguous [outputs, depth], to packed, [panels, quads, kWidth, 4]. gate: see
+// pointwise/gate.h.
 QUIRE_API int quire_linear_int8_pack(const int8_t* weight, uint8_t* packed, int64_t outputs,
                                      int64_t depth, int32_t gate, quire::Team* team) {
   using namespace quire;
@@ -177,8 +178,8 @@ QUIRE_API int quire_linear_int8_pack(const int8_t* weight, uint8_t* packed, int6
   return 0;
 }
 
-// Rows scale · W of the matrix that was packed: out [num_ids, depth]. id_bytes: 4 or 8.
-// 3: an id outside the table.
+// Unpacks rows scale · W of the packed matrix to out, [num_ids, depth]. id_bytes: 4 or 8. Returns 3
+// for an id outside the table.
 QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, const void* ids,
                                      int32_t id_bytes, void* out, int64_t num_ids,
                                      int64_t outputs, int64_t depth, int32_t dtype,
@@ -207,9 +208,9 @@ QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, 
 }
 QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
-// x: rows of `depth` elements with a stride; y: [rows, outputs] of x's type or of float32, of a
-// gated layer half as wide. scale and bias (or null): float32, of LinearCall. gate: as it was
-// packed for. y_stride: of its rows, 0 if they are contiguous.
+// Computes y. x: rows of `depth` elements with a stride. y: [rows, outputs] of x's type or float32;
+// for a gated layer half as wide. scale and bias (or null): float32, of LinearCall. gate: as in
+// packing. y_stride: of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const float* scale, const float* bias, void* y, int64_t y_stride,
                                 int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
@@ -222,8 +223,9 @@ QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* 
 }
 QUIRE_REPLAYABLE(quire_linear_int8)
 
-// Exact sums over the inputs of x, which are some of those of a matrix; sums: [rows, outputs],
-// contiguous. largest: [rows], of the whole rows. x, packed and scale: as above, without a gate.
+// Computes exact sums over the inputs of x, which are part of those of a matrix. sums: [rows,
+// outputs], contiguous. largest: [rows], of the whole rows. x, packed and scale: as above, without
+// a gate.
 QUIRE_API int quire_linear_int8_partial(const void* x, int64_t x_stride, const uint8_t* packed,
                                         const float* scale, const float* largest, int32_t* sums,
                                         int64_t rows, int64_t outputs, int64_t depth,

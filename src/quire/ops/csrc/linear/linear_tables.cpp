@@ -1,5 +1,5 @@
-// y = x Wᵀ + b with weights that are entries of tables times scales, to which single numbers may be
-// added. Some panels at a time are widened to a float type and multiplied as those of linear.cpp.
+// y = x Wᵀ + b with weights that are table entries times scales, to which single numbers may be
+// added. Widens some panels at a time to a float type and multiplies them like those of linear.cpp.
 #include <algorithm>
 #include <vector>
 
@@ -12,7 +12,7 @@
 namespace quire::linear {
 namespace {
 
-constexpr int kQuad = 4;  // inputs whose codes lie together
+constexpr int kQuad = 4;  // inputs whose codes are stored together
 
 #if defined(__AVX512F__)
 QUIRE_INLINE vi count_lanes() {
@@ -28,8 +28,8 @@ QUIRE_INLINE vf gather(const float* from, vi index) {
 }
 #endif
 
-// Codes of a quad by a panel, bits · kLanes bytes: load(quad, k, half) gives those of input k of
-// the quad in a half of the columns, put() adds one to zeros.
+// Codes of a quad in a panel, bits · kLanes bytes. load(quad, k, half) returns those of input k of
+// the quad in one half of the columns; put() adds one code to zeros.
 template <int bits>
 struct Codes;
 
@@ -41,7 +41,7 @@ struct Codes<8> {
   static void put(uint8_t* quad, int64_t k, int64_t c, int code) { quad[k * kWidth + c] = code; }
 };
 
-// The first half of the columns in the lower nibbles.
+// The lower nibbles hold the first half of the columns.
 template <>
 struct Codes<4> {
   QUIRE_INLINE static vi load(const uint8_t* quad, int k, int half) {
@@ -53,7 +53,7 @@ struct Codes<4> {
   }
 };
 
-// Two lower bits of each code, of two inputs in one byte, then the upper bits of all.
+// Two lower bits of each code, two inputs per byte, then the upper bits of all.
 template <>
 struct Codes<3> {
   QUIRE_INLINE static vi load(const uint8_t* quad, int k, int half) {
@@ -73,10 +73,10 @@ struct Codes<3> {
   static constexpr int place(int64_t k, int64_t half) { return static_cast<int>(2 * k + half); }
 };
 
-// Packed weights. codes: by panel and block, scales of the columns in float32, then quads. tables:
-// entries by code; each output's own if own_tables, then by panel, code and column. Added to panel
-// p are numbers ends[p] to ends[p + 1], in the order of places k · kWidth + column; ends null:
-// nothing is.
+// Packed weights. codes: per panel and block, the float32 scales of the columns, then the quads.
+// tables: entries by code; if own_tables, each output's own, by panel, code and column. Panel p
+// gets numbers ends[p] to ends[p + 1] added, in the order of places k · kWidth + column; none if
+// ends is null.
 struct Matrix {
   const uint8_t* codes;
   const float* tables;
@@ -98,7 +98,7 @@ struct Matrix {
   }
 };
 
-// Numbers that are added to one panel, from an input on.
+// Numbers added to one panel, from an input on.
 struct Added {
   const uint32_t* place;
   const uint32_t* end;
@@ -110,7 +110,7 @@ struct Added {
     end = matrix.places + matrix.ends[index + 1];
     number = matrix.added + matrix.ends[index];
   }
-  // To the weights of the quad that starts at input k.
+  // Adds numbers to the weights of the quad that starts at input k.
   void add_to(int64_t k, vf (&weights)[kQuad][2]) {
     const uint32_t first = static_cast<uint32_t>(k * kWidth);
     if (place == end || *place - first >= kQuad * kWidth) return;
@@ -123,7 +123,7 @@ struct Added {
   }
 };
 
-// The columns of an even and an odd input, where layout.h has them.
+// Stores the columns of an even and an odd input in the order of linear/layout.h.
 template <class W>
 QUIRE_INLINE void put_pair(W* pair, const vf (&even)[2], const vf (&odd)[2]) {
   for (int half = 0; half < 2; ++half) {
@@ -135,7 +135,7 @@ QUIRE_INLINE void put_pair(bf16* pair, const vf (&even)[2], const vf (&odd)[2]) 
   for (int half = 0; half < 2; ++half) store_both(pair + half * kWidth, {even[half], odd[half]});
 }
 
-// Panel `index` as linear.cpp multiplies it.
+// Widens panel `index` to the form that linear.cpp multiplies.
 template <int bits, bool own, class W>
 void widen_panel(const Matrix& matrix, int64_t index, W* to) {
   const uint8_t* packed = matrix.panel(index, bits);
@@ -183,12 +183,13 @@ Widen<W> widen_by(int32_t bits, bool own) {
   }
 }
 
-// Widened weights at a time: with few rows what the caches of a core hold, with many so many that
-// rows are seldom gathered again.
+// Bytes of weights to widen at a time. With few rows the caches of a core hold them; with many,
+// there are so many that rows are seldom gathered again.
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kBytesFewRows = 512 << 10, kBytesManyRows = 8 << 20;
 
-// The biases of `width` columns from `column` on: of a gated layer those of both halves, in `both`.
+// Returns the biases of `width` columns from `column` on; for a gated layer those of both halves,
+// in `both`.
 const float* biases_of(const Problem& problem, int64_t column, int64_t width,
                        std::vector<float>& both) {
   if (problem.bias == nullptr || !problem.outputs.gated()) {
@@ -200,7 +201,7 @@ const float* biases_of(const Problem& problem, int64_t column, int64_t width,
   return both.data();
 }
 
-// 0, or 2 without memory for widened panels.
+// Returns 0, or 2 without memory for widened panels.
 template <class W, class E, class Y>
 int multiply_widened(const Problem& problem, const Matrix& matrix, Widen<W> widen, const E* x,
                      Y* y) {
@@ -216,7 +217,7 @@ int multiply_widened(const Problem& problem, const Matrix& matrix, Widen<W> wide
   W* widened = static_cast<W*>(thread_scratch<Widened>(most * group_bytes));
   if (widened == nullptr) return 2;
   std::vector<float> both;
-  std::vector<Y> halves;  // of some columns, where no gate joins them
+  std::vector<Y> halves;  // for some columns, where no gate joins them
   for (int64_t first = 0; first < groups; first += most) {
     const int64_t count = std::min(most, groups - first), column = first * kWidth;
     parallel_for(count * in_turn, kWorkPerTask / (elements + 1) + 1, problem.team, [&](int64_t i) {
@@ -264,8 +265,9 @@ constexpr int kUnknown = 1;
 }  // namespace
 }  // namespace quire::linear
 
-// codes: contiguous [outputs, blocks · block_size], block_size a multiple of 4; scales: [outputs,
-// blocks]. packed: full of zeros, as Matrix has them. bits: 3, 4 or 8. gate: of gate.h.
+// Packs a matrix. codes: contiguous [outputs, blocks · block_size], block_size a multiple of 4.
+// scales: [outputs, blocks]. packed: filled with zeros, as in Matrix. bits: 3, 4 or 8. gate: see
+// pointwise/gate.h.
 QUIRE_API int quire_linear_tables_pack(const uint8_t* codes, const float* scales, uint8_t* packed,
                                        int64_t outputs, int64_t blocks, int64_t block_size,
                                        int32_t bits, int32_t gate, quire::Team* team) {
@@ -286,8 +288,9 @@ QUIRE_API int quire_linear_tables_pack(const uint8_t* codes, const float* scales
   return 0;
 }
 
-// Rows of the matrix that was packed: out [num_ids, blocks · block_size] of `dtype`, rounded once.
-// id_bytes: 4 or 8. 3: an id outside the table. Widens a panel for each id. Not of a gated layer.
+// Unpacks rows of the packed matrix to out, [num_ids, blocks · block_size] of `dtype`, rounded
+// once. Widens a panel for each id. id_bytes: 4 or 8. The layer must not be gated. Returns 3 for an
+// id outside the table.
 QUIRE_API int quire_linear_tables_rows(const uint8_t* packed, const float* tables,
                                        const int64_t* ends, const uint32_t* places,
                                        const float* added, const void* ids, int32_t id_bytes,
@@ -318,10 +321,10 @@ QUIRE_API int quire_linear_tables_rows(const uint8_t* packed, const float* table
 }
 QUIRE_REPLAYABLE(quire_linear_tables_rows)
 
-// x: rows of blocks · block_size elements with a stride; y: [rows, outputs] of x's type or of
-// float32, of a gated layer half as wide. weight_dtype: to which weights are rounded. Others: as
-// Matrix; bias: float32 or null; gate: as it was packed for; y_stride: of its rows, 0 if they are
-// contiguous.
+// Computes y = x Wᵀ + b. x: rows of blocks · block_size elements with a stride. y: [rows, outputs]
+// of x's type or float32; for a gated layer half as wide. weight_dtype: type to which weights are
+// rounded. bias: float32 or null. gate: as in packing. y_stride: of the rows of y, 0 if they are
+// contiguous. Other arguments: as in Matrix.
 QUIRE_API int quire_linear_tables(const void* x, int64_t x_stride, const uint8_t* packed,
                                   const float* tables, const int64_t* ends, const uint32_t* places,
                                   const float* added, const float* bias, void* y, int64_t y_stride,

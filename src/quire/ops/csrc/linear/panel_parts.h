@@ -1,4 +1,5 @@
-// How threads share the work of a linear layer: panels, and at the end tiles of rows by a panel.
+// Division of the work of a linear layer among threads: panels, and at the end tiles of rows by a
+// panel.
 #pragma once
 
 #include "pointwise/gate.h"
@@ -6,18 +7,18 @@
 
 namespace quire {
 
-// Panels that are computed in turn make a group; each group is `parts` parts, some tiles each.
+// Panels that are computed in turn form a group; each group is `parts` parts of some tiles each.
 class PanelParts {
  public:
-  // parts: wanted; there is one at least, and no more than tiles.
+  // parts: wanted number. At least one is made, and at most one per tile.
   PanelParts(const Outputs& outputs, int64_t num_tiles, int64_t parts)
       : in_turn_(outputs.panels_in_turn()),
         groups_(outputs.panels() / in_turn_),
         num_tiles_(num_tiles),
         parts_(std::clamp<int64_t>(parts, 1, num_tiles)) {}
 
-  // Computes all of them: enter(panel) makes what a thread needs, which is likely to begin with
-  // this panel; compute(panel, first, last, needed): tiles [first, last) by a panel. work:
+  // Computes all parts. enter(panel) makes what a thread needs, which will probably begin with this
+  // panel. compute(panel, first, last, needed) multiplies tiles [first, last) by a panel. work:
   // multiplications of a group.
   template <class Enter, class F>
   void share(int64_t work, Team* team, Enter&& enter, F&& compute) const {
@@ -37,7 +38,7 @@ class PanelParts {
   // Calls f(panel, first tile, last tile) for parts [first, last).
   template <class F>
   void each(int64_t first, int64_t last, F&& f) const {
-    if (parts_ == 1) {  // most often, with little work, which divisions would delay
+    if (parts_ == 1) {  // the usual case: little work, which divisions would delay
       for (int64_t p = first * in_turn_; p < last * in_turn_; ++p) f(p, int64_t{0}, num_tiles_);
       return;
     }

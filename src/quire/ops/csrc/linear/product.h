@@ -1,4 +1,4 @@
-// y = x Wᵀ + b with any arithmetic of linear_tile.h: blocks of rows, tiles, panels, threads.
+// y = x Wᵀ + b with any arithmetic of linear/tile.h: blocks of rows, tiles, panels, threads.
 #pragma once
 
 #include <array>
@@ -11,17 +11,17 @@
 
 namespace quire::linear {
 
-// Whether an arithmetic computes panels by a loop of its own, made by A::loop(block, x, y).
+// True for arithmetics that compute panels by a loop of their own, made by A::loop(block, x, y).
 template <class A>
 constexpr bool kLoops = false;
 
 template <class A>
 constexpr int64_t kLeastBlockRows = 4 * A::kRows;
-// So little of gathered rows every thread copies for itself, which takes less time than to wait for
-// the others, and to fetch what they copied.
+// Most bytes of gathered rows that every thread copies for itself. That takes less time than to
+// wait for the others and then to fetch what they copied.
 constexpr int64_t kOwnBytes = 256 << 10;
 
-// Multiplications in a part of a panel (panel_parts.h): about 10 µs by pairs, 20 by fma.
+// Multiplications per part of a panel (linear/panel_parts.h): about 10 µs by pairs, 20 by fma.
 constexpr int64_t kWorkPerPart = 1 << 20;
 
 struct Problem {
@@ -35,21 +35,21 @@ struct Problem {
 template <class A>
 using Tile = void (*)(const typename A::X*, const typename A::W*, int64_t, Ahead<typename A::W>,
                       float*);
-// kAll: also those fetch that have so few rows that hardware may keep up with them.
+// kAll: tiles of so few rows that hardware may keep up with them prefetch too.
 template <class A, bool kAll, std::size_t... I>
 constexpr std::array<Tile<A>, A::kRows> tiles_of(std::index_sequence<I...>) {
   return {multiply_tile<A, I + 1, kAll || (I + 1 > A::kStreamedRows)>...};
 }
-template <class A, bool kAll>  // by rows - 1
+template <class A, bool kAll>  // indexed by rows - 1
 constexpr auto kTiles = tiles_of<A, kAll>(std::make_index_sequence<A::kRows>());
 
-// K in whole lines.
+// Returns K rounded up to whole lines.
 template <class A>
 int64_t gathered_depth(int64_t depth) {
   return (depth + A::kLine - 1) / A::kLine * A::kLine;
 }
 
-// Rows [0, rows) of x, line by line; for each of them `ahead` goes on by its step.
+// Gathers rows [0, rows) of x, line by line; `ahead` advances by its step with each line of a row.
 template <class A, class E>
 void gather_rows(const E* x, int64_t stride, int64_t depth, int rows, Ahead<typename A::W> ahead,
                  typename A::X* out) {
@@ -62,7 +62,8 @@ void gather_rows(const E* x, int64_t stride, int64_t depth, int rows, Ahead<type
   }
 }
 
-// What one row has in the columns of panel `index`: bias, rounding, and no more than there are.
+// Stores one row of the columns of panel `index`: with bias, rounded, and the existing columns
+// alone.
 template <class E>
 QUIRE_INLINE void put_columns(const Problem& problem, const float* sums, int64_t index, E* y) {
   int64_t output = problem.outputs.output(index), left = problem.outputs.columns(index);
@@ -78,7 +79,7 @@ QUIRE_INLINE void put_columns(const Problem& problem, const float* sums, int64_t
   }
 }
 
-// Rows whose gathered x stays in the caches: tiles of `height` rows and one with what is left.
+// Rows whose gathered x stays in the caches: tiles of `height` rows and one with the remainder.
 template <class A>
 struct Block {
   using X = typename A::X;
@@ -101,7 +102,7 @@ struct Block {
     return static_cast<int>(std::min(height, problem.rows - t * height));
   }
 
-  // Tile t of the rows of x. Step 0: nothing is fetched ahead.
+  // Gathers tile t of the rows of x. A step of 0 prefetches nothing new.
   template <class E>
   void gather(int64_t t, const E* x, Ahead<typename A::W> ahead, X* gathered) const {
     ahead.start += tile_offset(t) / A::kLine * ahead.step;
@@ -109,14 +110,14 @@ struct Block {
                    ahead, gathered + tile_offset(t));
   }
 
-  // What has the outputs of a thread (staged_outputs.h), y being those of all rows.
+  // Returns the holder of a thread's outputs (linear/staged_outputs.h). y: outputs of all rows.
   template <class Out, class E>
   Out thread_outputs(E* y) const {
     const int64_t bytes = num_panels * panel_elements(problem.depth) * sizeof(typename A::W);
     return Out(problem.outputs, y, problem.rows, bytes / team_size(problem.team));
   }
 
-  // Tile t by panel `index`.
+  // Multiplies tile t by panel `index`.
   template <class Out>
   void multiply(const X* x, int64_t t, int64_t index, Ahead<typename A::W> ahead, Out& out) const {
     alignas(64) float sums[A::kRows * kWidth];
@@ -132,8 +133,9 @@ struct Block {
                         });
   }
 
-  // Tiles [first, last) by one panel. A single tile reads it from memory and may ask ahead; several
-  // find it in the caches, so the last of all have time to fetch the next panel, each its piece.
+  // Multiplies tiles [first, last) by one panel. A single tile reads the panel from memory and may
+  // prefetch further. Several tiles find it in the caches, so the last tiles of the block prefetch
+  // the next panel, each a piece.
   template <class Out>
   void multiply_panel(const X* x, int64_t index, int64_t first, int64_t last, Out& out) const {
     out.make_room(index, first * height, std::min(last * height, problem.rows));
@@ -154,15 +156,16 @@ struct Block {
   }
 };
 
-// All rows of a block by all panels. rows(weights) are a thread's gathered rows, null without
-// memory for them; it is likely to read these weights first. Out: of staged_outputs.h.
+// Multiplies all rows of a block by all panels. rows(weights) returns the gathered rows of a
+// thread, null without memory for them; the thread will probably read these weights first. Out: see
+// linear/staged_outputs.h.
 template <class Out, class A, class Y, class Rows>
 void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   const Problem& problem = block.problem;
   const int64_t in_turn = problem.outputs.panels_in_turn(), threads = team_size(problem.team);
   const int64_t work = in_turn * kWidth * problem.rows * problem.depth;
-  // So many that all threads have work where there is enough, and that the last parts are short,
-  // which those of a loop are anyway.
+  // Enough parts to give all threads work where there is enough, and to make the last parts short;
+  // those of a loop are short anyway.
   const int64_t busy = threads == 1 ? 1 : 1 + (4 * threads * in_turn - 1) / block.num_panels;
   const int64_t least = std::min(busy, work / kWorkPerTask);
   const int64_t wanted = kLoops<A> ? least : std::max(least, work / kWorkPerPart);
@@ -197,7 +200,7 @@ void multiply_block(const Block<A>& block, const Rows& rows, Y* y) {
   }
 }
 
-// 0, or 2 without memory for scratch.
+// Returns 0, or 2 without memory for scratch.
 template <class Out, class A, class E, class Y>
 int multiply_into(const Problem& problem, const E* x, const typename A::W* weight, Y* y) {
   using X = typename A::X;
@@ -222,7 +225,7 @@ int multiply_into(const Problem& problem, const E* x, const typename A::W* weigh
   }
   const int64_t fitting = std::clamp(A::kBlockBytes / (row_bytes + 1), kLeastBlockRows<A>, kMost);
   const int64_t blocks = (problem.rows + fitting - 1) / fitting;
-  const int64_t even = (problem.rows + blocks - 1) / blocks;  // the last one not much smaller
+  const int64_t even = (problem.rows + blocks - 1) / blocks;  // the last is not much smaller
   const int64_t most = std::min(problem.rows, (even + A::kRows - 1) / A::kRows * A::kRows);
   X* gathered = static_cast<X*>(thread_scratch<Gathered>(most * row_bytes + A::kBeyond));
   if (gathered == nullptr) return 2;

@@ -1,12 +1,12 @@
-// Outputs that wait in memory of a thread until neighbouring columns of their rows are complete.
+// Outputs that a thread buffers until adjacent columns of their rows are complete.
 //
-// Rows of outputs lie far apart, and the weights that pass have driven them out of the caches:
-// where a row gets one cache line with every panel, each waits for memory, and the weights behind
-// it wait too. Some lines of a row at once, past the caches, take less time: on a Xeon 7 to 10 % of
-// a layer from memory for 4 to 32 rows by tile registers, and for 512 rows 12 % of bfloat16 and
-// 24 % of 8 bits; without those registers 14 % for 4 rows of bfloat16, and 3 to 7 % for 16 and 32
-// of both (measured, in layers of 2 MiB and more; 2 to 16 panels at once are nearly alike. More
-// than 512 rows of 16 bits have room for one panel only).
+// Rows of outputs are far apart in memory, and the weights read meanwhile have evicted them from
+// the caches. If a row gets one cache line per panel, each store waits for memory, and the weights
+// behind it wait too. Several lines of a row at once, by non-temporal stores, take less time: on a
+// Xeon 7 to 10 % of a layer from memory for 4 to 32 rows with tile registers, and for 512 rows 12 %
+// of bfloat16 and 24 % of 8 bits; without those registers 14 % for 4 rows of bfloat16, and 3 to 7 %
+// for 16 and 32 rows of both (measured, in layers of 2 MiB and more; 2 to 16 panels at once are
+// nearly alike. More than 512 rows of 16 bits have room for one panel only).
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace quire {
 
-// Whether outputs computed in vector registers had better wait. On a Zen 4 that made no difference
-// larger than those between runs (8 bits: 4, 16 and 512 rows; bfloat16: 16).
+// Returns whether outputs computed in vector registers should be staged. On a Zen 4 that made no
+// difference larger than those between runs (8 bits: 4, 16 and 512 rows; bfloat16: 16).
 inline bool pays_to_wait() { return kLanes == 16 && !is_amd(); }
 
 template <class Y>
@@ -28,19 +28,19 @@ class StagedOutputs {
   static constexpr int64_t kBytes = 64 << 10;
   static constexpr int64_t kMostRows = kBytes / (kWidth * static_cast<int64_t>(sizeof(Y)));
 
-  // y: `rows` rows. weight_bytes: that a thread reads of the layer.
+  // y: outputs of `rows` rows. weight_bytes: bytes of the layer that a thread reads.
   StagedOutputs(const Outputs& outputs, Y* y, int64_t rows, int64_t weight_bytes)
       : outputs_(outputs), y_(y), streams_(pays_to_stream(rows, weight_bytes)) {}
   ~StagedOutputs() {
     write();
 #if defined(__AVX512F__)
-    if (streams_) _mm_sfence();  // a release of the team does not order what goes past the caches
+    if (streams_) _mm_sfence();  // a release of the team does not order non-temporal stores
 #endif
   }
   StagedOutputs(const StagedOutputs&) = delete;
   StagedOutputs& operator=(const StagedOutputs&) = delete;
 
-  // Whether rows [first, last) by panel `index` go on where the staged columns end.
+  // Returns whether rows [first, last) by panel `index` continue where the staged columns end.
   bool takes(int64_t index, int64_t first, int64_t last) const {
     const int64_t column = outputs_.column(index) - first_column_;
     return first == first_row_ && last == last_row_ &&
@@ -49,7 +49,7 @@ class StagedOutputs {
                 : column == columns_ && columns_ < room_ &&
                       outputs_.end(first_column_) == outputs_.end(first_column_ + column));
   }
-  // Must come before the columns of these rows, at most kMostRows.
+  // Makes room for the columns of these rows, at most kMostRows. Call it before columns().
   void make_room(int64_t index, int64_t first, int64_t last) {
     if (takes(index, first, last)) return;
     write();
@@ -60,7 +60,7 @@ class StagedOutputs {
     const int64_t fitting = kBytes / static_cast<int64_t>(sizeof(Y)) / (last - first);
     room_ = std::min(kMostColumns, fitting / kWidth * kWidth);
   }
-  // Where what `row` has in the columns of panel `index` goes; of the next row, stride() further.
+  // Returns the place of the columns of panel `index` for `row`; the next row is stride() further.
   Y* columns(int64_t index, int64_t row) {
     const int64_t column = outputs_.column(index) - first_column_;
     columns_ = column + kWidth;
@@ -71,11 +71,11 @@ class StagedOutputs {
  private:
   static constexpr int64_t kLine = 64 / sizeof(Y);
   static constexpr int64_t kMostColumns = 4 * kWidth;
-  // So many bytes of outputs would drive each other out of the caches, into which they would have
-  // to be read before they are written. Measured with tile registers: 1 MiB takes a tenth less time
-  // past them, 2 MiB a third less, 512 KiB the same.
+  // This many bytes of outputs would evict each other from the caches, and would be read back
+  // before they are written. Measured with tile registers: by non-temporal stores 1 MiB takes a
+  // tenth less time, 2 MiB a third less, 512 KiB the same.
   static constexpr int64_t kStreamedBytes = 1 << 20;
-  // So many bytes of weights that pass a core drive outputs out of its second-level cache (2 MiB).
+  // This many bytes of weights read by a core evict outputs from its second-level cache (2 MiB).
   static constexpr int64_t kStreamedWeights = 1 << 20;
 
   bool pays_to_stream(int64_t rows, int64_t weight_bytes) const {
@@ -114,12 +114,13 @@ class StagedOutputs {
   const Outputs outputs_;
   Y* const y_;
   const bool streams_;
-  // Staged: rows first_row_ to last_row_, columns_ columns from first_column_ on, room_ apart.
+  // Staged: rows first_row_ to last_row_, columns_ columns from first_column_ on; rows are room_
+  // apart.
   int64_t first_row_ = 0, last_row_ = 0, first_column_ = 0, columns_ = 0, room_ = 0;
   alignas(64) Y staged_[kBytes / sizeof(Y)];
 };
 
-// The same where nothing waits.
+// Outputs that are written to y at once, with the same interface.
 template <class Y>
 class DirectOutputs {
  public:

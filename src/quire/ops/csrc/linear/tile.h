@@ -1,15 +1,15 @@
-// Products of a few rows and a panel in registers, by the instructions there are.
+// Products of a few rows and a panel in registers, with the instructions available.
 //
-// An arithmetic names its types, how rows are laid out for it, and how a pair of k is added to the
-// sums. Every output is one chain over K that starts at zero, in the order of k, whatever the tile.
+// An arithmetic names its types, the layout of rows, and the way to add a pair of k to the sums.
+// Every output is one chain over K that starts at zero, in the order of k, whatever the tile.
 //
-// One panel at a time, though few rows of several would hide more of the instructions' latency:
-// memory streams one faster (2 to 9 % less time for 3 to 8 rows, AVX2 1 and 2). Where all weights
-// lie in caches it takes longer: AVX2 up to 1.8 times for 1 or 2 rows, AVX-512 10 to 15 % for 3 or
-// 4 of 16 bits (measured).
+// A tile takes one panel at a time, although few rows of several would hide more of the
+// instructions' latency: memory streams one panel faster (2 to 9 % less time for 3 to 8 rows, with
+// AVX2 for 1 and 2). If all weights are in caches it takes longer: AVX2 up to 1.8 times for 1 or 2
+// rows, AVX-512 10 to 15 % more for 3 or 4 rows of 16 bits (measured).
 //
 // Rows are gathered line by line: K elements 0 … kLine - 1 of every row, then the next kLine of
-// every row, … filled up with zeros. So a tile reads them in order, at constant distances.
+// every row, and so on, padded with zeros. So a tile reads them in order, at constant distances.
 #pragma once
 
 #include <cstring>
@@ -19,24 +19,24 @@
 namespace quire::linear {
 
 // Rows of a register tile: 24 (10) sums, two weights and one x in 32 (16) registers. With 12 sums
-// in 16 registers gcc has none left to widen 16-bit weights in.
+// in 16 registers gcc would have none left to widen 16-bit weights.
 constexpr int kVectorRows = kLanes == 16 ? 12 : 5;
 
-// What arithmetics in vector registers have in common; one in others has these by itself.
+// Common part of arithmetics in vector registers; one in tile registers defines these itself.
 template <int StreamedRows>
 struct Vectors {
-  static constexpr int kRows = kVectorRows;  // of a tile, at most
-  static constexpr int64_t kBeyond = 0;      // bytes that a tile may read behind its rows
-  // Of gathered rows, so many that they stay in the caches while all weights pass.
+  static constexpr int kRows = kVectorRows;  // rows of a tile, at most
+  static constexpr int64_t kBeyond = 0;      // bytes that a tile may read past its rows
+  // Bytes of gathered rows that stay in the caches while all weights are read.
   static constexpr int64_t kBlockBytes = 3 << 20;
-  // How far a tile that reads weights from memory asks ahead. Measured best of 4 to 14 KB.
+  // Distance at which a tile prefetches weights from memory. Measured best of 4 to 14 KB.
   static constexpr int64_t kAheadBytes = 6144;
-  // Tiles of at most so many rows take a line of weights in so little time that they ask for none
+  // Tiles of at most this many rows use a line of weights in so little time that they prefetch none
   // where hardware_keeps_up().
   static constexpr int kStreamedRows = StreamedRows;
 };
 
-// x and weights as float32, by fma: k even, then k odd.
+// x and weights as float32, multiplied by fma: even k, then odd k.
 template <class Weight>
 struct Fma : Vectors<kLanes == 16 ? 2 : 0> {
   using W = Weight;
@@ -68,8 +68,8 @@ struct Fma : Vectors<kLanes == 16 ? 2 : 0> {
 };
 
 #if defined(__AVX512BF16__)
-// bf16 by bf16: VDPBF16PS adds both products of a pair to a float32, the one of the odd k first
-// (Intel SDM: round to nearest even, denormals are zeros).
+// bf16 by bf16: VDPBF16PS adds both products of a pair to a float32, that of the odd k first (Intel
+// SDM: round to nearest even, denormals are zeros).
 struct Bf16Dot : Vectors<4> {
   using W = bf16;
   using X = bf16;
@@ -100,8 +100,8 @@ struct Bf16Dot : Vectors<4> {
 };
 #endif
 
-// What to fetch into the second-level cache meanwhile: `step` elements for each pair of k. Not into
-// the first, whose few miss buffers are for what is in use.
+// Memory to prefetch into the second-level cache: `step` elements per pair of k. The first level is
+// left alone: its few miss buffers serve the current loads.
 template <class W>
 struct Ahead {
   const W* start;
@@ -110,9 +110,9 @@ struct Ahead {
 template <class W>
 constexpr int kCacheLine = 64 / sizeof(W);
 
-// R gathered rows by a panel: out [R, kWidth]. So few rows as a single tile has fetch whole lines,
-// which the compiler can know then. The last of several may have as few, and fetches more than its
-// piece.
+// Multiplies R gathered rows by a panel: out [R, kWidth]. Row counts that only a single tile has
+// fetch whole lines, a step that the compiler can know. The last of several tiles may have as few
+// rows; it then fetches more than its piece.
 template <class A, int R, bool kFetches>
 void multiply_tile(const typename A::X* x, const typename A::W* panel, int64_t pairs,
                    Ahead<typename A::W> ahead, float* out) {

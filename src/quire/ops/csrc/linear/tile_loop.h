@@ -1,7 +1,8 @@
-// Tiles of x by panels in tile registers, one after the other in one thread.
+// Products of tiles of x and panels in tile registers, one after the other in one thread.
 //
-// The sums of a tile wait in memory: they become outputs row by row between the steps of the next
-// tile, while the tile unit computes (measured: a tenth less time than at the end of their own).
+// The sums of a tile wait in memory. They become outputs row by row between the steps of the next
+// tile, while the tile unit computes (measured: a tenth less time than at the end of their own
+// tile).
 #pragma once
 
 #include "linear/staged_outputs.h"
@@ -11,27 +12,27 @@
 
 namespace quire {
 
-// Of x, so many bytes that they stay in the second-level cache (2 MiB) while all weights pass.
-// Measured: 1 to 2 MiB are nearly alike; with less, or with 3 MiB at 1,024 rows, it takes longer.
+// Bytes of x that stay in the second-level cache (2 MiB) while all weights are read. Measured: 1 to
+// 2 MiB are nearly alike; less, or 3 MiB at 1,024 rows, takes longer.
 constexpr int64_t kTileBlockBytes = 3 << 19;
 
-// x: step after step, kTileBytes of each row, filled up with zeros, and kBeyondTile readable bytes
-// after them. first: of the rows, in the block.
+// Rows of one tile. x: step after step, kTileBytes of each row, padded with zeros, then kBeyondTile
+// readable bytes. first: index of the first row in the block.
 struct TileRows {
   const void* x;
   int64_t first;
   int rows;
 };
 
-// Job: Products, of tiles.h; Output; threads(), that share the panels; tile(t): TileRows;
-// panel(index), and its lines(); outputs(); put(row, index, sums, to): kWidth outputs of as many
-// sums of 32 bits.
+// Job provides Products (linear/tiles.h); Output; threads(), which share the panels; tile(t), a
+// TileRows; panel(index) and its lines(); outputs(); and put(row, index, sums, to), which stores
+// kWidth outputs made of as many 32-bit sums.
 template <class Job>
 class TileLoop {
  public:
   using Y = typename Job::Output;
 
-  // y: of all `rows`. height: of the highest tile.
+  // y: outputs of all `rows`. height: of the highest tile.
   TileLoop(const Job& job, Y* y, int64_t rows, int64_t height)
       : job_(job),
         tiles_(height),
@@ -40,9 +41,9 @@ class TileLoop {
   TileLoop(const TileLoop&) = delete;
   TileLoop& operator=(const TileLoop&) = delete;
 
-  // Tiles [first, last) by panel `index`. One alone reads the panel from memory and asks ahead (but
-  // where threads share the tiles of few panels); several find it in the caches, and have time to
-  // fetch the next one.
+  // Multiplies tiles [first, last) by panel `index`. A single tile reads the panel from memory and
+  // prefetches further (except where threads share the tiles of few panels). Several tiles find it
+  // in the caches and have time to prefetch the next one.
   void multiply(int64_t index, int64_t first, int64_t last) {
     const int64_t bytes = job_.lines() * kLineBytes, tiles = last - first;
     const int64_t distance = tiles == 1 ? ahead_bytes() : bytes;
@@ -75,7 +76,7 @@ class TileLoop {
     return job.outputs().panels() * job.lines() * kLineBytes / job.threads();
   }
 
-  // kOnce: a tile alone, so that the panel is hardly needed again.
+  // kOnce: the tile is alone, so that the panel is hardly needed again.
   template <bool kLower, bool kOnce>
   [[gnu::noinline]] void add(const uint8_t* x, int rows, const uint8_t* panel) {
     int64_t lines = job_.lines();
@@ -94,7 +95,7 @@ class TileLoop {
       x += rows * kTileBytes;
       panel += kStepLines * kLineBytes;
     }
-    if (lines > 0) {  // zeros after the last line, not what lies behind the panel
+    if (lines > 0) {  // zeros after the last line, not the bytes behind the panel
       alignas(64) uint8_t rest[kStepLines * kLineBytes] = {};
       std::memcpy(rest, panel, lines * kLineBytes);
       order_memory();
@@ -112,9 +113,9 @@ class TileLoop {
     order_memory();
   }
 
-  // Products that follow each other share an operand, and what is loaded last is needed last:
-  // measured, a tenth less time than where a product follows its loads. A panel needed once leaves
-  // the first-level cache to x: with one row that takes 2 to 6 % less time, with 32 up to 3 %.
+  // Consecutive products share an operand, and what is loaded last is needed last: measured, a
+  // tenth less time than with each product after its own loads. A panel needed once leaves the
+  // first-level cache to x: with one row that takes 2 to 6 % less time, with 32 rows up to 3 %.
   template <bool kLower, bool kOnce>
   QUIRE_INLINE void add_step(const uint8_t* x, const uint8_t* panel) {
     const int lines = ahead_ < ahead_end_ ? step_lines_ : 0;
@@ -155,8 +156,9 @@ class TileLoop {
   const Job job_;
   const Tiles tiles_;
   const char *ahead_ = nullptr, *ahead_end_ = nullptr;
-  int step_lines_ = 0;  // of the cache, fetched in a step
-  // Of the tile that waits: its panel, its first row, the next row, and where its outputs go.
+  int step_lines_ = 0;  // cache lines to prefetch per step
+  // State of the tile that waits: its panel, its first row, the next row, and the place of its
+  // outputs.
   int64_t index_ = 0, first_row_ = 0;
   int row_ = 0, rows_ = 0;
   Y* to_ = nullptr;

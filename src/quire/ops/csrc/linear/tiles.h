@@ -1,12 +1,12 @@
-// Products by tile registers: AMX, Intel SDM volume 1 chapter 18, instructions in volume 2.
+// Products with tile registers: AMX, Intel SDM volume 1 chapter 18, instructions in volume 2.
 //
-// A step multiplies 64 bytes of each of at most 32 rows of x by 16 lines of a panel; a line is 4
-// bytes of every column: two bf16 or four 8-bit integers. Registers 0 to 3 hold the sums of
-// (rows 0 … 15, columns 0 … 15), (same, 16 … 31), (rows 16 … 31, columns 0 … 15), (same, 16 … 31);
-// 4 and 5 hold the rows of x, 6 and 7 the columns of the panel.
+// A step multiplies 64 bytes of each of at most 32 rows of x by 16 lines of a panel. A line is 4
+// bytes of every column: two bf16 or four 8-bit integers. Registers 0 and 1 hold the sums of rows 0
+// … 15 with columns 0 … 15 and 16 … 31, registers 2 and 3 those of rows 16 … 31. Registers 4 and 5
+// hold the rows of x, 6 and 7 the columns of the panel.
 //
-// An output is one chain over the steps, whatever the number of rows. An instruction leaves out
-// rows that its registers are not configured for, so a row does not depend on those beside it.
+// An output is one chain over the steps, whatever the number of rows. An instruction skips rows
+// that its registers are not configured for, so a row does not depend on those beside it.
 #pragma once
 
 #if defined(__AMX_TILE__)
@@ -19,18 +19,18 @@
 
 namespace quire {
 
-constexpr int kTileRows = 16, kTileBytes = 64;  // of a register
-constexpr int kStepRows = 2 * kTileRows;        // of x
-constexpr int kStepLines = kTileRows;           // of a panel
+constexpr int kTileRows = 16, kTileBytes = 64;  // rows and bytes of a register
+constexpr int kStepRows = 2 * kTileRows;        // rows of x in a step
+constexpr int kStepLines = kTileRows;           // lines of a panel in a step
 constexpr int kLineBytes = 4 * kWidth;
-// A tile with fewer rows than the registers are configured for reads as many rows further on, and
-// nobody reads their sums.
+// A tile with fewer rows than the registers are configured for also reads the missing rows, past
+// its own. Their sums are never used.
 constexpr int64_t kBeyondTile = (kStepRows - 1) * kTileBytes;
 
-// To the compiler tile loads read no memory. What is written stays on its side of this.
+// Keeps memory accesses on their side of this: the compiler assumes that tile loads read no memory.
 QUIRE_INLINE void order_memory() { asm volatile("" ::: "memory"); }
 
-// Rows and bytes of a row of each register.
+// Rows of each register, and bytes of such a row.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -47,13 +47,13 @@ struct alignas(64) TileShapes {
   }
 };
 
-// The registers of this thread, configured for `rows` rows of x, free again at the end.
+// Configures the registers of this thread for `rows` rows of x, and releases them at the end.
 class Tiles {
  public:
   explicit Tiles(int64_t rows) {
     TileShapes shapes;
     const int64_t upper = std::min<int64_t>(rows, kTileRows), lower = rows - upper;
-    // no rows mean no bytes either: the register is not used
+    // Without rows a register has no bytes either: it is not used.
     for (const int tile : {0, 1, 4}) shapes.set(tile, upper, upper == 0 ? 0 : kTileBytes);
     for (const int tile : {2, 3, 5}) shapes.set(tile, lower, lower == 0 ? 0 : kTileBytes);
     for (const int tile : {6, 7}) shapes.set(tile, kStepLines, kTileBytes);
@@ -64,7 +64,7 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
-// The instructions of a step. They take the numbers of registers as literals.
+// Instructions of a step, which take the numbers of registers as literals.
 #if defined(__AMX_BF16__)
 struct Bf16Products {
   QUIRE_INLINE static void add_upper() {

@@ -1,4 +1,4 @@
-// Low-rank additions to the outputs of a projection, a different one for each row.
+// Low-rank additions (LoRA) to the outputs of a projection, different for each row.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -11,18 +11,18 @@
 namespace quire {
 namespace {
 
-constexpr int kTogether = 4;              // rows of A that share what is loaded of x
-constexpr int kRows = kLanes == 16 ? 4 : 2;  // of one adapter, that share what is loaded of it
-constexpr int kVectors = 4;               // of outputs that a row computes at once
+constexpr int kTogether = 4;              // rows of A that share the loads of x
+constexpr int kRows = kLanes == 16 ? 4 : 2;  // rows of one adapter that share its loads
+constexpr int kVectors = 4;               // vectors of outputs that a row computes at once
 constexpr int64_t kOutputsPerTask = 512;  // a piece of a row: one decode row may be wide
 constexpr int64_t kTilesPerTask = 4;
 
-// Rows of one adapter. Those of a tile need not be neighbours.
+// Rows of one adapter. They need not be adjacent.
 struct Tile {
   int64_t adapter, count, rows[kRows];
 };
 
-// The rows that have an adapter, in tiles; null without memory.
+// Tiles of the rows that have an adapter. first is null without memory.
 struct Tiles {
   Tiles(const int64_t* slots, int64_t rows, int64_t adapters) {
     const size_t bytes = rows * sizeof(Tile) + adapters * sizeof(Tile*);
@@ -45,7 +45,7 @@ struct Tiles {
   int64_t count = 0;
 };
 
-// f(n) with n of a type that holds the number of rows of the tile.
+// Calls f(n), where the type of n holds the number of rows of the tile.
 template <class F>
 QUIRE_INLINE void with_count(const Tile& tile, F&& f) {
   switch (tile.count) {
@@ -56,7 +56,8 @@ QUIRE_INLINE void with_count(const Tile& tile, F&& f) {
   }
 }
 
-// f(vector index, vector) over a row of `count` elements; the last one may be filled up with zeros.
+// Calls f(index of its first element, vector) over a row of `count` elements; the last vector may
+// be padded with zeros.
 template <class E, class F>
 QUIRE_INLINE void each_vector(const E* row, int64_t count, F&& f) {
   int64_t i = 0;
@@ -75,8 +76,8 @@ QUIRE_INLINE vf load_part(const E* row, int64_t i, int64_t count) {
   return load(rest);
 }
 
-// out[n][r] = A[r] · x[n] for kCount rows of x and `count` <= kTogether rows of A. The sums of a row
-// are the same whatever the others are.
+// out[n][r] = A[r] · x[n] for kCount rows of x and `count` <= kTogether rows of A. The sums of a
+// row do not depend on the other rows.
 template <int kCount, class E>
 void products(const E* a, const E* const* x, int64_t inputs, int64_t count, float* const* out) {
   vf sums[kCount][kTogether];
@@ -101,7 +102,7 @@ void products(const E* a, const E* const* x, int64_t inputs, int64_t count, floa
   }
 }
 
-// y[n] += scale · Σ t[n][r] B[r] for kWide vectors of outputs from `o` on, of which there are `end`.
+// y[n] += scale · Σ t[n][r] B[r] for kWide vectors of outputs from `o` on, where `end` are left.
 template <int kCount, int kWide, class E>
 QUIRE_INLINE void expand_vectors(const E* b, int64_t outputs, const float* const* t, int64_t rank,
                                  float scale, E* const* y, int64_t o, int64_t end) {
@@ -137,7 +138,7 @@ QUIRE_INLINE void expand_vectors(const E* b, int64_t outputs, const float* const
   }
 }
 
-// The same for outputs [first, last).
+// Expands outputs [first, last) likewise.
 template <int kCount, class E>
 void expand(const E* b, int64_t outputs, const float* const* t, int64_t rank, float scale,
             E* const* y, int64_t first, int64_t last) {
@@ -153,9 +154,10 @@ void expand(const E* b, int64_t outputs, const float* const* t, int64_t rank, fl
 }  // namespace
 }  // namespace quire
 
-// x: rows [rows, inputs], strided. slots: [rows], 0 for none, else 1 + the adapter's index; 3: one
-// beyond `adapters`. a: [adapters, parts · rank, inputs]. ranks, scales: [adapters, parts].
-// t: [rows, parts · rank], of which what the ranks say is written.
+// Computes t = A x for the adapter of each row. x: rows [rows, inputs], strided. slots: [rows], 0
+// for none, else 1 + the adapter's index. a: [adapters, parts · rank, inputs]. ranks: [adapters,
+// parts]. t: [rows, parts · rank], written as far as the ranks reach. Returns 3 for a slot beyond
+// `adapters`, 2 without memory.
 QUIRE_API int quire_low_rank_shrink(const void* x, int64_t x_stride, const int64_t* slots,
                                     const void* a, const int64_t* ranks, float* t, int64_t rows,
                                     int64_t inputs, int64_t adapters, int64_t parts, int64_t rank,
@@ -191,8 +193,9 @@ QUIRE_API int quire_low_rank_shrink(const void* x, int64_t x_stride, const int64
 }
 QUIRE_REPLAYABLE(quire_low_rank_shrink)
 
-// y: rows [rows, outputs], changed. ends: [parts], where the outputs of each part end. b:
-// [adapters, rank, outputs]. t: of the kernel above. The others as there.
+// Adds scale · t B to y, rows [rows, outputs]. t: of quire_low_rank_shrink. b: [adapters, rank,
+// outputs]. scales: [adapters, parts]. ends: [parts], the end of the outputs of each part. Other
+// arguments as there.
 QUIRE_API int quire_low_rank_expand(const float* t, const int64_t* slots, const void* b,
                                     const int64_t* ranks, const float* scales, const int64_t* ends,
                                     void* y, int64_t y_stride, int64_t rows, int64_t outputs,

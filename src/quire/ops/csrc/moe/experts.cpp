@@ -1,9 +1,10 @@
-// The networks of experts by the rows of the tokens that chose them, and their weighted sums.
+// Networks of experts for the rows of the tokens that chose them, and the weighted sums of the
+// results.
 //
-// An expert's two layers are calls of linear kernels that were written down once (replay.h), so any
-// packed format will do: here they get their rows. A task is some rows of one expert through both of
-// its layers by one thread; where tasks would leave threads idle, they follow each other and all
-// threads share each. A row's result does not depend on that, as linear kernels promise.
+// The two layers of an expert are recorded calls of linear kernels (native/replay.h), so any packed
+// format will do; they receive their rows here. A task is some rows of one expert through both of
+// its layers by one thread. Where tasks would leave threads idle, they run one after the other and
+// all threads share each. The result of a row does not depend on that, as linear kernels guarantee.
 #include <cstring>
 
 #include "linear/panels.h"
@@ -17,11 +18,11 @@
 namespace quire::moe {
 namespace {
 
-// A call as ops/moe/experts/calls.py writes it down: the last argument is the team.
+// A call as ops/moe/experts/calls.py records it: the last argument is the team.
 constexpr int kMostArguments = 27;
 struct LayerCall {
   int (*kernel)(const uint64_t*);
-  uint64_t count, x, y, rows;  // of arguments, and which of them say so
+  uint64_t count, x, y, rows;  // number of arguments, and positions of x, y and rows among them
   uint64_t arguments[kMostArguments];
 
   int operator()(const void* input, void* output, int64_t num_rows, bool alone) const {
@@ -42,12 +43,12 @@ struct Expert {
 
 struct Job {
   const char* x;  // rows of `width` bytes with a stride in bytes
-  int64_t x_stride, width, inner;  // bytes of a row, and of one between the two layers
+  int64_t x_stride, width, inner;  // in bytes; inner: of a row between the two layers
   const Expert* experts;
   const Picks& picks;
   char* outputs;  // rows of `width` bytes in the order of the picks
 
-  // 0, or what a kernel returned.
+  // Returns 0, 2 without memory, or the code of a kernel that failed.
   int compute(const Task& task, bool alone) const {
     struct Gathered;
     struct Inner;
@@ -83,7 +84,7 @@ int compute_all(const Job& job, const Tasks& tasks, Team* team) {
   return failed.load(std::memory_order_relaxed);
 }
 
-// The weighted sum of a token's experts in the order of its choice, and of what all tokens have.
+// Writes the weighted sum of a token's experts, in the order of its choice, plus the shared expert.
 template <class E, class Y>
 void add_token(const Picks& picks, int64_t token, const float* weights, const E* outputs,
                const E* shared, const float* shared_logit, int64_t width, Y* y) {
@@ -103,10 +104,11 @@ void add_token(const Picks& picks, int64_t token, const float* weights, const E*
 }  // namespace
 }  // namespace quire::moe
 
-// x: rows of `width` elements with a stride. ids, weights: contiguous [tokens, top_k]; ids outside
-// [first, first + num_experts) add nothing. experts: two calls each. outputs: scratch [tokens ·
-// top_k, width] of x's type. shared: null or [tokens, width] of x's type; shared_logits: null or
-// [tokens]. y: contiguous, of x's type or float32. inner: elements between the two layers.
+// Computes the experts of all tokens. x: rows of `width` elements with a stride. ids, weights:
+// contiguous [tokens, top_k]; ids outside [first, first + num_experts) add nothing. experts: two
+// calls each. outputs: scratch, [tokens · top_k, width] of x's type. shared: null or [tokens,
+// width] of x's type. shared_logits: null or [tokens]. y: contiguous, of x's type or float32.
+// inner: elements between the two layers.
 QUIRE_API int quire_experts(const void* x, int64_t x_stride, const int32_t* ids,
                             const float* weights, const void* experts, void* outputs,
                             const void* shared, const float* shared_logits, void* y,

@@ -1,4 +1,4 @@
-// Which experts a token takes, and how much each of them counts.
+// Choice of the experts of each token, and their weights.
 #include <cmath>
 #include <limits>
 
@@ -23,7 +23,7 @@ struct Routing {
   float jitter;
 };
 
-// Scores of a row of logits; NaN if one of these is.
+// Writes the softmax scores of a row of logits; all are NaN if a logit is.
 void softmax(const float* logits, int64_t count, float* scores) {
   float largest = kNone;
   for (int64_t i = 0; i < count; ++i) largest = std::max(largest, logits[i]);
@@ -46,7 +46,7 @@ void sigmoid(const float* logits, int64_t count, float* scores) {
   });
 }
 
-// Index of the largest of values, of equals the first; 0 if all are kNone or NaN.
+// Returns the index of the largest value, the first of equal ones; 0 if all are kNone or NaN.
 int64_t largest_of(const float* values, int64_t count) {
   int64_t best = 0;
   float most = kNone;
@@ -59,7 +59,7 @@ int64_t largest_of(const float* values, int64_t count) {
   return best;
 }
 
-// Takes what lies outside the best groups out of the choice. `group`: scratch for their scores.
+// Removes the experts outside the best groups from the choice. group: scratch for scores of groups.
 void close_groups(const Routing& routing, float* choice, float* group) {
   const int64_t size = routing.experts / routing.groups;
   for (int64_t g = 0; g < routing.groups; ++g) {
@@ -78,7 +78,8 @@ void close_groups(const Routing& routing, float* choice, float* group) {
   }
 }
 
-// Two experts, each weighted among the logits near its own, of which the second has not the first.
+// Chooses two experts, each weighted among the logits near its own. The second weight leaves out
+// the first expert.
 void mix_row(const Routing& routing, const float* logits, float* left, int32_t* ids,
              float* weights) {
   bool broken = false;
@@ -100,7 +101,7 @@ void mix_row(const Routing& routing, const float* logits, float* left, int32_t* 
   }
 }
 
-// scratch: 3 · experts.
+// Chooses the experts of one row. scratch: 3 · experts floats.
 void choose_row(const Routing& routing, const float* logits, const float* bias, float* scratch,
                 int32_t* ids, float* weights) {
   if (routing.mixes) return mix_row(routing, logits, scratch, ids, weights);
@@ -135,8 +136,9 @@ void choose_row(const Routing& routing, const float* logits, const float* bias, 
 }  // namespace
 }  // namespace quire
 
-// logits: contiguous [rows, experts]. bias, factors: [experts] or null. ids, weights: [rows, top_k].
-// softmax: 0; sigmoid: 1; mixer: 2, with its jitter.
+// Chooses experts by logits, contiguous [rows, experts]. bias, factors: [experts] or null. ids,
+// weights: [rows, top_k]. score: 0 for softmax, 1 for sigmoid, 2 for the mixer with its jitter.
+// Returns 0, or 2 without memory.
 QUIRE_API int quire_route(const float* logits, const float* bias, const float* factors,
                           int32_t* ids, float* weights, int64_t rows, int64_t experts,
                           int64_t top_k, int64_t groups, int64_t top_groups, int32_t score,

@@ -1,4 +1,4 @@
-// The picks of a step sorted by expert, and the tasks that they make.
+// Picks of a step sorted by expert, and the tasks that they make.
 #pragma once
 
 #include <algorithm>
@@ -9,18 +9,19 @@
 
 namespace quire::moe {
 
-// Rows of a task: so many that weights are read once for all of them, and that the rows between two
-// layers stay in the caches.
+// Rows of a task: as many as share one reading of the weights while the rows between two layers
+// stay in the caches.
 constexpr int64_t kRowsPerTask = 256;
-// Rows whose products take as long as to read the weights.
+// Rows whose products take as long as reading the weights.
 constexpr int64_t kReadingRows = 16;
 constexpr int64_t kMostThreads = 512;
 
-// Each pick of an expert by a token has a row; rows of an expert are neighbours, in the order of
-// their tokens. In memory of this thread, for one at a time.
+// Rows of a step: one for each pick of an expert by a token. Rows of an expert are adjacent, in the
+// order of their tokens. They lie in scratch memory of this thread, which holds one Picks at a
+// time.
 class Picks {
  public:
-  // False without memory.
+  // Returns false without memory.
   bool sort(const int32_t* ids, int64_t tokens, int64_t top_k, int64_t first,
             int64_t num_experts) {
     struct Owner;
@@ -32,7 +33,8 @@ class Picks {
     rows_ = tokens_ + picks;
     top_k_ = top_k;
     num_experts_ = num_experts;
-    // starts_[e + 1]: first the number of rows of expert e, then where its next row goes.
+    // starts_[e + 2] counts the rows of expert e. Prefix sums then make starts_[e + 1] the place of
+    // its next row.
     std::fill_n(starts_, num_experts + 2, int64_t{0});
     const auto local = [&](int64_t pick) {
       const int64_t expert = ids[pick] - first;
@@ -55,7 +57,7 @@ class Picks {
   int64_t first_row(int64_t expert) const { return starts_[expert]; }
   int64_t end_row(int64_t expert) const { return starts_[expert + 1]; }
   int64_t token(int64_t row) const { return tokens_[row]; }
-  // -1: of another range of experts.
+  // Returns -1 for an expert outside this range.
   int64_t row(int64_t token, int64_t slot) const { return rows_[token * top_k_ + slot]; }
 
  private:
@@ -67,10 +69,10 @@ struct Task {
   int64_t expert, first, rows;
 };
 
-// Those with most rows first. In memory of this thread, as Picks.
+// Tasks, those with most rows first. They lie in scratch memory of this thread, like Picks.
 class Tasks {
  public:
-  // False without memory.
+  // Returns false without memory.
   bool make(const Picks& picks) {
     struct Owner;
     count_ = 0;
@@ -97,7 +99,7 @@ class Tasks {
   int64_t count() const { return count_; }
   const Task& operator[](int64_t index) const { return tasks_[index]; }
 
-  // Whether threads that take one task after the other all have work nearly to the end.
+  // Returns whether all threads have work nearly to the end if each takes one task after the other.
   bool keep_busy(int64_t threads) const {
     if (threads == 1) return true;
     if (threads > kMostThreads) return false;

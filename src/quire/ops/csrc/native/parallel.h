@@ -11,8 +11,9 @@ namespace quire {
 
 inline int team_size(const Team* team) { return team == nullptr ? 1 : team->size(); }
 
-// Calls body(i) for 0 <= i < count, each once, in no order. Threads take `grain` indices at a time.
-// team: null for the caller alone. What enter() returns lives in each thread while it does so.
+// Calls body(i) once for each 0 <= i < count, in no order. Threads take `grain` indices at a time.
+// team: null for the caller alone. The result of enter() lives in each thread while it works on the
+// loop.
 template <class F, class Enter>
 void parallel_for(int64_t count, int64_t grain, Team* team, F&& body, Enter&& enter) {
   if (team == nullptr || count <= grain) {
@@ -38,17 +39,17 @@ void parallel_for(int64_t count, int64_t grain, Team* team, F&& body) {
   parallel_for(count, grain, team, body, [] { return 0; });
 }
 
-// How many indices a thread takes at a time: `few` of the last 2 · many of a range, so that nobody
-// waits for long for what another has taken, `many` before. If `few` is 1, what is taken at a time
-// lies between two neighbouring multiples of `many`.
+// Number of indices that a thread takes at a time: `few` of the last 2 · many of a range, so that
+// no thread waits long for another, and `many` before. If `few` is 1, the indices taken at once lie
+// between two adjacent multiples of `many`.
 struct Grain {
   int64_t many, few;
 };
 
-// Calls body(first, last, needed) for indices [first, last), until all have had their turn once. As
-// parallel_for, but every thread takes neighbours: it starts in a range of its own, and goes on in
-// those of the others when that is empty. enter(first) makes what a thread needs, `first` being the
-// index it is likely to start with; body(first, last, needed) uses it.
+// Calls body(first, last, needed) for index ranges [first, last) that cover all indices once.
+// Unlike in parallel_for, every thread takes adjacent indices: it starts in a range of its own and
+// goes on in those of the others when that is empty. enter(first) makes what a thread needs,
+// `first` being the index it will probably start with; body receives it as `needed`.
 template <class F, class Enter>
 void parallel_ranges_of(int64_t count, Grain grain, Team* team, F&& body, Enter&& enter) {
   if (team == nullptr || count <= grain.few) {
@@ -77,7 +78,7 @@ void parallel_ranges_of(int64_t count, Grain grain, Team* team, F&& body, Enter&
     const auto range_at = [&](int64_t i) -> Range& { return ranges[(own + i) % size]; };
     int64_t at = 0;
     while (range_at(at).next.load(std::memory_order_relaxed) >= range_at(at).end) {
-      if (++at == size) return;  // late, and enter() may be long
+      if (++at == size) return;  // late: return before enter(), which may be long
     }
     auto&& needed = enter(range_at(at).next.load(std::memory_order_relaxed));
     for (; at < size; ++at) {
@@ -96,7 +97,7 @@ void parallel_ranges_of(int64_t count, Grain grain, Team* team, F&& body, Enter&
   team->run([](void* context) { (*static_cast<decltype(share)*>(context))(); }, &share);
 }
 
-// The same where threads need nothing, index by index: body(i).
+// Calls body(i) index by index, for threads that need nothing.
 template <class F>
 void parallel_ranges(int64_t count, int64_t grain, Team* team, F&& body) {
   const auto each = [&](int64_t first, int64_t last, int) {

@@ -1,4 +1,4 @@
-// What a library needs of the operating system before its first instruction.
+// Permissions that a library needs from the operating system before its first instruction.
 #include "native/simd.h"
 
 #if defined(__AMX_TILE__) && defined(__linux__)
@@ -10,8 +10,8 @@
 
 namespace {
 
-// Linux gives a process the memory to save tile registers in only when it asks for them; then all
-// its threads have it, those that run already and forked children too (Linux 5.16,
+// Linux gives a process memory to save tile registers only on request. The permission then holds
+// for all its threads, running ones and forked children included (Linux 5.16,
 // Documentation/arch/x86/xstate.rst).
 constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
 constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
@@ -23,7 +23,7 @@ std::string request_tiles() {
 
 }  // namespace
 
-// Why this process cannot run the library, or null when it can.
+// Returns why this process cannot run the library, or null when it can.
 QUIRE_API const char* quire_unavailable() {
   static const std::string reason = request_tiles();
   return reason.empty() ? nullptr : reason.c_str();

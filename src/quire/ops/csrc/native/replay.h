@@ -1,4 +1,4 @@
-// Calls of kernels that were written down once, to be made again without their caller.
+// Kernel calls that were recorded once and are repeated without their caller.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace quire {
 
-// An argument is kept in 8 bytes; a narrower parameter takes the first of them.
+// Unpacks an argument from its 8 bytes; a narrower parameter takes the first of them.
 template <class T>
 T unpack_argument(uint64_t slot) {
   static_assert(sizeof(T) <= sizeof slot);
@@ -28,7 +28,8 @@ int call_unpacked(int (*kernel)(P...), const uint64_t* arguments) {
 
 }  // namespace quire
 
-// Follows a kernel that a captured step may call: exports it in the form that replay.cpp takes.
+// Exports a kernel that a captured step may call in the form that replay.cpp takes. Write it below
+// the kernel.
 #define QUIRE_REPLAYABLE(kernel)                                  \
   QUIRE_API int kernel##_replay(const uint64_t* arguments) {      \
     return quire::call_unpacked(kernel, arguments);               \

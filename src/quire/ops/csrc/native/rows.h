@@ -1,12 +1,13 @@
-// Arithmetic on one row of activations: a norm, a rotation. What comes out depends on that row
-// alone.
+// Arithmetic on one row of activations, such as a norm or a rotation. The result depends on that
+// row alone.
 #pragma once
 
 #include "native/simd.h"
 
 namespace quire {
 
-// A row is whole vectors, two at a time where it is long enough, and at its end part of one.
+// Parts of a row: two whole vectors at a time while it is long enough, one whole vector, and part
+// of one at its end.
 struct Two {};
 struct Whole {};
 struct Part {
@@ -45,7 +46,7 @@ QUIRE_INLINE void each_vector(int64_t first, int64_t last, F&& body) {
   if (i < last) body(i, Part{static_cast<int>(last - i)});
 }
 
-// The same with Two before these.
+// Calls body(i, Two) as long as possible, then body as each_vector() does.
 template <class F>
 QUIRE_INLINE void each_two(int64_t first, int64_t last, F&& body) {
   int64_t i = first;
@@ -53,13 +54,13 @@ QUIRE_INLINE void each_two(int64_t first, int64_t last, F&& body) {
   each_vector(i, last, body);
 }
 
-// Zero in the lanes after the end of a row.
+// Clears the lanes after the end of a row.
 QUIRE_INLINE vf2 kept(vf2 x, Two) { return x; }
 QUIRE_INLINE vf kept(vf x, Whole) { return x; }
 QUIRE_INLINE vf kept(vf x, Part part) { return select(lanes(0, part.n), x, zero()); }
 
-// The sum over a row, lane by lane, of what step(sum, i, Two or Whole or Part) adds. Two sums in
-// turn hide half of the latency; their order depends on the width and the types alone.
+// Returns the sum, lane by lane, of what step(sum, i, Two or Whole or Part) adds over a row. Two
+// alternating sums hide half of the latency; their order depends on the width and the types alone.
 template <class F>
 QUIRE_INLINE vf lane_sums_over(int64_t width, F&& step) {
   vf2 total{zero(), zero()};
@@ -73,7 +74,7 @@ QUIRE_INLINE float sum_over(int64_t width, F&& step) {
   return sum(lane_sums_over(width, step));
 }
 
-// Elements of x + y, rounded to the element type.
+// Stores elements of x + y, rounded to the element type.
 template <class E, class Size>
 QUIRE_INLINE void put_sum(const E* x, const E* y, E* total, Size size) {
   put(total, add(get(x, size), get(y, size)), size);
@@ -91,7 +92,8 @@ QUIRE_INLINE vf2 add_squares(const bf16* p, vf2 total, Two) {
 }
 #endif
 
-// The squares of a row summed, lane by lane. before(i, size): whatever fills in elements from i on.
+// Returns the sum of squares of a row, lane by lane. before(i, size) fills in the elements from i
+// on.
 template <class E, class F>
 QUIRE_INLINE vf squares_of(const E* x, int64_t width, F&& before) {
   return lane_sums_over(width, [&](auto total, int64_t i, auto size) {
@@ -104,13 +106,14 @@ QUIRE_INLINE vf squares_of(const E* x, int64_t width) {
   return squares_of(x, width, [](int64_t, auto) {});
 }
 
-// What RMSNorm multiplies a row by.
+// Returns the factor of RMSNorm for a row.
 QUIRE_INLINE float rms_scale(vf squares, int64_t width, float eps) {
   const float mean = sum(squares) / static_cast<float>(width);
   return 1.0f / std::sqrt(mean + eps);
 }
 
-// Elements of RMSNorm, not yet rounded; the norm is before it is multiplied by the weight.
+// Returns elements of RMSNorm, not yet rounded. The normed x is rounded before the weight
+// multiplies it.
 template <class E, class V>
 QUIRE_INLINE V normed(V x, V weight, vf scale) {
   return mul(weight, rounded<E>(mul(x, scale)));
@@ -123,7 +126,7 @@ QUIRE_INLINE void normalise(const E* x, const E* weight, vf scale, E* out, int64
   });
 }
 
-// LayerNorm, the variance from differences to the mean. weight, bias: may be null.
+// Applies LayerNorm, with the variance from differences to the mean. weight, bias: may be null.
 template <class E>
 QUIRE_INLINE void layer_normalise(const E* x, const E* weight, const E* bias, E* out,
                                   int64_t width, float eps) {

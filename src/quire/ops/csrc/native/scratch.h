@@ -1,4 +1,4 @@
-// Working memory that a thread keeps from call to call.
+// Scratch memory that a thread keeps from call to call.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,10 @@
 
 namespace quire {
 
-// At least `bytes`, aligned to 64, or null when there are none. What it held is lost; it is good
-// until this thread asks again, and other threads may use it as long as this one waits for them.
-template <class Owner>  // one piece for each kind of user, so that they do not take it from another
+// Returns at least `bytes`, aligned to 64, or null when memory is exhausted. Earlier contents are
+// lost. The memory is valid until this thread asks again; other threads may use it as long as this
+// one waits for them.
+template <class Owner>  // one piece per use, so that uses do not take it from each other
 inline void* thread_scratch(int64_t bytes) {
   struct Piece {
     std::unique_ptr<void, decltype(&std::free)> memory{nullptr, std::free};

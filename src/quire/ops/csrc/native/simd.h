@@ -1,10 +1,10 @@
 // One vector of floats per instruction set, and the element types that load into it.
 //
-// Every source file is compiled once per instruction set, into a library of its own. Arithmetic is
-// written with explicit fma() and compiled with -ffp-contract=off, so that a value does not depend
-// on which template instance computed it. To add an instruction set: a section here, a row in
-// ISAS of ../compile/build.py. Wider products (VNNI, AVX512_BF16, AMX) belong in files of their own
-// that #ifdef on the macro their flag defines.
+// Every source file is compiled once per instruction set, into a library of its own. Arithmetic
+// uses explicit fma() and is compiled with -ffp-contract=off, so that a value does not depend on
+// the template instance that computed it. To add an instruction set, add a section here and a row
+// to ISAS in ops/compile/build.py. Wider products (VNNI, AVX512_BF16, AMX) belong in files of their
+// own, under an #ifdef on the macro that their flag defines.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +16,7 @@
 
 #define QUIRE_API extern "C" __attribute__((visibility("default")))
 #define QUIRE_INLINE inline __attribute__((always_inline))
-// Loops over the registers of a tile. Without it GCC keeps arrays of vectors in memory.
+// Unrolls loops over the registers of a tile. Without it GCC keeps arrays of vectors in memory.
 #define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
 namespace quire {
@@ -38,8 +38,8 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kLanes = 16;
 using vf = __m512;
 using vmask = __mmask16;
-// 2 kLanes elements of a row: of bf16 the even ones and the odd ones, since so they widen at once;
-// of other types the first ones and the last.
+// 2 kLanes elements of a row. For bf16 these are the even and the odd ones, which widen at once;
+// for other types the first and the last kLanes.
 struct vf2 {
   vf a, b;
 };
@@ -56,19 +56,19 @@ QUIRE_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }  // b when eithe
 QUIRE_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
 QUIRE_INLINE vf absolute(vf x) { return _mm512_abs_ps(x); }
 QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-// x less the nearest integer; 0 of an infinite x.
+// Returns x minus the nearest integer; 0 for an infinite x.
 QUIRE_INLINE vf fraction(vf x) {
   return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 QUIRE_INLINE vf scale_by_power(vf x, vf n) { return _mm512_scalef_ps(x, n); }
 QUIRE_INLINE vmask less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-// Lanes first <= lane < last.
+// Returns a mask of the lanes first <= lane < last.
 QUIRE_INLINE vmask lanes(int first, int last) {
   const uint32_t below = last <= 0 ? 0u : last >= 16 ? 0xffffu : (1u << last) - 1;
   const uint32_t under = first <= 0 ? 0u : first >= 16 ? 0xffffu : (1u << first) - 1;
   return static_cast<vmask>(below & ~under);
 }
-// Lane i: bit i.
+// Returns a mask whose lane i is bit i.
 QUIRE_INLINE vmask lanes_of(uint64_t bits) { return static_cast<vmask>(bits); }
 QUIRE_INLINE vf select(vmask m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 
@@ -78,7 +78,8 @@ QUIRE_INLINE vf widen(__m256i h) {
 QUIRE_INLINE vf load(const bf16* p) {
   return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// kLanes pairs of bf16: the first ones of the pairs (the lower halves of the lanes), or the second.
+// Loads half of kLanes pairs of bf16: the first ones of the pairs (lower halves of the lanes), or
+// the second.
 QUIRE_INLINE vf lower_halves(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
 }
@@ -86,7 +87,7 @@ QUIRE_INLINE vf upper_halves(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p),
                                               _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
-// The even and the odd ones of 2 kLanes floats.
+// Loads 2 kLanes floats as the even and the odd ones.
 QUIRE_INLINE vf2 even_and_odd(const float* p) {
   const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
   const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
@@ -97,13 +98,13 @@ QUIRE_INLINE vf load(const fp16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 #if defined(__AVX512BF16__)
-// To the nearest bf16, ties to even; what is below 2^-126 becomes 0. NaN stays NaN.
+// Rounds to the nearest bf16, ties to even. Values below 2^-126 become 0. NaN stays NaN.
 QUIRE_INLINE __m256i narrowed(vf x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 QUIRE_INLINE void store_pair(bf16* p, vf x, vf y) {
   _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)));
 }
 QUIRE_INLINE vf round_to(const bf16*, vf x) { return widen(narrowed(x)); }
-// The bf16 of x.a in the lower 16 words, those of x.b in the upper.
+// Rounds to bf16: x.a in the lower 16 words, x.b in the upper.
 QUIRE_INLINE __m512i narrowed(vf2 x) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.b, x.a));
 }
@@ -125,7 +126,8 @@ QUIRE_INLINE void store_both(bf16* p, vf2 x) {
   _mm512_storeu_si512(p, _mm512_permutexvar_epi16(in_turn, narrowed(x)));
 }
 #else
-// The upper 16 bits of each lane: x rounded to the nearest bf16, ties to even. NaN stays NaN.
+// Returns, in the upper 16 bits of each lane, x rounded to the nearest bf16, ties to even. NaN
+// stays NaN.
 QUIRE_INLINE __m512i bf16_bits(vf x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
@@ -163,7 +165,8 @@ QUIRE_INLINE void store(fp16* p, vf x) {
                       _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-// Sum and maximum over the lanes: halves onto each other, so lane i meets i ^ 8, ^ 4, ^ 2, ^ 1.
+// Sum and maximum over the lanes. Halves are folded onto each other: lane i meets i ^ 8, ^ 4, ^ 2,
+// ^ 1.
 QUIRE_INLINE __m128 fold_add(__m128 s) {
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_add_ss(s, _mm_movehdup_ps(s));
@@ -178,8 +181,8 @@ QUIRE_INLINE float sum(vf x) {
 QUIRE_INLINE float maximum(vf x) { return _mm512_reduce_max_ps(x); }
 QUIRE_INLINE float first_lane(vf x) { return _mm512_cvtss_f32(x); }
 
-// The lanes of each of kLanes vectors combined in the order of sum(): lane i of the result is
-// x[i]'s.
+// Combines the lanes of each of kLanes vectors in the order of sum(). Lane i of the result belongs
+// to x[i].
 template <class F>
 QUIRE_INLINE vf fold_lanes(const vf (&x)[16], F&& combine) {
   vf half[8], quarter[4];
@@ -228,7 +231,7 @@ QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 QUIRE_INLINE vf round_to_int(vf x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// x · 2^n for -126 <= n <= 127.
+// Returns x · 2^n for -126 <= n <= 127.
 QUIRE_INLINE vf scale_by_power(vf x, vf n) {
   const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return mul(x, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
@@ -336,7 +339,7 @@ QUIRE_INLINE vf fold_lanes(const vf (&x)[8], F&& combine) {
 #error "no vector type for this instruction set"
 #endif
 
-// Lane i of the result is sum(x[i]), bit for bit, or maximum(x[i]).
+// Returns sum(x[i]), bit for bit, or maximum(x[i]) in lane i.
 QUIRE_INLINE vf sums(const vf (&x)[kLanes]) {
   return fold_lanes(x, [](vf a, vf b) __attribute__((always_inline)) { return add(a, b); });
 }
@@ -344,7 +347,8 @@ QUIRE_INLINE vf maxima(const vf (&x)[kLanes]) {
   return fold_lanes(x, [](vf a, vf b) __attribute__((always_inline)) { return max(a, b); });
 }
 
-// The first n < kLanes elements, zeros after them; nothing beyond is touched.
+// Loads or stores the first n < kLanes elements; loads fill up with zeros. Memory beyond is not
+// touched.
 template <class E>
 QUIRE_INLINE vf load_part(const E* p, int n) {
   E buffer[kLanes];
@@ -359,14 +363,14 @@ QUIRE_INLINE void store_part(E* p, vf x, int n) {
   std::memcpy(p, buffer, n * sizeof(E));
 }
 
-// 2 kLanes elements.
+// Stores 2 kLanes elements.
 template <class E>
 QUIRE_INLINE void store_pair(E* p, vf x, vf y) {
   store(p, x);
   store(p + kLanes, y);
 }
 
-// x rounded to the element type and widened again.
+// Rounds x to the element type and widens it again.
 QUIRE_INLINE vf round_to(const float*, vf x) { return x; }
 template <class E>
 QUIRE_INLINE vf2 round_to(const E* type, vf2 x) {
@@ -386,7 +390,7 @@ template <class E>
 QUIRE_INLINE void store_both(E* p, vf2 x) {
   store_pair(p, x.a, x.b);
 }
-// Floats in the order of lanes that elements of E have.
+// Loads floats in the order of lanes that elements of E have.
 template <class E>
 QUIRE_INLINE vf2 load_both_as(const E*, const float* p) {
   return load_both(p);
@@ -400,8 +404,8 @@ QUIRE_INLINE vf2 mul(vf2 x, vf2 y) { return {mul(x.a, y.a), mul(x.b, y.b)}; }
 QUIRE_INLINE vf2 mul(vf2 x, vf y) { return {mul(x.a, y), mul(x.b, y)}; }
 QUIRE_INLINE vf2 fma(vf2 x, vf2 y, vf2 z) { return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)}; }
 
-// 2^f for |f| <= 1/2: 1 + f q(f) with the smallest relative error, 2e-9 before its coefficients are
-// rounded. Of 0 it is exactly 1.
+// Returns 2^f for |f| <= 1/2 as 1 + f q(f), with the smallest relative error: 2e-9 before its
+// coefficients are rounded. 2^0 is exactly 1.
 QUIRE_INLINE vf exp2_polynomial(vf f) {
   vf p = set1(1.5353362e-4f);
   p = fma(p, f, set1(1.3398875e-3f));
@@ -412,19 +416,19 @@ QUIRE_INLINE vf exp2_polynomial(vf f) {
   return fma(p, f, set1(1.0f));
 }
 #if defined(__AVX512F__)
-// 2^x for x <= 0; below 2^-126 the result is 0. NaN stays NaN.
+// Returns 2^x for x <= 0. Results below 2^-126 become 0. NaN stays NaN.
 QUIRE_INLINE vf exp2_negative(vf x) {
   const vf f = fraction(x);
   const vmask normal = _mm512_cmp_ps_mask(x, set1(-126.0f), _CMP_NLT_UQ);
   return _mm512_maskz_scalef_ps(normal, exp2_polynomial(f), sub(x, f));
 }
-// 2^x; where that is no float, 0 or infinity. NaN stays NaN.
+// Returns 2^x, or 0 or infinity where that is no float. NaN stays NaN.
 QUIRE_INLINE vf exp2_saturating(vf x) {
   const vf f = fraction(x);
   return scale_by_power(exp2_polynomial(f), sub(x, f));
 }
 #else
-// 2^x for x in [-126, 127.5).
+// Returns 2^x for x in [-126, 127.5).
 QUIRE_INLINE vf exp2_bounded(vf x) {
   const vf n = round_to_int(x);
   return scale_by_power(exp2_polynomial(sub(x, n)), n);
@@ -433,13 +437,13 @@ QUIRE_INLINE vf exp2_negative(vf x) {
   const vmask tiny = less(x, set1(-126.0f));
   return select(tiny, zero(), exp2_bounded(select(tiny, zero(), x)));
 }
-// Saturates at 2^±126.
+// Returns 2^x, saturated at 2^±126.
 QUIRE_INLINE vf exp2_saturating(vf x) {
   return exp2_bounded(max(set1(-126.0f), min(set1(126.0f), x)));
 }
 #endif
 
-// Calls f with a null pointer of the element type.
+// Calls f with a null pointer of the element type. Returns 1 for an unknown type.
 template <class F>
 QUIRE_INLINE int dispatch(DType dtype, F&& f) {
   switch (dtype) {

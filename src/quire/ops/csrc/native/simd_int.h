@@ -1,8 +1,8 @@
 // One vector of integers per instruction set, and exact products of unsigned 8-bit or 4-bit weights
 // with signed 8-bit activations.
 //
-// A lane of 32 bits holds a quad: four weights of one column. Every instruction set computes the
-// same integers, so that what follows in float32 has the same bits everywhere.
+// A 32-bit lane holds a quad: four weights of one column. Every instruction set computes the same
+// integers, so that the float32 operations after them give the same bits everywhere.
 #pragma once
 
 #include "native/simd.h"
@@ -11,7 +11,8 @@ namespace quire {
 
 #if defined(__AVX512F__)
 
-// Not __m512i, whose lanes have 64 bits: sums kept in it cost gcc a copy in every round of a loop.
+// Instead of __m512i, whose lanes have 64 bits: for sums in that type gcc makes a copy in every
+// iteration of a loop.
 using vi = __v16si;
 using raw = __m512i;
 
@@ -21,7 +22,7 @@ QUIRE_INLINE vi set1_int(int32_t x) { return (vi)_mm512_set1_epi32(x); }
 QUIRE_INLINE vi add_int(vi a, vi b) { return (vi)_mm512_add_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi sub_int(vi a, vi b) { return (vi)_mm512_sub_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi sub_bytes(vi a, vi b) { return (vi)_mm512_sub_epi8((raw)a, (raw)b); }
-// The lowest byte of every lane, four times.
+// Repeats the lowest byte of every lane four times.
 QUIRE_INLINE vi repeat_byte(vi x) {
   const __m128i first = _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
   return (vi)_mm512_shuffle_epi8((raw)x, _mm512_broadcast_i32x4(first));
@@ -30,12 +31,13 @@ QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm512_max_epi32((raw)a, (raw)b
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm512_and_si512((raw)a, (raw)b); }
 QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm512_slli_epi32((raw)x, n); }
 QUIRE_INLINE vi or_int(vi a, vi b) { return (vi)_mm512_or_si512((raw)a, (raw)b); }
-// Bytes of a table of 16, by the lowest 4 bits of every byte, the others being zero.
+// Loads a table of 16 bytes. look_up() takes entries by the lowest 4 bits of every byte; its other
+// bits must be zero.
 QUIRE_INLINE vi load_table(const int8_t* p) {
   return (vi)_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 QUIRE_INLINE vi look_up(vi table, vi x) { return (vi)_mm512_shuffle_epi8((raw)table, (raw)x); }
-// kLanes bytes, one in every lane.
+// Loads kLanes bytes, one into every lane.
 QUIRE_INLINE vi load_signed(const void* p) {
   return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
@@ -47,15 +49,15 @@ QUIRE_INLINE vi to_int(vf x) { return (vi)_mm512_cvtps_epi32(x); }
 QUIRE_INLINE vi bits_of(vf x) { return (vi)_mm512_castps_si512(x); }
 QUIRE_INLINE vf float_of(vi bits) { return _mm512_castsi512_ps((raw)bits); }
 QUIRE_INLINE vi shift_right_16bit(vi x, int n) { return (vi)_mm512_srli_epi16((raw)x, n); }
-// Products of 16 bits, added in pairs.
+// Multiplies 16-bit words and adds the products in pairs.
 QUIRE_INLINE vi pairs(vi a, vi b) { return (vi)_mm512_madd_epi16((raw)a, (raw)b); }
 QUIRE_INLINE int32_t sum(vi x) { return _mm512_reduce_add_epi32((raw)x); }
 QUIRE_INLINE int32_t maximum(vi x) { return _mm512_reduce_max_epi32((raw)x); }
-// The low byte of every lane.
+// Stores the low byte of every lane.
 QUIRE_INLINE void store_bytes(void* p, vi x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8((raw)x));
 }
-// The low bytes of integers that were made of a load_both(): in the order of its elements.
+// Stores the low bytes of integers made from a load_both(), in the order of its elements.
 template <class E>
 QUIRE_INLINE void store_bytes(const E*, void* p, vi a, vi b) {
   store_bytes(p, a);
@@ -65,7 +67,7 @@ QUIRE_INLINE void store_bytes(const bf16*, void* p, vi even, vi odd) {
   const raw words = _mm512_mask_blend_epi8(0x2222222222222222, (raw)even, (raw)shift_left(odd, 8));
   _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words));
 }
-// Numbers of 4 bits: the low halves of kLanes bytes, and the high halves.
+// Loads numbers of 4 bits: the low and the high halves of kLanes bytes.
 QUIRE_INLINE void load_halves(const uint8_t* p, vi& low, vi& high) {
   const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   const __m128i mask = _mm_set1_epi8(15);
@@ -134,7 +136,8 @@ QUIRE_INLINE void load_halves(const uint8_t* p, vi& low, vi& high) {
 
 #endif
 
-// The largest magnitude of n elements; infinity or NaN if there is one: their bits are the largest.
+// Returns the largest magnitude of n elements; infinity or NaN if there is one, since their bits
+// are the largest.
 QUIRE_INLINE float largest_magnitude(const bf16* p, int64_t n) {
   const __m256i magnitude = _mm256_set1_epi16(0x7fff);
   __m256i top = _mm256_setzero_si256();
@@ -175,11 +178,12 @@ QUIRE_INLINE float largest_magnitude(const E* p, int64_t n) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(maximum(top))));
 }
 
-// Weights of 8 bits, 0 to 255: weights_of, and add_bytes with the activations of a quad, which
-// `broadcast` fetches from kByteInputs numbers: a quad's bytes, or what put_byte_inputs writes.
+// Products of 8-bit weights, 0 to 255: weights_of(), and add_bytes() with the activations of a
+// quad, which broadcast() loads from kByteInputs numbers: a quad's bytes, or what put_byte_inputs()
+// writes.
 //
-// Weights of fewer bits: open_sum, add_nibbles, close_sum; at most 8 times with 4 bits, 4 times with
-// 5 and twice with 6, whose sums fit 16 bits.
+// Products of weights of fewer bits: open_sum(), add_nibbles(), close_sum(). add_nibbles() may be
+// called 8 times in between with 4 bits, 4 times with 5 and twice with 6: then sums fit in 16 bits.
 
 #if defined(__AVX512VNNI__)
 
@@ -199,7 +203,7 @@ QUIRE_INLINE vi close_sum(vi, vi part) { return part; }
 
 #else
 
-// In pairs of 16 bits, since sums of two products of bytes (maddubs) would saturate.
+// Products in pairs of 16 bits, since sums of two products of bytes (maddubs) would saturate.
 constexpr int kByteInputs = 2;
 struct Bytes {
   vi even, odd;
@@ -221,7 +225,7 @@ QUIRE_INLINE vi add_bytes(vi sum, const Bytes& w, const Inputs& x) {
   return add_int(add_int(sum, pairs(w.even, x.even)), pairs(w.odd, x.odd));
 }
 
-// Here sums of products of bytes fit, such as 8 quads of 2 · 15 · 127 in each 16 bits.
+// Sums of products of bytes fit here, such as 8 quads of 2 · 15 · 127 in each 16 bits.
 constexpr bool kSumsInPlace = false;
 QUIRE_INLINE vi open_sum(vi) { return set1_int(0); }
 QUIRE_INLINE vi add_nibbles(vi part, vi w, vi x) {

@@ -1,4 +1,4 @@
-// A team of threads, made and ended by whoever calls the kernels.
+// A team of threads, created and destroyed by the caller of the kernels.
 #include "native/team.h"
 
 #include <new>
@@ -6,7 +6,7 @@
 
 #include "native/simd.h"
 
-// Null when the system gives no more threads.
+// Returns null when the system gives no more threads.
 QUIRE_API void* quire_team_create(int32_t size, int32_t spin_microseconds) {
   try {
     return new quire::Team(size, std::chrono::microseconds(spin_microseconds));

@@ -1,8 +1,8 @@
 // Threads that share the loops of the kernels.
 //
 // A loop waits only for threads that have begun to work on it. If another program holds the core of
-// a member, the caller does that member's work as well: nobody waits at a barrier for a thread that
-// the system does not run. Idle members spin for a short while, then sleep.
+// a member, the caller does that member's work as well: nothing waits at a barrier for a thread
+// that the system does not run. Idle members spin for a short while, then sleep.
 #pragma once
 
 #include <unistd.h>
@@ -21,8 +21,8 @@ inline void relax() { __builtin_ia32_pause(); }
 
 class Team {
  public:
-  // size: threads that work on a loop, the caller's included. spin: how long an idle one spins.
-  // Throws what std::thread throws when the system gives no more threads; none is left then.
+  // size: threads that work on a loop, the caller included. spin: how long an idle one spins.
+  // Throws what std::thread throws when the system gives no more threads; no member is left then.
   Team(int size, std::chrono::microseconds spin) : spin_(spin), process_(getpid()) {
     try {
       for (int i = 1; i < size; ++i) members_.emplace_back([this] { live(); });
@@ -32,8 +32,8 @@ class Team {
     }
   }
 
-  // Not for a forked child, whose members stayed with the parent: there `owned` is false, and the
-  // team may run but not end.
+  // Must not run in a forked child, whose members stayed with the parent: there `owned` is false,
+  // and the team may run but not end.
   ~Team() { end_members(); }
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -42,8 +42,8 @@ class Team {
   int size() const { return static_cast<int>(members_.size()) + 1; }
 
   // Calls work(context) in the caller and in every member that comes in time. Each call must take
-  // its share until nothing is left, so that one of them alone would do. A second caller at the
-  // same time works alone.
+  // shares until nothing is left, so that one of them alone would do. A second caller at the same
+  // time works alone.
   void run(void (*work)(void*), void* context) {
     if (in_use_.exchange(true, std::memory_order_acquire)) {
       work(context);
@@ -54,7 +54,7 @@ class Team {
     left_.store(0, std::memory_order_relaxed);
     const uint64_t round = (gate_.load(std::memory_order_relaxed) | kEntered) + 1;
     gate_.store(round | kOpen, std::memory_order_seq_cst);
-    // The members of a forked child's copy do not exist; one may have held the mutex at the fork.
+    // A forked child's copy has no members; one may have held the mutex at the fork.
     if (sleeping_.load(std::memory_order_seq_cst) > 0 && owned()) {
       { const std::lock_guard<std::mutex> lock(mutex_); }
       awake_.notify_all();
@@ -72,7 +72,8 @@ class Team {
   }
 
  private:
-  // gate_: how many members have entered this round, whether it is open to more, and its number.
+  // gate_ holds the members that have entered this round, a bit while it is open to more, and its
+  // number.
   static constexpr uint64_t kOpen = 1u << 15, kEntered = (1u << 16) - 1;
   static constexpr int kSpinsBeforeYield = 2000;
   static constexpr int kSpinsPerLook = 64;
@@ -105,7 +106,7 @@ class Team {
     return (gate & kOpen) != 0 && gate >> 16 != seen;
   }
 
-  // False when the team ends.
+  // Returns false when the team ends.
   bool wait_for_round(uint64_t seen) {
     const auto until = std::chrono::steady_clock::now() + spin_;
     do {

@@ -1,4 +1,4 @@
-// Which processor this is, where instruction sets do not tell how it takes to memory.
+// Vendor of this processor, for behaviour of memory that instruction sets do not tell.
 #pragma once
 
 #include <cstdlib>
@@ -6,7 +6,7 @@
 namespace quire {
 
 inline bool is_amd() {
-#if defined(QUIRE_SANITIZED)  // there tests take the way of the other vendors too
+#if defined(QUIRE_SANITIZED)  // tests take the path of other vendors too
   static const bool amd =
       __builtin_cpu_is("amd") != (std::getenv("QUIRE_OTHER_VENDOR") != nullptr);
 #else

@@ -1,5 +1,5 @@
-// Norms of rows of activations, alone or of the sum with another row. A row's result depends on
-// that row alone.
+// Norms of rows of activations, alone or of the sum with another row. The result of a row depends
+// on that row alone.
 #include "native/parallel.h"
 #include "native/replay.h"
 #include "native/rows.h"
@@ -27,8 +27,8 @@ struct NormCall {
   Team* team;
 };
 
-// norm(o, i, row) for every row; `row` counts them. A thread takes neighbours: of two, each has
-// mostly those that it had in the operation before, and will have in the next.
+// Calls norm(o, i, row) for every row; `row` counts them. A thread takes adjacent rows: of two
+// threads, each has mostly those that it had in the operation before and will have in the next.
 template <class F>
 void each_row(const NormCall& call, F&& norm) {
   const int64_t grain = kElementsPerTask / (call.width + 1) + 1;
@@ -39,8 +39,9 @@ void each_row(const NormCall& call, F&& norm) {
 }  // namespace
 }  // namespace quire
 
-// x: [outer, inner, width] with strides in elements for outer and inner. out: contiguous.
-// residual, when given, is laid out by its own strides and added first; total: contiguous.
+// Applies RMSNorm. x: [outer, inner, width] with strides in elements for outer and inner. out:
+// contiguous. residual: null, or added first, with strides of its own; total: contiguous, receives
+// the sums.
 QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, const void* residual,
                              int64_t residual_outer, int64_t residual_inner, const void* weight,
                              void* out, void* total, int64_t outer, int64_t inner, int64_t width,
@@ -71,7 +72,7 @@ QUIRE_API int quire_rms_norm(const void* x, int64_t x_outer, int64_t x_inner, co
 }
 QUIRE_REPLAYABLE(quire_rms_norm)
 
-// As quire_rms_norm; weight, bias: [width] or null.
+// Applies LayerNorm, with the arguments of quire_rms_norm. weight, bias: [width] or null.
 QUIRE_API int quire_layer_norm(const void* x, int64_t x_outer, int64_t x_inner,
                                const void* residual, int64_t residual_outer,
                                int64_t residual_inner, const void* weight, const void* bias,
@@ -99,7 +100,8 @@ QUIRE_API int quire_layer_norm(const void* x, int64_t x_outer, int64_t x_inner,
 }
 QUIRE_REPLAYABLE(quire_layer_norm)
 
-// x: rows of `width` elements, stride in elements; changed in place. weight: [width].
+// Applies RMSNorm in place, rounded once. x: rows of `width` elements, stride in elements. weight:
+// [width].
 QUIRE_API int quire_norm_rows(void* x, int64_t stride, const void* weight, int64_t rows,
                               int64_t width, float eps, int32_t dtype, quire::Team* team) {
   using namespace quire;

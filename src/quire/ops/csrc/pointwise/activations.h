@@ -9,11 +9,12 @@ enum class Activation : int32_t {
   kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3, kClampedSwiglu = 4, kReluSquared = 5
 };
 
-// e^-x for x >= 0; below 2^-126 it is 0.
+// Returns e^-x for x >= 0; 0 where that is below 2^-126.
 QUIRE_INLINE vf exp_of_minus(vf x) { return exp2_negative(mul(x, set1(-kLog2E))); }
 
-// tanh x = (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x, which is 1 from 20 on. Near zero, where
-// that difference has few digits, by the series of x to x⁷: the next term is below 1e-8 of the sum.
+// Returns tanh x = (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; this is 1 from 20 on. Near
+// zero, where that difference has few digits, takes the series of x to x⁷: the next term is below
+// 1e-8 of the sum.
 QUIRE_INLINE vf tanh_of(vf x) {
   x = max(set1(-20.0f), min(set1(20.0f), x));
   const vf size = absolute(x), square = mul(x, x);
@@ -25,8 +26,8 @@ QUIRE_INLINE vf tanh_of(vf x) {
   return select(less(size, set1(0.15f)), series, mul(ratio, x));
 }
 
-// x Φ(x) = x (1 + erf(x / √2)) / 2 (Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2), by
-// 1 - erf(z) ≈ (a1 t + … + a5 t⁵) e^-z², t = 1 / (1 + p z), z >= 0, off by at most 1.5e-7
+// GELU: x Φ(x) = x (1 + erf(x / √2)) / 2 (Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2),
+// with 1 - erf(z) ≈ (a1 t + … + a5 t⁵) e^-z², t = 1 / (1 + p z), z >= 0, off by at most 1.5e-7
 // (Abramowitz & Stegun, "Handbook of Mathematical Functions", 7.1.26).
 struct Gelu {
   QUIRE_INLINE vf operator()(vf x) const {
@@ -42,8 +43,8 @@ struct Gelu {
   }
 };
 
-// x (1 + tanh u) / 2 = x / (1 + e^-2u), u = √(2/π) (x + 0.044715 x³): the same paper's
-// approximation.
+// GELU by tanh, the same paper's approximation: x (1 + tanh u) / 2 = x / (1 + e^-2u), u = √(2/π) (x
+// + 0.044715 x³).
 struct GeluTanh {
   QUIRE_INLINE vf operator()(vf x) const {
     const vf cubic = fma(mul(mul(x, x), set1(0.044715f)), x, x);
@@ -64,22 +65,22 @@ struct ReluSquared {
   }
 };
 
-// 1 / (1 + e^-x).
+// Returns 1 / (1 + e^-x).
 QUIRE_INLINE vf logistic(vf x) {
   return div(set1(1.0f), add(set1(1.0f), exp2_saturating(mul(x, set1(-kLog2E)))));
 }
 
-// x / (1 + e^-x).
+// SiLU: x / (1 + e^-x).
 struct Silu {
   QUIRE_INLINE vf operator()(vf x) const {
     return div(x, add(set1(1.0f), exp2_saturating(mul(x, set1(-kLog2E)))));
   }
 };
 
-// x / (1 + e^-1.702x) of x up to 7, for a gate whose other factor u is 1 + u, |u| <= 7 (OpenAI 2025,
-// arXiv:2508.10925, section 2.2).
+// SwiGLU with clamps: x / (1 + e^-1.702x) of x up to 7, for a gate whose other factor u is 1 + u,
+// |u| <= 7 (OpenAI 2025, arXiv:2508.10925, section 2.2).
 struct ClampedSwiglu {
-  static constexpr float kAlpha = 1.702f, kLimit = 7.0f;  // of ops/pointwise/activation/contract.py
+  static constexpr float kAlpha = 1.702f, kLimit = 7.0f;  // in ops/pointwise/activation/contract.py
   QUIRE_INLINE vf operator()(vf x) const {
     x = min(set1(kLimit), x);
     return mul(x, logistic(mul(x, set1(kAlpha))));
@@ -90,14 +91,14 @@ struct ClampedSwiglu {
   }
 };
 
-// The other factor of a gate.
+// Returns the other factor of a gate.
 template <class A>
 QUIRE_INLINE vf factor_of(A, vf up) {
   return up;
 }
 QUIRE_INLINE vf factor_of(ClampedSwiglu gate, vf up) { return gate.factor(up); }
 
-// Calls f with the activation. 1: it is unknown.
+// Calls f with the activation. Returns 1 if it is unknown.
 template <class F>
 QUIRE_INLINE int dispatch_activation(int32_t kind, F&& f) {
   switch (static_cast<Activation>(kind)) {
@@ -123,7 +124,8 @@ QUIRE_INLINE int dispatch_activation(int32_t kind, F&& f) {
   return 1;
 }
 
-// Calls f with a null pointer of the element type, and the activation. 1: one of them is unknown.
+// Calls f with a null pointer of the element type, and the activation. Returns 1 if one of them is
+// unknown.
 template <class F>
 int dispatch(DType dtype, int32_t kind, F&& f) {
   int unknown = 0;

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kPiece = 4 * 1024;  // elements: whole vectors
 constexpr int64_t kPiecesPerTask = 4;
 
-// f(row, first, last) for all pieces of rows: one decode row may be wide.
+// Calls f(row, first, last) for all pieces of rows: one decode row may be wide.
 template <class F>
 void each_piece(int64_t rows, int64_t width, Team* team, F&& f) {
   const int64_t pieces = (width + kPiece - 1) / kPiece;
@@ -22,7 +22,7 @@ void each_piece(int64_t rows, int64_t width, Team* team, F&& f) {
   });
 }
 
-// The lines that are needed soon: a processor's own prefetching begins anew in every row and page.
+// Distance of prefetches. The hardware prefetcher starts anew in every row and page.
 constexpr int64_t kBytesAhead = 2048;
 QUIRE_INLINE const char* ahead(const void* p) { return static_cast<const char*>(p) + kBytesAhead; }
 
@@ -35,7 +35,7 @@ QUIRE_INLINE vf2 on_each(F&& f, vf2 x) {
   return {f(x.a), f(x.b)};
 }
 
-// Elements of activation(gate) · up; y may be gate.
+// Stores elements of activation(gate) · up; y may be gate.
 template <class A, class E, class Size>
 QUIRE_INLINE void put_gated(A activation, const E* gate, const E* up, E* y, Size size) {
   const auto factor = on_each([&](vf x) { return factor_of(activation, x); }, get(up, size));
@@ -60,7 +60,7 @@ template void apply_gate(int32_t, const fp16*, fp16*, int64_t, int64_t, int64_t)
 
 }  // namespace quire
 
-// x, y, out: `count` > 0 elements, contiguous.
+// Adds x and y to out. All: `count` > 0 elements, contiguous.
 QUIRE_API int quire_add(const void* x, const void* y, void* out, int64_t count, int32_t dtype,
                         quire::Team* team) {
   using namespace quire;
@@ -76,8 +76,8 @@ QUIRE_API int quire_add(const void* x, const void* y, void* out, int64_t count, 
 }
 QUIRE_REPLAYABLE(quire_add)
 
-// x: rows of `width` > 0 elements with a stride, which become x · factor; with a cap > 0, cap ·
-// tanh(x · factor / cap).
+// Replaces x by x · factor or, with a cap > 0, by cap · tanh(x · factor / cap). x: rows of `width`
+// > 0 elements with a stride.
 QUIRE_API int quire_rescale(void* x, int64_t stride, int64_t rows, int64_t width, float factor,
                             float cap, int32_t dtype, quire::Team* team) {
   using namespace quire;
@@ -97,7 +97,7 @@ QUIRE_API int quire_rescale(void* x, int64_t stride, int64_t rows, int64_t width
 }
 QUIRE_REPLAYABLE(quire_rescale)
 
-// x, out: `count` > 0 elements, contiguous. kind: of activations.h.
+// Applies an activation. x, out: `count` > 0 elements, contiguous. kind: of activations.h.
 QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t kind,
                                int32_t dtype, quire::Team* team) {
   using namespace quire;
@@ -114,7 +114,8 @@ QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t 
 }
 QUIRE_REPLAYABLE(quire_activation)
 
-// x: rows of 2 · width, stride in elements; out: contiguous rows of width > 0.
+// Writes activation(first half) · second half of each row. x: rows of 2 · width, stride in
+// elements. out: contiguous rows of width > 0.
 QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out, int64_t rows,
                                        int64_t width, int32_t kind, int32_t dtype,
                                        quire::Team* team) {
@@ -136,7 +137,8 @@ QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out,
 }
 QUIRE_REPLAYABLE(quire_activation_and_mul)
 
-// x, up: rows of `width` > 0 elements with strides; out: contiguous rows.
+// Writes activation(x) · up. x, up: rows of `width` > 0 elements with strides. out: contiguous
+// rows.
 QUIRE_API int quire_activation_times(const void* x, int64_t stride, const void* up,
                                      int64_t up_stride, void* out, int64_t rows, int64_t width,
                                      int32_t kind, int32_t dtype, quire::Team* team) {

@@ -1,12 +1,12 @@
-// Rows, each multiplied by one factor of a table.
+// Multiplication of rows, each by one factor of a table.
 #include "native/parallel.h"
 #include "native/replay.h"
 #include "native/rows.h"
 #include "rows/ids.h"
 
-// x: rows of `width` > 0 elements with a stride, which become x[row] · factors[index[row]].
-// index null: the first factor is for all. id_bytes: of the indices, 4 or 8. 3: an index outside the
-// factors.
+// Replaces x[row] by x[row] · factors[index[row]]. x: rows of `width` > 0 elements with a stride.
+// index: null for the first factor everywhere. id_bytes: of the indices, 4 or 8. Returns 3 for an
+// index outside the factors.
 QUIRE_API int quire_rescale_rows(void* x, int64_t stride, int64_t rows, int64_t width,
                                  const void* factors, int64_t num_factors, const void* index,
                                  int32_t id_bytes, int32_t dtype, quire::Team* team) {

@@ -1,4 +1,4 @@
-// Columns of rows in another order.
+// Copies of columns in another order.
 #include "native/parallel.h"
 #include "native/replay.h"
 #include "native/simd.h"
@@ -22,8 +22,9 @@ void take(const Item* x, int64_t stride, const Ids& order, Item* out, int64_t ro
 }  // namespace
 }  // namespace quire
 
-// x: rows of `columns` elements with a stride; out: contiguous rows of `width`, for each of `order`
-// that column. id_bytes: of these, 4 or 8. 3: an index outside the columns.
+// Copies the columns that `order` names. x: rows of `columns` elements with a stride. out:
+// contiguous rows of `width`, one column per index of `order`. id_bytes: of these, 4 or 8. Returns
+// 3 for an index outside the columns.
 QUIRE_API int quire_take_columns(const void* x, int64_t stride, const void* order, int32_t id_bytes,
                                  void* out, int64_t rows, int64_t columns, int64_t width,
                                  int32_t dtype, quire::Team* team) {

@@ -1,4 +1,4 @@
-// Gives the persistent rows their drawn tokens, so that a captured step leaves nothing of them to
+// Appends drawn tokens to the persistent rows, so that a captured step leaves no work on them to
 // its caller.
 #include <algorithm>
 
@@ -6,9 +6,9 @@
 #include "native/simd.h"
 #include "native/team.h"
 
-// Row slots[i] has its tokens at row_tokens + slots[i] · tokens_stride, and takes token_ids[i]. Of
-// slot `spare` nothing changes. positions: null, or takes num_tokens of each row as it is then. 3,
-// and nothing has changed, if one of them is full.
+// Appends token_ids[i] to row slots[i], whose tokens start at row_tokens + slots[i] ·
+// tokens_stride. Slot `spare` does not change. positions: null, or receives the new num_tokens of
+// each row. Returns 3, with nothing changed, if a row is full.
 QUIRE_API int quire_append_tokens(const int64_t* slots, int64_t num_rows, const int32_t* token_ids,
                                   int64_t* num_computed, int64_t* num_tokens, int32_t* row_tokens,
                                   int64_t tokens_stride, int64_t spare, int64_t* positions,

@@ -1,14 +1,15 @@
-// Gathers what a decode step computes with out of the persistent rows, so that a captured step
-// needs no more from its caller than the rows' slots.
+// Gathers the inputs of a decode step from the persistent rows, so that a captured step needs from
+// its caller the rows' slots alone.
 #include <cstring>
 
 #include "native/replay.h"
 #include "native/simd.h"
 #include "native/team.h"
 
-// Row slots[i] has its tokens at row_tokens + slots[i] · tokens_stride, its blocks at row_blocks +
-// slots[i] · blocks_stride, and computes the token at num_computed[slots[i]]. Of block_table, rows
-// of table_stride, the entries up to this token's are written.
+// Gathers the inputs of rows slots[i]. Their tokens start at row_tokens + slots[i] · tokens_stride,
+// their blocks at row_blocks + slots[i] · blocks_stride; each computes the token at
+// num_computed[slots[i]]. Of block_table, rows of table_stride, the entries up to this token's are
+// written.
 QUIRE_API int quire_decode_inputs(const int64_t* slots, int64_t num_rows,
                                   const int64_t* num_computed, const int32_t* row_tokens,
                                   int64_t tokens_stride, const int32_t* row_blocks,

@@ -8,12 +8,14 @@
 #include "native/replay.h"
 #include "sampling/draw_row.h"
 
+// Draws num_draws tokens. Returns 0, 1 for an unknown element type, or 2 without memory for the
+// tokens of a bucket or a widened row; the contents of token_ids then mean nothing.
+//
 // logits: rows of `vocab_size` elements with a stride. Draw i is from row rows[i] and goes to
 // token_ids[i]; -1 where the largest logit is not finite. top_k 0, top_p 1 and min_p 0 are off;
-// temperature 0 takes the largest. masks: of ceil(vocab_size / 32) words each, a bit per token that
-// may be drawn; draw i has mask mask_rows[i], none if that is negative, and -2 for a token where the
-// mask leaves none. No mask_rows: no draw has any. 1: an element type that is not known. 2: no
-// memory for the tokens of a bucket or a widened row; what token_ids holds then means nothing.
+// temperature 0 takes the largest. masks: ceil(vocab_size / 32) words each, a bit per token that
+// may be drawn. Draw i has mask mask_rows[i]; a negative number, or null for mask_rows, means no
+// mask. Where a mask leaves no token the result is -2.
 QUIRE_API int quire_draw(const void* logits, int64_t stride, int64_t vocab_size, int32_t dtype,
                          const int64_t* rows, int64_t num_draws, const double* temperature,
                          const int64_t* top_k, const double* top_p, const double* min_p,

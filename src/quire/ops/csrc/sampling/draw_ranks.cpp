@@ -1,10 +1,10 @@
 // Draws tokens from rows of logits of which each rank has a part, token ids in the order of the
 // ranks. The token is the one that quire_draw draws from the whole row.
 //
-// At temperature 0 it is the best of what is largest in each part. The noise of a token depends on
-// no other token, so that without filters, and under min-p, it is the best winner of all parts,
-// once all know the largest logit. The best that top-k leaves are among those of each part: ranks
-// exchange these, and draw from a row in which all others are -inf. Other rows are gathered.
+// At temperature 0 it is the best of the largest of all parts. The noise of a token depends on no
+// other token. So without filters, and under min-p, it is the best winner of all parts, once all
+// ranks know the largest logit. The tokens that top-k leaves are among the best of each part: ranks
+// exchange these and draw from a row in which all others are -inf. Other rows are gathered.
 #include <atomic>
 #include <cstring>
 #include <new>
@@ -18,8 +18,8 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kMostBest = 128;   // of each part that ranks exchange
-constexpr int64_t kWholeAtOnce = 8;  // rows gathered at a time, or more if one exchange holds them
+constexpr int64_t kMostBest = 128;   // tokens of a part that ranks exchange
+constexpr int64_t kWholeAtOnce = 8;  // rows to gather at a time, or more if one exchange holds them
 
 enum class Kind { kGreedy, kOpen, kBest, kWhole };
 
@@ -27,12 +27,12 @@ struct Best {
   float logit;
   int32_t token;
 };
-// What a rank says of its part of a row; `count` Best may follow.
+// Message of a rank about its part of a row; `count` Best may follow.
 struct Head {
   float largest;
   int32_t token, broken, count;
 };
-// What it says of the winner of its part.
+// Message of a rank about the winner of its part.
 struct Winner {
   double score;
   int64_t token;
@@ -40,7 +40,7 @@ struct Winner {
 
 struct Parts {
   const Group& group;
-  const float* logits;  // rows of `most` with a stride, of which `own` are tokens, from `first` on
+  const float* logits;  // rows of `most` with a stride; `own` are tokens, from `first` on
   int64_t stride, first, own, most, total;
   const int64_t* rows;
   const Columns& columns;
@@ -60,7 +60,8 @@ struct Parts {
   }
 };
 
-// Calls f(i) for 0 <= i < count. 0, or 2 without memory: no exception may leave a thread of the team.
+// Calls f(i) for 0 <= i < count. Returns 0, or 2 without memory: no exception may leave a thread of
+// the team.
 template <class F>
 int each_draw(int64_t count, Team* team, F&& f) {
   std::atomic<int> failed{0};
@@ -74,8 +75,8 @@ int each_draw(int64_t count, Team* team, F&& f) {
   return failed.load();
 }
 
-// The first `most` in rank of a part, whose largest is known. Tokens so far below it that they
-// never win may be missing.
+// Writes the first `most` tokens in rank of a part, whose largest is known, and returns their
+// number. Tokens so far below it that they never win may be missing.
 int32_t best_of(Row<false> row, Best* best, int64_t most) {
   thread_local std::vector<int64_t> tokens;
   row.top_k = most < row.size ? most : 0;
@@ -111,7 +112,7 @@ void describe(const Parts& parts, int64_t i, Kind kind, char* to) {
   std::memcpy(to, &head, sizeof head);
 }
 
-// What all ranks say of a row: the first of the largest, or a fault.
+// Verdict of all ranks on a row: the first of the largest, or a fault.
 struct Judged {
   Head head;
   bool faulty;
@@ -132,7 +133,7 @@ Judged judge(const Parts& parts, const At& at) {
 
 template <class At>
 int32_t draw_from_best(const Parts& parts, int64_t i, const At& at) {
-  thread_local std::vector<float> row;  // of -inf between the calls
+  thread_local std::vector<float> row;  // all -inf between calls
   row.resize(std::max<size_t>(row.size(), parts.total), kNegativeInfinity);
   const auto each = [&](auto&& f) {
     for (int rank = 0; rank < parts.group.size(); ++rank) {
@@ -151,7 +152,7 @@ int32_t draw_from_best(const Parts& parts, int64_t i, const At& at) {
   return token;
 }
 
-// Draws all rows but those of kWhole. 0, or a code of the group.
+// Draws all rows but those of kWhole. Returns 0 or a code of the group.
 int draw_parts(const Parts& parts, const std::vector<Kind>& kinds) {
   const int64_t count = static_cast<int64_t>(kinds.size());
   const int size = parts.group.size();
@@ -208,7 +209,7 @@ int draw_parts(const Parts& parts, const std::vector<Kind>& kinds) {
   return 0;
 }
 
-// Draws the rows of kWhole, which are gathered together. 0, or a code of the group.
+// Draws the rows of kWhole, which are gathered together. Returns 0 or a code of the group.
 int draw_whole(const Parts& parts, const std::vector<Kind>& kinds) {
   std::vector<int64_t> whole;
   for (size_t i = 0; i < kinds.size(); ++i) {
@@ -239,9 +240,10 @@ int draw_whole(const Parts& parts, const std::vector<Kind>& kinds) {
 }  // namespace
 }  // namespace quire
 
-// memory: of the group. logits: rows of `most` elements with a stride: this rank's part of the
-// `total` tokens of a row, of which it has `own`, from `first` on. Ranks have `most` each, the last
-// one fewer. The others as of quire_draw, and the codes of exchange/collectives.cpp.
+// Draws tokens from rows that ranks share. memory: of the group. logits: rows of `most` elements
+// with a stride, this rank's part of the `total` tokens of a row: `own` of them, from `first` on.
+// Ranks have `most` tokens each, the last one fewer. Other arguments and codes: as in quire_draw,
+// and the codes of exchange/collectives.cpp.
 QUIRE_API int quire_draw_ranks(void* memory, int32_t rank, const float* logits, int64_t stride,
                                int64_t first, int64_t own, int64_t most, int64_t total,
                                const int64_t* rows, int64_t num_draws, const double* temperature,

@@ -1,13 +1,13 @@
 // Draws a token from a row of logits, or from the part of it that a rank has.
 //
-// It is the token with the largest z + Gumbel noise among those that top-k, top-p and min-p leave,
-// z = (logit - largest) / temperature; at temperature 0 the largest.
+// The token is the one with the largest z + Gumbel noise among those that top-k, top-p and min-p
+// leave, where z = (logit - largest) / temperature; at temperature 0 it is the largest.
 //
-// Nothing is sorted but one bucket: a pass over the row counts tokens and their mass in buckets of
-// z, which tells the bucket where top-k or top-p ends; its tokens are ranked, and that gives the
-// last token of the row that may be drawn. The noise of a token is computed only where it could
-// win: with E exponential, the winner has the largest exp(z) / E, and E >= v (see gumbel) bounds
-// that from above without a logarithm.
+// Only one bucket is sorted. A pass over the row counts tokens and their mass in buckets of z, and
+// so finds the bucket where top-k or top-p ends. Its tokens are ranked, which gives the last token
+// of the row that may be drawn. The noise of a token is computed only where it could win: with E
+// exponential, the winner has the largest exp(z) / E, and E >= v (see gumbel) bounds that from
+// above without a logarithm.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ inline double gumbel(uint32_t bits) {
   return -std::log(-std::log1p(-v));
 }
 
-// kMasked: a bit of `allowed` per token, 32 in a word, says which may be drawn; the others count as
-// -inf. Else `allowed` is not read.
+// Row to draw from. kMasked: a bit of `allowed` per token, 32 in a word, tells which may be drawn;
+// the others count as -inf. Without it `allowed` is not read.
 template <bool kMasked>
 struct Row {
   const float* logits;
@@ -37,13 +37,13 @@ struct Row {
   double temperature, top_p, min_p;
   int64_t top_k;  // 0: off
   float largest, scale;  // scale: of logits to base-2 exponents
-  int64_t first_token = 0;  // of a part, a multiple of 4; what follows counts from it
+  int64_t first_token = 0;  // start of a part, a multiple of 4; token indices count from it
 
   float at(int64_t token) const {
     return kMasked && (allowed[token / 32] >> token % 32 & 1) == 0 ? kNegativeInfinity
                                                                    : logits[token];
   }
-  // n <= kLanes tokens from `first` on, a multiple of kLanes.
+  // Loads n <= kLanes tokens from `first` on, a multiple of kLanes.
   QUIRE_INLINE vf from(int64_t first, int n) const {
     return masked(n == kLanes ? load(logits + first) : load_part(logits + first, n), first);
   }
@@ -54,13 +54,13 @@ struct Row {
   double z(int64_t token) const {
     return (static_cast<double>(logits[token]) - largest) / temperature;
   }
-  // exp(z) of kLanes tokens; rounded, as against exp(z(token)).
+  // Returns exp(z) of kLanes tokens, less precise than exp(z(token)).
   QUIRE_INLINE vf weight(vf logit) const {
     return exp2_negative(mul(sub(logit, set1(largest)), set1(scale)));
   }
 };
 
-// Tokens are ranked by logit, and equal ones by id. The last in rank that may be drawn:
+// Last token in rank that may be drawn. Tokens are ranked by logit, and equal ones by id.
 struct Last {
   float logit = kNegativeInfinity;
   int64_t token = INT64_MAX;
@@ -71,18 +71,18 @@ struct Last {
 
 constexpr int32_t kBroken = -1, kBanned = -2;
 
-// The largest of a row, and where to look for it: no token before `first` is as large. fault: 0, or
-// kBroken where none is finite, or NaN or infinity among them, or kBanned where a mask leaves none.
+// Largest logit of a row, and where to look for it: no token before `first` is as large. fault: 0;
+// kBroken where none is finite, or NaN or infinity is among them; kBanned where a mask leaves none.
 struct Largest {
   float logit = kNegativeInfinity;
   int64_t first = 0;
   int32_t fault = 0;
-  bool broken = false;  // whether NaN or infinity is among them
+  bool broken = false;  // NaN or infinity is among them
 };
 
 template <bool kMasked>
 Largest largest_of(const Row<kMasked>& row) {
-  constexpr int kSums = 4;  // in turn, which hides their latency
+  constexpr int kSums = 4;  // in alternation, to hide their latency
   constexpr int64_t kPiece = 1024;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const vf infinity = set1(kInfinity);
@@ -131,23 +131,23 @@ int64_t first_equal(const Row<kMasked>& row, const Largest& largest) {
   return token;
 }
 
-// Buckets of z, best first: 8 to a unit, and the last one for all that is further down. Noise lies
+// Buckets of z, best first: 8 to a unit, and a last one for everything further down. Noise lies
 // between -3.2 and 22.9 (see gumbel), so that no token of the last one wins against the largest.
 constexpr int kBuckets = 512;
-constexpr int kCopies = 4;  // neighbours count in different copies: an addition need not wait
+constexpr int kCopies = 4;  // adjacent tokens count in different copies, so additions need not wait
 struct Buckets {
   int64_t count[kBuckets] = {};
   double mass[kBuckets] = {};
 };
 
-// In which bucket a logit is, before rounding down: never less for a lower logit.
+// Returns the bucket of a logit before rounding down: never less for a lower logit.
 template <class R>
 QUIRE_INLINE vf depth_of(const R& row, vf logit) {
   const vf depth = mul(sub(set1(row.largest), logit), set1(row.scale * (8.0f / kLog2E)));
   return min(depth, set1(kBuckets - 1));
 }
 
-// Calls f(first token, kLanes logits, how many of them there are).
+// Calls f(first token, kLanes logits, number of them that exist) over the row.
 template <class R, class F>
 QUIRE_INLINE void each_logits(const R& row, F&& f) {
   int64_t i = 0;
@@ -179,7 +179,7 @@ void fill(const R& row, Buckets& buckets) {
   }
 }
 
-// The tokens of a bucket that `last` allows, by rank.
+// Collects the tokens of a bucket that `last` allows, in the order of ranks.
 template <class R>
 void rank(const R& row, int bucket, const Last& last, std::vector<int64_t>& tokens) {
   tokens.clear();
@@ -202,14 +202,14 @@ void rank(const R& row, int bucket, const Last& last, std::vector<int64_t>& toke
   });
 }
 
-// Where top-k and top-p end.
+// Returns the last token that top-k and top-p leave.
 template <class R>
 Last last_of(const R& row, std::vector<int64_t>& tokens) {
   Buckets buckets;
   fill(row, buckets);
   Last last;
   // Goes down the ranks to the token with which `amounts` reach the goal. Returns the mass of all
-  // down to it, of which `in_bucket` is in its own bucket.
+  // tokens down to it; in_bucket receives the part in its own bucket.
   auto descend = [&](const auto& amounts, double goal, bool by_count, int& bucket,
                      double& in_bucket) {
     double reached = 0.0, mass = 0.0;
@@ -218,7 +218,7 @@ Last last_of(const R& row, std::vector<int64_t>& tokens) {
       mass += buckets.mass[bucket];
     }
     in_bucket = 0.0;
-    if (bucket == kBuckets - 1) return mass;  // which of its tokens are left changes no draw
+    if (bucket == kBuckets - 1) return mass;  // no choice among its tokens changes a draw
     rank(row, bucket, last, tokens);
     for (const int64_t token : tokens) {
       const double weight = std::exp(row.z(token));
@@ -233,7 +233,7 @@ Last last_of(const R& row, std::vector<int64_t>& tokens) {
   double total = 0.0, in_bucket = 0.0;
   if (row.top_k > 0) {
     total = descend(buckets.count, static_cast<double>(row.top_k), true, bucket, in_bucket);
-    buckets.mass[bucket] = in_bucket;  // top-p sees what top-k left
+    buckets.mass[bucket] = in_bucket;  // top-p applies to the tokens that top-k leaves
   } else {
     for (const double mass : buckets.mass) total += mass;
   }
@@ -241,18 +241,19 @@ Last last_of(const R& row, std::vector<int64_t>& tokens) {
   return last;
 }
 
-// A token and its z + noise.
+// Token and its z + noise.
 struct Scored {
   double score = -std::numeric_limits<double>::infinity();
   int64_t token = -1;
 };
 
-// The token that wins among those that `last` and min-p allow.
+// Returns the winner among the tokens that `last` and min-p allow.
 template <class R>
 Scored winner(const R& row, const Stream& stream, const Last& last) {
   alignas(64) float weights[kNoiseTokens];
   alignas(64) uint32_t bits[kNoiseTokens];
-  // Below a winner's exp(z) / E nobody wins. The slack is far above the rounding of float.
+  // A token whose exp(z) is below bound · (word + 0.5) cannot win. The slack of 0.001 is far above
+  // the rounding of float.
   float bound = 0.0f;
   Scored best;
   for (int64_t first = 0; first < row.size; first += kNoiseTokens) {
@@ -265,7 +266,8 @@ Scored winner(const R& row, const Stream& stream, const Last& last) {
       most = max(most, weight);
     }
     const float heaviest = maximum(most);
-    // Not even with the smallest word; or so far below the largest that no noise helps.
+    // None wins even with the smallest word, or all are so far below the largest that no noise
+    // helps.
     if (heaviest < bound * 0.5f || heaviest == 0.0f) continue;
     noise_bits(stream, row.first_token + first, bits);
     for (int i = 0; i < n; ++i) {
@@ -297,7 +299,7 @@ struct Columns {
   }
 };
 
-// Draw i without a mask, from `size` logits of a row of `total`.
+// Returns the row of draw i without a mask, from `size` logits of a row of `total`.
 inline Row<false> row_of(const Columns& columns, int64_t i, const float* logits, int64_t size,
                          int64_t total) {
   const double temperature = columns.temperature[i];
@@ -307,7 +309,7 @@ inline Row<false> row_of(const Columns& columns, int64_t i, const float* logits,
           static_cast<float>(std::min(kLog2E / temperature, 1e30))};
 }
 
-// Draw i, from a row of logits; allowed: of a masked row.
+// Performs draw i on a row of logits. allowed: its mask if kMasked.
 template <bool kMasked>
 int32_t draw_one(const float* logits, const uint32_t* allowed, int64_t size, const Columns& columns,
                  int64_t i) {

@@ -1,4 +1,4 @@
-// Random words for neighbouring tokens: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel Random
+// Random words for adjacent tokens: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel Random
 // Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3), many counters at once.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace quire {
 
-// 32-bit words in 64-bit lanes; what is in their upper halves does not matter.
+// 32-bit words in 64-bit lanes; the upper halves may hold anything.
 #if defined(__AVX512F__)
 using vw = __m512i;
 QUIRE_INLINE vw words(uint32_t x) { return _mm512_set1_epi64(x); }
@@ -39,17 +39,17 @@ QUIRE_INLINE vw even_pairs(vw a, vw b) { return _mm256_unpacklo_epi64(a, b); }
 QUIRE_INLINE vw odd_pairs(vw a, vw b) { return _mm256_unpackhi_epi64(a, b); }
 #endif
 
-constexpr int kCounters = sizeof(vw) / 8;  // in a vector
-constexpr int kNoiseTokens = 64;           // of one call of noise_bits
+constexpr int kCounters = sizeof(vw) / 8;  // per vector
+constexpr int kNoiseTokens = 64;           // per call of noise_bits
 constexpr int kVectors = kNoiseTokens / 4 / kCounters;
 
-// Where a draw's words come from: the same key and counter give the same words everywhere.
+// Source of a draw's words: the same key and counter give the same words everywhere.
 struct Stream {
   uint32_t key[2], position, sample;
 };
 
-// bits[i]: the word of token first + i, i < kNoiseTokens; first is a multiple of 4. A counter gives
-// the words of four tokens.
+// Writes the word of token first + i to bits[i] for i < kNoiseTokens; first is a multiple of 4. A
+// counter gives the words of four tokens.
 QUIRE_INLINE void noise_bits(const Stream& stream, int64_t first, uint32_t* bits) {
   // Counters of the even lanes come first, so that unpacking 64-bit pairs puts tokens in order.
   uint64_t counters[kCounters];

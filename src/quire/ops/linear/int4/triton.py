@@ -30,8 +30,8 @@ _MIN_PAIRS = 2
 
 @triton.jit
 def _group_sums(x, nibbles, zero, scale):
-    """x int8 [rows, G], nibbles uint8 [columns, G], zero and scale [columns] → float32 [rows,
-    columns]: an exact sum times its scale."""
+    """Return exact sums over a group times their scales, float32 [rows, columns]. x: int8 [rows,
+    G]. nibbles: uint8 [columns, G]. zero, scale: [columns]."""
     weight = nibbles.to(tl.int8) - zero[:, None]
     sums = tl.dot(x, tl.trans(weight), out_dtype=tl.int32)
     return sums.to(tl.float32) * scale.to(tl.float32)[None, :]

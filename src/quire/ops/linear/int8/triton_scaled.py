@@ -16,7 +16,7 @@ from quire.ops.native.row_blocks import power_of_two
 __all__ = ["merge_pieces", "quantize_rows", "scale_sums"]
 
 _BLOCK = 8192
-"""Inputs of a row that are in registers at a time."""
+"""Inputs of a row that registers hold at a time."""
 
 _ALIGNED = 16
 """Alignment of rows in bytes, for the widest memory accesses."""
@@ -58,7 +58,7 @@ def _quantize_kernel(x_ptr, out_ptr, scale_ptr, depth, x_stride, out_stride, BLO
 
 @triton.jit
 def scale_sums(sums, x_scale, scale_ptr, bias_ptr, column, is_column, HAS_BIAS: tl.constexpr):
-    """sums [..., columns], x_scale: one per row, to be broadcast → float32."""
+    """Return sums [..., columns] with scales and bias, float32. x_scale: one per row, broadcast."""
     scale = tl.load(scale_ptr + column, mask=is_column, other=0.0)
     y = sums.to(tl.float32) * x_scale * scale
     if HAS_BIAS:
@@ -93,8 +93,8 @@ def _merge_kernel(
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`quire.ops.linear.int8.activations.quantize_rows` of x [T, I], T > 0: int8 [T, I], whose rows
-    may have a stride, and float32 [T]."""
+    """Quantize x [T, I], T > 0, like `quire.ops.linear.int8.activations.quantize_rows`: return int8
+    [T, I], whose rows may have a stride, and float32 [T]."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     num_rows, depth = x.shape

@@ -104,8 +104,8 @@ def multiply(
     out_dtype: torch.dtype,
     tiles: Tiles,
 ) -> torch.Tensor:
-    """x [T, I], weight [O, I] of one dtype, bias [O] or None → [T, O] in `out_dtype`; sums in
-    float32, rounded once. x: rows may be apart; weight: contiguous."""
+    """Return x Wᵀ + b, [T, O] in `out_dtype`; sums are in float32 and rounded once. x: [T, I], rows
+    may be apart. weight: [O, I] of the same dtype, contiguous. bias: [O] or None."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     num_rows, depth = x.shape

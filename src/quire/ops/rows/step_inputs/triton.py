@@ -28,7 +28,7 @@ def _row_inputs(
     max_blocks,
     BLOCKS: tl.constexpr,
 ):
-    """Length and block table of one row."""
+    """Write the length and block table of one row."""
     slot = tl.load(slots_ptr + row)
     count = tl.load(query_start_loc_ptr + row + 1) - tl.load(query_start_loc_ptr + row)
     length = tl.load(num_computed_ptr + slot) + count
@@ -61,7 +61,7 @@ def _token_inputs(
     ROW_BITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """One piece of the tokens; each token finds its row by binary search."""
+    """Write one piece of the tokens; each token finds its row by binary search."""
     token = piece * TOKENS + tl.arange(0, TOKENS)
     inside = token < num_tokens
     is_token = token < tl.load(query_start_loc_ptr + num_rows)
@@ -175,7 +175,7 @@ def step_inputs(
         row_tokens.shape[0] - 1,
         row_tokens.shape[1],
         row_blocks.shape[1],
-        ROW_BITS=row_tokens.shape[0].bit_length(),  # of the most rows, so that it is compiled once
+        ROW_BITS=row_tokens.shape[0].bit_length(),  # for the most rows: compiled once
         TOKENS=_TOKENS_PER_PROGRAM,
         BLOCKS=_BLOCKS_AT_ONCE,
     )

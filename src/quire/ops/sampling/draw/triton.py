@@ -57,13 +57,13 @@ def _draw(
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     pieces, chunks = triton.cdiv(vocab_size, _BLOCK), triton.cdiv(vocab_size, _BLOCK * _TILES)
-    # each apart, so that all addresses are multiples of 16 whatever the count: Triton compiles
-    # another kernel where one is not
+    # separate tensors, so that all addresses are multiples of 16 whatever the count: otherwise
+    # Triton compiles another kernel
     largest, score = (logits.new_empty((count, pieces), dtype=torch.float32) for _ in range(2))
     greedy, token = (logits.new_empty((count, pieces), dtype=torch.int32) for _ in range(2))
     chosen_score = logits.new_empty((count, chunks), dtype=torch.float32)
     chosen_token = logits.new_empty((count, chunks), dtype=torch.int32)
-    # of each row: masses and counts of buckets, how many tokens were collected
+    # per row: masses and counts of buckets, number of collected tokens
     buckets = logits.new_zeros((count, 2 * BUCKETS + 1), dtype=torch.int64)
     collected = logits.new_empty((count, _COLLECTED), dtype=torch.int64)
     last = logits.new_empty(count, dtype=torch.int64)

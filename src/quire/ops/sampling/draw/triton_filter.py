@@ -25,11 +25,11 @@ __all__ = ["choose_kernel", "collect_kernel", "fill_kernel", "rank_kernel"]
 _BUCKETS = tl.constexpr(BUCKETS)
 _LAST_BUCKET = tl.constexpr(BUCKETS - 1)
 _PER_ROW = tl.constexpr(2 * BUCKETS + 1)
-"""Words of a row in `buckets`: masses, counts, how many tokens were collected."""
+"""Words of a row in `buckets`: masses, counts, number of collected tokens."""
 
 _INFINITY = tl.constexpr(float("inf"))
 _NO_RANK = tl.constexpr(2**62)
-"""After that of every token."""
+"""Rank after those of all tokens."""
 
 
 @triton.jit
@@ -86,9 +86,9 @@ def fill_kernel(
 
 @triton.jit
 def _span(buckets_ptr, draw, top_k, top_p, vocab_size, EXACT: tl.constexpr):
-    """Buckets that hold the ends of top-k and top-p: the first, the last; count and mass of all
-    before the first, and count of those within; whether top-k ends there, and the mass that it
-    leaves if it does not. EXACT: also where it ends in the last bucket."""
+    """Find the buckets where top-k and top-p end. Return the first and the last; count and mass of
+    all before the first, and the count within; whether top-k ends there, and the mass that it
+    leaves if not. EXACT: also where it ends in the last bucket."""
     bucket = tl.arange(0, _BUCKETS)
     mass_ptr = buckets_ptr + draw * _PER_ROW
     mass = tl.load(mass_ptr + bucket)
@@ -140,7 +140,8 @@ def collect_kernel(
     COLLECTED: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """Grid: (draws, chunks). Ranks of the tokens in the buckets of `_span`, in any order."""
+    """Grid: (draws, chunks). Collects the ranks of the tokens in the buckets of `_span`, in any
+    order."""
     draw = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + draw) if HAS_SLOTS else draw
     temperature = tl.load(temperature_ptr + slot)
@@ -187,8 +188,8 @@ def rank_kernel(
     COLLECTED: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """Grid: (draws,). The rank of the last token that top-k and top-p leave. Which tokens of the
-    last bucket are left changes no draw, so all of them are, unless EXACT."""
+    """Grid: (draws,). Finds the rank of the last token that top-k and top-p leave. The choice among
+    the tokens of the last bucket changes no draw, so all of them are left, unless EXACT."""
     draw = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + draw) if HAS_SLOTS else draw
     temperature = tl.load(temperature_ptr + slot)
@@ -246,8 +247,9 @@ def rank_kernel(
 def _search(
     row_ptr, vocab_size, largest, scale, low, high, top_k, goal, BY_COUNT: tl.constexpr, BLOCK
 ):
-    """The first rank in low … high down to which the goal is reached. Reads the row about 40 times:
-    for laws so flat, or rows with so many equal logits, that too many tokens share a bucket."""
+    """Return the first rank in low … high down to which the goal is reached. Reads the row about 40
+    times, so it is for the rare rows where too many tokens share a bucket: very flat laws, or very
+    many equal logits."""
     while low < high:
         middle = (low + high) >> 1
         count, mass = _amounts(row_ptr, vocab_size, largest, scale, middle, BLOCK)
@@ -262,7 +264,7 @@ def _search(
 
 @triton.jit
 def _amounts(row_ptr, vocab_size, largest, scale, last, BLOCK: tl.constexpr):
-    """Count and mass of the tokens down to rank `last`."""
+    """Return count and mass of the tokens down to rank `last`."""
     counts = tl.zeros([BLOCK], tl.int64)
     masses = tl.zeros([BLOCK], tl.int64)
     for start in range(0, vocab_size, BLOCK):
@@ -299,7 +301,8 @@ def choose_kernel(
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: (draws, chunks). The best score of a chunk and its token, for rows with a filter."""
+    """Grid: (draws, chunks). Finds the best score of a chunk and its token, for rows with a
+    filter."""
     draw = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + draw) if HAS_SLOTS else draw
     temperature = tl.load(temperature_ptr + slot)

@@ -40,7 +40,8 @@ _INFINITY = tl.constexpr(float("inf"))
 
 
 def check_vocabulary(vocab_size: int) -> int:
-    """The bits of a rank that are the token id. Raises EngineError for more than 2**20 tokens."""
+    """Return the mask of a rank's bits that are the token id. Raises EngineError for more than
+    2**20 tokens."""
     if vocab_size > _MOST_TOKENS:
         raise EngineError(
             f"sampling in Triton takes up to {_MOST_TOKENS} tokens, not {vocab_size}: force the "
@@ -51,16 +52,16 @@ def check_vocabulary(vocab_size: int) -> int:
 
 @triton.jit
 def scale_of(temperature):
-    """1 / temperature, float32, finite."""
+    """Return 1 / temperature, float32, finite."""
     return tl.minimum(1.0 / temperature, 1e30).to(tl.float32)
 
 
 @triton.jit
 def gumbel_of_tokens(seed, sample_index, position, first, BLOCK: tl.constexpr):
-    """Noise of the tokens first … first + BLOCK - 1, float32; first is a multiple of 4.
+    """Return the noise of the tokens first … first + BLOCK - 1, float32; first is a multiple of 4.
 
-    As in noise.py; -log(1 - v) is summed as a series where 1 - v would lose the digits of v. Within
-    4e-6 of the noise in float64, of which it is at most 23.
+    Follows noise.py; -log(1 - v) is summed as a series where 1 - v would lose digits of v. The
+    result, at most 23, is within 4e-6 of the noise in float64.
     """
     quads = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zeros = quads * 0
@@ -77,7 +78,7 @@ def gumbel_of_tokens(seed, sample_index, position, first, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_largest(largest_ptr, draw, pieces, PIECES: tl.constexpr):
-    """The largest logit of a row out of those of its pieces; infinite for a broken row."""
+    """Return the largest logit of a row from those of its pieces; infinite for a broken row."""
     piece = tl.arange(0, PIECES)
     of_pieces = tl.load(largest_ptr + draw * pieces + piece, mask=piece < pieces, other=-_INFINITY)
     return tl.max(of_pieces, axis=0)
@@ -85,9 +86,9 @@ def row_largest(largest_ptr, draw, pieces, PIECES: tl.constexpr):
 
 @triton.jit
 def rank_of(logit, token):
-    """One int64 that sorts like a token's rank: smaller for a larger logit, then for a smaller id.
-    A float32 read as an integer sorts like the number once the lower 31 bits of negative ones are
-    flipped; adding 0 turns -0.0 into 0.0."""
+    """Return an int64 that sorts like a token's rank: smaller for a larger logit, then a smaller
+    id. A float32 read as an integer sorts like the number once the lower 31 bits of negative ones
+    are flipped; adding 0 turns -0.0 into 0.0."""
     bits = (logit + 0.0).to(tl.int32, bitcast=True)
     ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ((ascending ^ -1).to(tl.int64) << _ID_BITS) | token.to(tl.int64)
@@ -95,7 +96,7 @@ def rank_of(logit, token):
 
 @triton.jit
 def logit_of_rank(rank):
-    """The logit that `rank_of` was given."""
+    """Return the logit that `rank_of` received."""
     ascending = (rank >> _ID_BITS).to(tl.int32) ^ -1
     bits = ascending ^ ((ascending >> 31) & 0x7FFFFFFF)
     return bits.to(tl.float32, bitcast=True)
@@ -103,12 +104,12 @@ def logit_of_rank(rank):
 
 @triton.jit
 def depth_of(logit, largest, scale):
-    """The bucket of a logit; the last one for -inf."""
+    """Return the bucket of a logit; the last one for -inf."""
     z = (logit - largest) * scale
     return tl.minimum(-z * _PER_UNIT, _LAST * 1.0).to(tl.int32)
 
 
 @triton.jit
 def fixed_weight(logit, largest, scale):
-    """exp(z) as an int64 in units of 2**-42."""
+    """Return exp(z) as an int64 in units of 2**-42."""
     return (tl.exp((logit - largest) * scale) * _FIXED).to(tl.int64)

@@ -14,11 +14,12 @@ __all__ = ["edit_logits"]
 
 _BLOCK = 2048
 _HISTORY, _READERS = 512, 8
-"""Tokens of a history at once, in how many programs; each goes on until its end."""
+"""Tokens of a history that a program reads at a time, and the number of programs, which go on to
+its end."""
 
 _BANS = 64
 
-# A mark: how often the token is in the output, and flags.
+# A mark holds the count of the token in the output, and flags.
 _COUNT = tl.constexpr((1 << 24) - 1)
 _SEEN = tl.constexpr(1 << 24)
 _ALLOWED = tl.constexpr(1 << 25)
@@ -178,7 +179,7 @@ def edit_logits(
         HISTORY=_HISTORY,
         BANS=_BANS,
     )
-    # products and sums are rounded one by one, as the reference's
+    # products and sums are rounded one by one, like those of the reference
     _apply_kernel[(count, triton.cdiv(vocab_size, _BLOCK))](
         logits,
         logits.stride(0),

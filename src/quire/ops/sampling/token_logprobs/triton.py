@@ -34,8 +34,8 @@ def _sum_kernel(
     better_ptr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: (tokens, pieces of BLOCK). The largest logit of a piece, infinite if one is no number;
-    the sum of exp(logit - largest); how many are ranked before the token."""
+    """Grid: (tokens, pieces of BLOCK). Writes the largest logit of a piece, infinite if one is no
+    number; the sum of exp(logit - largest); the number of logits ranked before the token."""
     index = tl.program_id(0).to(tl.int64)
     out = index * tl.num_programs(1) + tl.program_id(1)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -66,7 +66,8 @@ def _gather_kernel(
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: (tokens, chunks of TILES blocks). Ranks of all down to the last, in any order."""
+    """Grid: (tokens, chunks of TILES blocks). Collects the ranks of all down to the last, in any
+    order."""
     index = tl.program_id(0).to(tl.int64)
     last = tl.load(last_ptr + index)
     row_ptr = logits_ptr + tl.load(rows_ptr + index) * stride
@@ -186,7 +187,7 @@ def token_logprobs(
 def _last_ranks(
     row: tuple[torch.Tensor, int, int, torch.Tensor], k: int, largest: torch.Tensor
 ) -> torch.Tensor:
-    """The k-th rank of each row, int64 [M]: what top-k looks for at temperature 1."""
+    """Return the k-th rank of each row, int64 [M], which top-k looks for at temperature 1."""
     logits, _, _, rows = row
     count, pieces = largest.shape
     one = logits.new_ones(count, dtype=torch.float64)

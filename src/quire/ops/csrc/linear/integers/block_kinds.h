@@ -1,13 +1,12 @@
-// How weights in blocks along the inputs are packed: what kinds there are, and how the codes of a
-// kind become bytes.
+// Kinds of weights in blocks along the inputs: how they are packed, and how codes become bytes.
 //
-// Packed: panels of kWidth output columns; in a panel, block after block. A block begins with the
-// float16 scales of its columns, then their float16 minima or their int8 zero points, if the kind
-// has any. It is some groups of 32 or 16 inputs; a group begins with int8 factors of the scale and
-// unsigned bytes that multiply the minimum, if the kind has factors; then come chunks of 16 inputs.
-// A chunk holds the bits of its codes in planes, the lower ones first: of 8, 4, 2 or 1 bits, where a
-// byte of a plane holds input k % 4 of a column, for both halves of the columns, and for as many
-// quads of inputs as fit, half by half.
+// Packed weights are panels of kWidth output columns; a panel is a sequence of blocks. A block
+// begins with the float16 scales of its columns, then their float16 minima or their int8 zero
+// points, if the kind has any. It consists of groups of 32 or 16 inputs. A group begins with int8
+// factors of the scale and unsigned bytes that multiply the minimum, if the kind has factors;
+// chunks of 16 inputs follow. A chunk holds the bits of its codes in planes of 8, 4, 2 or 1 bits,
+// the lower ones first. A byte of a plane holds input k % 4 of a column, for both halves of the
+// columns and for as many quads of inputs as fit, half by half.
 #pragma once
 
 #include "linear/integers/int.h"
@@ -16,23 +15,23 @@ namespace quire::linear_int {
 
 enum class Offset { kNone, kMinimum, kZero };
 
-// Of IQ4_NL and IQ4_XS.
+// Levels of IQ4_NL and IQ4_XS.
 constexpr int8_t kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                    1,    13,   25,  38,  53,  69,  89,  113};
-// Twice the numbers of e2m1.
+// Values of e2m1, doubled.
 constexpr int8_t kE2m1Levels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// A byte in all bytes of a number.
+// Repeats a byte in all bytes of a number.
 constexpr int32_t every_byte(int byte) {
   return static_cast<int32_t>(static_cast<uint32_t>(byte & 255) * 0x01010101u);
 }
 
-constexpr int64_t kPlane = 4 * kLanes;  // bytes of a vector
+constexpr int64_t kPlane = 4 * kLanes;  // bytes per vector
 constexpr int kChunkQuads = 4;
 
-// Codes of kBits, less kZeroCode or looked up among kLevels, are levels; a weight is
-// scale · factor · level + offset, where the offset of its block and group is kOffset: a minimum, or
-// minus the scale times a zero point. A group is kQuads quads of inputs.
+// One kind. A level is a code of kBits minus kZeroCode, or an entry of kLevels. A weight is scale ·
+// factor · level + offset; kOffset names the offset of its block and group: a minimum, or minus the
+// scale times a zero point. A group is kQuads quads of inputs.
 template <int kBits, int kZeroCode, const int8_t* kLevels, Offset kOffset, bool kFactors,
           int kQuads>
 struct BlockKind {
@@ -46,14 +45,15 @@ struct BlockKind {
       !kFactors ? 0 : kOffset == Offset::kMinimum ? 2 * kWidth : kWidth;
   static constexpr int64_t kChunkBytes = kBits * kPlane;
   static constexpr int64_t kGroupBytes = kFactorBytes + kQuads / kChunkQuads * kChunkBytes;
-  // As unsigned bytes, of which so many quads give sums of 16 bits (simd_int.h).
+  // Largest level as an unsigned byte. It limits the quads whose sums fit in 16 bits
+  // (native/simd_int.h).
   static constexpr int kMost = kLevels == kIq4Levels    ? 241
                                : kLevels == kE2m1Levels ? 24
                                                         : (1 << kBits) - 1;
   static constexpr bool kIsWide = kMost > 63;
   static constexpr int kSafeQuads = kMost <= 15 ? 8 : kMost <= 31 ? 4 : 2;
 
-  // What look-ups need.
+  // Returns the table for look-ups.
   static vi levels() {
     if constexpr (kHasLevels) {
       return sub_bytes(load_table(kLevels), set1_int(every_byte(-kZeroCode)));
@@ -61,7 +61,7 @@ struct BlockKind {
       return set1_int(0);
     }
   }
-  // Unsigned bytes of quad q of a chunk: levels + kZero.
+  // Unpacks quad q of a chunk to unsigned bytes: levels + kZero.
   template <int q>
   QUIRE_INLINE static void load_quad(const uint8_t* chunk, vi levels, vi& low, vi& high) {
     constexpr int base_shift = kBase == 2 ? q % 2 * 4 : 0;
@@ -84,7 +84,7 @@ struct BlockKind {
       high = look_up(levels, high);
     }
   }
-  // Puts the code of quad q, input j of it, column c into a chunk of zeros.
+  // Puts the code of column c for input j of quad q into a chunk of zeros.
   static void put_code(uint8_t* chunk, int64_t q, int64_t j, int64_t c, int code) {
     const int64_t half = c / kLanes, byte = c % kLanes * 4 + j;
     if constexpr (kBase == 8) {
@@ -101,7 +101,7 @@ struct BlockKind {
   }
 
  private:
-  // `bits` bits of every byte, from one place to another.
+  // Moves `bits` bits of every byte from bit `from` to bit `to`, and clears the others.
   template <int bits, int from, int to>
   QUIRE_INLINE static vi field(vi x) {
     if constexpr (from > to) {
@@ -116,8 +116,8 @@ struct BlockKind {
   }
 };
 
-// f(kind) for the kind of this number, in the order of BLOCK_KINDS in config/packed/block_kinds.py; false
-// if there is none.
+// Calls f(kind) for the kind of this number, in the order of BLOCK_KINDS in
+// config/packed/block_kinds.py. Returns false if there is none.
 template <class F>
 bool with_kind(int32_t number, F&& f) {
   constexpr Offset none = Offset::kNone, minimum = Offset::kMinimum, zero = Offset::kZero;

@@ -1,9 +1,10 @@
-// y = x Wᵀ + b with integer weights: what the formats share. The rows of x become 8-bit integers, a
-// few of them in every thread, many once for all; a format multiplies a tile of rows by panels of
-// kWidth output columns; the sums are scaled and stored here.
+// y = x Wᵀ + b with integer weights: the part that all formats share. Rows of x become 8-bit
+// integers: a few rows in every thread, many rows once for all. A format multiplies a tile of rows
+// by panels of kWidth output columns. The sums are scaled and stored here.
 //
-// Every output is a function of its row and its column alone: integers are exact, and what follows
-// in float32 has one order. So the bits do not depend on rows, panels, threads or instruction set.
+// Every output is a function of its row and its column alone: integers are exact, and the float32
+// operations after them have one order. So the bits do not depend on rows, panels, threads or
+// instruction set.
 #pragma once
 
 #include <algorithm>
@@ -19,17 +20,18 @@
 namespace quire::linear_int {
 
 constexpr int64_t kCacheLine = 64;
-// Multiplications in a part of a panel (panel_parts.h): about 10 µs with VNNI.
+// Multiplications per part of a panel (linear/panel_parts.h): about 10 µs with VNNI.
 constexpr int64_t kWorkPerPart = 1 << 21;
-// So little of x every thread quantizes for itself, and fetches its first weights meanwhile.
+// Most elements of x that every thread quantizes for itself, prefetching its first weights
+// meanwhile.
 constexpr int64_t kOwnElements = 1 << 14;
 
-// What becomes of the sums of a tile: outputs; or, of part of the inputs, float32 sums times the
-// scales of the outputs, or integers as they are, in the place of a float32 each.
+// Use of the sums of a tile: outputs; or, for part of the inputs, float32 sums times the scales of
+// the outputs, or unscaled integers, each in the place of a float32.
 enum class Sums { kOutputs, kScaled, kIntegers };
 
-// scale, bias: of the outputs, up to the end of the last panel; bias may be null. largest: of the
-// numbers of each row, where x is only part of the rows; null else.
+// scale, bias: per output, padded to the end of the last panel; bias may be null. largest: largest
+// magnitude of each whole row where x is only part of the rows, else null.
 struct LinearCall {
   int64_t rows;
   Outputs outputs;
@@ -40,13 +42,13 @@ struct LinearCall {
   const float* largest = nullptr;
   Sums sums = Sums::kOutputs;
 
-  // Of the rows from `first` on.
+  // Returns `largest` from row `first` on.
   const float* largest_from(int64_t first) const {
     return largest == nullptr ? nullptr : largest + first;
   }
 };
 
-// At most n elements.
+// Stores at most n elements.
 template <class E>
 QUIRE_INLINE void put(E* y, vf value, int64_t n) {
   if (n >= kLanes) {
@@ -56,7 +58,7 @@ QUIRE_INLINE void put(E* y, vf value, int64_t n) {
   }
 }
 
-// At most n elements of a panel's columns.
+// Stores at most n elements of the columns of a panel.
 template <class E>
 QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
   if (n >= kWidth) {
@@ -67,28 +69,28 @@ QUIRE_INLINE void put_pair(E* y, vf low, vf high, int64_t n) {
   }
 }
 
-// What formats computed in vector registers have in common; one in others has these by itself.
-// Rows lie line by line, 8 quads of integers of every row, then the next 8 of every row, …, so that
-// a tile reads them at constant distances.
+// Common part of the formats in vector registers; a format in tile registers defines these itself.
+// Rows are stored line by line: 8 quads of integers of every row, then the next 8 of every row, and
+// so on. So a tile reads them at constant distances.
 struct Vectors {
   static constexpr int kLineQuads = 8;
-  static constexpr int kQuadInputs = 1;  // numbers of 32 bits that carry a quad
-  static constexpr bool kGroupScales = false;  // whether groups of a row have a scale each
-  static constexpr bool kWholePanels = false;  // whether a format computes all tiles of one itself
-  // Where hardware_keeps_up(), so many rows fetch nothing ahead, and more of them, up to so many,
-  // one line in four, for which a tile has to ask by fetch_lines().
+  static constexpr int kQuadInputs = 1;  // numbers of 32 bits per quad
+  static constexpr bool kGroupScales = false;  // groups of a row have a scale each
+  static constexpr bool kWholePanels = false;  // a format computes all tiles of a panel itself
+  // Tiles of up to kStreamedRows rows prefetch nothing where hardware_keeps_up(). Tiles of more
+  // rows, up to kSparseRows, then prefetch one line in four and must do so by fetch_lines().
   static constexpr int kStreamedRows = 0, kSparseRows = 0;
-  static constexpr int64_t kBeyond = 0;  // bytes that a tile may read behind its inputs
-  // Where a quad of row r stands among those of `rows` rows.
+  static constexpr int64_t kBeyond = 0;  // bytes that a tile may read past its inputs
+  // Returns the index of a quad of row r among those of `rows` rows.
   static int64_t position(int64_t quad, int64_t r, int64_t rows) {
     return (quad / kLineQuads * rows + r) * kLineQuads + quad % kLineQuads;
   }
-  // Lives in a thread while it computes tiles of at most `rows` rows.
+  // Makes what lives in a thread while it computes tiles of at most `rows` rows.
   static int enter(int64_t) { return 0; }
 };
 
-// Memory that is fetched into the second-level cache meanwhile: in a tile `step` bytes, at most a
-// cache line, for each cache line of its panel.
+// Memory to prefetch into the second-level cache. A tile fetches `step` bytes, at most a cache
+// line, per cache line of its panel.
 struct Ahead {
   const uint8_t* start;
   int64_t step;
@@ -103,8 +105,8 @@ struct Ahead {
     for (int line = 0; line < kLines; ++line) fetch_line();
   }
 };
-// The same in whole lines, of which every fourth is fetched: by its address, so that none has to be
-// counted.
+// Ahead in whole lines, of which every fourth is fetched. The address tells which, so that nothing
+// has to be counted.
 struct SomeAhead {
   const uint8_t* start;
 
@@ -124,12 +126,12 @@ struct NothingAhead {
   QUIRE_INLINE void fetch_lines() const {}
 };
 
-// The sum of a group times its scale in a row.
+// Returns the sum of a group times its scale in a row.
 QUIRE_INLINE vf scaled_sum(vi sum, const int32_t* x_scale) {
   return mul(to_float(sum), float_of(set1_int(*x_scale)));
 }
 
-// f(row, half) for every vector of a tile's sums.
+// Calls f(row, half) for every vector of a tile's sums.
 template <int R, class F>
 QUIRE_INLINE void each_sum(F&& f) {
   QUIRE_UNROLL
@@ -138,10 +140,10 @@ QUIRE_INLINE void each_sum(F&& f) {
     f(r, 1);
   }
 }
-// Where a vector of sums stands in what a tile gives out, [R, kWidth].
+// Returns the position of a vector of sums in the result of a tile, [R, kWidth].
 QUIRE_INLINE int place(int r, int half) { return r * kWidth + half * kLanes; }
 
-// Sums of part of the inputs, as put_tile() has them.
+// Stores sums of part of the inputs, with the arguments of put_tile().
 template <class Y>
 [[gnu::noinline]] void put_partial(const LinearCall& call, const QuantizedRows& rows,
                                    const float* sums, int64_t index, Y* y, int64_t stride) {
@@ -156,8 +158,8 @@ template <class Y>
   }
 }
 
-// Sums of a tile, [rows, kWidth], by panel `index`: scaled, with bias, rounded, and no more than
-// there are. y: rows of its columns with a stride.
+// Stores the sums of a tile, [rows, kWidth], for panel `index`: scaled, with bias, rounded, and the
+// existing columns alone. y: rows of these columns with a stride.
 template <class Y>
 void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* sums, int64_t index,
               Y* y, int64_t stride) {
@@ -179,10 +181,10 @@ void put_tile(const LinearCall& call, const QuantizedRows& rows, const float* su
   }
 }
 
-// How much of the memory ahead a tile fetches.
+// Share of the memory ahead that a tile prefetches.
 enum class Fetch { kNothing, kSome, kAll };
 
-// everything: whatever the number of rows, as where hardware does not keep up.
+// everything: fetch all whatever the number of rows, as where hardware does not keep up.
 template <class Format>
 constexpr Fetch fetch_of(int rows, bool everything) {
   if (everything) return Fetch::kAll;
@@ -190,8 +192,8 @@ constexpr Fetch fetch_of(int rows, bool everything) {
   return rows <= Format::kSparseRows ? Fetch::kSome : Fetch::kAll;
 }
 
-// What a tile of R rows takes of `ahead`. So few rows as only a single tile has fetch whole lines,
-// which the compiler can know then.
+// Returns the prefetch of a tile of R rows. Row counts that only a single tile has fetch whole
+// lines, a step that the compiler can know.
 template <class Format, int R, Fetch kFetch>
 QUIRE_INLINE auto ahead_of_tile(Ahead ahead) {
   constexpr bool kSingle = 2 * R < Format::kMaxRows;
@@ -213,19 +215,19 @@ template <class Format, bool kEverything, std::size_t... I>
 constexpr std::array<Tile<Format>, Format::kMaxRows> tiles_of(std::index_sequence<I...>) {
   return {Format::template tile<I + 1, fetch_of<Format>(I + 1, kEverything)>...};
 }
-template <class Format, bool kEverything>  // by rows - 1; of fetch_of()
+template <class Format, bool kEverything>  // indexed by rows - 1; kEverything: see fetch_of()
 constexpr auto kTiles = tiles_of<Format, kEverything>(std::make_index_sequence<Format::kMaxRows>());
 
-// Whether a format computes panels by a loop of its own, made by Format::loop(block).
+// True for formats that compute panels by a loop of their own, made by Format::loop(block).
 template <class Format>
 constexpr bool kLoops = false;
 
-// Panels as a thread's tiles read them. Of those that it has to open, the last is kept, of a gated
+// Panels as the tiles of a thread read them. Keeps the last panel that had to be opened, of a gated
 // layer the last pair.
 template <class Format>
 class OpenPanels {
  public:
-  // Null without memory.
+  // Returns null without memory.
   const uint8_t* open(const Format& format, const Outputs& outputs, int64_t index) {
     if constexpr (!Format::kOpens) {
       return format.panel(index);
@@ -248,7 +250,7 @@ class OpenPanels {
   int64_t indices_[2] = {-1, -1};
 };
 
-// Up to block_rows_of(format) rows, quantized in the least number of tiles, of nearly equal height.
+// Up to block_rows_of(format) quantized rows in the fewest tiles, of nearly equal height.
 template <class Format, class Y>
 struct Block {
   const Format& format;
@@ -272,9 +274,9 @@ struct Block {
             x.scales + first, first_row(t + 1) - first};
   }
 
-  // Tiles [first, last) by a panel; all of them where a format computes whole panels. A single tile
-  // reads it from memory and may ask ahead; several find it in the caches, so the last of all have
-  // time to fetch the next panel, each its piece.
+  // Multiplies tiles [first, last) by a panel; all tiles where a format computes whole panels. A
+  // single tile reads the panel from memory and may prefetch further. Several tiles find it in the
+  // caches, so the last tiles of the block prefetch the next panel, each a piece.
   template <class Out>
   void multiply_panel(int64_t index, int64_t first, int64_t last, OpenPanels<Format>& panels,
                       Out& out) const {
@@ -291,7 +293,7 @@ struct Block {
       multiply_tiles_of(index, first, last, panels, out);
     }
   }
-  template <class Out>  // of staged_outputs.h
+  template <class Out>  // Out: see linear/staged_outputs.h
   Out thread_outputs() const {
     const int64_t bytes = num_panels * (format.panel(1) - format.panel(0));
     return Out(call.outputs, y, call.rows, bytes / team_size(call.team));
@@ -330,12 +332,12 @@ struct Block {
     put(rows, index, sums, out);
   }
 
-  void prefetch_scales(int64_t index) const {  // for the end of a tile
+  void prefetch_scales(int64_t index) const {  // needed at the end of a tile
     const float* scale = call.scale + call.outputs.output(index);
     _mm_prefetch(scale, _MM_HINT_T0);
     _mm_prefetch(scale + kLanes, _MM_HINT_T0);
   }
-  // Not by first_row(): divisions delay a tile.
+  // Avoids first_row(): divisions delay a tile.
   int64_t first_of(const QuantizedRows& rows) const { return rows.scales - x.scales; }
   void prefetch_outputs(const QuantizedRows& rows, int64_t index) const {
     const int64_t stride = call.outputs.stride();
@@ -350,9 +352,9 @@ struct Block {
   }
 };
 
-// Computes a block by all panels. enter(weights): what a thread needs for that, which is likely to
-// read these weights first; compute(index, first, last, entered): tiles [first, last) by panel
-// `index`.
+// Multiplies a block by all panels. enter(weights) makes what a thread needs, which will probably
+// read these weights first. compute(index, first, last, entered) multiplies tiles [first, last) by
+// panel `index`.
 template <class Format, class Enter, class F>
 void multiply_panels(const Format& format, const LinearCall& call, int64_t num_tiles,
                      Enter&& enter, F&& compute) {
@@ -366,7 +368,7 @@ void multiply_panels(const Format& format, const LinearCall& call, int64_t num_t
       work, call.team, [&](int64_t index) { return enter(format.panel(index)); }, compute);
 }
 
-// Memory of this thread for `rows` quantized rows; no inputs if there is none.
+// Returns memory of this thread for `rows` quantized rows; inputs is null if there is none.
 template <class Format>
 QuantizedRows scratch_for(const Format& format, int64_t rows) {
   struct Quantized;
@@ -377,15 +379,15 @@ QuantizedRows scratch_for(const Format& format, int64_t rows) {
   return {inputs, sums, reinterpret_cast<float*>(sums + rows * format.sums_per_row), rows};
 }
 
-// The rows are quantized once, for all threads. Out: what has the outputs of a thread.
+// Quantizes the rows once for all threads. Out: holds the outputs of a thread.
 template <class Out, class Format, class E, class Y>
 void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y* y,
                      std::atomic<bool>& out_of_memory) {
   const QuantizedRows rows = scratch_for(format, call.rows);
   if (rows.inputs == nullptr) return out_of_memory.store(true, std::memory_order_relaxed);
   const Block<Format, Y> block(format, call, rows, y, out_of_memory);
-  // Two rows of a tile at a time, and neighbours by one thread: they share cache lines.
-  const int64_t pairs = (block.height() + 1) / 2;  // of a tile
+  // Two rows of a tile at a time, and adjacent pairs in one thread: they share cache lines.
+  const int64_t pairs = (block.height() + 1) / 2;  // per tile
   const int64_t pairs_at_once = kWorkPerTask / (call.depth * 32 + 1) + 1;
   parallel_ranges(block.num_tiles * pairs, pairs_at_once, call.team, [&](int64_t index) {
     const int64_t t = index / pairs;
@@ -417,7 +419,7 @@ void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y
   }
 }
 
-// The few rows of one tile, quantized by every thread for itself.
+// Multiplies the few rows of one tile, which every thread quantizes for itself.
 template <class Out, class Format, class E, class Y>
 void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y,
                   std::atomic<bool>& out_of_memory) {
@@ -446,7 +448,7 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
   multiply_panels(format, call, 1, enter, compute);
 }
 
-// Rows of a block: so many that they stay in the caches while all weights pass.
+// Returns the rows of a block: as many as stay in the caches while all weights are read.
 template <class Out, class Format>
 int64_t block_rows_of(const Format& format) {
   if constexpr (kLoops<Format>) {
@@ -458,7 +460,8 @@ int64_t block_rows_of(const Format& format) {
   }
 }
 
-// x: rows with a stride; y: contiguous. 0, or 2 without memory for scratch.
+// x: rows with a stride; y: rows with the stride of call.outputs. Returns 0, or 2 without memory
+// for scratch.
 template <class Out, class Format, class E, class Y>
 int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
   static_assert(Out::kWait || !kLoops<Format>);  // for Out::kMostRows, which a loop relies on
@@ -474,7 +477,7 @@ int multiply_into(const Format& format, LinearCall call, const E* x, Y* y) {
   }
   const int64_t most = block_rows_of<Out>(format);
   const int64_t blocks = (rows + most - 1) / most;
-  const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last one not much smaller
+  const int64_t block_rows = (rows + blocks - 1) / blocks;  // the last is not much smaller
   const LinearCall all = call;
   for (int64_t first = 0; first < rows && failure() == 0; first += block_rows) {
     call.rows = std::min(block_rows, rows - first);

@@ -1,9 +1,9 @@
-// 4-bit weights in tile registers (tiles.h), for many rows.
+// 4-bit weights in tile registers (linear/tiles.h), for many rows.
 //
-// A chunk of a panel is widened once, into the first-level cache, and all tiles of rows pass over
-// it. A group is one product for each half of the panel (two where it is deeper than a register),
-// whose 32-bit sums go through memory to the totals, which stay in vector registers for as long as
-// the chunk lasts. The integers are those of Int4Format, and so is what follows.
+// A chunk of a panel is widened once into the first-level cache, and all tiles of rows use it. A
+// group is one product for each half of the panel (two where it is deeper than a register). Its
+// 32-bit sums go through memory to the totals, which stay in vector registers for a whole chunk.
+// The integers are those of Int4Format, and so are the operations after them.
 #pragma once
 
 #if defined(__AMX_INT8__)
@@ -13,8 +13,8 @@
 
 namespace quire::linear_int {
 
-// The registers of this thread: 0 and 1, or 2 and 3, hold the sums of a group by the halves of a
-// panel, 4 the rows of x, 6 and 7 the halves, `quads` deep.
+// Configures the registers of this thread: 0 and 1, or 2 and 3, hold the sums of a group for the
+// halves of a panel, 4 the rows of x, 6 and 7 the halves, `quads` deep.
 class GroupTiles {
  public:
   GroupTiles(int64_t rows, int64_t quads) {
@@ -29,7 +29,7 @@ class GroupTiles {
   GroupTiles& operator=(const GroupTiles&) = delete;
 };
 
-// Fetches `lines` cache lines into the second-level cache, evenly in `steps` steps.
+// Prefetches `lines` cache lines into the second-level cache, evenly over `steps` steps.
 struct EvenFetch {
   const uint8_t* next;
   int64_t lines, steps, done = 0;
@@ -46,10 +46,11 @@ struct Int4Tiles : Int4Weights<kZeros> {
   static constexpr bool kSums = false, kWholePanels = true;
   static constexpr int kQuadInputs = 1;
   static constexpr bool kGroupScales = false;
-  static constexpr int kMaxRows = 14;  // whose totals and two scales fit the vector registers
+  static constexpr int kMaxRows = 14;  // totals and two scales fit in the vector registers
   static constexpr int64_t kBlockRows = 19 * kMaxRows;
-  static constexpr int64_t kLeastRows = 11;  // below, Int4Format takes as little time (measured)
-  // A tile with fewer rows than the registers are configured for reads as many rows further on.
+  static constexpr int64_t kLeastRows = 11;  // with fewer, Int4Format is as fast (measured)
+  // A tile with fewer rows than the registers are configured for also reads the missing rows, past
+  // its own.
   static constexpr int64_t kBeyond = kMaxRows * kTileBytes;
   static constexpr int64_t kTileTotals = kMaxRows * kWidth;
 
@@ -62,8 +63,8 @@ struct Int4Tiles : Int4Weights<kZeros> {
     return (step * rows + r) * quads + (quad & (quads - 1));
   }
 
-  // The totals of all tiles by panel `index`, kTileTotals apart; null without memory for them.
-  // rows(t): of tile t.
+  // Returns the totals of all tiles for panel `index`, kTileTotals apart, or null without memory
+  // for them. rows(t): rows of tile t.
   template <class Rows>
   const float* multiply_panel(int64_t index, int64_t num_tiles, const Rows& rows) const {
     struct Panel;
@@ -95,11 +96,11 @@ struct Int4Tiles : Int4Weights<kZeros> {
   }
 
  private:
-  static constexpr int64_t kChunkDepth = 512;  // measured less good: 1,024
-  static constexpr int64_t kHalf = kTileRows * kLanes;  // of a group's sums
+  static constexpr int64_t kChunkDepth = 512;  // 1,024 measured worse
+  static constexpr int64_t kHalf = kTileRows * kLanes;  // sums of a group per half panel
 
-  // Groups of the rows of a tile and, widened, of a panel: for each its quads in bytes, minus zero
-  // points, and float32 [kWidth] scales. A group takes `steps` steps of `quads`.
+  // Groups of the rows of a tile and of a widened panel. A widened group is its quads in bytes,
+  // minus zero points, then float32 [kWidth] scales. It takes `steps` steps of `quads`.
   struct Chunk {
     const int32_t* inputs;
     const uint8_t* wide;
@@ -130,7 +131,7 @@ struct Int4Tiles : Int4Weights<kZeros> {
     }
   }
 
-  // The products of the next group, in registers 2 kSet and 2 kSet + 1.
+  // Multiplies the next group into registers 2 kSet and 2 kSet + 1.
   template <int kSet>
   QUIRE_INLINE static void multiply_group(Chunk& next, int rows) {
     if constexpr (kSet == 0) {
@@ -180,9 +181,9 @@ struct Int4Tiles : Int4Weights<kZeros> {
     });
   }
 
-  // Adds a chunk by R rows to totals [R, kWidth], or opens these. While a group is multiplied, the
-  // sums of the last are stored and those of the last but one are added: a product's sums are there
-  // only some 50 cycles after it began.
+  // Adds a chunk for R rows to totals [R, kWidth], or starts these. While a group is multiplied,
+  // the sums of the previous one are stored and those of the one before are added: the sums of a
+  // product are ready only some 50 cycles after it began.
   template <int R>
   static void multiply_chunk(Chunk next, bool opens, EvenFetch& fetch, float* out) {
     alignas(64) int32_t sums[2][2 * kHalf];
@@ -239,7 +240,7 @@ struct Int4Tiles : Int4Weights<kZeros> {
   static constexpr std::array<Kernel, kMaxRows> kernels_of(std::index_sequence<I...>) {
     return {multiply_chunk<I + 1>...};
   }
-  static const std::array<Kernel, kMaxRows> kKernels;  // by rows - 1
+  static const std::array<Kernel, kMaxRows> kKernels;  // indexed by rows - 1
 };
 
 template <bool kZeros>

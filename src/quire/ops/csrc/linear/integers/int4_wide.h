@@ -1,8 +1,8 @@
 // 4-bit weights for many rows: every panel is widened once (wide_tile.h).
 //
-// Weights minus their zero points are signed, and so need nothing for each row, where zero points
-// beside unsigned weights cost a product. The integers that come out are those of Int4Format, and
-// so is what follows.
+// Weights minus their zero points are signed and need no correction per row, whereas zero points
+// beside unsigned weights cost a product. The integers are those of Int4Format, and so are the
+// operations after them.
 #pragma once
 
 #if defined(__AVX512VNNI__)
@@ -18,8 +18,8 @@ struct Int4Wide : Int4Weights<kZeros>, Vectors {
   static constexpr int32_t kAdded = WideGroup::kAdded;
   static constexpr int kMaxRows = WideGroup::kMaxRows;
   static constexpr int64_t kBlockRows = WideGroup::kBlockRows;
-  // From here on it takes less time than Int4Format (measured: 3 % more at 32, 3 % less at 64, 8 %
-  // less at 240).
+  // Fewest rows for which this takes less time than Int4Format (measured: 3 % more at 32, 3 % less
+  // at 64, 8 % less at 240).
   static constexpr int64_t kLeastRows = 48;
 
   Int4Wide(const uint8_t* weight, const uint8_t* zeros, int64_t group_size, int64_t groups)
@@ -41,17 +41,17 @@ struct Int4Wide : Int4Weights<kZeros>, Vectors {
   }
 
  private:
-  // Returns where the next group goes.
+  // Widens one group. Returns the place of the next.
   uint8_t* widen_group(int64_t index, int64_t g, uint8_t* to) const {
     const vi mask = set1_int(0x0f0f0f0f), all_128 = set1_int(-0x7f7f7f80);
     vi zero[2] = {set1_int(kSymmetricZero), set1_int(kSymmetricZero)};
     if (kZeros) {
       const uint8_t* of_group = this->zeros + (index * this->groups + g) * kLanes;
       load_halves(of_group, zero[0], zero[1]);
-      _mm_prefetch(of_group + this->groups * kLanes, _MM_HINT_T1);  // of the next panel
+      _mm_prefetch(of_group + this->groups * kLanes, _MM_HINT_T1);  // zero points of the next panel
     }
     for (vi& z : zero) z = repeat_byte(z);
-    vi sums[2][2] = {};  // in turn, since each product waits for the one before
+    vi sums[2][2] = {};  // alternate, since each product waits for the one before
     const uint8_t* packed = this->panel(index) + g * this->group_bytes();
     uint8_t* const start = to;
     to += WideGroup::kStart;

@@ -10,20 +10,20 @@
 
 namespace quire::linear_int {
 
-constexpr float kSmallest = 1e-30f;  // of largest magnitudes; below, all numbers count as zeros
+constexpr float kSmallest = 1e-30f;  // rows whose largest magnitude is below count as zeros
 
 inline bool is_usable(float largest) {
   return largest <= std::numeric_limits<float>::max() && largest >= kSmallest;
 }
-// What integers of a row are multiplied with.
+// Returns the scale of the integers of a row.
 inline float scale_of_row(float largest) {
   if (is_usable(largest)) return largest / 127.0f;
   return largest < kSmallest ? 0.0f : std::numeric_limits<float>::quiet_NaN();
 }
 
-// Rows of x as integers: inputs in the order of the format, sums [groups, rows] with the sum of a
-// group's integers times a factor of the format, scales [rows]. A format whose groups have scales
-// of their own has these, as bits [groups, rows], behind the sums.
+// Rows of x as integers. inputs: in the order of the format. sums: [groups, rows], the sum of a
+// group's integers times a factor of the format. scales: [rows]. A format whose groups have scales
+// keeps these, as bits [groups, rows], behind the sums.
 struct QuantizedRows {
   int32_t* inputs;
   int32_t* sums;
@@ -31,9 +31,9 @@ struct QuantizedRows {
   int64_t rows;
 };
 
-// Rows r to r + N of `target` from rows of x. Two share cache lines, which are written once then.
-// ahead: memory to fetch meanwhile, a cache line for kFetchQuads quads. given: the largest numbers
-// of these rows, where x is only part of them; null else.
+// Quantizes N rows of x into `target`, from its row r on. Two rows share cache lines, which are
+// then written once. ahead: memory to prefetch meanwhile, a cache line per kFetchQuads quads.
+// given: largest magnitudes of the whole rows where x is only part of them, else null.
 template <int N, class Format, class E, class A>
 void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t depth,
                    QuantizedRows target, int64_t r, A& ahead, const float* given) {
@@ -62,7 +62,7 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
     vi total[N];
     for (vi& sum : total) sum = set1_int(0);
     int64_t k = first;
-    // A group is whole lines of quads, so that 8 quads stand side by side.
+    // A group is whole lines of quads, so that 8 quads are adjacent.
     if constexpr (Format::kQuadInputs == 1 && kLanes == 16) {
       for (; k + 2 * kLanes <= end; k += 2 * kLanes, quad += kLanes / 2) {
         for (int i = 0; i < N; ++i) {
@@ -95,7 +95,7 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
   }
 }
 
-// Row r of `target` with a scale for each group, which is whole vectors.
+// Quantizes one row into row r of `target`, with a scale for each group. A group is whole vectors.
 template <class Format, class E, class A>
 void quantize_groups(const Format& format, const E* x, int64_t depth, QuantizedRows target,
                      int64_t r, A& ahead) {
@@ -126,8 +126,8 @@ void quantize_groups(const Format& format, const E* x, int64_t depth, QuantizedR
   target.scales[r] = 1.0f;
 }
 
-// Rows [r, min(r + 2, target.rows)) of `target`. x: its rows. largest: of all of these, as LinearCall
-// has them.
+// Quantizes rows [r, min(r + 2, target.rows)) of `target`. x: its first row. largest: for all of
+// its rows, as in LinearCall.
 template <class Format, class E, class A>
 void quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
                    QuantizedRows target, int64_t r, A& ahead, const float* largest) {

@@ -1,11 +1,11 @@
-// What stands before and after sums of integers that ranks add (linear_int8.cpp, linear_int4.cpp).
+// Steps before and after the sums of integers that ranks add (linear_int8.cpp, linear_int4.cpp).
 #include "linear/integers/int_rows.h"
 #include "native/parallel.h"
 #include "native/replay.h"
 #include "native/rows.h"
 
-// x: rows of `width` elements with a stride. out: [rows], the largest magnitude of each; of a row
-// with infinity or NaN, one of these.
+// Writes the largest magnitude of each row to out, [rows]; for a row with infinity or NaN, one of
+// these. x: rows of `width` elements with a stride.
 QUIRE_API int quire_row_magnitudes(const void* x, int64_t x_stride, float* out, int64_t rows,
                                    int64_t width, int32_t x_dtype, quire::Team* team) {
   using namespace quire;
@@ -18,9 +18,9 @@ QUIRE_API int quire_row_magnitudes(const void* x, int64_t x_stride, float* out, 
 }
 QUIRE_REPLAYABLE(quire_row_magnitudes)
 
-// sums, out: [rows, width], contiguous. sums: integers, which `scale` [width] multiplies, or
-// float32, with null. largest: [rows], of the numbers that became integers. bias: [width] or null.
-// out: as a matrix that was not cut gives it, in out_dtype.
+// Completes sums to the outputs of the uncut matrix. sums, out: [rows, width], contiguous. sums:
+// integers, which `scale` [width] multiplies, or float32 if scale is null. largest: [rows], of the
+// numbers that became integers. bias: [width] or null. out: of out_dtype.
 QUIRE_API int quire_complete_sums(const void* sums, const float* largest, const float* scale,
                                   const float* bias, void* out, int64_t rows, int64_t width,
                                   int32_t out_dtype, quire::Team* team) {

@@ -1,8 +1,9 @@
-// Tiles of rows by panels of groups that were widened to a signed byte for each weight: for many
-// rows, which all read what was widened once, in scratch of the thread.
+// Tiles of rows by panels whose groups were widened to a signed byte per weight. For many rows,
+// which all read the same widened panel in scratch memory of the thread.
 //
-// vpdpbusd takes signed bytes as its second factor only; so the integers of x go up by 128, and a
-// group's sums start at -128 times the sum of its weights. That is one load for all rows.
+// vpdpbusd takes signed bytes as its second factor only. So the integers of x are raised by 128,
+// and the sums of a group start at -128 times the sum of its weights. That is one load for all
+// rows.
 #pragma once
 
 #if defined(__AVX512VNNI__)
@@ -11,26 +12,29 @@
 
 namespace quire::linear_int {
 
-// add_bytes that stays where it is written: gcc moves loads ahead otherwise, and spills sums.
+// Works like add_bytes, but stays where it is written: gcc would otherwise move loads ahead and
+// spill sums.
 QUIRE_INLINE void add_in_place(vi& sum, vi x, vi w) {
   asm volatile("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
 }
 
-// Pointers keep what they are here: gcc computes them anew behind a loop otherwise, from numbers in
-// vector registers, for which the loads of the next group wait.
+// Keeps pointers as they are: gcc would otherwise compute them anew after a loop, from numbers in
+// vector registers, and the loads of the next group would wait for that.
 QUIRE_INLINE void keep(const int32_t*& inputs, const uint8_t*& wide, const uint8_t*& ahead) {
   asm volatile("" : "+r"(inputs), "+r"(wide), "+r"(ahead));
 }
 
-// A widened group: the int32 [kWidth] that its sums start at, its quads in bytes, its float32
-// [kWidth] scales, and offsets like them if a format has any; then the next group.
+// Widened group: the int32 [kWidth] at which its sums start, its quads in bytes, its float32
+// [kWidth] scales, and offsets of the same form if a format has any. The next group follows.
 struct WideGroup {
-  static constexpr int32_t kAdded = 128;  // to the integers of x
-  // Of a tile: 14 float32 sums and 14 of a group, two weights and one x leave one of 32 registers.
+  static constexpr int32_t kAdded = 128;  // added to the integers of x
+  // Rows of a tile: 14 float32 sums, 14 sums of a group, two weights and one x leave one of 32
+  // registers.
   static constexpr int kMaxRows = 7;
   static constexpr int64_t kBlockRows = 266;
   static constexpr int64_t kQuad = 4 * kWidth, kStart = 4 * kWidth, kColumns = 4 * kWidth;
-  // A tile among so many fetches at most a quarter of a line for a quad (Block).
+  // Blocks of these formats have many tiles, so each tile fetches at most a quarter of a line per
+  // quad (Block).
   static constexpr int kQuadsPerFetch = 4;
 
   static constexpr int64_t bytes(int64_t quads, bool offsets) {
@@ -38,15 +42,16 @@ struct WideGroup {
   }
 };
 
-// Starts for sums of products with x + 128. sums: of a group's weights times 128.
+// Writes the starts of sums of products with x + 128. low, high: sums of a group's weights times
+// 128.
 QUIRE_INLINE void put_starts(uint8_t* to, vi low, vi high) {
   store_int(to, sub_int(set1_int(0), low));
   store_int(to + WideGroup::kStart / 2, sub_int(set1_int(0), high));
 }
 
-// out: [R, kWidth]. A group is `lines` lines of kQuads quads, as x lies in. kScales: groups of x
-// have scales, which follow the sums of their integers, x_sums [groups, R]. kOffsets: of columns,
-// which these sums are multiplied with.
+// Multiplies a tile by a widened panel. out: [R, kWidth]. A group is `lines` lines of kQuads quads,
+// in the order of x. kScales: groups of x have scales, stored after the sums of their integers,
+// x_sums [groups, R]. kOffsets: columns have offsets, which multiply these sums.
 template <int R, int kQuads, bool kScales, bool kOffsets>
 void multiply_wide(int64_t groups, int64_t lines, const int32_t* inputs, const int32_t* x_sums,
                    const uint8_t* wide, Ahead ahead, float* out) {
