@@ -18,8 +18,8 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kMostBest = 128;   // of each part that ranks exchange
-constexpr int64_t kWholeAtOnce = 8;  // rows gathered at a time, or more if one exchange holds them
+constexpr int64_t kMostBest = 128;   // tokens of a part that ranks exchange
+constexpr int64_t kWholeAtOnce = 8;  // rows to gather at a time
 
 enum class Kind { kGreedy, kOpen, kBest, kWhole };
 
@@ -208,7 +208,7 @@ int draw_parts(const Parts& parts, const std::vector<Kind>& kinds) {
   return 0;
 }
 
-// Draws the rows of kWhole, which are gathered together. 0, or a code of the group.
+// Draws the rows of kWhole. Returns 0 or a code of the group.
 int draw_whole(const Parts& parts, const std::vector<Kind>& kinds) {
   std::vector<int64_t> whole;
   for (size_t i = 0; i < kinds.size(); ++i) {
