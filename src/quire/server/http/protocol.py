@@ -10,6 +10,7 @@ from typing import Any, cast
 import httptools
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server.http.websocket import WEBSOCKET, WebSocket, offered_key
@@ -121,6 +122,8 @@ class _LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
+        self._num_waiting_bytes = 0  # of requests that wait for the answer to one before them
+        self._running: RequestResponseCycle | None = None  # the request that is being answered
         self._in_body = False
         self._is_deaf = False
         self._head_timer: asyncio.TimerHandle | None = None
@@ -139,6 +142,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._cancel_timers()
         if self._socket is not None:
             self._socket.connection_lost()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -154,9 +161,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._socket is not None:
             self._socket.data_received(data)
             return
-        self._unset_keepalive_if_required()
         self._num_head_bytes += len(data)
         self._parse(data)
+        self._bound_waiting(len(data))
         # Only incomplete heads are refused here, complete ones at the gate. Bytes that frame and
         # follow the chunks of a body count as a head does.
         if self._num_head_bytes > self.bounds.max_header_bytes:
@@ -165,6 +172,17 @@ class _LimitedProtocol(HttpToolsProtocol):
                 "(max_header_bytes). Send less."
             )
             self._refuse(ErrorReply(431, message))
+
+    def _bound_waiting(self, num_bytes: int) -> None:
+        """Read on while few bytes wait, since only who reads hears that the client has left."""
+        if not self.pipeline:
+            self._num_waiting_bytes = 0
+            return
+        self._num_waiting_bytes += num_bytes
+        if self._num_waiting_bytes < HIGH_WATER_LIMIT:
+            self.flow.resume_reading()  # the base class pauses at every request that waits
+        else:
+            self.flow.pause_reading()
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -200,6 +218,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_body = False
+        self._unset_keepalive_if_required()  # only here: empty lines begin no request
         if self._head_timer is None:
             self._start_head_timer()
         super().on_message_begin()
@@ -234,6 +253,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         if is_old or self.expect_100_continue:
             cast("Any", cycle).send = _CarefulSend(cycle)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _accepted(self, socket: WebSocket) -> None:
         self._socket = socket
 
@@ -250,7 +273,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
-            # The last bytes of the body ended the wait for the next request.
+            # The wait for the next request begins.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -302,6 +325,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._in_body or self._head_timer is not None:
+            self._unset_keepalive_if_required()  # the next request has begun, or this goes on
         # A refused request may still send its body, which nobody reads, but for a limited time.
         if self._in_body and cast("Any", self.cycle).response_complete:
             self._rest_timer = self.loop.call_later(
@@ -311,15 +336,26 @@ class _LimitedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(
-                self.bounds.stalled_write_timeout_s, self.transport.abort
-            )
+            self._start_write_timer(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
         super().resume_writing()
+
+    def _start_write_timer(self, num_unsent: int) -> None:
+        """End the connection if the client takes none of these bytes meanwhile."""
+
+        def look() -> None:
+            num_left = self.transport.get_write_buffer_size()
+            if num_left < num_unsent:
+                self._start_write_timer(num_left)
+            else:
+                self._write_timer = None
+                self.transport.abort()
+
+        self._write_timer = self.loop.call_later(self.bounds.stalled_write_timeout_s, look)
 
     def _start_head_timer(self) -> None:
         def expire() -> None:
