@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quire.engine.model_front import ModelFront
+from quire.server.http import protocol
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests.server.running import RunningServer
@@ -348,6 +349,38 @@ def test_a_head_without_an_end_does_not_cut_the_answer_before_it(wire: Wire, bod
 def test_a_broken_body_in_a_row_of_requests_is_refused_in_its_turn(wire: Wire) -> None:
     found = wire.exchange([post() + post(CHUNKED, b"zz\r\n") + VERSION])
     assert statuses(found) == [200, 400] and found.is_closed
+
+
+def test_a_body_that_breaks_is_not_asked_for(wire: Wire) -> None:
+    """Fault: `100 Continue` follows the last answer."""
+    found = wire.exchange([post(b"expect: 100-continue\r\n" + CHUNKED, b"zz\r\n")])
+    assert statuses(found) == [400] and found.is_closed
+
+
+def test_a_client_is_heard_out_in_bounded_time(
+    front: ModelFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last answer: while it speaks, and no longer than a body may take."""
+    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
+
+    async def talk(wire: Wire, *, speaks: bool) -> float:
+        connection, loop = Connection(wire), asyncio.get_running_loop()
+        monkeypatch.setattr(connection, "can_write_eof", lambda: False)  # as over TLS
+        started = loop.time()
+        connection.send(post(b"connection: close\r\n", target=b"/nowhere")[:-20])
+        await connection.wait(lambda: not connection.state.tasks)
+        while not connection.is_closed:
+            connection.send(b"x" if speaks else b"")
+            await asyncio.sleep(0)
+        assert [r.status for r in replies_of(bytes(connection.received), True)] == [404]
+        return loop.time() - started
+
+    for timeout_s, speaks in ((0.5, True), (2 * WAIT_S, False)):
+        limits = Limits(body_timeout_s=timeout_s)
+        wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+        with wire.runner:
+            took_s = wire.runner.run(asyncio.wait_for(talk(wire, speaks=speaks), WAIT_S))
+            assert (took_s >= timeout_s) == speaks
 
 
 def test_a_body_that_breaks_after_its_answer_gets_no_second_one(wire: Wire) -> None:

@@ -72,7 +72,7 @@ class Connection(asyncio.Transport):
         self.received = bytearray()
         self.is_closed = False
         self.num_unsent: Callable[[], int] = lambda: 0
-        self._has_ended = False
+        self._has_ended = self._is_half_closed = False
         self.state = ServerState()
         self.state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
         self.replies: list[Reply] = []
@@ -100,7 +100,7 @@ class Connection(asyncio.Transport):
     # --- what the server does with it -----------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        assert not self.is_closed, "written after the end"
+        assert not (self.is_closed or self._is_half_closed), "written after the end"
         self.received += data
 
     def close(self) -> None:
@@ -115,7 +115,8 @@ class Connection(asyncio.Transport):
 
     def write_eof(self) -> None:
         """The client, which reads all, sees the end and leaves."""
-        self.close()
+        self._is_half_closed = True
+        asyncio.get_running_loop().call_soon(self.close)
 
     def get_write_buffer_size(self) -> int:
         return self.num_unsent()
