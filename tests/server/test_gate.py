@@ -127,11 +127,14 @@ def test_too_many_headers(guarded: RunningServer) -> None:
     assert reply.status_code == 431 and "max_headers" in reply.json()["error"]["message"]
 
 
-def status_for_host(gate: Gate, host: bytes | None) -> int:
-    """Of a request with this Host header to the version."""
+def status_for_host(
+    gate: Gate, host: bytes | None, *, method: str = "GET", origin: bytes = b""
+) -> int:
+    """Of a request with this Host header to the version. origin: of the page that sends it."""
     statuses: list[int] = []
     headers = [] if host is None else [(b"host", host)]
-    scope = {"type": "http", "method": "GET", "path": "/version", "headers": headers}
+    headers += [(b"origin", origin)] if origin else []
+    scope = {"type": "http", "method": method, "path": "/version", "headers": headers}
 
     async def receive() -> Any:
         raise AssertionError("nobody reads a body")
@@ -183,6 +186,44 @@ def test_no_host_matters_with_a_key_or_over_a_unix_socket(host: bytes) -> None:
     """A key is what a web page lacks, and no web page reaches a Unix socket."""
     assert status_for_host(Gate(answer, ServerSettings(uds="/tmp/q")), host) == 200
     assert status_for_host(Gate(answer, ServerSettings(api_key=KEYS)), host) == 401
+
+
+PAGE = "https://ui.example"
+
+
+@pytest.mark.parametrize(
+    ("origin", "given", "is_refused"),
+    [
+        ("https://evil.example", {}, True),
+        ("null", {}, True),
+        ("http://localhost:3000", {}, True),
+        ("http://localhost:8000", {}, False),
+        ("", {}, False),
+        (PAGE, {}, True),
+        (PAGE, {"allowed_origins": (PAGE,)}, False),
+        ("null", {"allowed_origins": ("*",)}, False),
+        ("https://evil.example", {"uds": "/tmp/q"}, False),
+    ],
+    ids=str,
+)
+def test_a_foreign_page_changes_nothing_without_a_key(
+    origin: str, given: dict[str, Any], is_refused: bool
+) -> None:
+    """Fault: a form of any web page stores files, and pauses the engine. A browser asks first only
+    before it sends JSON."""
+    gate = Gate(answer, ServerSettings(**given))
+    for method in ("GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE"):
+        status = status_for_host(gate, b"LocalHost:8000", method=method, origin=origin.encode())
+        is_safe = method in ("GET", "HEAD", "OPTIONS")
+        assert status == (403 if is_refused and not is_safe else 200), method
+
+
+def test_a_foreign_page_uploads_nothing(server: RunningServer) -> None:
+    for origin, status in (("https://evil.example", 403), (server.url, 404)):  # no --data-dir
+        files, headers = {"file": b"x"}, {"origin": origin}
+        reply = waiting.post(f"{server.url}/v1/files", files=files, headers=headers)
+        assert reply.status_code == status
+        assert ("--allowed-origins" in reply.text) == (status == 403)
 
 
 def test_the_host_is_checked_over_a_socket(server: RunningServer) -> None:

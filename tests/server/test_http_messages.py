@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quire.engine.model_front import ModelFront
+from quire.server.http import protocol
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests.server.running import RunningServer
@@ -350,6 +351,38 @@ def test_a_broken_body_in_a_row_of_requests_is_refused_in_its_turn(wire: Wire) -
     assert statuses(found) == [200, 400] and found.is_closed
 
 
+def test_a_body_that_breaks_is_not_asked_for(wire: Wire) -> None:
+    """Fault: `100 Continue` follows the last answer."""
+    found = wire.exchange([post(b"expect: 100-continue\r\n" + CHUNKED, b"zz\r\n")])
+    assert statuses(found) == [400] and found.is_closed
+
+
+def test_a_client_is_heard_out_in_bounded_time(
+    front: ModelFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last answer: while it speaks, and no longer than a body may take."""
+    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
+
+    async def talk(wire: Wire, *, speaks: bool) -> float:
+        connection, loop = Connection(wire), asyncio.get_running_loop()
+        monkeypatch.setattr(connection, "can_write_eof", lambda: False)  # as over TLS
+        started = loop.time()
+        connection.send(post(b"connection: close\r\n", target=b"/nowhere")[:-20])
+        await connection.wait(lambda: not connection.state.tasks)
+        while not connection.is_closed:
+            connection.send(b"x" if speaks else b"")
+            await asyncio.sleep(0)
+        assert [r.status for r in replies_of(bytes(connection.received), True)] == [404]
+        return loop.time() - started
+
+    for timeout_s, speaks in ((0.5, True), (2 * WAIT_S, False)):
+        limits = Limits(body_timeout_s=timeout_s)
+        wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+        with wire.runner:
+            took_s = wire.runner.run(asyncio.wait_for(talk(wire, speaks=speaks), WAIT_S))
+            assert (took_s >= timeout_s) == speaks
+
+
 def test_a_body_that_breaks_after_its_answer_gets_no_second_one(wire: Wire) -> None:
     async def talk() -> Connection:
         connection = Connection(wire)
@@ -421,6 +454,138 @@ def test_405_says_what_is_allowed(wire: Wire) -> None:
         found = wire.exchange([request])
         assert statuses(found) == [405]
         assert found.replies[0].headers[b"allow"] == allowed
+
+
+def test_empty_lines_hold_no_connection(front: ModelFront) -> None:
+    """Fault: they end the wait for the next request, and begin none."""
+    limits = Limits(keep_alive_timeout_s=1.0, header_timeout_s=0.5)
+    wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+
+    async def talk() -> Connection:
+        connection = Connection(wire)
+        connection.send(VERSION)
+        await connection.wait(lambda: not connection.state.tasks)
+        while not connection.is_closed:
+            connection.send(b"\r\n")
+            await asyncio.sleep(0.1)
+        return connection
+
+    with wire.runner:
+        found = wire.runner.run(asyncio.wait_for(talk(), 10))
+    assert [r.status for r in replies_of(bytes(found.received), True)] == [200]
+
+
+def test_the_wait_for_a_request_ends_where_it_begins(front: ModelFront) -> None:
+    """Also if the request before it ends meanwhile, or has a body that nobody has read."""
+    limits = Limits(keep_alive_timeout_s=1.0)
+    wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+
+    async def talk(first: bytes, last: bytes) -> Connection:
+        connection = Connection(wire)
+        connection.send(first)
+        await connection.wait(lambda: not connection.state.tasks)
+        await asyncio.sleep(1.2)
+        connection.send(last)
+        await connection.wait(lambda: not connection.state.tasks)
+        connection.end()
+        return connection
+
+    with wire.runner:
+        for first, last in (
+            (VERSION + VERSION[:9], VERSION[9:]),
+            (post(target=b"/nowhere")[:-1], b"}" + VERSION),
+        ):
+            found = wire.runner.run(asyncio.wait_for(talk(first, last), WAIT_S))
+            replies = replies_of(bytes(found.received), False)
+            assert len(replies) == 2 and replies[1].status == 200
+
+
+def test_a_client_that_reads_steadily_gets_all(front: ModelFront) -> None:
+    """Fault: it is cut off when a large answer takes longer than a client may take nothing."""
+    limits = Limits(stalled_write_timeout_s=0.05)
+    brisk = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+
+    async def talk() -> list[int]:
+        connection, looks = Connection(brisk), list[int]()
+
+        def less_each_time() -> int:
+            looks.append(max(100_000 - 10_000 * len(looks), 50_000))
+            return looks[-1]
+
+        connection.num_unsent = less_each_time
+        connection.protocol.pause_writing()
+        await connection.wait(lambda: connection.is_closed)
+        return looks
+
+    with brisk.runner:
+        assert brisk.runner.run(asyncio.wait_for(talk(), WAIT_S)) == [
+            100_000, 90_000, 80_000, 70_000, 60_000, 50_000, 50_000,
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [BODY, STREAMED])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_who_leaves_leaves_all_of_its_requests(wire: Wire, body: bytes, is_early: bool) -> None:
+    """Fault: only the last request of a row hears of it, and the engine computes for nobody."""
+    wire.client.paused = True
+
+    async def talk() -> Connection:
+        connection = Connection(wire)
+        connection.send(post(body=body) + (VERSION + VERSION if is_early else b""))
+        await connection.wait(lambda: wire.client.num_unfinished == 1)
+        if not is_early:
+            connection.send(VERSION + VERSION)
+        assert not connection.protocol.flow.read_paused  # an end would not be heard
+        connection.end()
+        await connection.wait(lambda: not connection.state.tasks)
+        return connection
+
+    try:
+        found = wire.runner.run(asyncio.wait_for(talk(), 10))
+        assert not wire.client.num_unfinished and b"/version" not in bytes(found.received)
+    finally:
+        wire.client.paused = False
+
+
+def test_few_bytes_may_wait(wire: Wire) -> None:
+    """Behind a request that is being answered; all are answered in the end."""
+    wire.client.paused = True
+    padded = get(b"/version", HOST + b"x-note: " + b"y" * 2000 + b"\r\n")
+
+    async def talk() -> Connection:
+        connection = Connection(wire)
+        connection.send(post())
+        await connection.wait(lambda: wire.client.num_unfinished == 1)
+        num_sent = 0
+        while not connection.protocol.flow.read_paused:
+            connection.send(padded)
+            num_sent += len(padded)
+        assert 2**15 < num_sent < 2**17
+        wire.client.paused = False
+        await connection.wait(lambda: not connection.state.tasks)
+        assert not connection.protocol.flow.read_paused
+        connection.end()
+        return connection
+
+    found = wire.runner.run(asyncio.wait_for(talk(), WAIT_S))
+    assert len(replies_of(bytes(found.received), False)) > 2**15 // len(padded)
+
+
+@pytest.mark.parametrize("size", [300_000, 9_000_000])
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_an_answer_outlives_the_body_that_it_does_not_wait_for(
+    server: RunningServer, size: int, version: bytes
+) -> None:
+    """Fault: a connection that is closed with unread bytes is reset, and the answer is lost."""
+    extra = b"connection: close\r\ncontent-length: %d\r\n" % size
+    head = post(extra, b"", target=b"/nowhere", version=version)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as connection:
+            connection.sendall(head)
+            for _ in range(size // 100_000):
+                connection.sendall(b" " * 100_000)
+            received = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert [reply.status for reply in replies_of(received, True)] == [404]
 
 
 def test_over_a_socket(server: RunningServer) -> None:

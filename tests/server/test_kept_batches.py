@@ -27,7 +27,7 @@ from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
 from tests.server.running import MODEL, RunningServer, bundled_front, running_server
-from tests.waiting import WAIT_S, wait_for
+from tests.waiting import WAIT_S, get, wait_for
 
 ROUTE = "/v1/chat/completions"
 KEYS = ("a" * 32, "b" * 32)
@@ -93,6 +93,19 @@ def test_files_are_kept(client: openai.OpenAI) -> None:
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError, match="no file"):
         client.files.content(file.id)
+
+
+def test_a_page_has_1_to_100_items(client: openai.OpenAI, kept: RunningServer) -> None:
+    """Fault: a limit is checked in part, and read whole."""
+    upload(client, line("one"))
+    for path in ("files", "batches"):
+        for limit in ("0000000010" + "0" * 5000, "100" + "0" * 7, "0", "101", "-1", "\u00b2", ""):
+            reply = get(f"{kept.url}/v1/{path}", params={"limit": limit})
+            assert reply.status_code == 400 and reply.json()["error"]["param"] == "limit", limit[
+                :20
+            ]
+        for limit in ("1", "007", "100"):
+            assert get(f"{kept.url}/v1/{path}", params={"limit": limit}).status_code == 200
 
 
 def test_a_batch_is_answered(client: openai.OpenAI, kept: RunningServer) -> None:

@@ -64,13 +64,15 @@ class Wire:
 
 
 class Connection(asyncio.Transport):
-    """received: all that the server wrote. is_closed: by the server."""
+    """received: all that the server wrote. is_closed: by the server. num_unsent: bytes that the
+    client has not taken, at each look."""
 
     def __init__(self, wire: Wire) -> None:
         super().__init__()
         self.received = bytearray()
         self.is_closed = False
-        self._has_ended = False
+        self.num_unsent: Callable[[], int] = lambda: 0
+        self._has_ended = self._is_half_closed = False
         self.state = ServerState()
         self.state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
         self.replies: list[Reply] = []
@@ -98,7 +100,7 @@ class Connection(asyncio.Transport):
     # --- what the server does with it -----------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        assert not self.is_closed, "written after the end"
+        assert not (self.is_closed or self._is_half_closed), "written after the end"
         self.received += data
 
     def close(self) -> None:
@@ -107,6 +109,17 @@ class Connection(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
 
     abort = close
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """The client, which reads all, sees the end and leaves."""
+        self._is_half_closed = True
+        asyncio.get_running_loop().call_soon(self.close)
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent()
 
     def is_closing(self) -> bool:
         return self.is_closed

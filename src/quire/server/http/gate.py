@@ -21,7 +21,7 @@ from quire.server.readings.short_status import PROBES
 from quire.server.requests.errors import RefusedError, error_reply
 from quire.server.settings import ServerSettings
 
-__all__ = ["CALLER", "OPEN_PATHS", "ApiKeys", "Gate", "InternalCaller"]
+__all__ = ["CALLER", "OPEN_PATHS", "ApiKeys", "Gate", "InternalCaller", "is_foreign_page"]
 
 OPEN_PATHS = PROBES
 """Paths that need no key."""
@@ -29,6 +29,10 @@ OPEN_PATHS = PROBES
 CALLER = "quire.caller"
 """Key of a scope that holds the caller of a request that the server makes to itself. No HTTP server
 sets it."""
+
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing (RFC 9110, 9.2.1). Their answers are kept from foreign pages by the
+browser."""
 
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 """The name in a Host header; an IPv6 address keeps its brackets."""
@@ -82,6 +86,7 @@ class Gate:
         weights = settings.api_key_weights
         self._weights = dict(zip(self._keys.names, weights, strict=False))
         self._open_paths = OPEN_PATHS | {settings.root_path + path for path in OPEN_PATHS}
+        self._origins = settings.allowed_origins
         self._hosts = {host.lower() for host in (settings.host, *settings.allowed_hosts)}
         # A web page lacks the key, and cannot reach a Unix socket.
         self._checks_host = settings.is_local and settings.uds is None and not settings.api_key
@@ -123,6 +128,8 @@ class Gate:
         headers = dict(items)
         if self._checks_host:
             self._check_host(headers.get(b"host", b""))
+            if scope["method"] not in _SAFE_METHODS:
+                self._check_origin(headers)
         if not len(self._keys) or scope["path"] in self._open_paths:
             return ""
         key = self._keys.find(headers)
@@ -163,6 +170,25 @@ class Gate:
                 "with --api-key or --allowed-hosts to serve under that name.",
                 status=403,
             )
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse, without a key, what a page of another site sends: a browser asks first only
+        before JSON, but not before forms and bodies that are empty."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        host = headers.get(b"host", b"").decode("latin-1")
+        if is_foreign_page(origin, host, self._origins):
+            raise RefusedError(
+                f"Web pages of {origin[:80]!r} may change nothing here. Start the server with "
+                "--allowed-origins to let them.",
+                status=403,
+            )
+
+
+def is_foreign_page(origin: str, host: str, allowed: Iterable[str]) -> bool:
+    """Return True if a request comes from a web page of another host that is not allowed. origin:
+    its Origin header (RFC 6454, 7); none or an empty one is of no page. host: its Host header."""
+    is_own = origin.partition("://")[2].lower() == host.lower() != ""
+    return bool(origin) and not is_own and not {origin, "*"} & set(allowed)
 
 
 def _is_local(name: str) -> bool:

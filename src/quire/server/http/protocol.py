@@ -4,12 +4,15 @@ and on slow clients, and a fast path for the bodies of streams."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server.http.websocket import WEBSOCKET, WebSocket, offered_key
@@ -24,6 +27,9 @@ STREAM_BODY = "quire.stream_body"
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 """A host and a port (RFC 9110, 7.2); both may be empty."""
 
+LINGER_S = 2.0
+"""Seconds without a byte after which a client whose last answer is sent has nothing more to say."""
+
 _ABSOLUTE = re.compile(rb"(?i:https?)://(?P<host>[^/?#]+)(?P<rest>.*)")
 
 _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
@@ -37,6 +43,22 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
         bounds = limits
 
     return LimitedProtocol
+
+
+class _OfRequest:
+    """The transport as a request sees it. is_closing, close: of the connection, in its place."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        is_closing: Callable[[], bool],
+        close: Callable[[], None],
+    ) -> None:
+        self.write = transport.write
+        self.is_closing = is_closing
+        self.close = close
 
 
 class StreamBody:
@@ -121,8 +143,12 @@ class _LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
+        self._num_waiting_bytes = 0  # of requests that wait for the answer to one before them
+        self._running: RequestResponseCycle | None = None  # the request that is being answered
         self._in_body = False
         self._is_deaf = False
+        self._is_lingering = False
+        self._num_unheard_bytes = 0  # since it is deaf
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
@@ -139,6 +165,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._cancel_timers()
         if self._socket is not None:
             self._socket.connection_lost()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -150,13 +180,14 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
+            self._num_unheard_bytes += len(data)
             return
         if self._socket is not None:
             self._socket.data_received(data)
             return
-        self._unset_keepalive_if_required()
         self._num_head_bytes += len(data)
         self._parse(data)
+        self._bound_waiting(len(data))
         # Only incomplete heads are refused here, complete ones at the gate. Bytes that frame and
         # follow the chunks of a body count as a head does.
         if self._num_head_bytes > self.bounds.max_header_bytes:
@@ -165,6 +196,17 @@ class _LimitedProtocol(HttpToolsProtocol):
                 "(max_header_bytes). Send less."
             )
             self._refuse(ErrorReply(431, message))
+
+    def _bound_waiting(self, num_bytes: int) -> None:
+        """Read on while few bytes wait, since only who reads hears that the client has left."""
+        if not self.pipeline:
+            self._num_waiting_bytes = 0
+            return
+        self._num_waiting_bytes += num_bytes
+        if self._num_waiting_bytes < HIGH_WATER_LIMIT:
+            self.flow.resume_reading()  # the base class pauses at every request that waits
+        else:
+            self.flow.pause_reading()
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -200,6 +242,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_body = False
+        self._unset_keepalive_if_required()  # only here: empty lines begin no request
         if self._head_timer is None:
             self._start_head_timer()
         super().on_message_begin()
@@ -224,6 +267,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.expect_100_continue = False  # RFC 9110, 10.1.1
         super().on_headers_complete()
         cycle = self.cycle
+        cycle.transport = cast("Any", _OfRequest(self.transport, self._is_closing, self._close))
         extensions: dict[str, object] = {STREAM_BODY: StreamBody(cycle)}
         if self._offered_key is not None:
             extensions[WEBSOCKET] = WebSocket(cycle, self._offered_key, self.bounds, self._accepted)
@@ -233,6 +277,10 @@ class _LimitedProtocol(HttpToolsProtocol):
             cycle.keep_alive = self.parser.should_keep_alive()
         if is_old or self.expect_100_continue:
             cast("Any", cycle).send = _CarefulSend(cycle)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _accepted(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -250,7 +298,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
-            # The last bytes of the body ended the wait for the next request.
+            # The wait for the next request begins.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -301,7 +349,12 @@ class _LimitedProtocol(HttpToolsProtocol):
     # --- answers --------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        if self._is_lingering:
+            self.server_state.total_requests += 1
+            return
         super().on_response_complete()
+        if self._in_body or self._head_timer is not None:
+            self._unset_keepalive_if_required()  # the next request has begun, or this goes on
         # A refused request may still send its body, which nobody reads, but for a limited time.
         if self._in_body and cast("Any", self.cycle).response_complete:
             self._rest_timer = self.loop.call_later(
@@ -311,15 +364,26 @@ class _LimitedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(
-                self.bounds.stalled_write_timeout_s, self.transport.abort
-            )
+            self._start_write_timer(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
         super().resume_writing()
+
+    def _start_write_timer(self, num_unsent: int) -> None:
+        """End the connection if the client takes none of these bytes meanwhile."""
+
+        def look() -> None:
+            num_left = self.transport.get_write_buffer_size()
+            if num_left < num_unsent:
+                self._start_write_timer(num_left)
+            else:
+                self._write_timer = None
+                self.transport.abort()
+
+        self._write_timer = self.loop.call_later(self.bounds.stalled_write_timeout_s, look)
 
     def _start_head_timer(self) -> None:
         def expire() -> None:
@@ -333,10 +397,18 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.bounds.header_timeout_s, expire)
 
     def _cancel_timers(self) -> None:
-        for timer in (self._head_timer, self._write_timer, self._rest_timer):
+        self._cancel_waits()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _cancel_waits(self) -> None:
+        """End all waits for what the client sends."""
+        self._unset_keepalive_if_required()
+        for timer in (self._head_timer, self._rest_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._write_timer = self._rest_timer = None
+        self._head_timer = self._rest_timer = None
 
     def _refuse(self, reply: ErrorReply) -> None:
         """Answer the request that is being read, after those before it, and read no further.
@@ -352,6 +424,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._answer_at_once(None if self._in_body else reply)
         elif self._in_body and not cycle.response_started:
             cycle.disconnected = True  # for the application, which waits for the rest of the body
+            cycle.message_event.set()
             self._answer_at_once(reply)
         else:
             cycle.keep_alive = False
@@ -368,7 +441,39 @@ class _LimitedProtocol(HttpToolsProtocol):
                 reply.body,
             ]
             self.transport.write(b"\r\n".join(lines))
-        self.transport.close()
+        self._close()
+
+    def _is_closing(self) -> bool:
+        return self._is_lingering or self.transport.is_closing()
+
+    def _close(self) -> None:
+        """Close the connection, but hear the client out first: closing with unread bytes resets it,
+        and the client would lose the answer (RFC 9112, 9.6)."""
+        if self._is_closing():
+            return
+        if not (self._in_body or self._is_deaf or self.flow.read_paused):
+            self.transport.close()
+            return
+        self._is_lingering = self._is_deaf = True
+        self._cancel_waits()
+        if self.transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client has left
+                self.transport.write_eof()
+        self.flow.resume_reading()
+        self._start_linger_timer(self.loop.time() + self.bounds.body_timeout_s)
+
+    def _start_linger_timer(self, end_s: float) -> None:
+        """Close the connection once nothing more comes, or at `end_s`."""
+        num_before = self._num_unheard_bytes
+
+        def look() -> None:
+            self._rest_timer = None
+            if self._num_unheard_bytes > num_before and self.loop.time() < end_s:
+                self._start_linger_timer(end_s)
+            else:
+                self.transport.close()
+
+        self._rest_timer = self.loop.call_later(LINGER_S, look)
 
 
 def _shown(value: bytes) -> str:

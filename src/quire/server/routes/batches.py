@@ -179,7 +179,8 @@ def _check(body: BatchRequest, max_label_chars: int) -> None:
 def _page(found: list[Kept], request: Request) -> dict[str, Any]:
     """Return one page of a list, after the id `after`, with at most `limit` items."""
     after, asked = request.query_params.get("after"), request.query_params.get("limit", "20")
-    if not asked.isdecimal() or not 1 <= int(asked[:9]) <= MAX_PAGE:
+    is_number = len(asked) <= len(str(MAX_PAGE)) and asked.isascii() and asked.isdecimal()
+    if not (is_number and 1 <= int(asked) <= MAX_PAGE):
         raise RefusedError(f"limit is {asked[:80]!r}. Send 1 to {MAX_PAGE}.", param="limit")
     if after is not None:
         ids = [each.id for each in found]

@@ -13,6 +13,7 @@ from starlette.responses import Response as HttpResponse
 from quire.server.generation.backend import Ready
 from quire.server.http.body import BodyDecoder, unknown_names
 from quire.server.http.events import while_connected
+from quire.server.http.gate import is_foreign_page
 from quire.server.http.openapi import body_of
 from quire.server.http.websocket import WEBSOCKET, WebSocket
 from quire.server.openai.answer import encode
@@ -80,9 +81,8 @@ def responses_router(services: Services) -> APIRouter:
             raise RefusedError(
                 "GET /v1/responses is for WebSockets (RFC 6455). Open one, or send POST."
             )
-        origin, allowed = request.headers.get("origin"), services.settings.allowed_origins
-        is_own = origin is None or _authority(origin) == request.headers.get("host", "").lower()
-        if origin is not None and not is_own and not {origin, "*"} & set(allowed):
+        origin, host = (request.headers.get(name, "") for name in ("origin", "host"))
+        if is_foreign_page(origin, host, services.settings.allowed_origins):
             raise RefusedError(
                 f"Web pages of {origin[:80]!r} may not open WebSockets. Start the server with "
                 "--allowed-origins to let them.",
@@ -270,11 +270,6 @@ def _before(
         return services.responses.conversation(body.previous_response_id, tenant)
     except RefusedError as error:
         raise RefusedError(str(error), status=error.status, param="previous_response_id") from error
-
-
-def _authority(origin: str) -> str | None:
-    """Return the host and port of an origin; None if it has none."""
-    return origin.partition("://")[2].lower() or None
 
 
 def _check_outputs(items: list[Fields]) -> None:
