@@ -316,7 +316,7 @@ def test_a_long_answer_gives_others_their_turn(
     params = SamplingParams(
         logprobs=NUM_TOP, prompt_logprobs=NUM_TOP if kind == "prompt" else None, max_tokens=None
     )
-    body = CompletionRequest(prompt=prompt, logprobs=NUM_TOP, prompt_logprobs=NUM_TOP)
+    body = CompletionRequest(prompt=prompt, logprobs=NUM_TOP)  # type: ignore[arg-type]
     served = job(tokenizer, output, [10**6])
     answer: ChatAnswer | CompletionAnswer | TokensAnswer
     if kind == "chat":

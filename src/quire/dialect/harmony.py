@@ -205,9 +205,10 @@ class _Types:
             options = [{**schema, "type": each} for each in names]
         if options:
             return " | ".join(dict.fromkeys(self._type(node(each), depth + 1) for each in options))
-        match kind:
+        name = kind if isinstance(kind, str) else ""
+        match name:
             case "string" | "number" | "boolean" | "null":
-                return str(kind)
+                return name
             case "integer":
                 return "number"
             case "array":
