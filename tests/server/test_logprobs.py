@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 from codecs import escape_decode
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,11 +28,13 @@ from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import Generation
 from quire.server.generation.waiting import Party, WaitingRoom
+from quire.server.openai.answer import ITEMS_PER_TURN
 from quire.server.openai.chat import ChatAnswer
 from quire.server.openai.completions import CompletionAnswer
 from quire.server.openai.job import Job
 from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.openai.sampling import completion_params
+from quire.server.openai.tokens import TokensAnswer
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
 from quire.server.readings.trace_recorder import TraceRecorder
@@ -289,6 +291,43 @@ def test_tokens_make_the_text(
         shown = [i for i in part if not (hides and tokenizer.is_special(token_ids[i]))]
         check_text(text, [names[i] for i in shown], [offsets[i] for i in shown], first)
     assert not echo or choice["text"].startswith(echoed)
+
+
+async def turns_of(writing: Coroutine[Any, Any, bytes]) -> int:
+    """Return how many turns others have while an answer is written."""
+    task = asyncio.create_task(writing)
+    num_turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    assert task.result()
+    return num_turns
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion", "tokens", "prompt"])
+def test_a_long_answer_gives_others_their_turn(
+    kind: str,
+    tokenizers_by_name: dict[str, Tokenizer],  # noqa: F811
+) -> None:
+    """Fault: the log-probabilities of a long answer hold up all other requests for seconds."""
+    tokenizer = tokenizers_by_name[next(iter(BUILDERS))]
+    long, short = [i % tokenizer.vocab_size for i in range(800)], [1]
+    prompt, output = (long, short) if kind == "prompt" else (short, long)
+    params = SamplingParams(
+        logprobs=NUM_TOP, prompt_logprobs=NUM_TOP if kind == "prompt" else None, max_tokens=None
+    )
+    body = CompletionRequest(prompt=prompt, logprobs=NUM_TOP)  # type: ignore[arg-type]
+    served = job(tokenizer, output, [10**6])
+    answer: ChatAnswer | CompletionAnswer | TokensAnswer
+    if kind == "chat":
+        chat = ChatRequest(messages=[{"role": "user", "content": tokenizer.decode([70, 71])}])
+        answer = ChatAnswer(served, chat, params)
+    elif kind == "tokens":
+        answer = TokensAnswer(served, body, params, prompt)
+    else:
+        body.prompt_logprobs = params.prompt_logprobs
+        answer = CompletionAnswer(served, body, params, [prompt])
+    assert asyncio.run(turns_of(answer.whole())) >= 800 // ITEMS_PER_TURN
 
 
 @pytest.mark.parametrize("name", BUILDERS)

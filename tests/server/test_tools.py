@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any, NamedTuple
 
 import httpx
@@ -10,6 +11,9 @@ import jsonschema
 import pytest
 
 from quire.engine.model_front import ModelFront
+from quire.protocol.request import EngineRequest
+from quire.server.generation import prompts
+from quire.server.generation.parsed import AnswerForm
 from tests.server.running import bundled_front
 from tests.server.scripted import Script, as_joined, hermes_front, joined, without_ids
 
@@ -100,6 +104,24 @@ def check_calls(calls: list[dict[str, Any]]) -> None:
         tool = next(t["function"] for t in TOOLS if t["function"]["name"] == call["name"])
         schema = tool.get("parameters", {"type": "object"})
         jsonschema.validate(json.loads(call["arguments"]), schema)
+
+
+@pytest.mark.parametrize("most", [10, 2048])
+def test_large_grammars_are_made_in_threads(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Fault: the schemas of one request hold up all others. Small ones are not worth a thread."""
+    names: list[str] = []
+    held = AnswerForm.held
+
+    def seen(form: AnswerForm, request: EngineRequest) -> EngineRequest:
+        names.append(threading.current_thread().name)
+        return held(form, request)
+
+    monkeypatch.setattr(AnswerForm, "held", seen)
+    monkeypatch.setattr(prompts, "SHORT_CHARS", most)
+    post(http, max_tokens=1)
+    assert [name == "render" for name in names] == [most == 10]
 
 
 # --- a random model ---------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from quire import LLM, PoolingParams
-from quire.server.openai.vectors import ITEMS_PER_TURN, EmbeddingData, encoded_by_turns
+from quire.server.openai.answer import ITEMS_PER_TURN, encoded_by_turns
+from quire.server.openai.vectors import EmbeddingData
 from tests import waiting
 from tests.server.in_memory import RealClient
 from tests.server.running import MODEL, RunningServer, bundled_front, running_server

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import unquote
 
 from quire.dialect.keyword_rules import keywords_rule
 from quire.dialect.rules import Rules, json_grammar, refuse
@@ -17,6 +18,7 @@ __all__ = ["arguments_rule"]
 
 _Node = tuple[Schema, str]
 _STRING = frozenset(("string",))
+_DEFINITIONS = ("$defs", "definitions")
 _UNLISTED = (
     "anyOf", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties",
     "propertyNames", "not", "if", "dependentRequired", "dependentSchemas",
@@ -68,6 +70,7 @@ class _Tagged:
         self._name = name
         self._where = where
         self._root = tool.root
+        self._without_strings = _WithoutStrings(tool.root)
 
     def rule(self) -> str:
         """Write all values, required and optional ones."""
@@ -105,30 +108,39 @@ class _Tagged:
         middle, middle_json = literal(syntax.middle), literal(syntax.middle_json or syntax.middle)
         types = types_of(schema, self._root)
         beside = types - _STRING
+        unbounded = _unbounded(schema)
         texts: list[str] = []
         for i, each in enumerate(_string_nodes(schema, self._root, path)):
-            texts += self._texts(*each, schema, beside, f"{name.upper()}_{i}")
+            texts += self._texts(*each, beside, unbounded, f"{name.upper()}_{i}")
         if texts and types == ALL_TYPES:
             return f"{before} {middle} ({' | '.join(texts)})"
         found = [f"{before} {middle} ({' | '.join(texts)})"] if texts else []
         if texts and not syntax.middle_json:
-            scalars = _unbounded(schema) & beside
+            scalars = unbounded & beside
             for each in sorted(scalars):
                 value = self._rules.up_to(f"A_{each.upper()}", syntax.close, [_SCALARS[each]])
                 found.append(f"{before} {middle} {value}")
             beside -= scalars
         if beside:
-            narrowed = {**node(_WithoutStrings(self._root).of(schema)), **_definitions(self._root)}
-            grammar = json_grammar(narrowed, is_strict=self._tool.is_strict)
+            narrowed = node(self._without_strings.of(schema))
+            alone = {**narrowed, **_definitions(narrowed, self._root)}
+            grammar = json_grammar(alone, is_strict=self._tool.is_strict)
             value = self._rules.grammar(name, grammar, f"{self._where} ({path})")
             found.append(f"{before} {middle_json} {value} {literal(syntax.close)}")
-        return " | ".join(found)
+        text = " | ".join(found)
+        self._rules.charge(len(text), self._where)
+        return text
 
     def _texts(
-        self, schema: Schema, path: str, whole: object, beside: frozenset[str], name: str
+        self,
+        schema: Schema,
+        path: str,
+        beside: frozenset[str],
+        unbounded: frozenset[str],
+        name: str,
     ) -> list[str]:
-        """Return alternatives for a text that one schema allows, up to its closing tag. whole: the
-        schema of the value, of which `schema` is a part. beside: other types that it may have."""
+        """Return alternatives for a text that one schema allows, up to its closing tag. beside:
+        other types that the value may have. unbounded: see `_unbounded`."""
         rules, close = self._rules, self._syntax.close
         values = [schema["const"]] if "const" in schema else listed(schema, "enum")
         if values:
@@ -136,7 +148,7 @@ class _Tagged:
             return [f"{rules.plain(text)} {rules.literal(close)}" for text in texts]
         bodies = self._bodies(schema, path)
         is_any = beside | _STRING == ALL_TYPES or bool(self._syntax.middle_json)
-        others = [] if is_any else _read_otherwise(beside, _unbounded(whole))
+        others = [] if is_any else _read_otherwise(beside, unbounded)
         if len(bodies) == 1 and not others:
             name = "VALUE"
         return [rules.up_to(name, close, bodies, others)]
@@ -254,5 +266,31 @@ class _WithoutStrings:
         return types_of(schema, self._root, self._known)
 
 
-def _definitions(root: Schema) -> dict[str, Any]:
-    return {key: root[key] for key in ("$defs", "definitions") if key in root}
+def _definitions(schema: Schema, root: Schema) -> dict[str, Any]:
+    """Return the definitions of `root` that a part of it refers to, directly or through others.
+    Where it refers to something by an anchor, that is all of them."""
+    found: dict[str, dict[str, Any]] = {}
+    waiting: list[object] = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += cast("list[object]", part)
+        if not isinstance(part, Mapping):
+            continue
+        keywords = cast("Schema", part)
+        waiting += keywords.values()
+        reference = keywords.get("$ref")
+        if not isinstance(reference, str) or reference == "#":
+            continue
+        match reference.split("/"):
+            case ["#", "$defs" | "definitions" as place, name, *_]:
+                name = unquote(name).replace("~1", "/").replace("~0", "~")
+                listed_there = node(root.get(place))
+                if name in listed_there and name not in found.setdefault(place, {}):
+                    found[place][name] = listed_there[name]
+                    waiting.append(listed_there[name])
+            case ["#", first, *_] if first not in _DEFINITIONS:
+                pass
+            case _:
+                return {key: root[key] for key in _DEFINITIONS if key in root}
+    return found

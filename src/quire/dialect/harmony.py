@@ -83,7 +83,7 @@ def _system(effort: str, date: str, *, has_tools: bool) -> str:
 def _developer(instructions: str, tools: Sequence[Tool]) -> str:
     sections = [f"# Instructions\n\n{instructions}"] if instructions else []
     if tools:
-        types = "\n\n".join(map(_function, tools))
+        types = "\n\n".join(map(_Types().function, tools))
         namespace = f"namespace functions {{\n\n{types}\n\n}} // namespace functions"
         sections.append(f"# Tools\n\n## functions\n\n{namespace}")
     return "\n\n".join(sections)
@@ -150,63 +150,88 @@ def _result(message: Message, names: Mapping[str, str], index: int) -> str:
     return _message(f"functions.{name} to=assistant<|channel|>commentary", _text(message))
 
 
-def _function(tool: Tool) -> str:
-    """Write one function as a type of TypeScript."""
-    lines = _comment(tool.description)
-    fields = _fields(tool.root, tool.root, 0)
-    given = f"_: {fields}" if tool.properties else ""
-    return "\n".join([*lines, f"type {tool.name} = ({given}) => any;"])
+class _Types:
+    """Writes functions as types of TypeScript, which have no references: what a schema refers to is
+    written out in its place. A small schema may so mean an endless text. What refers to itself is
+    `any` within itself, and so is every reference once `MAX_COST` is spent."""
+
+    MAX_COST = 100_000
+    """For the references of all tools: characters, and `PART_COST` for each part."""
+    PART_COST = 16
+    """Characters that take about as long as a part without any."""
+
+    def __init__(self) -> None:
+        self._root: Schema = {}
+        self._open = set[int]()  # identities of the targets that are being written
+        self._cost = 0
+
+    def function(self, tool: Tool) -> str:
+        """Write one function."""
+        self._root = tool.root
+        lines = _comment(tool.description)
+        given = f"_: {self._fields(tool.root, 0)}" if tool.properties else ""
+        return "\n".join([*lines, f"type {tool.name} = ({given}) => any;"])
+
+    def _fields(self, schema: Schema, depth: int) -> str:
+        """Write the type of an object, one line for each property behind its comment."""
+        lines: list[str] = []
+        required = listed(schema, "required")
+        for name, each in node(schema.get("properties")).items():
+            its = node(each)
+            lines += _comment(its.get("description"))
+            default = f" // default: {_plain(its['default'])}" if "default" in its else ""
+            mark = "" if name in required else "?"
+            lines.append(f"{name}{mark}: {self._type(its, depth + 1)},{default}")
+        return "\n".join(["{", *lines, "}"])
+
+    def _type(self, schema: Schema, depth: int) -> str:
+        """Write the type of a value."""
+        text = "any" if depth > _MAX_DEPTH else self._written(schema, depth)
+        if self._open:
+            self._cost += self.PART_COST + len(text)
+        return text
+
+    def _written(self, schema: Schema, depth: int) -> str:
+        target = resolved(schema.get("$ref"), self._root)
+        if target is not None:
+            return self._target(target, depth)
+        values = [schema["const"]] if "const" in schema else listed(schema, "enum")
+        if values:
+            return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
+        options = listed(schema, "anyOf") or listed(schema, "oneOf")
+        kind = schema.get("type")
+        if not options and isinstance(kind, list):
+            names = dict.fromkeys(each for each in listed(schema, "type") if isinstance(each, str))
+            options = [{**schema, "type": each} for each in names]
+        if options:
+            return " | ".join(dict.fromkeys(self._type(node(each), depth + 1) for each in options))
+        name = kind if isinstance(kind, str) else ""
+        match name:
+            case "string" | "number" | "boolean" | "null":
+                return name
+            case "integer":
+                return "number"
+            case "array":
+                item = self._type(node(schema.get("items")), depth + 1)
+                return f"({item})[]" if " | " in item else f"{item}[]"
+            case "object":
+                return self._fields(schema, depth) if schema.get("properties") else "object"
+            case _:
+                return "any"
+
+    def _target(self, target: object, depth: int) -> str:
+        """Write what a reference leads to."""
+        if id(target) in self._open or self._cost > self.MAX_COST:
+            return "any"
+        self._open.add(id(target))
+        text = self._type(node(target), depth + 1)
+        self._open.remove(id(target))
+        return text
 
 
 def _comment(text: object) -> list[str]:
     return [f"// {line}" for line in text.splitlines()] if isinstance(text, str) else []
 
 
-def _fields(schema: Schema, root: Schema, depth: int) -> str:
-    """Write the type of an object, one line for each property behind its comment."""
-    lines: list[str] = []
-    required = listed(schema, "required")
-    for name, each in node(schema.get("properties")).items():
-        its = node(each)
-        lines += _comment(its.get("description"))
-        default = f" // default: {_plain(its['default'])}" if "default" in its else ""
-        mark = "" if name in required else "?"
-        lines.append(f"{name}{mark}: {_type(its, root, depth + 1)},{default}")
-    return "\n".join(["{", *lines, "}"])
-
-
 def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _type(schema: Schema, root: Schema, depth: int) -> str:
-    """Write the type of a value."""
-    target = resolved(schema.get("$ref"), root)
-    if depth > _MAX_DEPTH:
-        return "any"
-    if target is not None:
-        return _type(node(target), root, depth + 1)
-    values = [schema["const"]] if "const" in schema else listed(schema, "enum")
-    if values:
-        return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
-    options = listed(schema, "anyOf") or listed(schema, "oneOf")
-    if options:
-        return " | ".join(dict.fromkeys(_type(node(each), root, depth + 1) for each in options))
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        kinds = [
-            _type({**schema, "type": each}, root, depth + 1) for each in listed(schema, "type")
-        ]
-        return " | ".join(kinds)
-    match kind:
-        case "string" | "number" | "boolean" | "null":
-            return str(kind)
-        case "integer":
-            return "number"
-        case "array":
-            item = _type(node(schema.get("items")), root, depth + 1)
-            return f"({item})[]" if " | " in item else f"{item}[]"
-        case "object":
-            return _fields(schema, root, depth) if schema.get("properties") else "object"
-        case _:
-            return "any"

@@ -14,6 +14,9 @@ from quire.protocol.grammar import GrammarKind, GrammarSpec
 
 __all__ = ["Rules", "json_grammar", "refuse", "regex"]
 
+MAX_SCHEMA_CHARS = 4 * 2**20
+"""Most characters that the schemas of one request may add to its grammar."""
+
 _SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$/&~#]")
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
@@ -44,6 +47,7 @@ class Rules:
         self.tokens = tokens
         self._lines: dict[str, None] = {}
         self._grammars: dict[str, dict[str, object]] = {}
+        self._num_chars = 0
 
     def spec(self, start: str) -> GrammarSpec:
         """The whole grammar, whose first rule is `start`."""
@@ -57,7 +61,9 @@ class Rules:
         self._lines[rule] = None
 
     def grammar(self, name: str, spec: GrammarSpec, where: str = "") -> str:
-        """Return a reference to a grammar. where: its name in an error."""
+        """Return a reference to a grammar. where: its name in an error. RequestError as in
+        `charge`."""
+        self.charge(len(spec.source), where)
         self._grammars[name] = {
             "kind": spec.kind.value,
             "source": spec.source,
@@ -66,6 +72,16 @@ class Rules:
             "where": where,
         }
         return f"@{name}"
+
+    def charge(self, num_chars: int, where: str) -> None:
+        """Count characters that schemas add to the grammar. Raises RequestError if they are too
+        many: small schemas may refer to large ones many times."""
+        self._num_chars += num_chars
+        if self._num_chars > MAX_SCHEMA_CHARS:
+            raise RequestError(
+                f"{where} makes the grammar of the answer longer than {MAX_SCHEMA_CHARS:,} "
+                "characters. Send fewer tools, or refer to fewer large definitions."
+            )
 
     def literal(self, text: str) -> str:
         """Return one text, with markers as tokens."""

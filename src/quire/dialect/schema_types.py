@@ -12,6 +12,8 @@ Schema = Mapping[str, Any]
 
 ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 _NULL = frozenset(("null",))
+_MAX_REFERENCE_CHARS = 1_000
+"""A reference may be looked up thousands of times."""
 
 
 def node(schema: object) -> Schema:
@@ -65,8 +67,11 @@ def types_of(
 
 
 def resolved(reference: object, root: Schema) -> object:
-    """Return the target of a JSON pointer within the schema; None if there is none."""
+    """Return the target of a JSON pointer within the schema; None if there is none, or the pointer
+    is too long."""
     if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    if len(reference) > _MAX_REFERENCE_CHARS:
         return None
     place: Any = root
     for part in filter(None, unquote(reference[1:]).split("/")):

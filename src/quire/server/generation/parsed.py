@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from quire.dialect import (
     AnswerParser,
     Dialect,
@@ -60,6 +62,11 @@ class AnswerForm:
         """Return the tools in words, if the template has no place for them; otherwise an empty
         text."""
         return tools_prompt(self.tools, self.choice) if self.dialect.describes_tools else ""
+
+    @property
+    def num_chars(self) -> int:
+        """Return the number of characters that `held` has to read."""
+        return sum(len(msgspec.json.encode(tool.parameters)) for tool in self.tools)
 
     def held(self, request: EngineRequest) -> EngineRequest:
         """Add the grammar of the answers, and the tokens that end them. Raises RefusedError if

@@ -89,7 +89,8 @@ class RenderPool:
         limit = f"{self._timeout_s:g} s (render_timeout_s)"
         if job.has_started:
             return RefusedError(
-                f"The chat template and the tokenizer took more than {limit}. Shorten the prompt."
+                f"The chat template, the tokenizer or the tools took more than {limit}. Shorten "
+                "the prompt, or send fewer tools."
             )
         return RefusedError(
             f"The prompt waited {limit} to be tokenized. Try again later.",

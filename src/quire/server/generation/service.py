@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -25,7 +26,7 @@ from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRende
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.follow import Outlet, follow
 from quire.server.generation.parsed import AnswerForm, PartsReader
-from quire.server.generation.prompts import check_context
+from quire.server.generation.prompts import PromptRenderer, check_context
 from quire.server.generation.waiting import Party, Place, WaitingRoom
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
@@ -342,11 +343,14 @@ class GenerationService:
         metrics: ServerMetrics,
         waiting: WaitingRoom,
         recorder: TraceRecorder,
+        prompts: PromptRenderer,
     ) -> None:
+        """prompts: makes large grammars in its threads."""
         self._limits = limits
         self._metrics = metrics
         self._waiting = waiting
         self._recorder = recorder
+        self._prompts = prompts
         self._requests: tuple[ServedModel, RequestRenderer] | None = None
 
     @asynccontextmanager
@@ -443,7 +447,7 @@ class GenerationService:
         request = replace(request, salt=salt, scheduling=scheduling)
         if form is not None:
             form = form.at_end_of(prompt)
-            request = form.held(request)
+            request = await self._prompts.run(partial(form.held, request), form.num_chars)
         async with await client.add(request) as stream:
             if timeline.queued_s is None:
                 timeline.queued_s = timeline.now()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -24,12 +24,17 @@ __all__ = [
     "WholeSample",
     "collect",
     "encode",
+    "encoded_by_turns",
     "run_all",
     "wants_usage",
 ]
 
 encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 """Encode as JSON, in UTF-8."""
+
+ITEMS_PER_TURN = 16
+
+Items = TypeVar("Items")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +223,18 @@ async def run_all(works: Sequence[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(work)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+
+
+async def encoded_by_turns(items: Iterable[Items]) -> list[Items]:
+    """Return items as JSON for their places. They are made and encoded a few at a time: 2,048 long
+    vectors, or the log-probabilities of long answers, take seconds, in which other requests need
+    their turn."""
+    found: list[msgspec.Raw] = []
+    for item in items:
+        found.append(msgspec.Raw(encode(item)))
+        if len(found) % ITEMS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return cast("list[Items]", found)
 
 
 def wants_usage(body: GenerationRequest, *, always: bool) -> tuple[bool, bool]:

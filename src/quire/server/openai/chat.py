@@ -86,12 +86,12 @@ class ChatAnswer:
                 head.kind,
                 head.created,
                 head.model,
-                [self._choice(index, sample, generation) for index, sample in enumerate(samples)],
+                [await self._choice(i, sample, generation) for i, sample in enumerate(samples)],
                 usage_of([generation]),
             )
             if self.params.prompt_logprobs is not None:
                 writer = self.job.logprobs(self.params.prompt_logprobs, body, generation)
-                answer.prompt_logprobs = writer.prompt(generation.prompt_logprobs)
+                answer.prompt_logprobs = await writer.prompt_by_turns(generation.prompt_logprobs)
             if body.return_token_ids:
                 answer.prompt_token_ids = generation.prompt.token_ids
         if body.return_timeline:
@@ -158,10 +158,11 @@ class ChatAnswer:
     def _writer(self, generation: Generation) -> LogprobsWriter:
         return self.job.logprobs(self.params.logprobs or 0, self.body, generation)
 
-    def _choice(self, index: int, sample: WholeSample, generation: Generation) -> ChatChoice:
+    async def _choice(self, index: int, sample: WholeSample, generation: Generation) -> ChatChoice:
         logprobs = None
         if self.params.logprobs is not None:
-            logprobs = ChatLogprobs(list(self._writer(generation).chat(sample.logprobs)))
+            writer = self._writer(generation)
+            logprobs = ChatLogprobs(await writer.chat_by_turns(sample.logprobs))
         message, reason = ChatMessage(sample.text), sample.finish_reason
         if self.form is not None:
             message = message_of(sample.parts, shows_reasoning=self._shows_reasoning)

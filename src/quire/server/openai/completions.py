@@ -87,7 +87,7 @@ class CompletionAnswer:
                 echo = await self._echo_of(generation)
                 samples = await collect(generation)
                 for index, sample in enumerate(samples, start=number * self.params.n):
-                    choices[index] = self._choice(index, sample, echo)
+                    choices[index] = await self._choice(index, sample, echo)
 
         await run_all([answer(number, prompt) for number, prompt in enumerate(self.prompts)])
         found = TextCompletion(
@@ -214,19 +214,22 @@ class CompletionAnswer:
     def _head(self) -> AnswerHead:
         return self.job.head("cmpl-", "text_completion")
 
-    def _choice(self, index: int, sample: WholeSample, echo: _Echo) -> TextChoice:
+    async def _choice(self, index: int, sample: WholeSample, echo: _Echo) -> TextChoice:
         sample, generation = self._shown_sample(sample), echo.generation
-        text, logprobs = echo.text + sample.text, self._new_logprobs(echo)
+        text, writer = echo.text + sample.text, self._new_logprobs(echo)
+        logprobs = None
+        if writer is not None:
+            logprobs = await writer.whole(sample.token_ids, sample.logprobs, text_end=len(text))
         choice = TextChoice(
             index,
             text,
-            logprobs and logprobs.take(sample.token_ids, sample.logprobs, text_end=len(text)),
+            logprobs,
             sample.finish_reason,
             sample.stop_reason,
         )
         if self.body.prompt_logprobs is not None:
-            writer = self.job.logprobs(self.body.prompt_logprobs, self.body, generation)
-            choice.prompt_logprobs = writer.prompt(generation.prompt_logprobs)
+            of_prompt = self.job.logprobs(self.body.prompt_logprobs, self.body, generation)
+            choice.prompt_logprobs = await of_prompt.prompt_by_turns(generation.prompt_logprobs)
         if self.body.return_token_ids:
             choice.token_ids = sample.token_ids
             choice.prompt_token_ids = generation.prompt.token_ids
@@ -261,18 +264,22 @@ class _ChoiceLogprobs:
         text_end = None if delta.finish_reason is None else self._num_chars
         if not (is_first or delta.token_ids or text_end is not None):
             return b"null", False
-        found = self.take(delta.token_ids, delta.logprobs, text_end=text_end)
-        return encode(found), True
+        found = self._next(delta.token_ids, delta.logprobs, text_end)
+        return encode(self._writer.completion(*found)), True
 
-    def take(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprobs],
-        *,
-        text_end: int | None = None,
+    async def whole(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, text_end: int
     ) -> CompletionLogprobs:
-        """Return the log-probabilities of the next tokens. text_end: length of the text, if known;
-        a stop string may have cut some off. Errors as in `LogprobsWriter.completion`."""
+        """Return those of all tokens. text_end: length of the text. Errors as in
+        `LogprobsWriter.completion`."""
+        found = self._next(token_ids, logprobs, text_end)
+        return await self._writer.completion_by_turns(*found)
+
+    def _next(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text_end: int | None
+    ) -> tuple[Sequence[int], list[TokenLogprobs | None], list[int]]:
+        """Return the next tokens, their log-probabilities and offsets. text_end: length of the
+        text, if known; a stop string may have cut some off."""
         offsets = self._offsets_of(token_ids)
         entries: list[TokenLogprobs | None] = [*logprobs]
         if self._num_prompt:
@@ -283,7 +290,7 @@ class _ChoiceLogprobs:
             offsets = [*self._echo.offsets, *offsets]
         if text_end is not None:
             offsets = [min(offset, text_end) for offset in offsets]
-        return self._writer.completion(token_ids, entries, offsets)
+        return token_ids, entries, offsets
 
     def _offsets_of(self, token_ids: Sequence[int]) -> list[int]:
         if self._offsets is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from quire.protocol.step import TokenLogprobs
 from quire.rendering import Tokenizer
+from quire.server.openai.answer import encoded_by_turns
 from quire.server.requests.errors import RefusedError
 
 __all__ = ["CompletionLogprobs", "LogprobsBudget", "LogprobsWriter"]
@@ -93,9 +94,16 @@ class LogprobsWriter:
     def chat(self, entries: Sequence[TokenLogprobs]) -> list[_ChatLogprob]:
         """Return items of `logprobs.content`. Raises RefusedError if there would be too many."""
         self._charge(len(entries))
-        found: list[_ChatLogprob] = []
+        return list(self._chat(entries))
+
+    async def chat_by_turns(self, entries: Sequence[TokenLogprobs]) -> list[_ChatLogprob]:
+        """Return the same as `chat`, as JSON for its place. See `encoded_by_turns`."""
+        self._charge(len(entries))
+        return await encoded_by_turns(self._chat(entries))
+
+    def _chat(self, entries: Sequence[TokenLogprobs]) -> Iterator[_ChatLogprob]:
         for entry in entries:
-            item = _ChatLogprob(
+            yield _ChatLogprob(
                 self._name(entry.token_id),
                 max(entry.logprob, FLOOR),
                 list(self._bytes(entry.token_id)),
@@ -104,9 +112,7 @@ class LogprobsWriter:
                     for token, logprob in self._top(entry)
                 ],
             )
-            found.append(item)
             self._pass(entry.token_id)
-        return found
 
     def completion(
         self,
@@ -115,22 +121,50 @@ class LogprobsWriter:
         offsets: Sequence[int],
     ) -> CompletionLogprobs:
         """Return `logprobs` of the next tokens of one choice. Errors as in `chat`."""
+        found = self._completion(entries, offsets)
+        found.top_logprobs += self._fill(found, token_ids, entries)
+        return found
+
+    async def completion_by_turns(
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprobs | None],
+        offsets: Sequence[int],
+    ) -> CompletionLogprobs:
+        """Return the same as `completion`, for its place in JSON. See `encoded_by_turns`."""
+        found = self._completion(entries, offsets)
+        found.top_logprobs += await encoded_by_turns(self._fill(found, token_ids, entries))
+        return found
+
+    def _completion(
+        self, entries: Sequence[TokenLogprobs | None], offsets: Sequence[int]
+    ) -> CompletionLogprobs:
         self._charge(len(entries))
-        found = CompletionLogprobs([], [], [], list(offsets))
+        return CompletionLogprobs([], [], [], list(offsets))
+
+    def _fill(
+        self,
+        found: CompletionLogprobs,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprobs | None],
+    ) -> Iterator[dict[str, float] | None]:
+        """Add all tokens to `found`, and yield what belongs to its `top_logprobs`."""
         for token, entry in zip(token_ids, entries, strict=True):
             name = self._name(token)
             found.tokens.append(name)
             found.token_logprobs.append(None if entry is None else max(entry.logprob, FLOOR))
-            found.top_logprobs.append(None if entry is None else self._by_name(entry, name))
+            yield None if entry is None else self._by_name(entry, name)
             self._pass(token)
-        return found
 
-    def prompt(
+    async def prompt_by_turns(
         self, entries: Sequence[TokenLogprobs | None]
     ) -> list[dict[str, dict[str, object]] | None]:
-        """Return the field `prompt_logprobs`: by token id, in vLLM's form."""
+        """Return the field `prompt_logprobs`: by token id, in vLLM's form, as JSON for its place.
+        See `encoded_by_turns`. Errors as in `chat`."""
         self._charge(len(entries))
-        return [None if entry is None else self._by_id(entry) for entry in entries]
+        return await encoded_by_turns(
+            None if entry is None else self._by_id(entry) for entry in entries
+        )
 
     def _by_name(self, entry: TokenLogprobs, own_name: str) -> dict[str, float]:
         found: dict[str, float] = {}

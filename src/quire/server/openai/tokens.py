@@ -81,7 +81,9 @@ class TokensAnswer:
                 TokensChoice(
                     index,
                     sample.token_ids,
-                    {"content": writers[index].chat(sample.logprobs)} if writers else None,
+                    {"content": await writers[index].chat_by_turns(sample.logprobs)}
+                    if writers
+                    else None,
                     sample.finish_reason,
                     sample.stop_reason,
                 )
@@ -90,7 +92,7 @@ class TokensAnswer:
             found = GeneratedTokens(self._id, choices, usage_of([generation]))
             if self.params.prompt_logprobs is not None:
                 writer = self.job.logprobs(self.params.prompt_logprobs, self.body, generation)
-                found.prompt_logprobs = writer.prompt(generation.prompt_logprobs)
+                found.prompt_logprobs = await writer.prompt_by_turns(generation.prompt_logprobs)
         return encode(found)
 
     async def stream(self, sink: EventSink) -> bytes:

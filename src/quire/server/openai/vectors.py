@@ -6,7 +6,7 @@ import asyncio
 import base64
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -23,22 +23,20 @@ from quire.server.generation.backend import Ready
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.vectors import PooledPrompt, VectorService
 from quire.server.generation.waiting import Party
-from quire.server.openai.answer import encode, run_all
+from quire.server.openai.answer import encoded_by_turns, run_all
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import string_of
 
 __all__ = [
     "ClassList", "EmbeddingList", "PoolingList", "RerankResults", "ScoreList", "VectorJob",
-    "class_list", "document_texts", "embedding_list", "encoded_by_turns", "input_list",
-    "pooling_list", "rerank_results", "score_list",
+    "class_list", "document_texts", "embedding_list", "input_list", "pooling_list",
+    "rerank_results", "score_list",
 ]  # fmt: skip
 
 MAX_TOGETHER = 64
 """Prompts of one request that are in the engine at a time, so that other requests get their
 turn."""
-
-ITEMS_PER_TURN = 16
 
 Items = TypeVar("Items")
 
@@ -216,17 +214,6 @@ def input_list(given: str | list[str | int | list[int]], most: int) -> list[str 
             param="input",
         )
     return _bounded(prompts, most, "input")
-
-
-async def encoded_by_turns(items: Iterable[Items]) -> list[Items]:
-    """Return items as JSON for their places. They are made and encoded a few at a time: 2,048 long
-    vectors take seconds, in which other requests need their turn."""
-    found: list[msgspec.Raw] = []
-    for item in items:
-        found.append(msgspec.Raw(encode(item)))
-        if len(found) % ITEMS_PER_TURN == 0:
-            await asyncio.sleep(0)
-    return cast("list[Items]", found)
 
 
 async def embedding_list(

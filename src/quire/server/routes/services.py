@@ -90,7 +90,9 @@ class Services:
             if folder is None
             else BatchStore(Path(folder), limits, tenants=ApiKeys(settings.api_key).names)
         )
-        self._generations = GenerationService(limits, self.metrics, self.waiting, self._recorder)
+        self._generations = GenerationService(
+            limits, self.metrics, self.waiting, self._recorder, self.prompts
+        )
 
     def ready(self) -> Ready:
         """Return the engine. Raises RefusedError 503 while it takes no requests, or too many wait
