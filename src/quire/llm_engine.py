@@ -217,17 +217,29 @@ class LLMEngine:
         if client.report.is_paused and client.waits_for_input:
             raise EngineError("the engine is paused or sleeps: call resume() or wake_up() first")
         with self.sole_use():
-            update = self.assembler.process(client.step())
-            if update.aborts:
-                client.abort(update.aborts)
-            ended = [i for i, output in update.requests.items() if output.finished]
-            self._drop_media([*ended, *update.pooled])
-            return update.requests.keys() | update.pooled.keys()
+            return self._take_step()
+
+    def _take_step(self) -> Collection[str]:
+        client = self.engine.client
+        update = self.assembler.process(client.step())
+        if update.aborts:
+            client.abort(update.aborts)
+        ended = [i for i, output in update.requests.items() if output.finished]
+        self._drop_media([*ended, *update.pooled])
+        return update.requests.keys() | update.pooled.keys()
 
     def control(self, op: ControlOp) -> Report:
-        """Carry out an operation between steps."""
+        """Carry out an operation between steps. One that waits for requests runs their steps, with
+        stop strings and all."""
+        client = self.engine.client
         with self.sole_use():
-            return self.engine.client.control(op)
+            try:
+                while not client.is_ready_for(op):
+                    self._take_step()
+            except BaseException:
+                client.stop_waiting()
+                raise
+            return client.control(op)
 
     def abort(self, handles: range) -> None:
         """Leave nothing of these sequences behind: after Ctrl-C, an error, a stream cut short."""

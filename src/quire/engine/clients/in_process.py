@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -36,8 +35,18 @@ class EngineClient(Protocol):
         """End sequences; unknown or finished ones are ignored."""
         ...
 
+    def is_ready_for(self, op: ControlOp) -> bool:
+        """Return whether `control` may follow: not while a pause waits for requests to end. Until
+        it may, no new request is admitted, and steps go on."""
+        ...
+
+    def stop_waiting(self) -> None:
+        """The operation that `is_ready_for` was asked about never follows."""
+        ...
+
     def control(self, op: ControlOp) -> Report:
-        """Carry out an operation between steps. Raises what the operation says of itself."""
+        """Carry out an operation between steps, when `is_ready_for` it. Raises what the operation
+        says of itself."""
         ...
 
     @property
@@ -69,7 +78,6 @@ class InProcessClient:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._held: deque[EngineOutput] = deque()  # of steps while an operation waited
 
     def add(self, request: EngineRequest) -> None:
         self._core.add(request)
@@ -83,13 +91,13 @@ class InProcessClient:
     def abort(self, handles: Sequence[int]) -> None:
         self._core.abort(list(handles))
 
+    def is_ready_for(self, op: ControlOp) -> bool:
+        return self._core.is_ready_for(op)
+
+    def stop_waiting(self) -> None:
+        self._core.stop_waiting()
+
     def control(self, op: ControlOp) -> Report:
-        try:
-            while not self._core.is_ready_for(op):
-                self._held.append(self._core.step(time.monotonic()))
-        except BaseException:
-            self._core.stop_waiting()
-            raise
         return self._core.control(op, time.monotonic())
 
     @property
@@ -98,14 +106,14 @@ class InProcessClient:
 
     @property
     def waits_for_input(self) -> bool:
-        return self._core.waits_for_input and not self._held
+        return self._core.waits_for_input
 
     def step(self) -> EngineOutput:
-        return self._held.popleft() if self._held else self._core.step(time.monotonic())
+        return self._core.step(time.monotonic())
 
     @property
     def has_unfinished(self) -> bool:
-        return self._core.has_unfinished or bool(self._held)
+        return self._core.has_unfinished
 
     def stats(self) -> SchedulerStats:
         return self._core.stats()
