@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.engine.core.engine_core import EngineCore
+from quire.platform.interrupts import held
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
@@ -74,22 +75,29 @@ class EngineClient(Protocol):
 
 
 class InProcessClient:
-    """The core in the caller's process and thread; steps run when the caller asks for output."""
+    """The core in the caller's process and thread; steps run when the caller asks for output.
+
+    Ctrl-C waits for the end of each call, but for the wait for a step.
+    """
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
 
     def add(self, request: EngineRequest) -> None:
-        self._core.add(request)
+        with held():
+            self._core.add(request)
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
-        return self._core.put_media(handle, data)
+        with held():
+            return self._core.put_media(handle, data)
 
     def drop_media(self, handles: Sequence[int]) -> None:
-        self._core.drop_media(handles)
+        with held():
+            self._core.drop_media(handles)
 
     def abort(self, handles: Sequence[int]) -> None:
-        self._core.abort(list(handles))
+        with held():
+            self._core.abort(list(handles))
 
     def is_ready_for(self, op: ControlOp) -> bool:
         return self._core.is_ready_for(op)
@@ -98,7 +106,8 @@ class InProcessClient:
         self._core.stop_waiting()
 
     def control(self, op: ControlOp) -> Report:
-        return self._core.control(op, time.monotonic())
+        with held():
+            return self._core.control(op, time.monotonic())
 
     @property
     def report(self) -> Report:
@@ -109,7 +118,8 @@ class InProcessClient:
         return self._core.waits_for_input
 
     def step(self) -> EngineOutput:
-        return self._core.step(time.monotonic())
+        with held():
+            return self._core.step(time.monotonic())
 
     @property
     def has_unfinished(self) -> bool:
