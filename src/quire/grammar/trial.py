@@ -48,7 +48,7 @@ NUM_STEPS = 8
 END_SECONDS = 10.0
 """For the end of a child whose pipe has closed."""
 GRAMMAR_DEATHS = frozenset({-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV})
-"""How a child ends that a grammar kills: by its processor time, its memory, its stack. Any other
+"""Statuses of a child that a grammar kills: by its processor time, its memory, its stack. Any other
 death, SIGKILL of a machine without memory among them, says nothing of the grammar."""
 
 _LENGTH = struct.Struct("<I")
@@ -148,7 +148,7 @@ class GrammarTrial:
 
 
 def _why(child: subprocess.Popen[bytes], error: OSError | EOFError) -> str:
-    """What befell a child that is dead by now."""
+    """Words for what befell a child that is dead by now."""
     if isinstance(error, TimeoutError):
         return f"not within {WALL_SECONDS:.0f} s: the machine is busy"
     return f"its process ended with status {child.returncode}"
