@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -437,6 +437,72 @@ def test_an_async_engine() -> None:
             await anext(llm.generate("hello"))
 
     asyncio.run(after())
+
+
+def test_streams_go_on_while_an_async_engine_waits_to_pause() -> None:
+    """Turns red when they stand still until all have ended, or an abort then does nothing. There
+    are more tokens to come than the test has time for."""
+    params = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
+
+    async def use(llm: AsyncLLM) -> None:
+        for begin, resume in (
+            (llm.pause_generation, llm.resume_generation),
+            (llm.sleep, llm.wake_up),
+        ):
+            stream = llm.generate("hello", params, "long")
+            await anext(stream)
+            pause = asyncio.ensure_future(begin(mode="wait"))
+            for _ in range(3):
+                await anext(stream)
+            late = asyncio.ensure_future(read(llm.generate("hello", params.clone(max_tokens=2))))
+            await anext(stream)
+            assert not pause.done() and not late.done()
+            await llm.abort("long")
+            assert (await read(stream))[-1].outputs[0].finish_reason == "abort"
+            await pause
+            assert await llm.is_paused()
+            await resume()
+            assert len((await late)[-1].outputs[0].token_ids) == 2
+        assert llm.engine.client.stats().steps_total < 300
+
+    async def read(stream: AsyncIterator[Any]) -> list[Any]:
+        return [output async for output in stream]
+
+    with AsyncLLM(**MODEL) as llm:
+        asyncio.run(use(llm))
+
+
+def test_who_stops_waiting_for_an_async_pause_goes_on() -> None:
+    """Turns red when admission stays closed, or the pause comes after all."""
+    params = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+
+    async def use(llm: AsyncLLM) -> None:
+        stream = llm.generate("hello", params, "long")
+        await anext(stream)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(llm.pause_generation(mode="wait"), 0.01)
+        async for _ in llm.generate("hello", params.clone(max_tokens=2)):
+            pass
+        assert not await llm.is_paused()
+        await llm.abort("long")
+
+    with AsyncLLM(**MODEL) as llm:
+        asyncio.run(use(llm))
+
+
+def test_who_waits_for_a_pause_hears_of_the_end() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
+        stream = llm.generate("hello", params, "long")
+        await anext(stream)
+        pause = asyncio.ensure_future(llm.pause_generation(mode="wait"))
+        await anext(stream)
+        llm.shutdown()
+        with pytest.raises(quire.EngineError, match="was shut down"):
+            await pause
+
+    with AsyncLLM(**MODEL) as llm:
+        asyncio.run(use(llm))
 
 
 def test_an_async_engine_that_dies_tells_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:

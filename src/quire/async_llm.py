@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -55,6 +55,15 @@ __all__ = ["AsyncLLM"]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Work of the thread, to be done once `is_ready`. future: gets what it returns or raises."""
+
+    do: Callable[[EngineClient], Any]
+    is_ready: Callable[[EngineClient], bool]
+    future: Future[Any]
+
+
 class _EngineThread:
     """The thread that computes. Whatever is done to the engine is done there, between steps."""
 
@@ -68,22 +77,27 @@ class _EngineThread:
         self._client = client
         self._on_output = on_output
         self._on_death = on_death
-        self._work: queue.SimpleQueue[tuple[Callable[[EngineClient], Any], Future[Any]] | None]
-        self._work = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._waiting: list[_Work] = []  # taken before it was ready
         self._lock = threading.Lock()  # of taking work, against the end
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
         atexit.register(self.stop)  # a step must not meet an interpreter that is gone
 
-    def do(self, work: Callable[[EngineClient], T]) -> Future[T]:
-        """Have the thread do it; its result, or what it raised."""
+    def do(
+        self,
+        work: Callable[[EngineClient], T],
+        is_ready: Callable[[EngineClient], bool] = lambda _: True,
+    ) -> Future[T]:
+        """Have the thread do it; its result, or what it raised. is_ready: asked between steps,
+        which go on until then, as other work does."""
         future: Future[T] = Future()
         with self._lock:
             if self._is_over:
                 future.set_exception(_over())
             else:
-                self._work.put((work, future))
+                self._work.put(_Work(work, is_ready, future))
         return future
 
     def stop(self) -> None:
@@ -109,6 +123,7 @@ class _EngineThread:
     def _do_work(self, client: EngineClient) -> bool:
         """Do what waits; where nothing is to be computed, wait for more. False at the end."""
         while True:
+            self._do_waiting(client)
             is_idle = not client.has_unfinished or client.waits_for_input
             try:
                 item = self._work.get(block=is_idle)
@@ -116,21 +131,41 @@ class _EngineThread:
                 return True
             if item is None:
                 return False
-            work, future = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(work(client))
-            except BaseException as error:  # noqa: BLE001  whoever waits gets it
-                future.set_exception(error)
+            if not self._try(client, item):
+                self._waiting.append(item)
+
+    def _do_waiting(self, client: EngineClient) -> None:
+        """Do what has become ready, in order; forget what nobody wants any more."""
+        if not self._waiting:
+            return
+        wanted = [item for item in self._waiting if not item.future.cancelled()]
+        if len(wanted) < len(self._waiting):
+            client.stop_waiting()
+        self._waiting = wanted
+        self._waiting = [item for item in wanted if not self._try(client, item)]
+
+    def _try(self, client: EngineClient, item: _Work) -> bool:
+        """Do it if it is ready, and say whether it was."""
+        if not item.is_ready(client):
+            return False
+        if not item.future.set_running_or_notify_cancel():
+            client.stop_waiting()
+            return True
+        try:
+            item.future.set_result(item.do(client))
+        except BaseException as error:  # noqa: BLE001  whoever waits gets it
+            item.future.set_exception(error)
+        return True
 
     def _end(self) -> None:
         with self._lock:
             self._is_over = True
+        left, self._waiting = list[_Work | None](self._waiting), []
         while not self._work.empty():
-            item = self._work.get()
-            if item is not None and item[1].set_running_or_notify_cancel():
-                item[1].set_exception(_over())
+            left.append(self._work.get())
+        for item in left:
+            if item is not None and item.future.set_running_or_notify_cancel():
+                item.future.set_exception(_over())
 
 
 def _over() -> EngineUnavailableError:
@@ -411,7 +446,10 @@ class AsyncLLM:
 
     async def _control(self, op: ControlOp) -> Report:
         self._check_alive()
-        return await asyncio.wrap_future(self._thread.do(lambda client: client.control(op)))
+        done = self._thread.do(
+            lambda client: client.control(op), lambda client: client.is_ready_for(op)
+        )
+        return await asyncio.wrap_future(done)
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Sleep as `LLM.sleep` does."""
@@ -426,7 +464,8 @@ class AsyncLLM:
         return self.engine.client.report.sleep_level > 0
 
     async def pause_generation(self, *, mode: PauseMode = "abort", **others: Any) -> None:
-        """Pause as `LLM.pause` does."""
+        """Pause as `LLM.pause` does. With "wait" streams give outputs meanwhile, `abort` ends them,
+        and whoever stops waiting leaves the engine as it was."""
         check_foreign(RequestError, "pause_generation", CALL_ARGUMENTS, others)
         await self._control(Pause(mode))
 

@@ -16,6 +16,7 @@ from quire.engine_args import EngineArgs
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
+from quire.platform.interrupts import held
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
@@ -92,9 +93,10 @@ class LLMEngine:
         rendered = self.engine.renderer.render_prompt(prompt)
         first = self._next_handle
         scheduling = SchedulingParams(priority=priority)
-        output = self.add(rendered, params, scheduling, request_id=request_id)
-        handles = range(first, self._next_handle)
-        self._readers[request_id] = (output, OutputReader(output, params.output_kind), handles)
+        with held():
+            output = self.add(rendered, params, scheduling, request_id=request_id)
+            handles = range(first, self._next_handle)
+            self._readers[request_id] = (output, OutputReader(output, params.output_kind), handles)
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -130,6 +132,7 @@ class LLMEngine:
 
     # --- what it is made of ---------------------------------------------------------------------
 
+    @held()
     def add(
         self,
         prompt: RenderedPrompt,
@@ -158,6 +161,7 @@ class LLMEngine:
             raise
         return output
 
+    @held()
     def add_pooled(
         self, prompt: RenderedPrompt, params: PoolingParams, scheduling: SchedulingParams
     ) -> PoolingRequestOutput:
@@ -216,19 +220,32 @@ class LLMEngine:
         client = self.engine.client
         if client.report.is_paused and client.waits_for_input:
             raise EngineError("the engine is paused or sleeps: call resume() or wake_up() first")
-        with self.sole_use():
-            update = self.assembler.process(client.step())
-            if update.aborts:
-                client.abort(update.aborts)
-            ended = [i for i, output in update.requests.items() if output.finished]
-            self._drop_media([*ended, *update.pooled])
-            return update.requests.keys() | update.pooled.keys()
+        with held(), self.sole_use():
+            return self._take_step()
+
+    def _take_step(self) -> Collection[str]:
+        client = self.engine.client
+        update = self.assembler.process(client.step())
+        if update.aborts:
+            client.abort(update.aborts)
+        ended = [i for i, output in update.requests.items() if output.finished]
+        self._drop_media([*ended, *update.pooled])
+        return update.requests.keys() | update.pooled.keys()
 
     def control(self, op: ControlOp) -> Report:
-        """Carry out an operation between steps."""
-        with self.sole_use():
-            return self.engine.client.control(op)
+        """Carry out an operation between steps. One that waits for requests runs their steps, with
+        stop strings and all."""
+        client = self.engine.client
+        with held(), self.sole_use():
+            try:
+                while not client.is_ready_for(op):
+                    self._take_step()
+            except BaseException:
+                client.stop_waiting()
+                raise
+            return client.control(op)
 
+    @held()
     def abort(self, handles: range) -> None:
         """Leave nothing of these sequences behind: after Ctrl-C, an error, a stream cut short."""
         live = [handle for handle in self.assembler.handles() if handle in handles]
@@ -236,11 +253,11 @@ class LLMEngine:
         if live:
             self.assembler.drop(live)
             client.abort(live)
+        self._drop_media([i for i, handle in self._media.items() if handle in handles])
         while client.has_unfinished and not self.assembler.has_unfinished:
             if client.waits_for_input:
                 break
             client.step()
-        self._drop_media([i for i, handle in self._media.items() if handle in handles])
 
     @contextmanager
     def sole_use(self) -> Iterator[None]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from concurrent.futures import Future
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from quire.platform.interrupts import held
 from quire.protocol import FinishReason, StepPlan, StepResult
 from tests.engine.fake_engine import FakeEngine
 
@@ -89,3 +94,98 @@ def test_ctrl_c_in_the_wait_for_a_step_loses_nothing(depth: int) -> None:
         engine.run()
     engine.run()
     assert engine.tokens[handle] == engine.model.expected_tokens([1, 2, 3], 8, 7)
+
+
+class PressingCtrlC:
+    """A trace that raises SIGINT before the line with a number of those that the plan side runs."""
+
+    def __init__(self, line: int) -> None:
+        self.lines_left = line
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> PressingCtrlC | None:
+        name = frame.f_code.co_filename
+        if not any(room in name for room in ("engine/core/", "quire/scheduler/")):
+            return None
+        if event == "line":
+            self.lines_left -= 1
+            if not self.lines_left:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+@pytest.fixture
+def pythons_own_handler(monkeypatch: pytest.MonkeyPatch):
+    """A shell may have ignored the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.usefixtures("pythons_own_handler")
+def test_ctrl_c_anywhere_in_a_step_loses_nothing(depth: int) -> None:
+    """Turns red when it cuts planning or a result short, and the next result is another step's."""
+    prompts = [[i] * 9 for i in range(3)]
+    num_interrupted = 0
+    for line in range(1, 3000, 97):
+        engine = FakeEngine(depth=depth)
+        handles = [engine.add(prompt, seed=i)[0] for i, prompt in enumerate(prompts)]
+        pressing, before = PressingCtrlC(line), sys.gettrace()
+        sys.settrace(pressing)
+        try:
+            while engine.core.has_unfinished:
+                with held():
+                    engine.step()
+        except KeyboardInterrupt:
+            num_interrupted += 1
+        finally:
+            sys.settrace(before)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        engine.run()
+        for i, handle in enumerate(handles):
+            assert engine.tokens[handle] == engine.model.expected_tokens(prompts[i], 8, i)
+    assert num_interrupted > 10
+
+
+class Cutting:
+    """Is cut short as it takes a step, or just after it has, by what no step raises."""
+
+    def __init__(self, executor: Any, step_id: int, *, has_taken: bool) -> None:
+        self._executor = executor
+        self._step_id = step_id
+        self._has_taken = has_taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        if plan.step_id != self._step_id:
+            return self._executor.execute(plan)
+        if self._has_taken:
+            self._executor.execute(plan)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("has_taken", [True, False])
+@pytest.mark.parametrize("step_id", range(6))
+def test_a_step_that_is_cut_short_is_lost(depth: int, has_taken: bool, step_id: int) -> None:
+    """As by a handler of signals that raises. Turns red when a result then is another step's, for
+    ever."""
+    engine = FakeEngine(depth=depth, max_num_seqs=2, max_num_batched_tokens=8)
+    engine.core._executor = Cutting(engine.core._executor, step_id, has_taken=has_taken)
+    prompts = [[i] * 9 for i in range(5)]
+    handles = [engine.add(prompt, seed=i)[0] for i, prompt in enumerate(prompts)]
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    engine.run()
+    lost = [h for h in handles if engine.finished[h].reason is FinishReason.ERROR]
+    assert 1 <= len(lost) <= 2
+    assert "cut it short" in engine.finished[lost[0]].message
+    for i, handle in enumerate(handles):
+        expected = engine.model.expected_tokens(prompts[i], 8, i)
+        is_lost = handle in lost
+        assert engine.tokens[handle] == (
+            expected[: len(engine.tokens[handle])] if is_lost else expected
+        )
+    assert engine.core.stats().num_used_blocks == 0

@@ -78,6 +78,21 @@ def test_streams_that_are_not_kept_end(llm: LLM, mode: Any) -> None:
     assert llm.engine.client.stats().num_used_blocks == 0
 
 
+def test_a_stop_string_ends_a_stream_while_a_pause_waits_for_it(llm: LLM) -> None:
+    """Turns red when such a stream is computed to its last token."""
+    whole = text(llm)
+    params = PARAMS.clone(stop=whole[-6:-3], max_tokens=200)
+    before = llm.engine.client.stats().steps_total
+    stream = llm.stream(PROMPT, params)
+    next(stream)
+    llm.pause("wait")
+    assert llm.engine.client.stats().steps_total - before < 40
+    *_, last = stream
+    assert last.outputs[0].finish_reason == "stop"
+    llm.resume()
+    assert text(llm) == whole
+
+
 def test_a_reset_forgets_prefixes_but_not_pins(llm: LLM) -> None:
     ids = [5 + 7 * i % 400 for i in range(60)]
     llm.pin_prefix({"prompt_token_ids": ids[:20]})

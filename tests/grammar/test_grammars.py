@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 from quire.grammar import Grammar, trial
 from quire.grammar.guidance import MAX_CACHED, GuidanceGrammars
 from quire.grammar.schema import find_endless
@@ -344,6 +345,74 @@ def test_the_cache_is_bounded_and_keeps_refusals(monkeypatch: pytest.MonkeyPatch
     assert len(compiled) == MAX_CACHED + 6
     found.close()
     found.close()
+
+
+def _kill_in_trial(found: GuidanceGrammars, patched: pytest.MonkeyPatch, number: int) -> None:
+    """Let the child get a signal once it has been given the next grammar."""
+    child, write = found._ready()[0]._running(), trial._write
+
+    def kill_then_write(pipe: Any, data: bytes) -> None:
+        child.send_signal(signal.SIGSTOP)
+        write(pipe, data)
+        child.send_signal(number)
+        child.send_signal(signal.SIGCONT)
+
+    patched.setattr(trial, "_write", kill_then_write)
+
+
+def _be_late(found: GuidanceGrammars, patched: pytest.MonkeyPatch) -> None:
+    found._ready()[0]._running()
+    patched.setattr(trial, "WALL_SECONDS", 0.0)
+
+
+def _not_start(found: GuidanceGrammars, patched: pytest.MonkeyPatch) -> None:
+    found._ready()[0].close()
+    patched.setattr(trial, "_CHILD", "exit(3)")
+
+
+def _start_late(found: GuidanceGrammars, patched: pytest.MonkeyPatch) -> None:
+    found._ready()[0].close()
+    patched.setattr(trial, "START_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("befall", "words"),
+    [
+        (lambda found, patched: _kill_in_trial(found, patched, signal.SIGKILL), "status -9"),
+        (lambda found, patched: _kill_in_trial(found, patched, signal.SIGTERM), "status -15"),
+        (_be_late, "not within"),
+        (_not_start, r"does not start \(EOFError"),
+        (_start_late, r"does not start \(TimeoutError"),
+    ],
+    ids=["killed", "terminated", "late", "not started", "started late"],
+)
+def test_a_trial_that_fails_by_chance_says_nothing_of_the_grammar(
+    befall: Callable[[GuidanceGrammars, pytest.MonkeyPatch], None],
+    words: str,
+    shared: GuidanceGrammars,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Turns red when a good grammar stays refused after the machine was busy once."""
+    text = "by chance: " + "".join(filter(str.isalnum, words))
+    asked = request(StructuredOutputsParams(regex=text).spec)
+    with monkeypatch.context() as patched:
+        befall(shared, patched)
+        with pytest.raises(EngineError, match=f"{words}.*send the request again"):
+            opened(shared, asked)
+    assert accepts(opened(shared, asked), text)
+
+
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV])
+def test_a_grammar_that_a_child_died_of_stays_refused(
+    number: int, shared: GuidanceGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(StructuredOutputsParams(regex=f"dies of {number}").spec)
+    with monkeypatch.context() as patched:
+        _kill_in_trial(shared, patched, number)
+        with pytest.raises(RequestError, match="to compile"):
+            opened(shared, asked)
+    with pytest.raises(RequestError, match="to compile"):
+        opened(shared, asked)
 
 
 @pytest.mark.parametrize(

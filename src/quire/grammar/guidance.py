@@ -100,9 +100,10 @@ class GuidanceGrammars:
         return sum(len(spec.source) for spec in self._cache)
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher | RequestError:
-        """The matcher of an empty output, or why there is none."""
+        """The matcher of an empty output, or why the grammar can have none. EngineError if the
+        trial failed for another reason."""
+        trial, tokenizer = self._ready()
         try:
-            trial, tokenizer = self._ready()
             verdict = trial.check(spec)
         except RequestError as error:
             return error

@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 from quire.grammar.source import grammar_text, lenient_schemas, refusal, refuse_null
 from quire.grammar.vocabulary import Vocabulary, spelled_by_bytes
 from quire.protocol.grammar import GrammarSpec
@@ -43,6 +44,12 @@ MASK_SECONDS = 0.1
 """Processor time for one mask after the first, which fills caches: a step would wait for it."""
 NUM_STEPS = 8
 """Masks that a trial makes: what a grammar costs shows at the first ones only."""
+
+END_SECONDS = 10.0
+"""For the end of a child whose pipe has closed."""
+GRAMMAR_DEATHS = frozenset({-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV})
+"""Statuses of a child that a grammar kills: by its processor time, its memory, its stack. Any other
+death, SIGKILL of a machine without memory among them, says nothing of the grammar."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -76,23 +83,43 @@ class GrammarTrial:
         self._child: subprocess.Popen[bytes] | None = None
 
     def check(self, spec: GrammarSpec) -> Verdict:
-        """Read a grammar and try it. RequestError if it takes too much time or memory."""
+        """Read a grammar and try it. RequestError if it takes too much time or memory, EngineError
+        if the trial did not come to an end, which says nothing of the grammar."""
         refuse_null(spec)  # no such text can be sent
         child = self._running()
         try:
             _write(child.stdin, msgspec.msgpack.encode(spec))
             return msgspec.msgpack.decode(_read_within(child.stdout, WALL_SECONDS), type=Verdict)
         except (OSError, EOFError) as error:
+            if not isinstance(error, TimeoutError):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(END_SECONDS)
             self.close()
+            if child.returncode not in GRAMMAR_DEATHS:
+                raise EngineError(
+                    f"the trial of the grammar gave no answer ({_why(child, error)}), which is no "
+                    "fault of the grammar: send the request again"
+                ) from error
             raise RequestError(
                 f"the grammar takes more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to "
                 "compile. Make it simpler: fewer alternatives, smaller repetitions and numbers."
             ) from error
 
     def _running(self) -> subprocess.Popen[bytes]:
+        """The child. EngineError if it cannot be started."""
         if self._child is not None and self._child.poll() is None:
             return self._child
         self.close()
+        try:
+            return self._start()
+        except (OSError, EOFError) as error:
+            self.close()
+            raise EngineError(
+                f"the process that tries grammars does not start ({error!r}): send the request "
+                "again"
+            ) from error
+
+    def _start(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, sys.path))
         self._child = child = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD],
@@ -118,6 +145,13 @@ class GrammarTrial:
                 with contextlib.suppress(OSError):
                     pipe.close()
         child.wait()
+
+
+def _why(child: subprocess.Popen[bytes], error: OSError | EOFError) -> str:
+    """Words for what befell a child that is dead by now."""
+    if isinstance(error, TimeoutError):
+        return f"not within {WALL_SECONDS:.0f} s: the machine is busy"
+    return f"its process ended with status {child.returncode}"
 
 
 def _write(pipe: IO[bytes] | None, data: bytes) -> None:

@@ -45,7 +45,7 @@ class PlanBuilder:
     def leave_all(self) -> None:
         """Empty every slot: the steps that were to tell of leaving rows are lost."""
         self._leave = list(range(len(self._table.standing)))
-        self._start_forks, self._rewinds, self._chosen = [], {}, {}
+        self._forks, self._start_forks, self._rewinds, self._chosen = [], [], {}, {}
 
     def enter(self, sequence: Sequence, num_computed: int, checkpoint: int | None = None) -> None:
         """`num_computed` tokens of the sequence come from the prefix cache or the host, and its

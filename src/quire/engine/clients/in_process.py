@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from quire.engine.core.engine_core import EngineCore
+from quire.platform.interrupts import held
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
@@ -36,8 +36,18 @@ class EngineClient(Protocol):
         """End sequences; unknown or finished ones are ignored."""
         ...
 
+    def is_ready_for(self, op: ControlOp) -> bool:
+        """Return whether `control` may follow: not while a pause waits for requests to end. Until
+        it may, no new request is admitted, and steps go on."""
+        ...
+
+    def stop_waiting(self) -> None:
+        """The operation that `is_ready_for` was asked about never follows."""
+        ...
+
     def control(self, op: ControlOp) -> Report:
-        """Carry out an operation between steps. Raises what the operation says of itself."""
+        """Carry out an operation between steps, when `is_ready_for` it. Raises what the operation
+        says of itself."""
         ...
 
     @property
@@ -65,32 +75,39 @@ class EngineClient(Protocol):
 
 
 class InProcessClient:
-    """The core in the caller's process and thread; steps run when the caller asks for output."""
+    """The core in the caller's process and thread; steps run when the caller asks for output.
+
+    Ctrl-C waits for the end of each call, but for the wait for a step.
+    """
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._held: deque[EngineOutput] = deque()  # of steps while an operation waited
 
     def add(self, request: EngineRequest) -> None:
-        self._core.add(request)
+        with held():
+            self._core.add(request)
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
-        return self._core.put_media(handle, data)
+        with held():
+            return self._core.put_media(handle, data)
 
     def drop_media(self, handles: Sequence[int]) -> None:
-        self._core.drop_media(handles)
+        with held():
+            self._core.drop_media(handles)
 
     def abort(self, handles: Sequence[int]) -> None:
-        self._core.abort(list(handles))
+        with held():
+            self._core.abort(list(handles))
+
+    def is_ready_for(self, op: ControlOp) -> bool:
+        return self._core.is_ready_for(op)
+
+    def stop_waiting(self) -> None:
+        self._core.stop_waiting()
 
     def control(self, op: ControlOp) -> Report:
-        try:
-            while not self._core.is_ready_for(op):
-                self._held.append(self._core.step(time.monotonic()))
-        except BaseException:
-            self._core.stop_waiting()
-            raise
-        return self._core.control(op, time.monotonic())
+        with held():
+            return self._core.control(op, time.monotonic())
 
     @property
     def report(self) -> Report:
@@ -98,14 +115,15 @@ class InProcessClient:
 
     @property
     def waits_for_input(self) -> bool:
-        return self._core.waits_for_input and not self._held
+        return self._core.waits_for_input
 
     def step(self) -> EngineOutput:
-        return self._held.popleft() if self._held else self._core.step(time.monotonic())
+        with held():
+            return self._core.step(time.monotonic())
 
     @property
     def has_unfinished(self) -> bool:
-        return self._core.has_unfinished or bool(self._held)
+        return self._core.has_unfinished
 
     def stats(self) -> SchedulerStats:
         return self._core.stats()

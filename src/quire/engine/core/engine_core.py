@@ -17,6 +17,7 @@ from quire.engine.core.hook_runner import HookRunner
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
 from quire.executor import Executor, StepFuture
 from quire.grammar import Grammars
+from quire.platform.interrupts import let_through
 from quire.platform.processes import state_of
 from quire.protocol.control import (
     ControlOp,
@@ -97,6 +98,7 @@ class EngineCore:
             self._adapters = AdapterSlots(num_adapter_slots, executor.put_adapter, in_use)
         self._held: deque[EngineOutput] = deque()  # of steps that ended before an operation
         self._is_paused = False
+        self._is_torn = False  # while a step is made, and after it if an exception cut it short
         self._report = report or Report()
 
     def add(self, request: EngineRequest) -> None:
@@ -318,9 +320,22 @@ class EngineCore:
         return self._scheduler.has_unfinished or bool(self._in_flight or self._held)
 
     def step(self, now: float) -> EngineOutput:
-        """Fill the pipeline, wait for its oldest step, and return what that gave to the clients."""
+        """Fill the pipeline, wait for its oldest step, and return what that gave to the clients.
+
+        An exception in the wait, as Ctrl-C, changes nothing. After one elsewhere, as of a handler
+        of signals, the scheduler and the steps in flight may disagree: the next call gives them up.
+        """
         if self._held:
             return self._held.popleft()
+        if self._is_torn:
+            self._is_torn = False
+            return self._lose_steps(EngineError("an exception cut it short"))
+        self._is_torn = True
+        output = self._step(now)
+        self._is_torn = False
+        return output
+
+    def _step(self, now: float) -> EngineOutput:
         if self._opening:
             self._take_opened()
         if self._hooks is not None:
@@ -357,9 +372,11 @@ class EngineCore:
         future = self._in_flight[0]
         self._give_late_input(wait=True)
         try:
-            result = future.result()
+            with let_through():
+                result = future.result()
         except BaseException as error:
             if not future.done() or future.exception() is not error:
+                self._is_torn = False
                 raise  # Ctrl-C ended the wait, not the step: its result is still to come
             return self._lose_steps(error)  # whatever it was, the engine must go on
         self._in_flight.popleft()
