@@ -39,8 +39,8 @@ _KNOWN = (EngineError, OSError, sqlite3.OperationalError)
 
 
 class BatchService:
-    """Runs in one of a server's fronts. A batch that was running when the server ended continues,
-    without computing answered lines again."""
+    """Runs in each of a server's fronts; the one that claims the folder serves. A batch that was
+    running when the server or front ended continues, without computing answered lines again."""
 
     def __init__(
         self,
@@ -76,7 +76,10 @@ class BatchService:
                 await asyncio.sleep(self._poll_s)
 
     async def _serve_next(self) -> bool:
-        """Finish the oldest batch. Returns False if there is none, or no engine to run it."""
+        """Finish the oldest batch. Returns False if there is none, no engine to run it, or another
+        front runs them."""
+        if not self._store.claim():
+            return False
         found = self._store.next_batch()
         status = self._backend.status
         if found is None or status.capacity is None:
