@@ -295,7 +295,7 @@ def test_large_batches_are_read_and_written_beside_the_loop(
     aside = harness.store.path(f"{batch.id}.out{runner.PARTIAL}")
     with aside.open("wb") as file:
         for text in data.splitlines()[:299]:
-            line = runner.read_line(text, set())
+            line = runner.read_line(text, set(), len(text))
             answer = runner.result_line(line, 200, "x", b"{}")
             file.write(line.key.encode() + b" " + answer + b"\n")
     threads.clear()
