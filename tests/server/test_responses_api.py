@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -197,6 +198,19 @@ def test_names_that_the_model_sees() -> None:
     taken = {"type": "function", "name": "a__search"}
     assert names(taken, bare, search_in("a")) == ["a__search", "search", "a__search_"]
     assert names(search_in("a"), search_in("a"), bare) == ["a__search", "a__search", "search"]
+
+
+def test_hostile_namespaces_cost_little() -> None:
+    """Fault: thousands of namespaces whose names differ in signs alone stop the event loop."""
+    started = time.process_time()
+    found = given_tools(
+        [
+            search_in(f"{number:b}".translate({48: " ", 49: "!"}).rjust(13, "?"))
+            for number in range(8192)
+        ]
+    )
+    assert len(found.functions) == 8192
+    assert time.process_time() - started < 2.0
 
 
 class Answer(BaseModel):

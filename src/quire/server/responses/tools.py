@@ -14,6 +14,8 @@ __all__ = ["GivenTools", "chat_choice", "given_tools", "shown_choice", "shown_to
 
 _UNNAMED = re.compile("[^a-zA-Z0-9_.-]")
 """Characters that names of functions do not have."""
+_MAX_NAME = 128
+"""Characters from which on a name is refused, so that hostile ones cost little here."""
 _CHOICE = (
     'Use "none", "auto", "required", {"type": "function", "name": …} or '
     '{"type": "allowed_tools", "mode": …, "tools": […]}.'
@@ -43,8 +45,8 @@ class GivenTools:
         to `taken`. A second one of that namespace has the same name, which is refused later."""
         if (namespace, name) in self._joined:
             return
-        joined = f"{_UNNAMED.sub('_', namespace)}__{name}"
-        while joined in taken:
+        joined = f"{_UNNAMED.sub('_', namespace[:_MAX_NAME])}__{name}"
+        while joined in taken and len(joined) <= _MAX_NAME:
             joined += "_"
         taken.add(joined)
         self._joined[namespace, name] = joined
