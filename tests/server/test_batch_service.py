@@ -10,7 +10,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,17 @@ class Harness:
         assert file_id is not None
         return [json.loads(each) for each in self.store.path(file_id).read_bytes().splitlines()]
 
+    def backend(self) -> Backend:
+        front, backend = bundled_front(), Backend()
+        backend.serve(self.engine)
+        backend.set_model(ServedModel((MODEL,), MODEL, 1, front, 0, model_dialect(front)))
+        return backend
+
     @asynccontextmanager
     async def running(
         self, limits: Limits | None = None, poll_s: float = 0.02
     ) -> AsyncGenerator[asyncio.Task[None]]:
-        front, backend = bundled_front(), Backend()
-        backend.serve(self.engine)
-        backend.set_model(ServedModel((MODEL,), MODEL, 1, front, 0, model_dialect(front)))
+        backend = self.backend()
         app = create_app(ServerSettings(disable_access_log=True), backend)
         service = BatchService(
             app,
@@ -97,6 +101,10 @@ class Harness:
 
         asyncio.run(work())
         return self.found(batch)
+
+    async def until_ended(self, batch: KeptBatch) -> None:
+        while self.found(batch).status not in ENDED:
+            await asyncio.sleep(0.01)
 
     async def until(self, is_so: Callable[[], bool], task: asyncio.Task[None]) -> None:
         while not is_so():
@@ -287,7 +295,7 @@ def test_large_batches_are_read_and_written_beside_the_loop(
     aside = harness.store.path(f"{batch.id}.out{runner.PARTIAL}")
     with aside.open("wb") as file:
         for text in data.splitlines()[:299]:
-            line = runner.read_line(text, set())
+            line = runner.read_line(text, set(), len(text))
             answer = runner.result_line(line, 200, "x", b"{}")
             file.write(line.key.encode() + b" " + answer + b"\n")
     threads.clear()
@@ -370,6 +378,30 @@ def test_fronts_open_a_new_folder_together(tmp_path: Path) -> None:
         with ThreadPoolExecutor(12) as pool:
             for each in [pool.submit(opened, folder, barrier) for _ in range(12)]:
                 each.result()
+
+
+def test_one_of_several_fronts_runs_the_batches(harness: Harness) -> None:
+    """Fault: where fronts are numbered from 1, none of them runs batches; or each of them does."""
+
+    async def work() -> None:
+        batches = [harness.add(lines(5))]
+        async with asyncio.timeout(WAIT_S), AsyncExitStack() as second:
+            async with AsyncExitStack() as first:
+                for number, stack in enumerate((first, second), 1):
+                    app = create_app(
+                        ServerSettings(disable_access_log=True, data_dir=str(harness.folder)),
+                        harness.backend(),
+                        front=number,
+                    )
+                    await stack.enter_async_context(app.router.lifespan_context(app))
+                await harness.until_ended(batches[0])
+                assert len(harness.engine.added) == 5
+            batches.append(harness.add(lines(5)))
+            await harness.until_ended(batches[1])
+        assert len(harness.engine.added) == 10
+        assert [harness.found(each).status for each in batches] == ["completed"] * 2
+
+    asyncio.run(work())
 
 
 def test_one_key_leaves_room_to_others(tmp_path: Path) -> None:

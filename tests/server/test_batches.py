@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import EngineRequest
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
+from quire.server.batches.lines import read_line
 from quire.server.batches.runner import BatchCounts, BatchRunner
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.generation.served_model import model_dialect
@@ -62,7 +64,9 @@ def run(
             if num_done == stop_after:
                 stopped.set()
 
-        runner = BatchRunner(app, backend, source, target, max_together=max_together)
+        runner = BatchRunner(
+            app, backend, source, target, max_together=max_together, max_line_bytes=2**20
+        )
         running = asyncio.create_task(runner.run(on_line))
         failing = None if faults is None else asyncio.create_task(faults(client))
         stopping = asyncio.create_task(stopped.wait())
@@ -113,18 +117,45 @@ def test_bad_lines_fail_alone(tmp_path: Path) -> None:
         "no id": json.dumps({"url": "/v1/completions", "body": {}}),
         "twice": line("good"),
         "streams": line("s", messages=MESSAGES, stream=True),
+        "would be asked for again until it is met": line("d", messages=MESSAGES, deadline_s=1),
         "elsewhere": line("e", "/metrics"),
     }
     refused = line("refused", messages=MESSAGES, temperature=-1)
     source.write_text("\n".join([line("good"), *bad.values(), refused]))
     counts = run(InMemoryClient(), source, target)
-    assert counts == BatchCounts(num_lines=7, num_failed=6)
+    assert counts == BatchCounts(num_lines=8, num_failed=7)
     good, *others, last = answers(target)
     assert good["response"]["status_code"] == 200
     for each in others:
         assert each["response"] is None and each["error"]["message"]
     assert last["response"]["status_code"] == 400
     assert "temperature" in last["response"]["body"]["error"]["message"]
+
+
+def test_a_line_is_bounded_before_it_is_decoded() -> None:
+    """Fault: a line of an uploaded file was decoded whole, past all bounds of a body."""
+    values = "[" + ",".join(["[]"] * 300_000) + "]"
+    text = f'{{"custom_id": "a", "url": "/v1/completions", "body": {{"prompt": {values}}}}}'
+    tracemalloc.start()
+    found = read_line(text.encode(), set(), len(text))
+    long = read_line(text.encode(), set(), len(text) - 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not found.fault and found.body == f'{{"prompt": {values}}}'.encode()
+    assert "max_body_bytes" in long.fault and not long.body
+    assert peak < 4 * len(text), f"{peak} bytes"
+
+
+@pytest.mark.parametrize("name", ["stream", "background", "deadline_s"])
+def test_what_a_batch_has_not_is_refused(name: str) -> None:
+    def fault(value: str) -> str:
+        body = f'{{"{name}": {value}}}'
+        text = f'{{"custom_id": "a", "url": "/v1/completions", "body": {body}}}'
+        return read_line(text.encode(), set(), 1000).fault
+
+    assert name in fault("1") and name in fault("[true]")
+    assert not fault("null")
+    assert bool(fault("false")) is (name == "deadline_s")
 
 
 @pytest.mark.parametrize("torn", [b"", b'0123456789abcdef {"id": "ba'])

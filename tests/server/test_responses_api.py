@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Literal
 
 import openai
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 from quire.dialect import CallArguments, CallStart, Reasoning, Text
 from quire.engine.model_front import ModelFront
 from quire.server.responses.items import ItemReader
-from quire.server.responses.tools import GivenTools
+from quire.server.responses.tools import GivenTools, given_tools
 from tests import waiting
 from tests.server.responses import (
     ASKED,
@@ -141,6 +142,66 @@ def test_calls_of_a_namespace_name_it(client: openai.OpenAI, script: Script) -> 
     namespace = {"type": "namespace", "name": "files", "description": "", "tools": TOOLS}
     (call,) = both(client, script, CALL + END, tools=[namespace]).output
     assert call.type == "function_call" and call.namespace == "files"
+
+
+def search_in(name: str, kind: str = "function") -> dict[str, Any]:
+    tool = {"type": kind, "name": "search", "description": f"Search {name}."}
+    return {"type": "namespace", "name": name, "description": "", "tools": [tool]}
+
+
+def test_namespaces_may_have_functions_of_one_name(
+    client: openai.OpenAI, script: Script, server: RunningServer
+) -> None:
+    """Fault: github.search and jira.search were refused, as two tools of one name."""
+    tools: Any = [search_in("git hub"), search_in("jira"), *TOOLS]
+    call = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
+    answer = both(
+        client, script, call % "git_hub__search" + call % "jira__search" + END, tools=tools
+    )
+    calls: list[Any] = list(answer.output)
+    named = [(each.namespace, each.name) for each in calls]
+    assert named == [("git hub", "search"), ("jira", "search")]
+    given: list[Any] = [{"role": "user", "content": ASKED}]
+    given += [each.to_dict() for each in calls]
+    given += [
+        {"type": "function_call_output", "call_id": each.call_id, "output": "none"}
+        for each in calls
+    ]
+    shown = prompt_of(server, client, given, tools=tools)
+    for name in ("git_hub__search", "jira__search"):
+        assert shown.count(f'"name": "{name}"') == 2, "as a tool and as a call"
+    choice: Any = {"type": "function", "name": "search", "namespace": "jira"}
+    (only,) = both(
+        client, script, call % "jira__search" + END, tools=tools, tool_choice=choice
+    ).output
+    assert only.type == "function_call" and only.name == "search"
+
+
+def test_names_that_the_model_sees() -> None:
+    def names(*tools: Any) -> list[str]:
+        return [each["function"]["name"] for each in given_tools(list(tools)).functions]
+
+    bare: Any = {"type": "function", "name": "search"}
+    assert names(search_in("a")) == ["search"]
+    assert names(bare, search_in("a", "custom")) == ["search", "a__search"]
+    assert given_tools([bare, search_in("a", "custom")]).custom == {"a__search"}
+    assert names(search_in("a b"), search_in("a_b")) == ["a_b__search", "a_b__search_"]
+    taken = {"type": "function", "name": "a__search"}
+    assert names(taken, bare, search_in("a")) == ["a__search", "search", "a__search_"]
+    assert names(search_in("a"), search_in("a"), bare) == ["a__search", "a__search", "search"]
+
+
+def test_hostile_namespaces_cost_little() -> None:
+    """Fault: thousands of namespaces whose names differ in signs alone stop the event loop."""
+    started = time.process_time()
+    found = given_tools(
+        [
+            search_in(f"{number:b}".translate({48: " ", 49: "!"}).rjust(13, "?"))
+            for number in range(8192)
+        ]
+    )
+    assert len(found.functions) == 8192
+    assert time.process_time() - started < 2.0
 
 
 class Answer(BaseModel):

@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.engine.clients.async_client import UpdateStream
+from quire.errors import EngineError
+from quire.protocol import EngineRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.sessions.store import Session, SessionStore
@@ -145,6 +148,60 @@ def test_the_admin_route(http: httpx.Client, server: RunningServer) -> None:
     assert not http.get("/admin/sessions").json()["sessions"]
     for reply in (http.delete("/admin/sessions/s"), http.post("/admin/sessions/s", json={})):
         assert reply.status_code == 404 and "no session 's'" in reply.text
+
+
+def pins_of(http: httpx.Client) -> list[dict[str, Any]]:
+    return http.get("/admin/prefixes").json()["prefixes"]
+
+
+def test_a_pin_follows_its_session(http: httpx.Client, server: RunningServer) -> None:
+    """Fault: the K/V of a pinned session ended before it, or outlived it, and a new turn was not
+    pinned."""
+    chat(http, [user(QUESTIONS[0])], session_id="s")
+    http.post("/admin/sessions/s", json={"pinned": True, "ttl_s": 50})
+    http.post("/admin/sessions/s", json={"ttl_s": 500})
+    (pin,) = pins_of(http)
+    assert 400 < pin["seconds_left"] <= 500
+    chat(http, [user(QUESTIONS[1])], session_id="s")
+    (session,) = http.get("/admin/sessions").json()["sessions"]
+    waiting.wait_for(
+        lambda: [each["tokens"] for each in pins_of(http)] == [session["tokens"]], "another pin"
+    )
+    http.post("/admin/sessions/s", json={"ttl_s": 50})
+    (pin,) = pins_of(http)
+    assert pin["seconds_left"] <= 50
+    assert not http.post("/admin/sessions/s", json={"pinned": False}).json()["pinned"]
+    assert not pins_of(http)
+
+
+def test_a_session_that_cannot_be_pinned_is_not(http: httpx.Client, server: RunningServer) -> None:
+    """Fault: a session is shown as pinned, with a new ttl, though its K/V are not held."""
+    chat(http, [user(QUESTIONS[0])], session_id="s")
+    http.post("/admin/sessions/s", json={"ttl_s": 500})
+
+    async def failing(_: EngineRequest) -> UpdateStream:
+        raise EngineError("there is no room")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.client, "add", failing)
+        reply = http.post("/admin/sessions/s", json={"pinned": True, "ttl_s": 50})
+    assert reply.status_code == 503 and "no room" in reply.text
+    (session,) = http.get("/admin/sessions").json()["sessions"]
+    assert (session["pinned"], session["ttl_s"]) == (False, 500)
+
+
+def test_what_makes_room_lets_its_pin_go() -> None:
+    """Fault: the K/V of an evicted session stay pinned."""
+    settings = ServerSettings(disable_access_log=True, limits=Limits(max_sessions=1))
+    with (
+        running_server(bundled_front(), settings) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        chat(http, [user(QUESTIONS[0])], session_id="one")
+        http.post("/admin/sessions/one", json={"pinned": True})
+        assert len(pins_of(http)) == 1
+        chat(http, [user(QUESTIONS[0])], session_id="other")
+        waiting.wait_for(lambda: not pins_of(http), "an end of the pin")
 
 
 @pytest.mark.parametrize(

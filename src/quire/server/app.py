@@ -64,7 +64,7 @@ def create_app(
         ticking = asyncio.create_task(_tick(services))
         ticking.add_done_callback(functools.partial(_log_end, what="figures are no longer kept"))
         running = None
-        if services.batches is not None and not front:  # one front runs the batches of all
+        if services.batches is not None:
             batches = BatchService(app, backend, services.batches, settings.limits)
             running = asyncio.create_task(batches.run())
             running.add_done_callback(functools.partial(_log_end, what="batches are no longer run"))

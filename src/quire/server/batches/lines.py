@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -28,22 +27,49 @@ class BatchLine:
     fault: str = ""
 
 
+_NULL, _FALSE = msgspec.Raw(b"null"), msgspec.Raw(b"false")
+
+
 class _Fields(msgspec.Struct):
     custom_id: str
     url: str
-    body: dict[str, Any]
+    body: msgspec.Raw
     method: str = "POST"
 
 
-def read_line(text: bytes, seen: set[str], route: str | None = None) -> BatchLine:
-    """Read one line. seen: ids of earlier lines, to which this one's is added. route: the route
-    that all lines must name; None for any. A bad line has its fault, and harms no other line."""
+class _Asked(msgspec.Struct):
+    """Fields of a body that a batch does not have. Only the route decodes the others, within the
+    bounds of bodies."""
+
+    stream: msgspec.Raw = _NULL
+    background: msgspec.Raw = _NULL
+    deadline_s: msgspec.Raw = _NULL
+
+    @property
+    def fault(self) -> str:
+        if self.stream not in (_NULL, _FALSE) or self.background not in (_NULL, _FALSE):
+            return (
+                "The body has stream or background, but a batch gives whole answers. Leave it out."
+            )
+        if self.deadline_s != _NULL:
+            return "The body has deadline_s, but a batch waits for spare capacity. Leave it out."
+        return ""
+
+
+def read_line(text: bytes, seen: set[str], max_bytes: int, route: str | None = None) -> BatchLine:
+    """Read one line. seen: ids of earlier lines, to which this one's is added. max_bytes: of a
+    line, the bound of a request's body. route: the route that all lines must name; None for any. A
+    bad line has its fault, and harms no other line."""
     key = hashlib.blake2b(text, digest_size=16).hexdigest()
+    if len(text) > max_bytes:
+        fault = f"The line has more than {max_bytes} bytes (max_body_bytes). Send less."
+        return BatchLine(key, None, fault=fault)
     try:
         fields = msgspec.json.decode(text, type=_Fields)
+        asked = msgspec.json.decode(fields.body, type=_Asked)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return BatchLine(key, None, fault=f"The line is no request of a batch: {error}.")
-    custom_id, fault = fields.custom_id, ""
+    custom_id = fields.custom_id
     if custom_id in seen:
         fault = f"custom_id {custom_id[:80]!r} is that of a line before it. Use each once."
     elif fields.method != "POST":
@@ -52,11 +78,10 @@ def read_line(text: bytes, seen: set[str], route: str | None = None) -> BatchLin
         fault = f"url is {fields.url[:80]!r}. Use one of {', '.join(BATCH_ROUTES)}."
     elif route is not None and fields.url != route:
         fault = f"url is {fields.url!r}, but the batch is for {route!r}."
-    elif fields.body.get("stream") or fields.body.get("background"):
-        fault = "The body has stream or background, but a batch gives whole answers. Leave it out."
+    else:
+        fault = asked.fault
     seen.add(custom_id)
-    body = msgspec.json.encode(fields.body)
-    return BatchLine(key, custom_id, fields.url, body, fault)
+    return BatchLine(key, custom_id, fields.url, bytes(fields.body), fault)
 
 
 def result_line(line: BatchLine, status: int, request_id: str, body: bytes) -> bytes:

@@ -78,15 +78,16 @@ class BatchRunner:
         target: Path,
         *,
         max_together: int,
+        max_line_bytes: int,
         caller: InternalCaller | None = None,
         max_tries: int = MAX_TRIES,
         route: str | None = None,
         has_room: Callable[[int], bool] | None = None,
     ) -> None:
-        """backend: of the app. caller: identity of the requests. max_tries: attempts at a line that
-        finds no room. route: the route that all lines must name, if any. has_room: returns True if
-        this many bytes of answers may be kept. Raises ConfigError if a file cannot be read or
-        written."""
+        """backend: of the app. max_line_bytes: a longer line is a bad one. caller: identity of the
+        requests. max_tries: attempts at a line that finds no room. route: the route that all lines
+        must name, if any. has_room: returns True if this many bytes of answers may be kept. Raises
+        ConfigError if a file cannot be read or written."""
         if not source.is_file():
             raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
         if not target.absolute().parent.is_dir():
@@ -97,6 +98,7 @@ class BatchRunner:
         self._target = target
         self._aside = target.with_name(target.name + PARTIAL)
         self._max_together = max_together
+        self._max_line_bytes = max_line_bytes
         self._caller = caller
         self._max_tries = max_tries
         self._route = route
@@ -200,7 +202,7 @@ class BatchRunner:
         with self._source.open("rb") as file:
             for text in file:
                 if text.strip():
-                    yield read_line(text.strip(), seen, self._route)
+                    yield read_line(text.strip(), seen, self._max_line_bytes, self._route)
 
     async def _lines_by_slices(self) -> AsyncGenerator[BatchLine]:
         """Yield the lines. A thread reads them, since a continued batch may begin with any number

@@ -39,8 +39,8 @@ _KNOWN = (EngineError, OSError, sqlite3.OperationalError)
 
 
 class BatchService:
-    """Runs in one of a server's fronts. A batch that was running when the server ended continues,
-    without computing answered lines again."""
+    """Runs in each of a server's fronts; the one that claims the folder serves. A batch that was
+    running when the server or front ended continues, without computing answered lines again."""
 
     def __init__(
         self,
@@ -76,7 +76,10 @@ class BatchService:
                 await asyncio.sleep(self._poll_s)
 
     async def _serve_next(self) -> bool:
-        """Finish the oldest batch. Returns False if there is none, or no engine to run it."""
+        """Finish the oldest batch. Returns False if there is none, no engine to run it, or another
+        front runs them."""
+        if not self._store.claim():
+            return False
         found = self._store.next_batch()
         status = self._backend.status
         if found is None or status.capacity is None:
@@ -151,6 +154,7 @@ class BatchService:
             self._store.path(batch.input_file_id),
             target,
             max_together=max_together,
+            max_line_bytes=self._limits.max_body_bytes,
             caller=caller,
             max_tries=PATIENT_TRIES,
             route=batch.endpoint,
@@ -160,8 +164,10 @@ class BatchService:
     async def _begin(self, batch: KeptBatch) -> bool:
         """Count the lines. Returns False if none is a request; the batch has failed then."""
         source = self._store.path(batch.input_file_id)
-        most = self._limits.max_batch_lines
-        total, num_faulty, faults = await asyncio.to_thread(_survey, source, batch.endpoint, most)
+        limits, most = self._limits, self._limits.max_batch_lines
+        total, num_faulty, faults = await asyncio.to_thread(
+            _survey, source, batch.endpoint, most, limits.max_body_bytes
+        )
         if not total or total > most:
             has = f"more than {most}" if total else "no"
             faults = [f"The file has {has} lines, but a batch has 1 to {most} (max_batch_lines)."]
@@ -232,7 +238,7 @@ class _Answer(msgspec.Struct):
     response: dict[str, msgspec.Raw] | None
 
 
-def _survey(source: Path, route: str, most: int) -> tuple[int, int, list[str]]:
+def _survey(source: Path, route: str, most: int, max_line_bytes: int) -> tuple[int, int, list[str]]:
     """Return the number of lines, the number of bad lines, and the faults of the first bad ones.
     Stops one line after `most`."""
     seen: set[str] = set()
@@ -244,7 +250,7 @@ def _survey(source: Path, route: str, most: int) -> tuple[int, int, list[str]]:
             total += 1
             if total > most:
                 break
-            fault = read_line(text.strip(), seen, route).fault
+            fault = read_line(text.strip(), seen, max_line_bytes, route).fault
             num_faulty += bool(fault)
             if fault and len(faults) < MAX_SHOWN_FAULTS:
                 faults.append(f"Line {total}: {fault}")

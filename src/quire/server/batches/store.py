@@ -7,7 +7,9 @@ share the folder. Each caller's key sees its own alone.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import os
 import secrets
 import sqlite3
 import time
@@ -146,6 +148,7 @@ class BatchStore:
         try:
             self._contents.mkdir(parents=True, exist_ok=True)
             self._clear_left_behind()
+            self._lock = os.open(folder / "running", os.O_RDWR | os.O_CREAT, 0o600)
             self._database = open_database(folder / "batches.sqlite", _SCHEMA, is_lasting=True)
             if len(tenants) == 1:
                 self._adopt_nameless(tenants[0])
@@ -158,6 +161,17 @@ class BatchStore:
 
     def close(self) -> None:
         self._database.close()
+        os.close(self._lock)
+
+    def claim(self) -> bool:
+        """Return True if this process is the one that runs the batches of the folder. It is from
+        the first such call that finds no other one, be it a front or another server, until the
+        store is closed or the process ends."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def _clear_left_behind(self) -> None:
         """Delete uploads that a killed server has left. Another front may be writing newer ones."""

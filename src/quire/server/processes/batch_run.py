@@ -73,7 +73,9 @@ async def _run(
 ) -> BatchCounts:
     backend = Backend()
     app = create_app(server, backend)
-    new_runner = functools.partial(BatchRunner, app, backend, source, target)
+    new_runner = functools.partial(
+        BatchRunner, app, backend, source, target, max_line_bytes=server.limits.max_body_bytes
+    )
     num_lines = new_runner(max_together=1).num_lines  # before the engine starts
     async with host_engine(core_settings(engine), make_supervisor=make_supervisor) as host:
         backend.serve(host.client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from quire.server.requests.databases import open_database
 
@@ -13,7 +14,7 @@ __all__ = ["BoundedStore", "count_rows"]
 _EVICT = """
 DELETE FROM {table} WHERE rowid = (
     SELECT rowid FROM {table} WHERE id != ? OR tenant != ? ORDER BY {order} LIMIT 1
-)
+) RETURNING {columns}
 """
 _HAS_LESS = "tenant != (SELECT tenant FROM {table} GROUP BY tenant ORDER BY {most} DESC LIMIT 1)"
 
@@ -32,12 +33,14 @@ class BoundedStore:
         order: str,
         max_rows: int,
         max_bytes: int,
+        columns: str = "id",
     ) -> None:
         """path: of the file that several fronts share; None for memory. order: in which rows make
-        room, as SQL terms; `{has_less}` is true of rows of any caller but the one with the most."""
+        room, as SQL terms; `{has_less}` is true of rows of any caller but the one with the most.
+        columns: of these rows, which `_make_room` returns."""
         self._clock = clock
         self._database = open_database(path, schema, is_lasting=False)
-        self._table, self._order = table, order
+        self._table, self._order, self._columns = table, order, columns
         self._max_rows, self._max_bytes = max_rows, max_bytes
 
     def close(self) -> None:
@@ -51,21 +54,25 @@ class BoundedStore:
     def num_bytes(self) -> int:
         return count_rows(self._database, self._table)[1]
 
-    def _make_room(self, spared: tuple[str, str] = ("", "")) -> None:
-        """Delete rows until the bounds hold. spared: id and tenant of a row that stays."""
-        was_deleted = True
-        while was_deleted:
+    def _make_room(self, spared: tuple[str, str] = ("", "")) -> list[tuple[Any, ...]]:
+        """Delete rows until the bounds hold, and return their `columns`. spared: id and tenant of a
+        row that stays."""
+        deleted: list[tuple[Any, ...]] = []
+        while True:
             count, size = count_rows(self._database, self._table)
             if count > self._max_rows:
                 most = "count(*)"
             elif size > self._max_bytes:
                 most = "sum(num_bytes)"
             else:
-                return
+                return deleted
             has_less = _HAS_LESS.format(table=self._table, most=most)
             order = self._order.format(has_less=has_less)
-            evict = _EVICT.format(table=self._table, order=order)
-            was_deleted = self._database.execute(evict, spared).rowcount > 0
+            evict = _EVICT.format(table=self._table, order=order, columns=self._columns)
+            rows = self._database.execute(evict, spared).fetchall()
+            if not rows:
+                return deleted
+            deleted += rows
 
 
 def count_rows(

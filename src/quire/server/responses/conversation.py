@@ -9,6 +9,7 @@ import msgspec
 
 from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
+from quire.server.responses.tools import GivenTools
 
 __all__ = ["SUMMARY_QUESTION", "chat_messages", "input_items"]
 
@@ -38,9 +39,12 @@ def input_items(given: str | Sequence[object]) -> list[Fields]:
     return [{**item, "type": item.get("type", "message")} for item in items]
 
 
-def chat_messages(instructions: str | None, items: Iterable[Fields]) -> list[Fields]:
+def chat_messages(
+    instructions: str | None, items: Iterable[Fields], tools: GivenTools
+) -> list[Fields]:
     """Return a conversation as messages. Items of one answer become one message of the assistant.
-    RefusedError names an item that cannot be read."""
+    tools: of the request, for the names of earlier calls. RefusedError names an item that cannot be
+    read."""
     messages: list[Fields] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -54,10 +58,10 @@ def chat_messages(instructions: str | None, items: Iterable[Fields]) -> list[Fie
             answer["reasoning_content"] = before + _thoughts(item, place)
         elif kind == "function_call":
             arguments = string_of(item, "arguments", place)
-            _add_call(messages, item, arguments, place)
+            _add_call(messages, item, tools, arguments, place)
         elif kind == "custom_tool_call":
             written = {"input": string_of(item, "input", place)}
-            _add_call(messages, item, msgspec.json.encode(written).decode(), place)
+            _add_call(messages, item, tools, msgspec.json.encode(written).decode(), place)
         elif kind in ("function_call_output", "custom_tool_call_output"):
             messages.append(
                 {
@@ -133,11 +137,14 @@ def _thoughts(item: Fields, place: str) -> str:
     return "".join(texts)
 
 
-def _add_call(messages: list[Fields], item: Fields, arguments: str, place: str) -> None:
+def _add_call(
+    messages: list[Fields], item: Fields, tools: GivenTools, arguments: str, place: str
+) -> None:
+    name = tools.model_name(item.get("namespace"), string_of(item, "name", place))
     call = {
         "id": string_of(item, "call_id", place),
         "type": "function",
-        "function": {"name": string_of(item, "name", place), "arguments": arguments},
+        "function": {"name": name, "arguments": arguments},
     }
     answer = _answer(messages)
     answer["tool_calls"] = [*answer.get("tool_calls", ()), call]

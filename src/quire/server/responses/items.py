@@ -156,7 +156,7 @@ class ItemReader:
         yield self._at("content_part.done", content_index=0, part=part)
 
     def _start_call(self, call_id: str, name: str) -> Iterator[Event]:
-        call: Fields = {"call_id": call_id, "name": name}
+        call: Fields = {"call_id": call_id, "name": self._tools.names.get(name, name)}
         if name in self._tools.namespaces:
             call["namespace"] = self._tools.namespaces[name]
         if name in self._tools.custom:

@@ -44,7 +44,7 @@ def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields
     tools = given_tools(body.tools)
     chat = ChatRequest(
         model=body.model,
-        messages=chat_messages(body.instructions, items),
+        messages=chat_messages(body.instructions, items, tools),
         tools=tools.functions or None,
         tool_choice=chat_choice(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls,

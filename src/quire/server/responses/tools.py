@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from quire.server.requests.places import Fields, fields_of, refused
 
 __all__ = ["GivenTools", "chat_choice", "given_tools", "shown_choice", "shown_tools"]
 
+_UNNAMED = re.compile("[^a-zA-Z0-9_.-]")
+"""Characters that names of functions do not have."""
+_MAX_NAME = 128
+"""Characters from which on a name is refused, so that hostile ones cost little here."""
 _CHOICE = (
     'Use "none", "auto", "required", {"type": "function", "name": …} or '
     '{"type": "allowed_tools", "mode": …, "tools": […]}.'
@@ -18,45 +25,88 @@ _CHOICE = (
 @dataclass(slots=True)
 class GivenTools:
     """functions: in the form of a chat. custom: names of those that take a text, which the model
-    writes as the only argument of a function. namespaces: by name of the function. skipped: types
-    of tools that only another service could run."""
+    writes as the only argument of a function. namespaces, names: by the name that the model sees;
+    `names` has those that the client gave, where these differ. skipped: types of tools that only
+    another service could run."""
 
     functions: list[Fields] = field(default_factory=list[Fields])
     custom: set[str] = field(default_factory=set[str])
     namespaces: dict[str, str] = field(default_factory=dict[str, str])
+    names: dict[str, str] = field(default_factory=dict[str, str])
     skipped: list[str] = field(default_factory=list[str])
+    _joined: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+
+    def model_name(self, namespace: object, name: str) -> str:
+        """Return the name that the model sees. namespace: None for none."""
+        return self._joined.get((namespace, name), name) if isinstance(namespace, str) else name
+
+    def join(self, namespace: str, name: str, taken: set[str]) -> None:
+        """Let the model see a function of a namespace by a name that no other tool has, and add it
+        to `taken`. A second one of that namespace has the same name, which is refused later."""
+        if (namespace, name) in self._joined:
+            return
+        joined = f"{_UNNAMED.sub('_', namespace[:_MAX_NAME])}__{name}"
+        while joined in taken and len(joined) <= _MAX_NAME:
+            joined += "_"
+        taken.add(joined)
+        self._joined[namespace, name] = joined
+        self.names[joined] = name
+
+
+class _Named(NamedTuple):
+    """One function or custom tool. place: in the request."""
+
+    tool: Fields
+    name: str
+    namespace: str | None
+    place: str
 
 
 def given_tools(tools: list[Fields] | None) -> GivenTools:
     """Return the tools of a request. RefusedError names a bad one."""
     found = GivenTools()
-    for index, tool in enumerate(tools or ()):
-        _add(found, tool, f"tools[{index}]", None)
+    named = list(_named(tools or (), "tools", None, found.skipped))
+    owners = Counter(name for name, _ in {(each.name, each.namespace) for each in named})
+    taken = set(owners)
+    for each in named:
+        if each.namespace is not None and owners[each.name] > 1:
+            found.join(each.namespace, each.name, taken)
+    for each in named:
+        _add(found, each)
     return found
 
 
-def _add(found: GivenTools, tool: Fields, place: str, namespace: str | None) -> None:
-    kind, name = tool.get("type"), tool.get("name")
-    if kind not in ("function", "custom", "namespace"):
-        found.skipped.append(str(kind)[:80])
-        return
-    if not isinstance(name, str):
-        raise refused(f"{place}.name", name, "Give the tool a name.")
-    if kind == "namespace":
-        inner: object = tool.get("tools")
-        listed = cast("list[object]", inner) if isinstance(inner, list) else []
-        for index, each in enumerate(listed):
-            at = f"{place}.tools[{index}]"
-            _add(found, fields_of(each, at), at, name)
-        return
+def _named(
+    tools: Sequence[object], place: str, namespace: str | None, skipped: list[str]
+) -> Iterator[_Named]:
+    """Yield the tools, also those in namespaces. skipped: takes types of the others."""
+    for index, given in enumerate(tools):
+        at = f"{place}[{index}]"
+        tool = fields_of(given, at)
+        kind, name = tool.get("type"), tool.get("name")
+        if kind not in ("function", "custom", "namespace"):
+            skipped.append(str(kind)[:80])
+        elif not isinstance(name, str):
+            raise refused(f"{at}.name", name, "Give the tool a name.")
+        elif kind == "namespace":
+            inner: object = tool.get("tools")
+            listed = cast("list[object]", inner) if isinstance(inner, list) else []
+            yield from _named(listed, f"{at}.tools", name, skipped)
+        else:
+            yield _Named(tool, name, namespace, at)
+
+
+def _add(found: GivenTools, given: _Named) -> None:
+    tool = given.tool
+    name = found.model_name(given.namespace, given.name)
+    if given.namespace is not None:
+        found.namespaces[name] = given.namespace
     function: Fields = {"name": name, "description": tool.get("description")}
-    if kind == "custom":
+    if tool["type"] == "custom":
         found.custom.add(name)
-        function["parameters"] = _text_parameter(tool, place)
+        function["parameters"] = _text_parameter(tool, given.place)
     else:
         function |= {"parameters": tool.get("parameters"), "strict": tool.get("strict")}
-    if namespace is not None:
-        found.namespaces[name] = namespace
     said = {key: value for key, value in function.items() if value is not None}
     found.functions.append({"type": "function", "function": said})
 
@@ -104,15 +154,21 @@ def chat_choice(given: str | Fields | None, tools: GivenTools) -> str | Fields |
         return None if is_idle and not tools.functions else given
     kind = given.get("type")
     if kind in ("function", "custom"):
-        return {"type": "function", "function": {"name": given.get("name")}}
+        return {"type": "function", "function": {"name": _chosen_name(given, tools)}}
     if kind == "allowed_tools":
         named: Any = given.get("tools")
         listed = cast("list[object]", named) if isinstance(named, list) else []
         allowed = [fields_of(tool, "tool_choice.tools") for tool in listed]
-        names = [tool.get("name") for tool in allowed if tool.get("type") in ("function", "custom")]
+        callable_tools = (tool for tool in allowed if tool.get("type") in ("function", "custom"))
+        names = [_chosen_name(tool, tools) for tool in callable_tools]
         functions = [{"type": "function", "function": {"name": name}} for name in names]
         mode = given.get("mode", "auto")
         return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
     if kind in tools.skipped:
         return None
     raise refused("tool_choice", given, _CHOICE)
+
+
+def _chosen_name(given: Fields, tools: GivenTools) -> object:
+    name: object = given.get("name")
+    return tools.model_name(given.get("namespace"), name) if isinstance(name, str) else name

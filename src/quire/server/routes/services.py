@@ -35,6 +35,7 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import Pooled
 from quire.server.responses.background import BackgroundRuns
 from quire.server.responses.store import ResponseStore
+from quire.server.sessions.pins import SessionPins
 from quire.server.sessions.store import SessionStore
 from quire.server.sessions.turn import SessionTurn
 from quire.server.settings import ServerSettings
@@ -77,6 +78,7 @@ class Services:
         self.responses = ResponseStore(limits, shared)
         shared = None if board is None else board.directory / "sessions.sqlite"
         self.sessions = SessionStore(limits, shared)
+        self.session_pins = SessionPins(self.sessions, backend)
         most = limits.requests_per_key(len(settings.api_key))
         self.background = BackgroundRuns(
             self.responses,
@@ -157,7 +159,12 @@ class Services:
             )
         tenant = request.state.tenant
         return SessionTurn(
-            self.sessions, body.session_id, tenant, tenant_salt(tenant, body.cache_salt)
+            self.sessions,
+            self.session_pins,
+            body.session_id,
+            tenant=tenant,
+            weight=request.state.weight,
+            salt=tenant_salt(tenant, body.cache_salt),
         )
 
     def vector_job(
@@ -244,6 +251,7 @@ class Services:
         self._recorder.close()
         self.background.close()
         self.responses.close()
+        self.session_pins.close()
         self.sessions.close()
         if self.batches is not None:
             self.batches.close()

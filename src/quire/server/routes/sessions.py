@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.errors import EngineError, EngineUnavailableError
-from quire.protocol.control import ListPins, Unpin
-from quire.protocol.scheduling_params import SchedulingParams
 from quire.server.http.body import BodyDecoder
 from quire.server.http.events import while_connected
 from quire.server.http.openapi import body_of
 from quire.server.openai.answer import encode
-from quire.server.prefixes.pinning import pin_prefix
 from quire.server.requests.bodies import SessionChange
 from quire.server.requests.errors import RefusedError
 from quire.server.routes.respond import JSON
@@ -41,26 +39,25 @@ def sessions_router(services: Services) -> APIRouter:
         """Pin a conversation, with its K/V so far, or say how long it is kept without use."""
         body = await decoder.decode(await services.bodies.read(request))
         tenant = request.state.tenant
-        session = store.required(session_id, tenant)
+        before = store.required(session_id, tenant)
         if body.ttl_s is not None:
             _check_ttl(body.ttl_s, services.settings.limits.session_s)
-            session.ttl_s = body.ttl_s
-        if body.pinned is not None:
-            await _unpin(services, tenant, session_id)
-        if body.pinned:
-            await while_connected(request.receive, _pin(services, request, session))
-        try:
-            session = store.change(session_id, tenant, is_pinned=body.pinned, ttl_s=body.ttl_s)
-        except RefusedError:  # it has been deleted meanwhile
-            await _unpin(services, tenant, session_id)
-            raise
+        session = store.change(session_id, tenant, is_pinned=body.pinned, ttl_s=body.ttl_s)
+        if session.is_pinned or before.is_pinned:
+            try:
+                await while_connected(request.receive, _settle(services, request, session_id))
+            except BaseException:
+                with contextlib.suppress(RefusedError):  # it has been deleted meanwhile
+                    store.change(session_id, tenant, ttl_s=before.ttl_s)
+                raise
+            session = store.required(session_id, tenant)
         return Response(encode(_shown(session, session.ttl_s)), media_type=JSON)
 
     @router.delete("/admin/sessions/{session_id:path}")
     async def delete_session(request: Request, session_id: str) -> Response:
         """Forget a conversation, and let its K/V go."""
         store.delete(session_id, request.state.tenant)
-        await _unpin(services, request.state.tenant, session_id)
+        await _settle(services, request, session_id)
         return Response(encode({"id": session_id, "deleted": True}), media_type=JSON)
 
     return router
@@ -74,34 +71,15 @@ def _check_ttl(ttl_s: float, most: float) -> None:
         )
 
 
-def _pin_name(session_id: str) -> str:
-    return f"session-{session_id}"
-
-
-async def _pin(services: Services, request: Request, session: Session) -> None:
-    """Keep the K/V of a conversation in the cache."""
+async def _settle(services: Services, request: Request, session_id: str) -> None:
+    """Keep the K/V of a conversation in the cache, or let them go."""
     state = request.state
     try:
-        await pin_prefix(
-            services.ready().client,
-            _pin_name(session.id),
-            session.token_ids,
-            seconds=session.ttl_s,
-            salt=session.salt,
-            scheduling=SchedulingParams(tenant=state.tenant, weight=state.weight),
-        )
+        await services.session_pins.settle(session_id, state.tenant, state.weight)
     except EngineUnavailableError:
         raise
     except EngineError as error:
         raise RefusedError(str(error), status=503, retry_after_s=1) from error
-
-
-async def _unpin(services: Services, tenant: str, session_id: str) -> None:
-    """Let the K/V of a conversation go, if they are pinned."""
-    client = services.backend.require().client
-    for pin in (await client.control(ListPins())).pins:
-        if pin.tenant == tenant and pin.name == _pin_name(session_id):
-            await client.control(Unpin(pin.handle))
 
 
 def _shown(session: Session, seconds_left: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +14,7 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
 
-__all__ = ["Session", "SessionStore"]
+__all__ = ["PinnedSession", "Session", "SessionStore"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -40,6 +41,13 @@ class Session(msgspec.Struct):
     is_pinned: bool = False
 
 
+class PinnedSession(NamedTuple):
+    """expires_s: seconds since 1970."""
+
+    session: Session
+    expires_s: float
+
+
 class SessionStore(BoundedStore):
     """Bounded by number, bytes and age. The caller with the most loses its least recently used
     conversation first, and pinned ones last. Each caller's key sees its own alone."""
@@ -56,8 +64,11 @@ class SessionStore(BoundedStore):
             order="{has_less}, pinned, used_s",
             max_rows=limits.max_sessions,
             max_bytes=limits.max_session_bytes,
+            columns="id, tenant, pinned",
         )
         self._session_s = limits.session_s
+        self._evicted: list[tuple[str, str]] = []
+        """Ids and tenants of pinned conversations."""
 
     def find(self, session_id: str, tenant: str) -> Session | None:
         """Return a conversation, which counts as a use; None if there is none of that name."""
@@ -76,9 +87,27 @@ class SessionStore(BoundedStore):
             raise _missing(session_id)
         return found
 
+    def pinned(self, session_id: str, tenant: str) -> PinnedSession | None:
+        """Return a pinned conversation, which is no use of it; None if there is none."""
+        row = self._database.execute(
+            "SELECT body, pinned, ttl_s, expires_s FROM sessions "
+            "WHERE tenant = ? AND id = ? AND pinned AND expires_s > ?",
+            (tenant, session_id, self._clock()),
+        ).fetchone()
+        return None if row is None else PinnedSession(_session(*row[:3]), row[3])
+
+    def seconds_left(self, found: PinnedSession) -> float:
+        return max(0.0, found.expires_s - self._clock())
+
+    def take_evicted(self) -> list[tuple[str, str]]:
+        """Return ids and tenants of pinned conversations that have made room since the last
+        call."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     def put(self, session: Session, tenant: str) -> bool:
         """Keep a conversation after a turn. Returns False, and changes nothing, if another turn of
-        it has ended meanwhile or it was deleted. Its pin and its ttl stay."""
+        it has ended meanwhile or it was deleted. The pin and the ttl that it has by now stay."""
         now = self._clock()
         was, session.version = session.version, session.version + 1
         if was:
@@ -86,17 +115,20 @@ class SessionStore(BoundedStore):
             row = self._database.execute(
                 "UPDATE sessions SET version = ?, used_s = ?, expires_s = ? + ttl_s, "
                 "num_bytes = ?, body = ? WHERE tenant = ? AND id = ? AND version = ? AND "
-                "created_s = ? RETURNING id",
+                "created_s = ? RETURNING pinned, ttl_s",
                 (
                     session.version, now, now, len(body), body, tenant, session.id, was,
                     session.created_s,
                 ),
             ).fetchone()  # fmt: skip
+            if row is not None:
+                session.is_pinned, session.ttl_s = bool(row[0]), row[1]
         else:
             session.created_s, session.ttl_s = now, session.ttl_s or self._session_s
             row = self._insert(session, tenant, now)
         self._database.execute("DELETE FROM sessions WHERE expires_s <= ?", (now,))
-        self._make_room((session.id, tenant))
+        deleted = self._make_room((session.id, tenant))
+        self._evicted += [(found, owner) for found, owner, is_pinned in deleted if is_pinned]
         return row is not None
 
     def _insert(self, session: Session, tenant: str, now: float) -> object:

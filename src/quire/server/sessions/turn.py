@@ -11,6 +11,7 @@ from quire.rendering import RenderedPrompt, Tokenizer
 from quire.server.generation.history import continued
 from quire.server.generation.service import SampleDelta
 from quire.server.requests.places import Fields
+from quire.server.sessions.pins import SessionPins
 from quire.server.sessions.store import Session, SessionStore
 
 __all__ = ["SessionTurn"]
@@ -22,10 +23,21 @@ class SessionTurn:
     """The conversation so far, and the messages of this turn. It is stored when the answer is
     complete. If two turns of a conversation run at once, the first to end is stored."""
 
-    def __init__(self, store: SessionStore, session_id: str, tenant: str, salt: str) -> None:
-        """salt: of the request's cached prefixes."""
+    def __init__(
+        self,
+        store: SessionStore,
+        pins: SessionPins,
+        session_id: str,
+        *,
+        tenant: str,
+        weight: float,
+        salt: str,
+    ) -> None:
+        """weight: of the caller's key. salt: of the request's cached prefixes."""
         self._store = store
+        self._pins = pins
         self._tenant = tenant
+        self._weight = weight
         self._session = store.find(session_id, tenant) or Session(session_id)
         self._session.salt = salt
         self._messages: list[Fields] = []
@@ -76,14 +88,15 @@ class SessionTurn:
             self._token_ids += delta.token_ids
             self._has_ended |= delta.finish_reason is not None
 
-    def keep(self) -> bool:
+    def keep(self) -> None:
         """Keep the conversation, if the answer is whole and no other turn has ended meanwhile."""
         if not self._has_ended or self._prompt is None:
-            return False
+            return
         session = self._session
         session.messages = [*self._messages, _message(self._parts)]
         session.token_ids = [*self._prompt.token_ids, *self._token_ids]
-        return self._store.put(session, self._tenant)
+        if self._store.put(session, self._tenant):
+            self._pins.follow(session, self._tenant, self._weight)
 
 
 def _role(message: object) -> object:
