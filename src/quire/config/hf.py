@@ -157,7 +157,7 @@ class RawConfig:
             raise self._type_error(key, value, kind.__name__)
         if wanted is float and not math.isfinite(value):
             raise self._type_error(key, value, "float, and finite")
-        if wanted is int and value.bit_length() > _INT_BITS:
+        if wanted is int and isinstance(value, int) and value.bit_length() > _INT_BITS:
             raise self._type_error(key, value, f"int, of at most {_INT_BITS} bits")
         return cast(T, value)
 
