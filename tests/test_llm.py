@@ -126,14 +126,26 @@ def test_calls_of_a_chat_are_told_apart(llm: LLM) -> None:
 def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:
     vocab = llm.engine.spec.vocab_size
     outputs = llm.generate(
-        ["import os", [1, vocab], [], [3] * 512, {"text": "x"}, "import os"], GREEDY
+        [
+            "import os",
+            [1, vocab],
+            [],
+            [3] * 512,
+            {"text": "x"},
+            {"prompt": "x", "cache_salt": "\ud800"},
+            torch.tensor([1.0]),  # type: ignore[list-item]
+            "import os",
+        ],
+        GREEDY,
     )
-    assert [output.error is None for output in outputs] == [True, False, False, False, False, True]
+    assert [output.error is None for output in outputs] == [True, *[False] * 6, True]
     assert f"Token id {vocab} at index 1" in outputs[1].error
     assert "has no tokens" in outputs[2].error
     assert "512 tokens" in outputs[3].error
     assert "text" in outputs[4].error
-    assert outputs[0].outputs[0].text == outputs[5].outputs[0].text
+    assert "half of a surrogate pair" in outputs[5].error
+    assert "index 0" in outputs[6].error
+    assert outputs[0].outputs[0].text == outputs[7].outputs[0].text
 
 
 @pytest.mark.parametrize(

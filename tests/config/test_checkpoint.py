@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,9 @@ MALFORMED = [
     {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}},
     {"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}},
     {"a": {"dtype": "F32", "shape": [1]}},
+    {"a": {"dtype": "F32", "shape": [math.inf], "data_offsets": [0, 4]}},
+    {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, math.inf]}},
+    {"a": {"dtype": "F32", "shape": [1], "data_offsets": [math.nan, 4]}},
     {"a": 3},
     [],
 ]

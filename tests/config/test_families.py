@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,7 @@ def test_opt(tmp_path: Path) -> None:
     assert spec.tie_word_embeddings
 
 
+LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 REFUSED = [
     ({"architectures": ["FooForCausalLM"]}, "FooForCausalLM.*LlamaForCausalLM"),
     ({"architectures": ..., "model_type": ...}, "architecture not stated"),
@@ -331,6 +333,21 @@ REFUSED = [
     ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1"),
     ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor holds 1 numbers"),
     ({"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4"),
+    ({"partial_rotary_factor": 1e308}, r"partial_rotary_factor=1e\+308"),
+    ({"rms_norm_eps": math.nan}, "rms_norm_eps=nan must be of type float, and finite"),
+    ({"rope_theta": math.inf}, "rope_theta=inf must be of type float, and finite"),
+    ({"max_position_embeddings": 10**400}, "of type int, of at most 63 bits"),
+    ({"max_position_embeddings": 1e300}, "of type int, of at most 63 bits"),
+    ({"rope_scaling": {"type": "linear", "factor": math.nan}}, "factor=nan must be"),
+    (
+        {"rope_scaling": {"type": "dynamic", "factor": 1e308}},
+        r"factor=1e\+308 must be at least 1, and",
+    ),
+    (
+        {"rope_scaling": LONG_ROPE | {"original_max_position_embeddings": 1}},
+        "original_max_position_embeddings=1 must be above 1",
+    ),
+    ({"rope_scaling": LONG_ROPE | {"long_factor": [1.0, 0, 1, 1]}}, "long_factor holds 0.0"),
     ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method='aqlm' is not supported"),
     ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits=3 is not supported"),
     (

@@ -55,6 +55,28 @@ def test_spec_and_sizes_come_from_the_header(tmp_path: Path) -> None:
     assert resolve_model_folder(str(file)) == file
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (["<eos>", "a", "<end_of_turn>"], (0, 2)),
+        (["<eos>", "a", "<turn|>", "<|tool_response>"], (0, 2, 3)),
+        (["<|endoftext|>", "<|end|>", "<|assistant|>"], (0, 1)),
+        (["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"], (0, 1, 2)),
+        (["<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"], (0, 2, 3)),
+        (["</s>", "end", "<|im_start|>", "<|im_end|>"], (0, 3)),
+    ],
+)
+def test_ends_of_turns_are_known_by_their_text(
+    tokens: list[str], ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Published files often state the end of a text alone. Turns red when their chats go on after
+    an answer, or when gpt-oss ends after its thoughts."""
+    settings = SETTINGS | {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.tokens": tokens}
+    del settings["tokenizer.ggml.eot_token_id"]
+    spec = read_model_spec(write_gguf(tmp_path / "m.gguf", settings, TENSORS))
+    assert spec.eos_token_ids == ends
+
+
 def test_rope_divisors_of_llama_3(tmp_path: Path) -> None:
     """Catches a context that degrades because the tensor of divisors is passed over."""
     divisors = [1.0, 2.0, 4.0, 8.0]

@@ -95,6 +95,21 @@ def test_the_text_part_of_a_whole_model_is_served(name: str, tmp_path: Path) -> 
         assert torch.equal(found[seq], wanted[seq])
 
 
+def test_layers_are_found_by_keys_that_begin_with_zeros(tmp_path: Path) -> None:
+    """`transformers` writes them so from 11 layers on. Turns red when full layers get the heads of
+    sliding ones."""
+    from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+
+    written = json.loads(Gemma4TextConfig(num_hidden_layers=12).to_json_string())
+    assert set(written["per_layer_config"]) == {"05", "11"}
+    written["architectures"] = ["Gemma4ForCausalLM"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    spec = read_model_spec(tmp_path)
+    full = {layer for layer, shape in enumerate(spec.kv_shapes) if shape == (4, 512)}
+    assert full == {5, 11}
+    assert {shape for layer, shape in enumerate(spec.kv_shapes) if layer not in full} == {(4, 256)}
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -105,6 +120,10 @@ def test_the_text_part_of_a_whole_model_is_served(name: str, tmp_path: Path) -> 
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers=5 of 6 leaves no layer of each kind"),
         ({"num_global_key_value_heads": 3, "attention_k_eq_v": True}, "num_attention_heads=4"),
         ({"per_layer_config": {"1": {"intermediate_size": 3}}}, "intermediate_size of one layer"),
+        ({"per_layer_config": {"6": {"head_dim": 8}}}, "'6' is no layer; state each layer from 0"),
+        ({"per_layer_config": {"-1": {"head_dim": 8}}}, "'-1' is no layer"),
+        ({"per_layer_config": {"": {"head_dim": 8}}}, "'' is no layer"),
+        ({"per_layer_config": {"1": {}, "01": {"head_dim": 8}}}, "'01' is there twice"),
     ],
 )
 def test_what_cannot_be_served_is_named(

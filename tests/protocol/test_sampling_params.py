@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from quire.errors import RequestError
-from quire.protocol import SamplingParams
+from quire.protocol import SamplingParams, SchedulingParams
+from quire.protocol.adapters import LoRARequest
 from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.sampling_params import MAX_SAMPLES, RequestOutputKind, check_vocabulary
 
@@ -28,11 +29,11 @@ BAD: list[tuple[str, list[object]]] = [
     ("logit_bias", [[1], "1", {1: NAN}, {1: INF}, {1: 101}, {1: True}, {"a": 1}, {-1: 1}, {"-1": 1},
                     {1.0: 1}, {True: 1}, {"1": 1, 1: 2}, {"9" * 5000: 1}, {"²": 1}, {1: "2"}]),
     ("allowed_token_ids", [[], 5, "12", [-1], [True], [1.0], ["1"], {1: 2}]),
-    ("bad_words", ["word", [""], [1], [None], 3]),
+    ("bad_words", ["word", [""], [1], [None], 3, ["\ud800"]]),
     ("bad_words_token_ids", [[[]], [1], [["a"]], [[-1]], [[True]], "ab"]),
     ("max_tokens", [0, -1, True, 1.5, "5", 2**31]),
     ("min_tokens", [-1, True, 0.5, None, 17]),
-    ("stop", ["", [""], ["a", ""], [1], 5, {"a": 1}, b"a"]),
+    ("stop", ["", [""], ["a", ""], [1], 5, {"a": 1}, b"a", "\ud800", ["a\udfff"]]),
     ("stop_token_ids", [5, "12", [-1], [True], [0.5]]),
     ("logprobs", [-2, 1025, True, 1.5, "1"]),
     ("prompt_logprobs", [-2, 1025, True, 1.5, "1"]),
@@ -160,6 +161,20 @@ def test_min_tokens_may_not_exceed_max_tokens():
     with pytest.raises(RequestError, match="min_tokens is 5, more than max_tokens, which is 4"):
         SamplingParams(min_tokens=5, max_tokens=4)
     assert SamplingParams(min_tokens=5, max_tokens=None).min_tokens == 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SchedulingParams(tenant="\ud800"),
+        lambda: SchedulingParams(tenant=5),  # type: ignore[arg-type]
+        lambda: LoRARequest("\ud800", 1, "/folder"),
+    ],
+)
+def test_names_can_be_written_as_bytes(make):
+    """Catches an encoding error within the engine, which takes other requests with it."""
+    with pytest.raises(RequestError, match=r"(tenant|lora_name) is ('\\ud800'|5)"):
+        make()
 
 
 def test_stop_needs_text():

@@ -72,6 +72,34 @@ def test_pieces_join_in_the_order_of_a_list(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("ab abc\nc")) == "ab abc\nc"
 
 
+PHI3 = ["<|endoftext|>", "<|assistant|>", "<|end|>"]
+
+
+def phi3(**changes: Any) -> dict[str, Any]:
+    changes = {"tokens": PIECES + PHI3, "scores": SCORES + [0.0] * 3, **changes}
+    metadata = sentence_piece(add_bos_token=False, **changes)
+    return metadata | {"general.architecture": "phi3"}
+
+
+def test_tokens_of_phi_3_take_the_spaces_behind_them(tmp_path: Path) -> None:
+    """Its files do not say so. Turns red when a prompt has line breaks that the model never saw."""
+    metadata = phi3(token_type=[*KINDS, 3, 4, 3])
+    text = "<|assistant|>\n ab<|end|>\n</s>\n<|endoftext|>\n<s>\nb"
+    expected = ["<|assistant|>", "▁ab", "<|end|>", "</s>", "<|endoftext|>", "▁", "<0x0A>", "<s>"]
+    assert strings(load(tmp_path, metadata), text) == [*expected, "▁", "<0x0A>", "b"]
+    llama = load(tmp_path, metadata | BASE)
+    assert strings(llama, "<|end|>\n") == ["<|end|>", "▁", "<0x0A>"]
+
+
+def test_ends_of_turns_are_no_part_of_texts(tmp_path: Path) -> None:
+    """Files of Phi-3 call its ends tokens of users, or words. Turns red when answers show them."""
+    tokenizer = load(tmp_path, phi3(token_type=[*KINDS, 3, 4, 1]))
+    found = tokenizer.encode("a<|end|>")
+    assert [tokenizer.token_string(token) for token in found] == ["▁a", "<|end|>"]
+    assert tokenizer.decode(found) == "a"
+    assert not tokenizer.is_special(len(PIECES) + 1)  # <|assistant|>, as the file says
+
+
 def _pieces_by_definition(text: str, scores: dict[str, float]) -> list[str]:
     """Join the neighbours whose whole scores best, the leftmost of equal ones, while there are."""
     parts = list(text)

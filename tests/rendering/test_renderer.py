@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quire.errors import ConfigError, RequestError
 from quire.protocol.sampling_params import SamplingParams
@@ -54,6 +55,11 @@ def test_prompt_forms(renderer: Renderer) -> None:
     assert renderer.count("hello") == len(ids)
 
 
+class BrokenIndex:
+    def __index__(self) -> int:
+        raise ValueError("no index")
+
+
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
@@ -73,6 +79,10 @@ def test_prompt_forms(renderer: Renderer) -> None:
         (3, "list of integers"),
         (b"bytes", "list of integers"),
         ("\ud83d", "lone surrogate"),
+        ({"prompt": "x", "cache_salt": "\ud800"}, "cache_salt.*half of a surrogate pair"),
+        (torch.tensor([1.0]), "index 0 .* must be an integer"),
+        (torch.ones(2, 2, dtype=torch.long), "index 0 .* must be an integer"),
+        ([1, BrokenIndex()], "index 1 .* must be an integer"),
     ],
 )
 def test_refused_prompts(renderer: Renderer, prompt: Any, words: str) -> None:

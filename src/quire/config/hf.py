@@ -32,6 +32,9 @@ class _Required:
 
 REQUIRED: Final = _Required()
 
+_INT_BITS = 63
+"""Sizes and ids with a sign fit in as many."""
+
 
 class RawConfig:
     """A JSON object together with where it came from, for error messages.
@@ -152,6 +155,10 @@ class RawConfig:
         # bool is a subclass of int, but true is no count.
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise self._type_error(key, value, kind.__name__)
+        if wanted is float and not math.isfinite(value):
+            raise self._type_error(key, value, "float, and finite")
+        if wanted is int and isinstance(value, int) and value.bit_length() > _INT_BITS:
+            raise self._type_error(key, value, f"int, of at most {_INT_BITS} bits")
         return cast(T, value)
 
     def _type_error(self, key: str, value: object, wanted: str) -> ConfigError:
@@ -298,7 +305,7 @@ def _read_entry(path: Path, name: str, entry: Any, body: int) -> StoredTensor:
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
         start, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _broken(path, f"the header's entry for {name!r} is malformed") from error
     if dtype not in DTYPE_BITS:
         raise _broken(path, f"tensor {name!r} has the unknown dtype {dtype!r}")

@@ -25,6 +25,8 @@ __all__ = ["extended_context", "read_ropes"]
 
 ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 DEFAULT_THETA = 10000.0
+_MAX_FACTOR = 1e6
+"""No published model is stretched that far."""
 
 
 def read_ropes(
@@ -77,7 +79,7 @@ def _read_rope(
     theta = here.read(float, "rope_theta", default=theta)
     partial = raw.read(float, "partial_rotary_factor", default=1.0)
     partial = here.read(float, "partial_rotary_factor", default=partial)
-    rotary_dim = int(head_dim * partial)
+    rotary_dim = int(head_dim * partial) if 0 < partial <= 1 else 0
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise ConfigError(
             f"{here.source}: partial_rotary_factor={partial} of head_dim={head_dim} rotates "
@@ -141,8 +143,10 @@ def _read_factor(section: RawConfig, default: float | None = None) -> float:
     if default is not None and not section.has("factor"):
         return default
     factor = section.read(float, "factor")
-    if factor < 1.0:
-        raise ConfigError(f"{section.source}: factor={factor} must be at least 1")
+    if not 1.0 <= factor <= _MAX_FACTOR:
+        raise ConfigError(
+            f"{section.source}: factor={factor} must be at least 1, and at most {_MAX_FACTOR:g}"
+        )
     return factor
 
 
@@ -185,7 +189,13 @@ def _read_longrope(
                 f"{section.source}: {key} holds {found}; "
                 f"longrope needs rotary_dim / 2 = {rotary_dim // 2} numbers"
             )
+        if min(values) <= 0:
+            raise ConfigError(f"{section.source}: {key} holds {min(values)}; all must be positive")
         factors[key] = values
+    if original < 2:
+        raise ConfigError(
+            f"{section.source}: original_max_position_embeddings={original} must be above 1"
+        )
     factor = _read_factor(section, default=max_positions / original)
     attention_factor = section.read_optional(float, "attention_factor")
     by_set = [section.read_optional(float, f"{kind}_mscale") for kind in ("short", "long")]

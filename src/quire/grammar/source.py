@@ -12,6 +12,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.errors import RequestError
 from quire.grammar.schema import find_endless, is_too_deep
+from quire.protocol.codec import is_unicode
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema import find_unsupported, without_unsupported
 
@@ -97,19 +98,11 @@ def refusal(spec: GrammarSpec, words: str) -> str:
 
 def refuse_null(spec: GrammarSpec) -> None:
     """RequestError for a text that is none, or that the library would cut off."""
-    if "\0" in spec.source or _has_surrogate(spec.source):
+    if "\0" in spec.source or not is_unicode(spec.source):
         raise RequestError(
             f"structured_outputs.{spec.kind} has a null character or half of a surrogate pair. "
             "Remove it."
         )
-
-
-def _has_surrogate(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:

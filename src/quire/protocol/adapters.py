@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import RequestError
+from quire.protocol.codec import is_unicode
 
 __all__ = ["AdapterArgument", "AdapterRef", "LoRARequest", "adapters_for"]
 
@@ -41,6 +42,11 @@ class LoRARequest:
             raise RequestError(
                 f"the adapter {self.lora_name!r} at {self.lora_path!r} needs a name and a folder. "
                 "Give both."
+            )
+        if not is_unicode(self.lora_name):
+            raise RequestError(
+                f"lora_name is {self.lora_name!r}, which has half of a surrogate pair. "
+                "Give valid Unicode."
             )
 
     @property

@@ -20,6 +20,7 @@ __all__ = [
     "GarbledMessageError",
     "encode",
     "framed",
+    "is_unicode",
     "launch_bytes",
     "read_exactly",
     "read_message",
@@ -39,6 +40,15 @@ def encode(message: object) -> bytes:
     """The bytes of a message: a struct, or what one may hold. Raises TypeError if it holds
     something that cannot leave the process, such as a function."""
     return _ENCODER.encode(message)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be written as bytes: it has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Codec(Generic[T]):

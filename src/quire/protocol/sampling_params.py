@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from quire.errors import RequestError, quoted
 from quire.foreign import ForeignName, explaining
+from quire.protocol.codec import is_unicode
 from quire.protocol.grammar import StructuredOutputsParams
 
 __all__ = [
@@ -471,6 +472,11 @@ def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise RequestError(
             f"{name} has {quoted(value)}, but it takes texts of at least one character. "
+            "Remove that entry."
+        )
+    if not is_unicode(value):
+        raise RequestError(
+            f"{name} has {_shown(value)}, which has half of a surrogate pair, so no text has it. "
             "Remove that entry."
         )
     return value

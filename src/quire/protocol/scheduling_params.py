@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from quire.errors import RequestError
+from quire.protocol.codec import is_unicode
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class SchedulingParams:
                 f"priority is {self.priority}: give an integer from {-MAX_PRIORITY} to "
                 f"{MAX_PRIORITY}"
             )
+        if not isinstance(self.tenant, str) or not is_unicode(self.tenant):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"tenant is {self.tenant!r}: give a text of valid Unicode")
         for name in ("deadline_s", "weight"):
             value: float | None = getattr(self, name)
             if value is not None and not (_is_number(value) and 0.0 < value < math.inf):

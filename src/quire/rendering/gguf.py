@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.config.gguf import GGUFHeader, read_gguf_parts
+from quire.config.gguf import GGUFHeader, ends_by_text, read_gguf_parts
 from quire.errors import ConfigError
 from quire.rendering.folder import TokenizerFiles, TokenSpec
 
@@ -26,6 +26,8 @@ _NAMED = {
     "sep_token": "seperator_token_id",  # as the format spells it
     "pad_token": "padding_token_id",
 }
+_TAKE_NO_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+"""Tokens of Phi-3 that leave what follows them, as in its tokenizer.json."""
 _MARK = "\u2581"
 _MAX_PIECE_CHARS = 256
 """Merges of a longer token are not made: their number grows with its length, and such a token is a
@@ -71,7 +73,8 @@ def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, TokenizerFile
         )
     tokens, ids, kinds = _tokens(header)
     backend = makers[kind](header, ids, kinds)
-    _add_tokens(backend, tokens, kinds)
+    is_phi3 = kind == "llama" and header.string("general.architecture") == "phi3"
+    _add_tokens(backend, tokens, kinds, takes_spaces=is_phi3)
     named = _named_tokens(header, tokens)
     _add_marks(backend, header, named, adds_bos=kind in ("llama", "gemma4"))
     return backend, TokenizerFiles(tokenizer_file=file, model_type="gguf", named=named)
@@ -106,6 +109,8 @@ def _tokens(header: GGUFHeader) -> tuple[list[str], dict[str, int], list[int]]:
         raise ConfigError(
             f"{header.file}: {_KEY}token_type has {len(kinds)} entries for {len(tokens)} tokens"
         )
+    for end in ends_by_text(tokens):
+        kinds[end] = _CONTROL  # whatever the file says: their text is no part of an answer
     return tokens, ids, kinds
 
 
@@ -226,12 +231,24 @@ def _merges_by_score(
     return merges
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Control tokens and those of users are matched whole, before anything else."""
+def _add_tokens(
+    backend: tokenizers.Tokenizer,
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    *,
+    takes_spaces: bool,
+) -> None:
+    """Control tokens and those of users are matched whole, before anything else. takes_spaces: they
+    take the spaces and line breaks behind them too, which files do not say."""
     from tokenizers import AddedToken
 
     added = [
-        AddedToken(token, normalized=False, special=kind != _USER)
+        AddedToken(
+            token,
+            rstrip=takes_spaces and token not in _TAKE_NO_SPACES,
+            normalized=False,
+            special=kind != _USER,
+        )
         for token, kind in zip(tokens, kinds, strict=True)
         if kind in (_CONTROL, _USER) and token
     ]

@@ -1,5 +1,6 @@
 """The front door of the room: prompts and conversations to token ids, tokens to text."""
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError, quoted
 from quire.foreign import ForeignName, check_foreign
 from quire.protocol.adapters import AdapterRef
+from quire.protocol.codec import is_unicode
 from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import MediaSpan
@@ -421,6 +423,11 @@ def _prompt_fields(prompt: Mapping[str, Any]) -> tuple[Any, Any, str]:
     salt = prompt.get("cache_salt") or ""
     if not isinstance(salt, str):
         raise RequestError(f'"cache_salt" is {quoted(salt)}. It must be a string.')
+    if not is_unicode(salt):
+        raise RequestError(
+            f'"cache_salt" is {quoted(salt)}, which has half of a surrogate pair. '
+            "Send valid Unicode."
+        )
     return text, token_ids, salt
 
 
@@ -436,11 +443,15 @@ def _embeds_of(prompt: Mapping[str, Any]) -> object:
 
 
 def _as_token_id(value: Any, index: int) -> int:
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
-        return int(value.__index__())
-    raise RequestError(
-        f"The token id at index {index} of the prompt is {quoted(value)}. It must be an integer."
-    )
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except Exception as error:  # tensors have an index too, which fails if they are no integers
+        raise RequestError(
+            f"The token id at index {index} of the prompt is {quoted(value)}. "
+            "It must be an integer."
+        ) from error
 
 
 def _template_text(source: str | Path) -> str:

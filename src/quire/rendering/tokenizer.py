@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, EngineError, RequestError
+from quire.protocol.codec import is_unicode
 from quire.rendering.detokenize import IncrementalDetokenizer
 from quire.rendering.folder import TokenizerFiles, TokenSpec, read_tokenizer_files
 from quire.rendering.gguf import read_gguf_tokenizer
@@ -379,13 +380,7 @@ def _decoder_plan(backend: "tokenizers.Tokenizer") -> DecoderPlan:
 
 
 def _is_text(text: object) -> bool:
-    if not isinstance(text, str):
-        return False
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(text, str) and is_unicode(text)
 
 
 def _not_text(text: object) -> RequestError:

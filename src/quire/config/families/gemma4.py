@@ -105,7 +105,7 @@ def _kv_shapes(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[tuple[int,
     """Number of kv heads and head_dim of each layer. Files of `transformers` 5.24 have them by
     layer, published ones for all full layers."""
     own = raw.read_size("num_key_value_heads"), raw.read_size("head_dim")
-    by_layer = raw.section("per_layer_config")
+    by_layer = _by_layer(raw, len(layer_types))
     full_heads = own[0]
     if raw.read(bool, "attention_k_eq_v", default=False):
         full_heads = raw.read_size("num_global_key_value_heads", default=own[0])
@@ -114,7 +114,7 @@ def _kv_shapes(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[tuple[int,
     for layer, kind in enumerate(layer_types):
         shape = full if kind == FULL else own
         if by_layer is not None:
-            section = by_layer.section(str(layer)) or RawConfig({}, by_layer.source)
+            section = by_layer.get(layer) or RawConfig({}, raw.source)
             if unknown := set(section) - _SHAPE_KEYS:
                 raise ConfigError(
                     f"{section.source}: {', '.join(sorted(unknown))} of one layer is not supported"
@@ -131,6 +131,26 @@ def _kv_shapes(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[tuple[int,
             "num_key_value_heads"
         )
     return tuple(found)
+
+
+def _by_layer(raw: RawConfig, num_layers: int) -> dict[int, RawConfig] | None:
+    """Settings that single layers have, if any are stated so. A key is the number of a layer, which
+    may begin with zeros."""
+    stated = raw.section("per_layer_config")
+    if stated is None:
+        return None
+    numbers = {str(layer): layer for layer in range(num_layers)}
+    found: dict[int, RawConfig] = {}
+    for key in stated:
+        layer = numbers.get(key[:-1].lstrip("0") + key[-1:])
+        if layer is None or layer in found:
+            problem = "is no layer" if layer is None else "is there twice"
+            raise ConfigError(
+                f"{stated.source}: {key[:80]!r} {problem}; state each layer from 0 to "
+                f"{num_layers - 1} once"
+            )
+        found[layer] = stated.section(key) or RawConfig({}, stated.source)
+    return found
 
 
 def _kv_sources(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[tuple[int, ...], int]:

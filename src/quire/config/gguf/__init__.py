@@ -9,7 +9,7 @@ from quire.config.gguf.header import (
     read_gguf_header,
     read_gguf_parts,
 )
-from quire.config.gguf.settings import config_of, dtype_of, end_token_ids
+from quire.config.gguf.settings import config_of, dtype_of, end_token_ids, ends_by_text
 from quire.config.gguf.tensor_types import GGML_TYPES
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "config_of",
     "dtype_of",
     "end_token_ids",
+    "ends_by_text",
     "find_architecture",
     "is_gguf",
     "layout_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from quire.config.gguf.checkpoint import find_architecture, num_draft_blocks
@@ -11,10 +12,22 @@ from quire.config.gguf.header import GGUFHeader
 from quire.config.hf import RawConfig
 from quire.errors import ConfigError
 
-__all__ = ["config_of", "dtype_of", "end_token_ids"]
+__all__ = ["config_of", "dtype_of", "end_token_ids", "ends_by_text"]
 
 _DTYPES = {"F32": "float32", "F16": "float16"}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_TEXTS = frozenset((
+    "<end_of_turn>", "<turn|>", "<|tool_response>",  # Gemma
+    "<|im_end|>", "<|endoftext|>", "<|end|>", "<|return|>", "<|call|>",
+    "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>",  # Llama 3
+    "<EOT>", "<end_of_utterance>",
+))  # fmt: skip
+"""Tokens that end a turn in every model that has them, as llama.cpp takes them: files often state
+one end alone."""
+
+_MESSAGE_END, _ANSWER_ENDS = "<|end|>", ("<|return|>", "<|call|>")
+"""gpt-oss has all three. There the first ends a message, after which the answer goes on."""
+
 _MAX_DIVISORS = 1 << 16
 _PARTLY_ROTATED = ("phi3", "glm4", "glm4moe")
 """Architectures whose heads may be rotated in part."""
@@ -101,9 +114,19 @@ def dtype_of(header: GGUFHeader) -> str:
 
 
 def end_token_ids(header: GGUFHeader) -> tuple[int, ...]:
-    """Tokens that end a text, a turn or a message, each once."""
-    found = (header.integer(f"tokenizer.ggml.{key}") for key in _END_KEYS)
-    return tuple(dict.fromkeys(token for token in found if token is not None))
+    """Tokens that end a text, a turn or a message, each once: the stated ones, and those that are
+    known by their text."""
+    stated = (header.integer(f"tokenizer.ggml.{key}") for key in _END_KEYS)
+    known = ends_by_text(header.array("tokenizer.ggml.tokens") or ())
+    return tuple(dict.fromkeys((*(token for token in stated if token is not None), *known)))
+
+
+def ends_by_text(tokens: Sequence[Any]) -> tuple[int, ...]:
+    """Ids of the tokens that end a turn by their text, of the texts by id."""
+    found = {token: index for index, token in enumerate(tokens) if token in _END_TEXTS}
+    if found.keys() >= {*_ANSWER_ENDS}:
+        found.pop(_MESSAGE_END, None)
+    return tuple(found.values())
 
 
 def _value(header: GGUFHeader, key: str) -> Any:
