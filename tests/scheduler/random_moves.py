@@ -10,7 +10,7 @@ from quire.config.settings import SCHEDULING_POLICIES
 from quire.protocol import BeamRules, SchedulingParams
 from quire.scheduler import PrefillLimits
 from quire.scheduler.token_budget import UNLIMITED
-from tests.scheduler.simulation import POISON_OUTSIDE, VOCAB, Setup, Simulation
+from tests.scheduler.simulation import ADAPTERS, POISON_OUTSIDE, VOCAB, Setup, Simulation
 
 WINDOWS: tuple[tuple[int | None, ...], ...] = (
     (None,),
@@ -120,7 +120,12 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
             tenant=rng.choice(("", "a", "b")),
             weight=rng.choice((0.5, 1.0, 3.0)),
         ),
+        adapter=random_adapter(rng) if beams is None else "",
     )
+
+
+def random_adapter(rng: random.Random) -> str:
+    return rng.choice(("", "", *ADAPTERS))
 
 
 def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
@@ -135,6 +140,7 @@ def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
         prompt_logprobs=rng.choice((None, None, 0)),
         given=rng.randint(1, len(prompt)),
         max_prompt_tokens=rng.choice((None, len(prompt), len(prompt) + 3)),
+        adapter=random_adapter(rng),
     )
 
 
@@ -151,6 +157,7 @@ def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
         lateness=rng.choice((0.0, 2.5)),
         pin_seconds=rng.choice((0.5, 3.0, 20.0, math.inf)),
         pin_is_shared=rng.random() < 0.5,
+        adapter=random_adapter(rng),
     )
 
 

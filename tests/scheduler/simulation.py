@@ -32,6 +32,7 @@ from quire.protocol import (
     StepPlan,
     StepResult,
 )
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.scheduler import (
@@ -52,6 +53,8 @@ VOCAB = 30
 METHODS = SpeculationSettings("auto", 6, 1, 3)
 OF_MODEL = SpeculationSettings("draft_model", 4, model="fake")
 POISON_OUTSIDE = VOCAB + 1
+ADAPTERS = ("one", "other")
+"""Digests of adapters, in the order of their slots."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Client:
     first_handle: int
     deadline_s: float | None = None
     beams: BeamRules | None = None
+    adapter: str = ""
     tokens: list[int] = field(default_factory=list)
     finish: SequenceFinish | None = None
 
@@ -129,9 +133,14 @@ def make_model(windows: tuple[int | None, ...], has_state: bool) -> FakeModel:
 
 @lru_cache(maxsize=20000)
 def expected_tokens(
-    model: FakeModel, prompt: tuple[int, ...], count: int, seed: int, sample: int
+    model: FakeModel,
+    prompt: tuple[int, ...],
+    count: int,
+    seed: int,
+    sample: int,
+    adapter: str = "",
 ) -> tuple[int, ...]:
-    return tuple(model.expected_tokens(prompt, count, seed, sample))
+    return tuple(model.expected_tokens(prompt, count, seed, sample, adapter=adapter))
 
 
 @lru_cache(maxsize=200000)
@@ -152,6 +161,10 @@ def expected_beams(
     return search(scores, prompt, rules, max_tokens, stop, min_tokens)
 
 
+def _adapter_ref(digest: str) -> AdapterRef:
+    return AdapterRef(digest, f"adapters/{digest}", digest)
+
+
 class Guesses:
     """Drafts of which any number is right, at the right place or beside it."""
 
@@ -166,7 +179,12 @@ class Guesses:
         prompt = tuple(group.request.prompt_token_ids.tolist())
         count = group.max_total_tokens - len(prompt)
         truth = expected_tokens(
-            setup.model, prompt, count, group.request.seed, sequence.sample_index
+            setup.model,
+            prompt,
+            count,
+            group.request.seed,
+            sequence.sample_index,
+            group.extras.adapter,
         )
         at = len(known) - len(prompt) + rng.randint(0, num_in_flight)
         num_drafts = rng.randint(0, min(max_drafts, setup.max_drafts))
@@ -254,6 +272,8 @@ class Simulation:
             breaks=lambda _: self._breaks(),
             draft=self._say,
         )
+        for slot, digest in enumerate(ADAPTERS):
+            self.executor.put_adapter(slot, _adapter_ref(digest))
         self._rng = np.random.default_rng(setup.num_blocks)
         self.clients: dict[int, Client] = {}
         self.in_pieces: set[int] = set()
@@ -320,15 +340,17 @@ class Simulation:
         pin_is_shared: bool = False,
         given: int | None = None,
         max_prompt_tokens: int | None = None,
+        adapter: str = "",
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with. given:
-        tokens of the prompt that it comes with if the others come later."""
+        tokens of the prompt that it comes with if the others come later. adapter: one of
+        `ADAPTERS`."""
         prompt = tuple(prompt)
         self.now += 1
         first = len(self.clients)
         if n > 1 or max_tokens is None or given is not None or beams is not None:
             resume_at = 0
-        whole = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0)
+        whole = self._uncut(prompt, max_tokens or 1, stop, min_tokens, seed, 0, adapter)
         output = whole[: min(resume_at, len(whole) - 1)]
         request = EngineRequest(
             request_id=str(first),
@@ -353,14 +375,18 @@ class Simulation:
             is_open=given is not None,
             max_prompt_tokens=max_prompt_tokens,
             prediction_token_ids=self._prediction(whole),
+            adapter=_adapter_ref(adapter) if adapter else None,
         )
         try:
-            self.scheduler.add(request)
+            tickets = self.scheduler.add(request)
         except RequestError:
             self.num_refused += 1
             self.check()
             return []
         self.check()
+        for ticket in tickets.adapter:
+            self.scheduler.adapter_opened(ticket, ADAPTERS.index(adapter) + 1)
+            self.check()
         limit = self.scheduler.state.roster.groups[first].max_total_tokens - len(prompt)
         if given is not None:
             limit = min(max_tokens or 0, self.setup.max_model_len - len(prompt))
@@ -378,6 +404,7 @@ class Simulation:
                 first,
                 request.scheduling.deadline_s,
                 beams,
+                adapter,
                 list(output),
             )
         return list(range(first, first + n))
@@ -598,8 +625,9 @@ class Simulation:
         min_tokens: int,
         seed: int,
         sample: int,
+        adapter: str,
     ) -> tuple[int, ...]:
-        tokens = expected_tokens(self.setup.model, prompt, max_tokens, seed, sample)
+        tokens = expected_tokens(self.setup.model, prompt, max_tokens, seed, sample, adapter)
         for i, token in enumerate(tokens):
             if token in stop and i + 1 >= min_tokens:
                 return tokens[: i + 1]
@@ -614,6 +642,7 @@ class Simulation:
             client.min_tokens,
             client.seed,
             client.sample_index,
+            client.adapter,
         )
         poison = self.setup.poison
         if poison in client.prompt:

@@ -15,11 +15,17 @@ ROOMY = Setup(block_size=4, num_blocks=40, max_model_len=36, max_num_batched_tok
 
 
 def pinned(
-    setup: Setup = ROOMY, seconds: float = math.inf, *, is_shared: bool = False
+    setup: Setup = ROOMY,
+    seconds: float = math.inf,
+    *,
+    is_shared: bool = False,
+    adapter: str = "",
 ) -> tuple[Simulation, int]:
     """23 tokens: five blocks of four and a partly filled one."""
     simulation = Simulation(setup)
-    (handle,) = simulation.add(PREFIX, max_tokens=1, pin_seconds=seconds, pin_is_shared=is_shared)
+    (handle,) = simulation.add(
+        PREFIX, max_tokens=1, pin_seconds=seconds, pin_is_shared=is_shared, adapter=adapter
+    )
     run(simulation)
     return simulation, handle
 
@@ -101,6 +107,23 @@ def test_a_shared_pin_is_for_every_tenant(windows, enable_prefix_caching) -> Non
     simulation.drain()
 
 
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize("of_pin", ["", "one"])
+def test_a_pin_is_for_one_adapter(of_pin: str, enable_prefix_caching: bool) -> None:
+    """Fault: a request takes K/V that another adapter has made, and its tokens are wrong; those
+    behind them are then found by others of its adapter."""
+    setup = Setup(**{**vars(ROOMY), "enable_prefix_caching": enable_prefix_caching})
+    simulation, _ = pinned(setup, is_shared=True, adapter=of_pin)
+    for adapter in ("", "one", "other"):
+        simulation.add([*PREFIX, 5], max_tokens=4, adapter=adapter)
+        simulation.plan()
+        assert simulation.standing.sum() == (1 if adapter == of_pin else 24)
+        run(simulation)
+    (pin,) = simulation.scheduler.state.pins.list(simulation.now)
+    assert pin.hits == 1
+    simulation.drain()
+
+
 @pytest.mark.parametrize("windows", [(None,), (6,), (None, 5)])
 def test_a_tenant_finds_its_own_blocks_behind_a_shared_pin(windows) -> None:
     """Their names begin with its salt, and those of the pin's blocks do not. In a conversation the
@@ -147,12 +170,13 @@ def test_equal_texts_are_one_pin(is_shared: bool) -> None:
 
 
 def test_texts_of_others_are_pins_of_their_own() -> None:
-    simulation, _ = pinned()
+    simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 60}))
     simulation.add(PREFIX, max_tokens=1, pin_seconds=5.0, salt="other")
     simulation.add(PREFIX, max_tokens=1, pin_seconds=5.0, pin_is_shared=True)
     simulation.add(PREFIX[:-1], max_tokens=1, pin_seconds=5.0)
+    simulation.add(PREFIX, max_tokens=1, pin_seconds=5.0, adapter="one")
     run(simulation)
-    assert len(simulation.scheduler.state.pins.list(simulation.now)) == 4
+    assert len(simulation.scheduler.state.pins.list(simulation.now)) == 5
 
 
 def test_a_pin_yields_to_a_request_that_could_never_run() -> None:

@@ -177,13 +177,19 @@ class PinnedPrefixes:
 
 
 def _key(request: EngineRequest) -> str:
-    return prefix_key(request.prompt_token_ids, request.salt, is_shared=request.pin_is_shared)
+    return prefix_key(
+        request.prompt_token_ids,
+        request.salt,
+        is_shared=request.pin_is_shared,
+        adapter=request.adapter_digest,
+    )
 
 
 def _starts_with(tokens: IntArray, pin: _Pin, sequence: Sequence) -> bool:
     length = len(pin.token_ids)
     return (
         pin.root in (None, sequence.group.root)
+        and pin.request.adapter_digest == sequence.group.request.adapter_digest
         and len(tokens) >= length
         and all(each.span.position >= length for each in sequence.group.request.media)
         and np.array_equal(tokens[:length], pin.token_ids)
