@@ -121,6 +121,7 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
             weight=rng.choice((0.5, 1.0, 3.0)),
         ),
         adapter=random_adapter(rng) if beams is None else "",
+        is_adapter_late=rng.random() < 0.5,
     )
 
 
@@ -141,6 +142,7 @@ def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
         given=rng.randint(1, len(prompt)),
         max_prompt_tokens=rng.choice((None, len(prompt), len(prompt) + 3)),
         adapter=random_adapter(rng),
+        is_adapter_late=rng.random() < 0.5,
     )
 
 
@@ -158,6 +160,7 @@ def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
         pin_seconds=rng.choice((0.5, 3.0, 20.0, math.inf)),
         pin_is_shared=rng.random() < 0.5,
         adapter=random_adapter(rng),
+        is_adapter_late=rng.random() < 0.5,
     )
 
 
@@ -182,7 +185,9 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
         random_extend(rng, simulation)
     elif move < 0.365:
         simulation.lose_steps()
-    elif move < 0.68:
+    elif move < 0.4:
+        simulation.open_adapters()
+    elif move < 0.7:
         simulation.plan()
     else:
         simulation.apply()

@@ -278,6 +278,7 @@ class Simulation:
         self.clients: dict[int, Client] = {}
         self.in_pieces: set[int] = set()
         self.arriving: dict[int, tuple[int, ...]] = {}  # what is still to come of open prompts
+        self.opening: list[tuple[int, int]] = []  # tickets and slots of adapters to come
         self.step_seconds = 0.1
         self.in_flight: deque[Future[StepResult]] = deque()
         self.standing = np.zeros(setup.max_num_seqs, np.int64)
@@ -341,10 +342,11 @@ class Simulation:
         given: int | None = None,
         max_prompt_tokens: int | None = None,
         adapter: str = "",
+        is_adapter_late: bool = False,
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with. given:
         tokens of the prompt that it comes with if the others come later. adapter: one of
-        `ADAPTERS`."""
+        `ADAPTERS`. is_adapter_late: it has its slot when `open_adapters` is called next."""
         prompt = tuple(prompt)
         self.now += 1
         first = len(self.clients)
@@ -384,9 +386,9 @@ class Simulation:
             self.check()
             return []
         self.check()
-        for ticket in tickets.adapter:
-            self.scheduler.adapter_opened(ticket, ADAPTERS.index(adapter) + 1)
-            self.check()
+        self.opening += [(ticket, ADAPTERS.index(adapter) + 1) for ticket in tickets.adapter]
+        if not is_adapter_late:
+            self.open_adapters()
         limit = self.scheduler.state.roster.groups[first].max_total_tokens - len(prompt)
         if given is not None:
             limit = min(max_tokens or 0, self.setup.max_model_len - len(prompt))
@@ -424,6 +426,13 @@ class Simulation:
                 output_token_ids=np.array(output, np.int32),
             )
         )
+
+    def open_adapters(self) -> None:
+        """Give all adapters that requests wait for their slots."""
+        for ticket, slot in self.opening:
+            self.scheduler.adapter_opened(ticket, slot)
+            self.check()
+        self.opening.clear()
 
     def abort(self, handle: int) -> None:
         self.scheduler.abort(handle)
@@ -526,6 +535,7 @@ class Simulation:
 
     def drain(self) -> None:
         """Run until every request has ended, then check everything that was promised."""
+        self.open_adapters()
         for handle in list(self.arriving):
             self.extend(handle, len(self.arriving[handle]))
         work = sum(

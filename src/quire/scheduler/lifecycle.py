@@ -33,15 +33,18 @@ class Lifecycle:
         token gives no work.
         Raises EngineError if one of its handles is in use."""
         if group.request.is_open and len(group.sequences[0].token_ids) < 2:
-            self._state.tickets.start(group)
+            self._start_input(group)
         self._state.roster.add(group)
 
     # --- waiting for tickets --------------------------------------------------------------------
 
     def await_input(self, group: SequenceGroup) -> None:
         """Block a group that has nothing to compute before its prompt goes on."""
-        self._state.tickets.start(group)
+        self._start_input(group)
         self._state.roster.block(group)
+
+    def _start_input(self, group: SequenceGroup) -> None:
+        group.input_ticket = self._state.tickets.start(group)
 
     def block_idle(self) -> None:
         """Block the running groups that have nothing to compute before their prompts go on."""
@@ -51,8 +54,9 @@ class Lifecycle:
                 self.await_input(group)
 
     def input_arrived(self, group: SequenceGroup) -> None:
-        """Unblock a group whose prompt has grown, if that gave it work."""
-        if group.state is not GroupState.BLOCKED or group.is_coming_in:
+        """Unblock a group that waited for more of its prompt, if that gave it work."""
+        ticket = group.input_ticket
+        if ticket is None or ticket not in group.blocked_on:
             return
         sequence, table = group.sequences[0], self._state.table
         if sequence.slot >= 0:
@@ -60,8 +64,7 @@ class Lifecycle:
         else:
             has_work = not group.request.is_open or len(sequence.token_ids) > 1
         if has_work:
-            self._state.tickets.forget(group)
-            self._go_on(group)
+            self.end_ticket(ticket)
 
     def end_ticket(self, ticket: int, lost: frozenset[int] = frozenset()) -> None:
         """End a piece of work; its group goes on if it waits for nothing else. lost: blocks that it
