@@ -198,6 +198,31 @@ def test_a_running_request_grows_into_what_is_pinned() -> None:
     simulation.drain()
 
 
+@pytest.mark.parametrize("ticket_steps", [0, 2])
+def test_a_pin_does_not_yield_while_another_request_is_swapped_in(ticket_steps: int) -> None:
+    """Fault: a request that waits for blocks takes the pin, although it gets them when the one
+    that is coming in has ended."""
+    simulation, _ = pinned(
+        Setup(**{**vars(ROOMY), "num_blocks": 14, "num_host_blocks": 20, "max_model_len": 40,
+                 "ticket_steps": (ticket_steps,)})
+    )  # fmt: skip
+    (first,) = simulation.add([7] * 20, max_tokens=6)
+    simulation.plan()
+    simulation.apply()
+    (second,) = simulation.add([9] * 20, max_tokens=4)
+    roster = simulation.scheduler.state.roster
+    simulation.scheduler._lifecycle.preempt(roster.groups[first])
+    simulation.kv.drop_cached()
+    simulation.plan()
+    assert roster.groups[first].is_coming_in
+    assert not roster.groups[second].has_slots
+    run(simulation)
+    for handle in (first, second):
+        assert simulation.clients[handle].finish.reason is FinishReason.LENGTH
+    assert len(simulation.scheduler.state.pins.list(simulation.now)) == 1
+    simulation.drain()
+
+
 def test_pins_that_would_crowd_out_the_others_are_refused() -> None:
     simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 14}))
     with pytest.raises(RequestError, match="takes 6 KV blocks, but of the 14 there are only 1"):

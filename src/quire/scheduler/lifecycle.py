@@ -125,8 +125,10 @@ class Lifecycle:
 
     def free_idle(self, *, is_last_resort: bool) -> bool:
         """Preempt a group that has nothing to compute; if `is_last_resort`, release a pin instead
-        where there is none. Return whether blocks were freed."""
-        return self.yield_idle() or (is_last_resort and self._state.pins.release_one())
+        where there is none and no blocks become free when copies end. Return whether blocks were
+        freed."""
+        may_unpin = is_last_resort and not self._state.kv.swaps.num_orphaned
+        return self.yield_idle() or (may_unpin and self._state.pins.release_one())
 
     def yield_spare(self) -> None:
         """Preempt the newest running group on spare capacity, if there is one."""
@@ -138,13 +140,12 @@ class Lifecycle:
         """Free blocks so that a running group can grow: of groups that do not compute, or else by
         preempting the last group by key. Return False if more blocks become free only when copies
         end."""
-        roster, kv = self._state.roster, self._state.kv
-        holders = [*roster.running, *(g for g in roster.blocked if g.is_coming_in)]
-        if self.free_idle(is_last_resort=len(holders) == 1):
+        progressing, kv = self._state.roster.progressing, self._state.kv
+        if self.free_idle(is_last_resort=len(progressing) == 1):
             return True
         if kv.swaps.num_orphaned:
             return False
-        last = max(holders, key=lambda g: g.key)
+        last = max(progressing, key=lambda g: g.key)
         self.preempt(last)
         return not kv.swaps.num_orphaned
 
