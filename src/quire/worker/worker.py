@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,6 +17,7 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import (
     Allocate,
     ControlOp,
+    Inspect,
     MeasuredMemory,
     MeasureRecovery,
     Report,
@@ -103,7 +104,7 @@ class Worker:
             self._profile.start(op.directory, self._device)
         elif isinstance(op, StopProfile):
             report = replace(report, profile=self._profile.stop())
-        else:
+        elif not isinstance(op, Inspect):
             raise EngineError(f"{type(op).__name__} is no operation of a worker")
         return replace(report, weights_version=self._weights_version, sleep_level=self._sleep_level)
 
@@ -140,7 +141,12 @@ class Worker:
         self._sleep_level = 0
 
     def update_weights(self, tensors: Mapping[str, Any]) -> None:
-        """Load the model again with these tensors in place of the checkpoint's. While awake."""
+        """Load the model again with these tensors in place of the checkpoint's. While awake.
+
+        Raises RequestError or ConfigError if they are refused, and nothing changes then. Raises
+        EngineError if they cannot be loaded: the old ones are there again, or the worker sleeps;
+        the K/V are lost.
+        """
         if self._loaded is None or self._sleep_level:
             raise RequestError("the engine sleeps: wake it up before its weights are replaced")
         given = {name: torch.as_tensor(value).detach().cpu() for name, value in tensors.items()}
@@ -152,11 +158,25 @@ class Worker:
         self._replaced = {**kept, **{name: tensor.clone() for name, tensor in given.items()}}
         try:
             self.wake()
-        except BaseException:
+        except BaseException as error:
             self._replaced = kept
-            self.wake()
-            raise
+            self._recover_from(error)
         self._weights_version += 1
+
+    def _recover_from(self, error: BaseException) -> NoReturn:
+        """Load the model as it was before new weights could not be loaded, and raise EngineError.
+        What has been loaded of these may be complete, where the KV pool did not fit."""
+        self.sleep(2)
+        try:
+            self.wake()
+        except BaseException as again:
+            raise EngineError(
+                f"the new weights cannot be loaded ({error}), nor the old ones again ({again}), so "
+                "the engine sleeps: free some memory and wake it up"
+            ) from error
+        raise EngineError(
+            f"the new weights cannot be loaded ({error}): the engine goes on with the old ones"
+        ) from error
 
     def _give_back(self) -> None:
         """Let the system have what nobody refers to. Start-up may have frozen all objects for the
