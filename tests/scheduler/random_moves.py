@@ -147,7 +147,10 @@ def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
 
 
 def random_extend(rng: random.Random, simulation: Simulation) -> None:
-    if simulation.arriving:
+    """Something that requests wait for comes."""
+    if simulation.opening and rng.random() < 0.3:
+        simulation.open_adapters()
+    elif simulation.arriving:
         simulation.extend(rng.choice(list(simulation.arriving)), rng.randint(0, 6))
 
 
@@ -185,9 +188,7 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
         random_extend(rng, simulation)
     elif move < 0.365:
         simulation.lose_steps()
-    elif move < 0.4:
-        simulation.open_adapters()
-    elif move < 0.7:
+    elif move < 0.68:
         simulation.plan()
     else:
         simulation.apply()

@@ -137,8 +137,8 @@ class UpdateWeights:
     new ones, computed again from their tokens, and nothing that was cached is hit any more.
 
     tensors: torch tensors or arrays of the shapes that the checkpoint has. ConfigError, and nothing
-    changes, for unknown names and other shapes. EngineError if they cannot be loaded: requests go on
-    with the old ones, computed again, or the engine sleeps if those cannot be loaded either.
+    changes, for unknown names and other shapes. EngineError if they cannot be loaded: requests go
+    on with the old ones, computed again, or the engine sleeps if those cannot be loaded either.
     """
 
     tensors: Mapping[str, Any]

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
+from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
 __all__ = ["Lifecycle"]

@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -160,23 +160,19 @@ class Worker:
             self.wake()
         except BaseException as error:
             self._replaced = kept
-            self._recover_from(error)
+            raise self._recovered_from(error) from error
         self._weights_version += 1
 
-    def _recover_from(self, error: BaseException) -> NoReturn:
-        """Load the model as it was before new weights could not be loaded, and raise EngineError.
-        What has been loaded of these may be complete, where the KV pool did not fit."""
+    def _recovered_from(self, error: BaseException) -> EngineError:
+        """Load the model as it was before new weights could not be loaded; return what to say. The
+        new ones may be loaded, and only the KV pool have had no room: they go first."""
         self.sleep(2)
-        try:
+        with contextlib.suppress(Exception):
             self.wake()
-        except BaseException as again:
-            raise EngineError(
-                f"the new weights cannot be loaded ({error}), nor the old ones again ({again}), so "
-                "the engine sleeps: free some memory and wake it up"
-            ) from error
-        raise EngineError(
-            f"the new weights cannot be loaded ({error}): the engine goes on with the old ones"
-        ) from error
+        became = "the engine goes on with the old ones"
+        if self._sleep_level:
+            became = "nor can the old ones again, so the engine sleeps: free memory and wake it up"
+        return EngineError(f"the new weights cannot be loaded ({error}): {became}")
 
     def _give_back(self) -> None:
         """Let the system have what nobody refers to. Start-up may have frozen all objects for the
