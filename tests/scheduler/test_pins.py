@@ -189,6 +189,24 @@ def test_a_pin_yields_to_a_request_that_could_never_run() -> None:
     simulation.drain()
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_shared_pins_that_the_engine_let_go_are_known_until_they_are_back(is_shared: bool) -> None:
+    """The operator's own word is no loss."""
+    setup = Setup(**{**vars(ROOMY), "num_blocks": 12, "max_model_len": 48})
+    simulation, handle = pinned(setup, is_shared=is_shared)
+    pins = simulation.scheduler.state.pins
+    (held,) = pins.list(simulation.now)
+    simulation.add([7] * 40, max_tokens=6)
+    run(simulation)
+    assert pins.lost == ((held.key,) if is_shared else ())
+    (handle,) = simulation.add(PREFIX, max_tokens=1, pin_seconds=math.inf, pin_is_shared=True)
+    run(simulation)
+    assert pins.lost == ()
+    assert pins.release(handle)
+    assert pins.lost == ()
+    simulation.drain()
+
+
 def test_a_running_request_grows_into_what_is_pinned() -> None:
     """It fits beside the pin when it enters, and no more when it has grown."""
     simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 12, "max_model_len": 48}))

@@ -224,7 +224,8 @@ class EngineCore:
         if isinstance(op, Inspect):
             return self._report
         if isinstance(op, ListPins):
-            return replace(self._report, pins=scheduler.state.pins.list(now))
+            pins = scheduler.state.pins
+            return replace(self._report, pins=pins.list(now), lost_pins=pins.lost)
         if isinstance(op, Unpin):
             return replace(self._report, was_there=scheduler.state.pins.release(op.handle))
         self._settle()
