@@ -209,6 +209,18 @@ ROPES = [
         RopeSpec(8, 10000.0, YarnScaling(4.0, 1000, 1.5, 32.0, 1.0, True)),
         4000,
     ),
+    (  # 1 / (0.1 ln 4 + 1), as DeepSeek-R1-0528-Qwen3-8B has it: nothing is scaled
+        {
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 1000,
+                "attn_factor": 0.8782488562869419,
+            }
+        },
+        RopeSpec(8, 10000.0, YarnScaling(4.0, 1000, pytest.approx(1.0), 32.0, 1.0, True)),
+        4000,
+    ),
     (
         {
             "rope_scaling": {
@@ -257,12 +269,28 @@ def test_rope_by_layer_type(tmp_path: Path) -> None:
     assert spec.ropes == (sliding, full, sliding, full)
 
 
+def test_keys_that_no_tensor_shows_are_those_of_transformers(tmp_path: Path) -> None:
+    """Catches a silent file that is read as if these were off."""
+    silent = {"max_position_embeddings": ..., "head_dim": 8}
+    gemma = {**silent, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+    spec = spec_of(tmp_path, **gemma)
+    assert (spec.max_context, spec.windows) == (8192, (4096, None, 4096, None))
+    assert isinstance(spec.traits, Gemma2Traits)
+    assert (spec.traits.score_cap, spec.traits.logit_cap) == (50.0, 30.0)
+    spec = spec_of(tmp_path, **gemma, attn_logit_softcapping=None)
+    assert isinstance(spec.traits, Gemma2Traits) and spec.traits.score_cap is None
+    mistral = {**silent, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    assert spec_of(tmp_path, **mistral).windows == (4096,) * 4
+
+
 def test_windows(tmp_path: Path) -> None:
     """Catches windows on the wrong layers."""
     mistral = {"architectures": ["MistralForCausalLM"]}
     assert spec_of(tmp_path, **mistral, sliding_window=16).windows == (16,) * 4
     assert spec_of(tmp_path, **mistral, sliding_window=None).windows == (None,) * 4
     assert spec_of(tmp_path, **mistral, sliding_window=1000).windows == (None,) * 4
+    longer = read_model_spec(tmp_path, longest=1001)
+    assert longer.windows == (1000,) * 4, "max_model_len exceeds what the model claims"
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 3}
     assert spec_of(tmp_path, **qwen).windows == (None,) * 4
     mixed = spec_of(tmp_path, **qwen, use_sliding_window=True)

@@ -20,6 +20,7 @@ from tests.models.families import Case, write_checkpoint
 from tests.runner.test_token_columns import KERNELS
 
 from quire import LLM, SamplingParams
+from quire.config.adapters.peft import read_adapter
 from quire.errors import RequestError
 from quire.lora.request import LoRARequest
 
@@ -53,6 +54,16 @@ def changed(folder: Path, base: Path, changes: Mapping[str, torch.Tensor]) -> Pa
         (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     save_file({**weights, **changes}, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+@pytest.mark.parametrize("part", ["model", "language_model.model", "model.language_model"])
+def test_names_of_text_parts_are_those_of_text_alone(part: str, tmp_path: Path) -> None:
+    """Catches an adapter of a multimodal model that is refused, or changes nothing: names differ
+    between versions of transformers."""
+    module = "layers.0.self_attn.q_proj"
+    sides = {f"{part}.{module}.lora_{side}.weight": noise(RANK, RANK) for side in "AB"}
+    made = written(tmp_path / "adapter", sides)
+    assert list(read_adapter(Path(made.lora_path)).modules) == [f"model.{module}"]
 
 
 def noise(*shape: int, seed: int = 0, std: float = 0.3) -> torch.Tensor:

@@ -19,7 +19,14 @@ from quire.config.packed import (
 )
 from quire.errors import ConfigError
 
-__all__ = ["Checkpoint", "TensorInfo", "find_weight_files", "read_checkpoint", "read_header"]
+__all__ = [
+    "Checkpoint",
+    "TensorInfo",
+    "find_weight_files",
+    "name_in_text_part",
+    "read_checkpoint",
+    "read_header",
+]
 
 INDEX_NAME = "model.safetensors.index.json"
 WHOLE_NAME = "model.safetensors"
@@ -97,6 +104,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(headers.files, tensors, headers.left_out + left_out, tuple(scales))
 
 
+def name_in_text_part(name: str) -> str | None:
+    """Return the name that a tensor of the text part of a model has in a model of text alone; None
+    for a tensor of another part."""
+    match = _TEXT_PART.match(name)
+    inner = name if match is None else name[match.end() :]
+    if inner.startswith("lm_head."):
+        return inner
+    return None if match is None else f"model.{inner}"
+
+
 def _text_part(
     folder: Path, tensors: dict[str, TensorInfo]
 ) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
@@ -107,12 +124,10 @@ def _text_part(
     found: dict[str, TensorInfo] = {}
     others: list[str] = []
     for name, tensor in tensors.items():
-        match = _TEXT_PART.match(name)
-        inner = name if match is None else name[match.end() :]
-        if match is None and not inner.startswith("lm_head."):
+        plain = name_in_text_part(name)
+        if plain is None:
             others.append(name)
             continue
-        plain = inner if inner.startswith("lm_head.") else f"model.{inner}"
         if plain in found:
             raise ConfigError(
                 f"{tensor.file}: tensors {found[plain].name!r} and {name!r} are the same weight; "

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -542,6 +542,14 @@ class ModelSpec:
     def kv_elements(self) -> int:
         """Elements of K and V of one token in all layers."""
         return 2 * sum(heads * dim for heads, dim in self.own_kv_shapes)
+
+    def within(self, length: int) -> ModelSpec:
+        """Return the model for sequences of at most `length` tokens: a window that none of them can
+        outgrow is full attention."""
+        windows = tuple(
+            None if window is None or window >= length else window for window in self.windows
+        )
+        return self if windows == self.windows else replace(self, windows=windows)
 
     @property
     def position_axes(self) -> int:

@@ -156,6 +156,8 @@ def _read_yarn(section: RawConfig, original: int, max_positions: int) -> YarnSca
         if mscale and mscale_all_dim:
             attention_factor = _yarn_temperature(factor, mscale)
             attention_factor /= _yarn_temperature(factor, mscale_all_dim)
+        # vLLM multiplies, transformers ignores it; DeepSeek-R1-0528-Qwen3-8B undoes the scale so
+        attention_factor *= section.read(float, "attn_factor", default=1.0)
     return YarnScaling(
         factor=factor,
         original_max_positions=original,

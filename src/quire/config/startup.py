@@ -62,6 +62,7 @@ def find_model(settings: EngineSettings) -> FoundModel:
         overrides=overrides,
         dtype_is_chosen=settings.dtype != "auto",
         implementation=settings.model_impl,
+        longest=settings.max_model_len,
     )
     return FoundModel(folder, spec)
 

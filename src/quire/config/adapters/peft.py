@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from quire.config.checkpoint import name_in_text_part
 from quire.config.hf import RawConfig, StoredTensor, read_header, read_json
 from quire.errors import ConfigError
 
@@ -53,7 +54,7 @@ _OF_TABLE = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.[^.]+)?
 _WHOLE = re.compile(r"(?P<module>.+?)(\.modules_to_save(\.[^.]+)?)?\.weight$")
 _BIAS = re.compile(r"(?P<module>.+?)(\.base_layer|\.modules_to_save(\.[^.]+)?)?\.bias$")
 _UNSUPPORTED = re.compile(r"\.lora_|\.token_adapter\.")
-_PREFIXES = ("base_model.model.", "language_model.")
+_PREFIX = "base_model.model."
 _COPY = re.compile(r"(embed_tokens|lm_head|wte|embed_out)\.base_layer\.weight$")
 _FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
 _WRAPPED = ".base_layer"
@@ -306,9 +307,8 @@ def _is_older(version: str | None) -> bool:
 
 
 def _plain(module: str) -> str:
-    for prefix in _PREFIXES:
-        module = module.removeprefix(prefix)
-    return module
+    module = module.removeprefix(_PREFIX)
+    return name_in_text_part(module) or module
 
 
 def _not_low_rank(path: Path, tensor: StoredTensor) -> ConfigError:

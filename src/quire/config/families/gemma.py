@@ -67,7 +67,7 @@ def read_gemma3(raw: RawConfig, dtype: str) -> ModelSpec:
             ACTIVATIONS, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh"
         ),
         max_context=max_context,
-        windows=read_windows(raw, layer_types, max_context),
+        windows=read_windows(raw, layer_types),
         ropes=ropes,
         traits=Gemma3Traits(
             bias,

@@ -65,7 +65,6 @@ def spec_of(facts: dict[str, Any], raw: RawConfig, dtype: str) -> ModelSpec:
         raise ConfigError(f"{raw.source}: key 'max_position_embeddings' is missing; add it")
     options = ("soft_cap", "sinks")
     widest = max((shape.outputs for shape in matrices if not shape.is_head), default=1)
-    windows = (each["window"] or max_context for each in layers)
     return ModelSpec(
         architecture="",
         model_type=facts["model_type"],
@@ -81,7 +80,7 @@ def spec_of(facts: dict[str, Any], raw: RawConfig, dtype: str) -> ModelSpec:
         max_context=max_context,
         tie_word_embeddings=facts["tied"],
         dtype=dtype,
-        windows=tuple(window if window < max_context else None for window in windows),
+        windows=tuple(each["window"] or None for each in layers),
         ropes=(None,) * len(layers),
         traits=GenericTraits(),
         parameters=ParameterCounts(facts["num_parameters"], 0, 0),

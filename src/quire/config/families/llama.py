@@ -277,7 +277,7 @@ def read_llama_like(
         max_context=max_context,
         tie_word_embeddings=tied,
         dtype=dtype,
-        windows=read_windows(raw, layer_types, max_context),
+        windows=read_windows(raw, layer_types),
         ropes=ropes,
         traits=traits,
         parameters=ParameterCounts(vocab * hidden, layer, head),

@@ -78,7 +78,7 @@ def _read(raw: RawConfig, dtype: str, classes: ClassesSpec | None) -> ModelSpec:
         max_context=max_context,
         tie_word_embeddings=False,
         dtype=dtype,
-        windows=_windows(raw, kinds, max_context),
+        windows=_windows(raw, kinds),
         ropes=_ropes(raw, kinds, head_dim, max_context),
         traits=traits,
         parameters=ParameterCounts(vocab * hidden + norm, layer, head, (num_layers - 1) * norm),
@@ -97,12 +97,10 @@ def _layer_types(raw: RawConfig, num_layers: int) -> tuple[str, ...]:
     return read_layer_types(raw, num_layers, default)
 
 
-def _windows(raw: RawConfig, kinds: tuple[str, ...], max_context: int) -> tuple[int | None, ...]:
-    """Per layer; half of `local_attention` lies before a token, and half behind it. A window that
-    no context can outgrow is full attention."""
+def _windows(raw: RawConfig, kinds: tuple[str, ...]) -> tuple[int | None, ...]:
+    """Per layer; half of `local_attention` lies before a token, and half behind it."""
     window = raw.read_size("local_attention", default=128) // 2 + 1
-    sliding = window if window < max_context else None
-    return tuple(sliding if kind == SLIDING else None for kind in kinds)
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def _ropes(

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config.hf import RawConfig
 
-__all__ = ["TEXT_DEFAULTS", "text_config"]
+__all__ = ["TEXT_DEFAULTS", "text_config", "with_unseen"]
 
 _LLAMA = {
     "vocab_size": 32000,
@@ -79,6 +79,21 @@ _SHARED = (
 )  # fmt: skip
 _OTHER_ATTENTION = ("paligemma",)
 """Models whose text attends to what follows it."""
+
+
+_UNSEEN = (
+    "max_position_embeddings", "sliding_window", "attn_logit_softcapping",
+    "final_logit_softcapping",
+)  # fmt: skip
+"""Keys whose values no tensor's shape shows."""
+
+
+def with_unseen(raw: RawConfig) -> RawConfig:
+    """The config.json of a text model, with what transformers' class says about `_UNSEEN` keys that
+    it leaves out."""
+    known = TEXT_DEFAULTS.get(raw.read_optional(str, "model_type") or "", {})
+    silent = {key: known[key] for key in _UNSEEN if key in known}
+    return raw.with_defaults(silent)
 
 
 def text_config(raw: RawConfig) -> RawConfig | None:

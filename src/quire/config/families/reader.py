@@ -60,7 +60,7 @@ from quire.config.families.llama import (
 )
 from quire.config.families.modernbert import read_modernbert, read_modernbert_classes
 from quire.config.families.mpt import read_mpt
-from quire.config.families.nested import text_config
+from quire.config.families.nested import text_config, with_unseen
 from quire.config.generation import read_generation_defaults
 from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
@@ -87,6 +87,7 @@ def read_model_spec(
     overrides: Mapping[str, Any] | None = None,
     dtype_is_chosen: bool = False,
     implementation: str = "auto",
+    longest: int | None = None,
 ) -> ModelSpec:
     """Parse config.json and generation_config.json of a checkpoint folder, or the header of a GGUF
     file.
@@ -94,11 +95,13 @@ def read_model_spec(
     with_sampling: whether the latter's sampling defaults count. overrides: values that stand in
     place of those of config.json. dtype_is_chosen: the user has given one, so that of the
     checkpoint need not be one that quire knows. implementation: "transformers" has that library
-    compute the model, "quire" never, "auto" where quire has no file for it. Raises ConfigError,
+    compute the model, "quire" never, "auto" where quire has no file for it. longest: tokens of the
+    longest sequence, if that is chosen already and may exceed the model's own. Raises ConfigError,
     naming file, key and value, for anything that quire cannot serve.
     """
     if is_gguf(folder):
-        return _read_gguf_spec(folder, overrides or {})
+        spec = _read_gguf_spec(folder, overrides or {})
+        return spec.within(max(spec.max_context, longest or 0))
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(
@@ -120,9 +123,10 @@ def read_model_spec(
         read_packed_settings(folder)
         spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
         spec = with_answers(spec, raw, folder)
-    longest = longest_sentence(folder) if spec.is_encoder else None
-    if longest is not None:
-        spec = replace(spec, max_context=min(spec.max_context, longest))
+    of_sentence = longest_sentence(folder) if spec.is_encoder else None
+    if of_sentence is not None:
+        spec = replace(spec, max_context=min(spec.max_context, of_sentence))
+    spec = spec.within(max(spec.max_context, longest or 0))
     generation = read_generation_defaults(folder, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
@@ -154,7 +158,7 @@ def flat_config(raw: RawConfig) -> RawConfig:
     whose text model is of a known family."""
     nested = None if any(name in _READERS for name in _stated(raw)) else text_config(raw)
     if nested is None:
-        return raw
+        return with_unseen(raw)
     architecture = _ARCHITECTURES[nested.read(str, "model_type")]
     return nested.with_defaults({"architectures": [architecture]})
 

@@ -69,15 +69,12 @@ def read_layer_types(raw: RawConfig, num_layers: int, default: tuple[str, ...]) 
     return layer_types
 
 
-def read_windows(
-    raw: RawConfig, layer_types: tuple[str, ...], max_context: int
-) -> tuple[int | None, ...]:
-    """Per layer; a window that no context can outgrow is full attention."""
+def read_windows(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[int | None, ...]:
+    """Per layer; None is full attention."""
     if SLIDING not in layer_types:
         return (None,) * len(layer_types)
     window = raw.read_size("sliding_window")
-    sliding = window if window < max_context else None
-    return tuple(sliding if kind == SLIDING else None for kind in layer_types)
+    return tuple(window if kind == SLIDING else None for kind in layer_types)
 
 
 def plain_block_matrices(hidden: int, inner: int, num_layers: int) -> tuple[MatrixShape, ...]:

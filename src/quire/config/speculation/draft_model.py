@@ -76,7 +76,9 @@ def find_draft(settings: EngineSettings, target: ModelSpec, target_folder: Path)
         _check_reading(settings, target)
         method, count = speculation.method, speculation.num_speculative_tokens
         return find_heads(method, folder, count, target, settings)
-    spec = read_model_spec(folder, dtype_is_chosen=True)
+    spec = read_model_spec(
+        folder, dtype_is_chosen=True, longest=settings.max_model_len or target.max_context
+    )
     _check_reading(settings, target)
     _check(settings, spec, target)
     _check_tokens(folder, target_folder)
