@@ -393,7 +393,9 @@ class LLM(VectorMethods):
     def update_weights(self, tensors: Mapping[str, Any]) -> int:
         """Replace weights by name, as the checkpoint names them; others stay. Nothing that was
         cached before is hit any more; open streams go on with the new weights. The new version
-        number. ConfigError, and nothing changes, for unknown names and other shapes.
+        number. ConfigError, and nothing changes, for unknown names and other shapes. EngineError if
+        they cannot be loaded: the engine goes on with the old ones, or sleeps if there is no memory
+        for these either.
 
         tensors: torch tensors or arrays.
         """

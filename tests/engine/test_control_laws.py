@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from quire.errors import EngineError, EngineUnavailableError, RequestError
+from quire.errors import (
+    ConfigError,
+    EngineError,
+    EngineUnavailableError,
+    QuireError,
+    RequestError,
+)
+from quire.executor.fake import FakeExecutor
 from quire.protocol import FinishReason
 from quire.protocol.control import (
     ControlOp,
@@ -216,3 +225,65 @@ def test_pausing_twice_and_resuming_twice(mode: PauseMode):
     (handle,) = engine.add(PROMPTS[0])
     engine.run()
     assert engine.tokens[handle] == engine.model.expected_tokens(PROMPTS[0], 8, 0)
+
+
+class FailsToLoad:
+    """Loses all K/V while it loads new weights, and then cannot load them. wakes: whether it has
+    the old ones again."""
+
+    def __init__(self, executor: FakeExecutor, *, wakes: bool) -> None:
+        self._executor = executor
+        self._wakes = wakes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def control(self, op: ControlOp) -> Report:
+        if not isinstance(op, UpdateWeights):
+            return self._executor.control(op)
+        self._executor.control(Sleep(2))
+        if self._wakes:
+            self._executor.control(Wake())
+        raise EngineError("no memory for the new weights")
+
+
+@DEPTHS
+@pytest.mark.parametrize("wakes", [True, False])
+def test_new_weights_that_cannot_be_loaded_leave_nothing_stale(depth: int, wakes: bool) -> None:
+    """Fault: requests and cached prefixes go on with the garbage that the failed try has left; or
+    the engine sleeps and does not know it."""
+    engine = started(depth)
+    core = engine.core
+    core._executor = FailsToLoad(core._executor, wakes=wakes)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="no memory"):
+        control(engine, UpdateWeights({}))
+    core.check_invariants()
+    assert bool(core.report.sleep_level) is core.report.is_paused is (not wakes)
+    if not wakes:
+        with pytest.raises(EngineUnavailableError):
+            engine.add(PROMPTS[0])
+        while not core.waits_for_input:
+            engine.step()  # what was in flight
+        control(engine, Wake())
+    engine.run()
+    check_all(engine)
+    (again,) = engine.add(PROMPTS[0], max_tokens=12)
+    engine.run()
+    assert engine.tokens[again] == engine.tokens[0]
+
+
+@pytest.mark.parametrize("error", [ConfigError, RequestError])
+def test_refused_weights_cost_no_prefix(error: type[QuireError]) -> None:
+    engine = started(1)
+    engine.run()
+
+    class Refuses(FailsToLoad):
+        def control(self, op: ControlOp) -> Report:
+            raise error(f"{type(op).__name__}: no such tensor")
+
+    engine.core._executor = Refuses(engine.core._executor, wakes=True)  # type: ignore[arg-type]
+    with pytest.raises(error, match="no such tensor"):
+        control(engine, UpdateWeights({}))
+    (again,) = engine.add(PROMPTS[0])
+    engine.run()
+    assert engine.num_cached[again] > 0

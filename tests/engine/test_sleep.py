@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
+from quire.worker import worker
 from quire.worker.weight_stash import WeightStash
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
@@ -202,6 +203,36 @@ def test_wrong_weights_change_nothing(tensors: dict[str, Any], message: str) -> 
             llm.update_weights({})
         llm.wake_up()
         assert text(llm) == expected
+
+
+@pytest.mark.parametrize("place", ["load", "assemble"])
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_weights_that_do_not_fit_leave_the_old_ones(
+    place: str, num_failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: cached prefixes are read from the new, empty pool; or the new weights stay, whose KV
+    pool did not fit; or the engine sleeps and cannot be woken up."""
+    part, failures = getattr(worker, place), [1] * num_failures
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if failures:
+            failures.pop()
+            raise torch.OutOfMemoryError("no memory. x")
+        return part(*args, **options)
+
+    ids = {"prompt_token_ids": [5 + 7 * i % 400 for i in range(60)]}
+    name = "model.norm.weight"
+    with LLM(**QUIET) as llm:
+        (expected,) = llm.generate(ids, PARAMS, use_tqdm=False)
+        tensor = load_file(bundled_model_path() / "model.safetensors")[name].flip(0)
+        monkeypatch.setattr(worker, place, fails)
+        with pytest.raises(EngineError, match="new weights cannot be loaded"):
+            llm.update_weights({name: tensor})
+        assert llm.is_sleeping == (num_failures == 2)
+        llm.wake_up()
+        (output,) = llm.generate(ids, PARAMS, use_tqdm=False)
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert llm.update_weights({name: tensor}) == 1
 
 
 def test_a_profile_is_written(tmp_path: Path, llm: LLM) -> None:

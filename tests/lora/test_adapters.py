@@ -138,6 +138,17 @@ def test_prefixes_are_not_shared_between_adapters(llm: LLM, adapters: list[LoRAR
         assert first.lora_request == lora
 
 
+def test_a_pin_of_the_base_model_serves_no_adapter(llm: LLM, adapters: list[LoRARequest]) -> None:
+    """Fault: a request reads K/V of other weights, and answers wrongly without a word."""
+    prompt = [9, *range(3, 43)]
+    cold = answers(llm, [prompt], lora_request=adapters[0])
+    llm.reset_prefix_cache()
+    pin = llm.pin_prefix({"prompt_token_ids": prompt[:20]})
+    assert answers(llm, [prompt], lora_request=adapters[0]) == cold
+    assert [held.hits for held in llm.pinned_prefixes()] == [0]
+    llm.unpin_prefix(pin)
+
+
 def test_new_weights_under_an_old_name(llm: LLM, base: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", base, LLAMA, seed=7)
     lora, prompt = LoRARequest("same", 9, str(folder)), list(range(3, 43))

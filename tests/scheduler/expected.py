@@ -24,6 +24,7 @@ class Asked:
     min_tokens: int
     seed: int
     sample_index: int = 0
+    adapter: str = ""
 
     def may_stop_at(self, token: int, num_tokens: int) -> bool:
         """True if this token ends an output whose last one it is. num_tokens: of the output."""
@@ -37,15 +38,22 @@ def make_model(windows: tuple[int | None, ...], has_state: bool) -> FakeModel:
 
 @lru_cache(maxsize=20000)
 def expected_tokens(
-    model: FakeModel, prompt: tuple[int, ...], count: int, seed: int, sample: int
+    model: FakeModel,
+    prompt: tuple[int, ...],
+    count: int,
+    seed: int,
+    sample: int,
+    adapter: str = "",
 ) -> tuple[int, ...]:
-    """Tokens as if nothing stopped them."""
-    return tuple(model.expected_tokens(prompt, count, seed, sample))
+    """Tokens as if nothing stopped them. adapter: its digest."""
+    return tuple(model.expected_tokens(prompt, count, seed, sample, adapter=adapter))
 
 
 def expected_output(model: FakeModel, asked: Asked) -> tuple[int, ...]:
     """Tokens up to the first that stops."""
-    tokens = expected_tokens(model, asked.prompt, asked.max_tokens, asked.seed, asked.sample_index)
+    tokens = expected_tokens(
+        model, asked.prompt, asked.max_tokens, asked.seed, asked.sample_index, asked.adapter
+    )
     for count, token in enumerate(tokens, start=1):
         if asked.may_stop_at(token, count):
             return tokens[:count]

@@ -16,9 +16,9 @@ def _known_output(
     model: FakeModel, sequence: Sequence, known: IntArray, count: int
 ) -> tuple[tuple[int, ...], int]:
     """The first `count` tokens of the output, and how many of them the sequence has."""
-    request = sequence.group.request
+    request, adapter = sequence.group.request, sequence.group.extras.adapter
     prompt = tuple(request.prompt_token_ids.tolist())
-    tokens = expected_tokens(model, prompt, count, request.seed, sequence.sample_index)
+    tokens = expected_tokens(model, prompt, count, request.seed, sequence.sample_index, adapter)
     return tokens, len(known) - len(prompt)
 
 

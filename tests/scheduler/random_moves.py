@@ -12,7 +12,7 @@ from quire.scheduler import PrefillLimits
 from quire.scheduler.token_budget import UNLIMITED
 from tests.profiles import under_seed
 from tests.scheduler.expected import VOCAB
-from tests.scheduler.simulation import POISON_OUTSIDE, Setup, Simulation
+from tests.scheduler.simulation import ADAPTERS, POISON_OUTSIDE, Setup, Simulation
 
 WINDOWS: tuple[tuple[int | None, ...], ...] = (
     (None,),
@@ -122,7 +122,13 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
             tenant=rng.choice(("", "a", "b")),
             weight=rng.choice((0.5, 1.0, 3.0)),
         ),
+        adapter=random_adapter(rng) if beams is None else "",
+        is_adapter_late=rng.random() < 0.5,
     )
+
+
+def random_adapter(rng: random.Random) -> str:
+    return rng.choice(("", "", *ADAPTERS))
 
 
 def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
@@ -137,11 +143,16 @@ def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
         prompt_logprobs=rng.choice((None, None, 0)),
         given=rng.randint(1, len(prompt)),
         max_prompt_tokens=rng.choice((None, len(prompt), len(prompt) + 3)),
+        adapter=random_adapter(rng),
+        is_adapter_late=rng.random() < 0.5,
     )
 
 
 def random_extend(rng: random.Random, simulation: Simulation) -> None:
-    if simulation.arriving:
+    """Something that requests wait for comes."""
+    if simulation.opening and rng.random() < 0.3:
+        simulation.open_adapters()
+    elif simulation.arriving:
         simulation.extend(rng.choice(list(simulation.arriving)), rng.randint(0, 6))
 
 
@@ -153,6 +164,8 @@ def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
         lateness=rng.choice((0.0, 2.5)),
         pin_seconds=rng.choice((0.5, 3.0, 20.0, math.inf)),
         pin_is_shared=rng.random() < 0.5,
+        adapter=random_adapter(rng),
+        is_adapter_late=rng.random() < 0.5,
     )
 
 

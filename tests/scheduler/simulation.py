@@ -30,6 +30,7 @@ from quire.protocol import (
     StepPlan,
     StepResult,
 )
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.scheduler import (
@@ -49,6 +50,8 @@ from tests.scheduler.proposers import Guesses
 METHODS = SpeculationSettings("auto", 6, 1, 3)
 OF_MODEL = SpeculationSettings("draft_model", 4, model="fake")
 POISON_OUTSIDE = VOCAB + 1
+ADAPTERS = ("one", "other")
+"""Digests of adapters, in the order of their slots."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,10 @@ class Client:
     beams: BeamRules | None = None
     tokens: list[int] = field(default_factory=list)
     finish: SequenceFinish | None = None
+
+
+def _adapter_ref(digest: str) -> AdapterRef:
+    return AdapterRef(digest, f"adapters/{digest}", digest)
 
 
 class Judge(Protocol):
@@ -183,10 +190,13 @@ class Simulation:
             breaks=lambda _: self._breaks(),
             draft=self._say,
         )
+        for slot, digest in enumerate(ADAPTERS):
+            self.executor.put_adapter(slot, _adapter_ref(digest))
         self._rng = np.random.default_rng(setup.num_blocks)
         self.clients: dict[int, Client] = {}
         self.in_pieces: set[int] = set()
         self.arriving: dict[int, tuple[int, ...]] = {}  # what is still to come of open prompts
+        self.opening: list[tuple[int, int]] = []  # tickets and slots of adapters to come
         self.step_seconds = 0.1
         self.in_flight: deque[Future[StepResult]] = deque()
         self.standing = np.zeros(setup.max_num_seqs, np.int64)
@@ -252,15 +262,18 @@ class Simulation:
         pin_is_shared: bool = False,
         given: int | None = None,
         max_prompt_tokens: int | None = None,
+        adapter: str = "",
+        is_adapter_late: bool = False,
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with. given:
-        tokens of the prompt that it comes with if the others come later."""
+        tokens of the prompt that it comes with if the others come later. adapter: one of
+        `ADAPTERS`. is_adapter_late: it has its slot when `open_adapters` is called next."""
         prompt = tuple(prompt)
         self.now += 1
         first = len(self.clients)
         if n > 1 or max_tokens is None or given is not None or beams is not None:
             resume_at = 0
-        asked = Asked(prompt, max_tokens or 1, stop, min_tokens, seed)
+        asked = Asked(prompt, max_tokens or 1, stop, min_tokens, seed, adapter=adapter)
         whole = self._uncut(asked)
         output = whole[: min(resume_at, len(whole) - 1)]
         request = EngineRequest(
@@ -286,14 +299,18 @@ class Simulation:
             is_open=given is not None,
             max_prompt_tokens=max_prompt_tokens,
             prediction_token_ids=self._prediction(whole),
+            adapter=_adapter_ref(adapter) if adapter else None,
         )
         try:
-            self.scheduler.add(request)
+            tickets = self.scheduler.add(request)
         except RequestError:
             self.num_refused += 1
             self.check()
             return []
         self.check()
+        self.opening += [(ticket, ADAPTERS.index(adapter) + 1) for ticket in tickets.adapter]
+        if not is_adapter_late:
+            self.open_adapters()
         limit = self.scheduler.state.roster.groups[first].max_total_tokens - len(prompt)
         if given is not None:
             limit = min(max_tokens or 0, self.setup.max_model_len - len(prompt))
@@ -321,6 +338,13 @@ class Simulation:
                 output_token_ids=np.array(output, np.int32),
             )
         )
+
+    def open_adapters(self) -> None:
+        """Give all adapters that requests wait for their slots."""
+        for ticket, slot in self.opening:
+            self.scheduler.adapter_opened(ticket, slot)
+            self.check()
+        self.opening.clear()
 
     def abort(self, handle: int) -> None:
         self.scheduler.abort(handle)
@@ -423,6 +447,7 @@ class Simulation:
 
     def drain(self) -> None:
         """Run until every request has ended, then check everything that was promised."""
+        self.open_adapters()
         for handle in list(self.arriving):
             self.extend(handle, len(self.arriving[handle]))
         work = sum(

@@ -90,6 +90,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.simulation.apply()
 
+    @precondition(lambda self: self.simulation.opening)
+    @rule()
+    def open_adapters(self):
+        self.simulation.open_adapters()
+
     @rule()
     def lose_steps(self):
         self.simulation.lose_steps()

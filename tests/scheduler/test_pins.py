@@ -15,11 +15,17 @@ ROOMY = Setup(block_size=4, num_blocks=40, max_model_len=36, max_num_batched_tok
 
 
 def pinned(
-    setup: Setup = ROOMY, seconds: float = math.inf, *, is_shared: bool = False
+    setup: Setup = ROOMY,
+    seconds: float = math.inf,
+    *,
+    is_shared: bool = False,
+    adapter: str = "",
 ) -> tuple[Simulation, int]:
     """23 tokens: five blocks of four and a partly filled one."""
     simulation = Simulation(setup)
-    (handle,) = simulation.add(PREFIX, max_tokens=1, pin_seconds=seconds, pin_is_shared=is_shared)
+    (handle,) = simulation.add(
+        PREFIX, max_tokens=1, pin_seconds=seconds, pin_is_shared=is_shared, adapter=adapter
+    )
     run(simulation)
     return simulation, handle
 
@@ -101,6 +107,23 @@ def test_a_shared_pin_is_for_every_tenant(windows, enable_prefix_caching) -> Non
     simulation.drain()
 
 
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize("of_pin", ["", "one"])
+def test_a_pin_is_for_one_adapter(of_pin: str, enable_prefix_caching: bool) -> None:
+    """Fault: a request takes K/V that another adapter has made, and its tokens are wrong; those
+    behind them are then found by others of its adapter."""
+    setup = Setup(**{**vars(ROOMY), "enable_prefix_caching": enable_prefix_caching})
+    simulation, _ = pinned(setup, is_shared=True, adapter=of_pin)
+    for adapter in ("", "one", "other"):
+        simulation.add([*PREFIX, 5], max_tokens=4, adapter=adapter)
+        simulation.plan()
+        assert simulation.standing.sum() == (1 if adapter == of_pin else 24)
+        run(simulation)
+    (pin,) = simulation.scheduler.state.pins.list(simulation.now)
+    assert pin.hits == 1
+    simulation.drain()
+
+
 @pytest.mark.parametrize("windows", [(None,), (6,), (None, 5)])
 def test_a_tenant_finds_its_own_blocks_behind_a_shared_pin(windows) -> None:
     """Their names begin with its salt, and those of the pin's blocks do not. In a conversation the
@@ -147,12 +170,13 @@ def test_equal_texts_are_one_pin(is_shared: bool) -> None:
 
 
 def test_texts_of_others_are_pins_of_their_own() -> None:
-    simulation, _ = pinned()
+    simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 60}))
     simulation.add(PREFIX, max_tokens=1, pin_seconds=5.0, salt="other")
     simulation.add(PREFIX, max_tokens=1, pin_seconds=5.0, pin_is_shared=True)
     simulation.add(PREFIX[:-1], max_tokens=1, pin_seconds=5.0)
+    simulation.add(PREFIX, max_tokens=1, pin_seconds=5.0, adapter="one")
     run(simulation)
-    assert len(simulation.scheduler.state.pins.list(simulation.now)) == 4
+    assert len(simulation.scheduler.state.pins.list(simulation.now)) == 5
 
 
 def test_a_pin_yields_to_a_request_that_could_never_run() -> None:
@@ -165,12 +189,55 @@ def test_a_pin_yields_to_a_request_that_could_never_run() -> None:
     simulation.drain()
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_shared_pins_that_the_engine_let_go_are_known_until_they_are_back(is_shared: bool) -> None:
+    """The operator's own word is no loss."""
+    setup = Setup(**{**vars(ROOMY), "num_blocks": 12, "max_model_len": 48})
+    simulation, handle = pinned(setup, is_shared=is_shared)
+    pins = simulation.scheduler.state.pins
+    (held,) = pins.list(simulation.now)
+    simulation.add([7] * 40, max_tokens=6)
+    run(simulation)
+    assert pins.lost == ((held.key,) if is_shared else ())
+    (handle,) = simulation.add(PREFIX, max_tokens=1, pin_seconds=math.inf, pin_is_shared=True)
+    run(simulation)
+    assert pins.lost == ()
+    assert pins.release(handle)
+    assert pins.lost == ()
+    simulation.drain()
+
+
 def test_a_running_request_grows_into_what_is_pinned() -> None:
     """It fits beside the pin when it enters, and no more when it has grown."""
     simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": 12, "max_model_len": 48}))
     (handle,) = simulation.add([7] * 20, max_tokens=20)
     run(simulation)
     assert simulation.clients[handle].finish.reason is FinishReason.LENGTH
+    simulation.drain()
+
+
+@pytest.mark.parametrize("ticket_steps", [0, 2])
+def test_a_pin_does_not_yield_while_another_request_is_swapped_in(ticket_steps: int) -> None:
+    """Fault: a request that waits for blocks takes the pin, although it gets them when the one
+    that is coming in has ended."""
+    simulation, _ = pinned(
+        Setup(**{**vars(ROOMY), "num_blocks": 14, "num_host_blocks": 20, "max_model_len": 40,
+                 "ticket_steps": (ticket_steps,)})
+    )  # fmt: skip
+    (first,) = simulation.add([7] * 20, max_tokens=6)
+    simulation.plan()
+    simulation.apply()
+    (second,) = simulation.add([9] * 20, max_tokens=4)
+    roster = simulation.scheduler.state.roster
+    simulation.scheduler._lifecycle.preempt(roster.groups[first])
+    simulation.kv.drop_cached()
+    simulation.plan()
+    assert roster.groups[first].is_coming_in
+    assert not roster.groups[second].has_slots
+    run(simulation)
+    for handle in (first, second):
+        assert simulation.clients[handle].finish.reason is FinishReason.LENGTH
+    assert len(simulation.scheduler.state.pins.list(simulation.now)) == 1
     simulation.drain()
 
 

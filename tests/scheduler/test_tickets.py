@@ -210,3 +210,28 @@ def test_an_open_prompt_is_blocked_with_its_blocks_and_yields_them(depth: int) -
     assert not group.has_slots
     assert group.state is GroupState.BLOCKED
     simulation.drain()
+
+
+@DEPTHS
+@pytest.mark.parametrize("given", [1, 4])
+def test_a_prompt_that_goes_on_still_waits_for_its_adapter(depth: int, given: int) -> None:
+    """Fault: more of the prompt ends the wait for the adapter too, and the base model answers."""
+    simulation = Simulation(Setup(depth=depth))
+    (handle,) = simulation.add(PROMPT, given=given, adapter="one", is_adapter_late=True)
+    group = simulation.scheduler.state.roster.groups[handle]
+    simulation.extend(handle, 3)
+    assert group.state is GroupState.BLOCKED
+    assert not simulation.plan()
+    simulation.open_adapters()
+    step(simulation)
+    simulation.drain()
+    assert len(simulation.clients[handle].tokens) == 4
+
+
+@DEPTHS
+def test_an_adapter_that_is_there_still_waits_for_the_prompt(depth: int) -> None:
+    simulation = Simulation(Setup(depth=depth))
+    (handle,) = simulation.add(PROMPT, given=1, adapter="one")
+    assert simulation.scheduler.state.roster.groups[handle].state is GroupState.BLOCKED
+    assert not simulation.plan()
+    simulation.drain()

@@ -15,14 +15,14 @@ import pytest
 
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
-from quire.protocol.control import ListPins
+from quire.protocol.control import ListPins, Unpin
 from quire.protocol.status import EngineState
 from quire.server.prefixes.files import RenderedPrefix, read_prefix_files, render_prefixes
 from quire.server.prefixes.pinning import PrefixKeeper
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.engine.fake_core_process import FakeCoreOptions
-from tests.engine.process_harness import hosted, run, until_state
+from tests.engine.process_harness import ask, collect, hosted, run, until_state
 from tests.engine.test_replicas import clients_of, replicas
 from tests.server.running import RunningServer, running_server
 from tests.server.test_run import CODE, children, serving
@@ -192,6 +192,29 @@ def test_prefixes_are_pinned_on_every_core() -> None:
                 while len((await host.client.control(ListPins())).pins) < 2:
                     await asyncio.sleep(0.02)
                 assert all(held.is_shared for held in (await host.client.control(ListPins())).pins)
+            keeping.cancel()
+
+    run(work())
+
+
+def test_a_prefix_that_was_let_go_comes_back() -> None:
+    """Fault: one large request costs the operator's prefix for as long as the core lives."""
+    prefix = list(range(40, 63))
+
+    async def work() -> None:
+        options = FakeCoreOptions(num_blocks=14, max_model_len=56)
+        async with hosted(options) as host:
+            keeper = PrefixKeeper(host.client, [RenderedPrefix("one", prefix)], look_s=0.05)
+            await keeper.start()
+            keeping = asyncio.ensure_future(keeper.keep())
+            (first,) = (await host.client.control(ListPins())).pins
+            await collect(await ask(host.client, list(range(100, 150)), max_tokens=4))
+            while (pins := (await host.client.control(ListPins())).pins) in ((), (first,)):
+                await asyncio.sleep(0.02)
+            assert pins[0].key == first.key
+            await host.client.control(Unpin(pins[0].handle))
+            await asyncio.sleep(0.2)  # several looks: what the operator has let go stays away
+            assert (await host.client.control(ListPins())).pins == ()
             keeping.cancel()
 
     run(work())

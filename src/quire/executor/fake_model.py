@@ -150,5 +150,6 @@ class FakeModel:
         while len(second) < len(tokens):
             second.append(self.read(groups, len(second)))
         deep = [np.array(second, np.uint64)] * len(self.windows)
-        states = self.advance(INITIAL_STATE, tokens) if self.has_state else [INITIAL_STATE]
+        has_state = self.has_state
+        states = self.advance(INITIAL_STATE, inputs.tolist()) if has_state else [INITIAL_STATE]
         return self.see(self.read(deep, len(tokens) - 1), states[-1])

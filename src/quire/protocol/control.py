@@ -137,7 +137,8 @@ class UpdateWeights:
     new ones, computed again from their tokens, and nothing that was cached is hit any more.
 
     tensors: torch tensors or arrays of the shapes that the checkpoint has. ConfigError, and nothing
-    changes, for unknown names and other shapes.
+    changes, for unknown names and other shapes. EngineError if they cannot be loaded: requests go
+    on with the old ones, computed again, or the engine sleeps if those cannot be loaded either.
     """
 
     tensors: Mapping[str, Any]
@@ -183,8 +184,9 @@ class Report:
     numerics: "invariant" if the bits of a row do not depend on the rows beside it, else "fast".
     weights_version: how often weights were replaced. sleep_level: 0 while it is awake. was_there:
     whether the operation found what it was about. measured: sizes on the device, where it can be
-    measured. recovery_costs, pins, profile: what the operation asked for. media: what the engine
-    was given.
+    measured. recovery_costs, pins, profile: what the operation asked for. lost_pins: keys of those
+    for every salt that the engine let go by itself, if it was asked for pins. media: what the
+    engine was given.
     """
 
     kernels: str = ""
@@ -197,6 +199,7 @@ class Report:
     measured: MeasuredMemory | None = None
     recovery_costs: RecoveryCosts | None = None
     pins: tuple[PinnedPrefix, ...] = ()
+    lost_pins: tuple[str, ...] = ()
     profile: str = ""
     media: MediaInfo | None = None
 

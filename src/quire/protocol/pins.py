@@ -37,9 +37,12 @@ class PinnedPrefix:
     key: str
 
 
-def prefix_key(token_ids: Sequence[int] | IntArray, salt: str, *, is_shared: bool) -> str:
-    """Equal for prefixes that serve the same requests: the tokens and whose they are."""
+def prefix_key(
+    token_ids: Sequence[int] | IntArray, salt: str, *, is_shared: bool, adapter: str = ""
+) -> str:
+    """Equal for prefixes that serve the same requests: the tokens, whose they are, and the digest
+    of their adapter."""
     owner = b"" if is_shared else b"\1" + salt.encode()
     tokens = np.asarray(token_ids, np.int32).tobytes()
-    head = len(owner).to_bytes(8, "little") + owner
+    head = b"".join(len(part).to_bytes(8, "little") + part for part in (owner, adapter.encode()))
     return hashlib.blake2b(head + tokens, digest_size=16).hexdigest()

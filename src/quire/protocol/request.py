@@ -98,6 +98,11 @@ class EngineRequest:
     second_start: int = 0
     prediction_token_ids: IntArray = field(default_factory=no_ints)
 
+    @property
+    def adapter_digest(self) -> str:
+        """Digest of its adapter; empty if it has none."""
+        return "" if self.adapter is None else self.adapter.digest
+
     def is_stop(self, token: int, num_output: int) -> bool:
         """Return whether `token`, the last of `num_output`, ends a sequence of this request."""
         return token in self.stop_token_ids and num_output >= self.params.min_tokens

@@ -476,7 +476,7 @@ def _text(name: str, value: object) -> str:
         )
     if not is_unicode(value):
         raise RequestError(
-            f"{name} has {_shown(value)}, which has half of a surrogate pair, so no text has it. "
+            f"{name} has {quoted(value)}, which has half of a surrogate pair, so no text has it. "
             "Remove that entry."
         )
     return value

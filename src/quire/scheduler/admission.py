@@ -68,7 +68,7 @@ class Admission:
             chunks = self._allocation.place(group, budget)
             is_short = budget > 0 and not chunks
             if is_short and self._lifecycle.free_idle(
-                is_last_resort=not self._state.roster.running
+                is_last_resort=not self._state.roster.progressing
             ):
                 continue
             if not chunks:

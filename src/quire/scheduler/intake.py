@@ -66,8 +66,7 @@ class RequestIntake:
         tokens = tokens.astype(np.int32, copy=False)
         extras = NO_EXTRAS
         if request.media or request.adapter is not None:
-            digest = "" if request.adapter is None else request.adapter.digest
-            extras = BlockExtras(digest, request.media)
+            extras = BlockExtras(request.adapter_digest, request.media)
         root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
         pins_hit = set[int]()
         is_watched = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
-from quire.scheduler.sequence import GroupState, Sequence, SequenceGroup
+from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
 __all__ = ["Lifecycle"]
@@ -33,15 +33,18 @@ class Lifecycle:
         token gives no work.
         Raises EngineError if one of its handles is in use."""
         if group.request.is_open and len(group.sequences[0].token_ids) < 2:
-            self._state.tickets.start(group)
+            self._start_input(group)
         self._state.roster.add(group)
 
     # --- waiting for tickets --------------------------------------------------------------------
 
     def await_input(self, group: SequenceGroup) -> None:
         """Block a group that has nothing to compute before its prompt goes on."""
-        self._state.tickets.start(group)
+        self._start_input(group)
         self._state.roster.block(group)
+
+    def _start_input(self, group: SequenceGroup) -> None:
+        group.input_ticket = self._state.tickets.start(group)
 
     def block_idle(self) -> None:
         """Block the running groups that have nothing to compute before their prompts go on."""
@@ -51,8 +54,9 @@ class Lifecycle:
                 self.await_input(group)
 
     def input_arrived(self, group: SequenceGroup) -> None:
-        """Unblock a group whose prompt has grown, if that gave it work."""
-        if group.state is not GroupState.BLOCKED or group.is_coming_in:
+        """Unblock a group that waited for more of its prompt, if that gave it work."""
+        ticket = group.input_ticket
+        if ticket is None or ticket not in group.blocked_on:
             return
         sequence, table = group.sequences[0], self._state.table
         if sequence.slot >= 0:
@@ -60,8 +64,7 @@ class Lifecycle:
         else:
             has_work = not group.request.is_open or len(sequence.token_ids) > 1
         if has_work:
-            self._state.tickets.forget(group)
-            self._go_on(group)
+            self.end_ticket(ticket)
 
     def end_ticket(self, ticket: int, lost: frozenset[int] = frozenset()) -> None:
         """End a piece of work; its group goes on if it waits for nothing else. lost: blocks that it
@@ -122,8 +125,10 @@ class Lifecycle:
 
     def free_idle(self, *, is_last_resort: bool) -> bool:
         """Preempt a group that has nothing to compute; if `is_last_resort`, release a pin instead
-        where there is none. Return whether blocks were freed."""
-        return self.yield_idle() or (is_last_resort and self._state.pins.release_one())
+        where there is none and no blocks become free when copies end. Return whether blocks were
+        freed."""
+        may_unpin = is_last_resort and not self._state.kv.swaps.num_orphaned
+        return self.yield_idle() or (may_unpin and self._state.pins.release_one())
 
     def yield_spare(self) -> None:
         """Preempt the newest running group on spare capacity, if there is one."""
@@ -135,13 +140,12 @@ class Lifecycle:
         """Free blocks so that a running group can grow: of groups that do not compute, or else by
         preempting the last group by key. Return False if more blocks become free only when copies
         end."""
-        roster, kv = self._state.roster, self._state.kv
-        holders = [*roster.running, *(g for g in roster.blocked if g.is_coming_in)]
-        if self.free_idle(is_last_resort=len(holders) == 1):
+        progressing, kv = self._state.roster.progressing, self._state.kv
+        if self.free_idle(is_last_resort=len(progressing) == 1):
             return True
         if kv.swaps.num_orphaned:
             return False
-        last = max(holders, key=lambda g: g.key)
+        last = max(progressing, key=lambda g: g.key)
         self.preempt(last)
         return not kv.swaps.num_orphaned
 

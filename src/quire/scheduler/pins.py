@@ -50,6 +50,7 @@ class PinnedPrefixes:
         self._kv = kv
         self._now = 0.0
         self._pins: dict[int, _Pin] = {}  # by handle; those used longest ago first
+        self._lost: dict[str, None] = {}  # keys, in order
 
     def check(self, request: EngineRequest) -> None:
         """RequestError if the request cannot be pinned."""
@@ -99,6 +100,7 @@ class PinnedPrefixes:
         if self.num_blocks + self._num_blocks(len(prompt)) > self._limit:
             message = "others were pinned meanwhile, and no more may be: unpin one and pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
+        self._lost.pop(key, None)
         self._pins[finish.handle] = _Pin(
             request=request,
             root=None if request.pin_is_shared else sequence.group.root,
@@ -144,12 +146,24 @@ class PinnedPrefixes:
         return True
 
     def release_one(self) -> bool:
-        """Release the least recently used pin; return whether there was any."""
-        return bool(self._pins) and self.release(next(iter(self._pins)))
+        """Release the least recently used pin, though nobody asked for its end; return whether
+        there was any."""
+        pin = next(iter(self._pins.values()), None)
+        if pin is None:
+            return False
+        if pin.root is None:
+            self._lost[pin.key] = None
+        return self.release(pin.handle)
 
     def release_all(self) -> None:
         while self.release_one():
             pass
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Keys of the shared pins that were released though nobody asked for it, and have not been
+        pinned again."""
+        return tuple(self._lost)
 
     @property
     def num_blocks(self) -> int:
@@ -177,13 +191,19 @@ class PinnedPrefixes:
 
 
 def _key(request: EngineRequest) -> str:
-    return prefix_key(request.prompt_token_ids, request.salt, is_shared=request.pin_is_shared)
+    return prefix_key(
+        request.prompt_token_ids,
+        request.salt,
+        is_shared=request.pin_is_shared,
+        adapter=request.adapter_digest,
+    )
 
 
 def _starts_with(tokens: IntArray, pin: _Pin, sequence: Sequence) -> bool:
     length = len(pin.token_ids)
     return (
         pin.root in (None, sequence.group.root)
+        and pin.request.adapter_digest == sequence.group.request.adapter_digest
         and len(tokens) >= length
         and all(each.span.position >= length for each in sequence.group.request.media)
         and np.array_equal(tokens[:length], pin.token_ids)

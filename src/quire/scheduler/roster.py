@@ -30,6 +30,11 @@ class Roster:
         """Slots for sequences still to branch off from those that have slots."""
         return sum(group.num_slots - len(group.sequences) for group in self.branching)
 
+    @property
+    def progressing(self) -> list[SequenceGroup]:
+        """Groups that run, or will when their K/V have come in: others get their blocks then."""
+        return [*self.running, *(group for group in self.blocked if group.is_coming_in)]
+
     def add(self, group: SequenceGroup) -> None:
         """Take in a new group. EngineError if one of its handles is in use."""
         base = group.request.first_handle

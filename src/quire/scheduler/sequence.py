@@ -117,7 +117,8 @@ class SequenceGroup:
     pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
     beside tokens. grammar: to which the outputs belong. adapter: the slot of its adapter, counted
     from 1; 0 for none. is_watched: whether verdicts decide what its client gets. is_guessed:
-    whether its next tokens are guessed. verdict_ticket: on which it is blocked while it has no
+    whether its next tokens are guessed. input_ticket: on which it is blocked while it has nothing
+    to compute before its prompt goes on. verdict_ticket: on which it is blocked while it has no
     slots and one of its sequences has all its tokens.
     """
 
@@ -133,6 +134,7 @@ class SequenceGroup:
     was_admitted: bool = False
     is_watched: bool = False
     is_guessed: bool = False
+    input_ticket: int | None = None
     verdict_ticket: int | None = None
     beams: BeamGroup | None = None
     blocked_on: set[int] = field(default_factory=set[int])

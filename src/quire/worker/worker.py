@@ -17,6 +17,7 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import (
     Allocate,
     ControlOp,
+    Inspect,
     MeasuredMemory,
     MeasureRecovery,
     Report,
@@ -103,7 +104,7 @@ class Worker:
             self._profile.start(op.directory, self._device)
         elif isinstance(op, StopProfile):
             report = replace(report, profile=self._profile.stop())
-        else:
+        elif not isinstance(op, Inspect):
             raise EngineError(f"{type(op).__name__} is no operation of a worker")
         return replace(report, weights_version=self._weights_version, sleep_level=self._sleep_level)
 
@@ -140,7 +141,12 @@ class Worker:
         self._sleep_level = 0
 
     def update_weights(self, tensors: Mapping[str, Any]) -> None:
-        """Load the model again with these tensors in place of the checkpoint's. While awake."""
+        """Load the model again with these tensors in place of the checkpoint's. While awake.
+
+        Raises RequestError or ConfigError if they are refused, and nothing changes then. Raises
+        EngineError if they cannot be loaded: the old ones are there again, or the worker sleeps;
+        the K/V are lost.
+        """
         if self._loaded is None or self._sleep_level:
             raise RequestError("the engine sleeps: wake it up before its weights are replaced")
         given = {name: torch.as_tensor(value).detach().cpu() for name, value in tensors.items()}
@@ -152,11 +158,21 @@ class Worker:
         self._replaced = {**kept, **{name: tensor.clone() for name, tensor in given.items()}}
         try:
             self.wake()
-        except BaseException:
+        except BaseException as error:
             self._replaced = kept
-            self.wake()
-            raise
+            raise self._recovered_from(error) from error
         self._weights_version += 1
+
+    def _recovered_from(self, error: BaseException) -> EngineError:
+        """Load the model as it was before new weights could not be loaded; return what to say. The
+        new ones may be loaded, and only the KV pool have had no room: they go first."""
+        self.sleep(2)
+        with contextlib.suppress(Exception):
+            self.wake()
+        became = "the engine goes on with the old ones"
+        if self._sleep_level:
+            became = "nor can the old ones again, so the engine sleeps: free memory and wake it up"
+        return EngineError(f"the new weights cannot be loaded ({error}): {became}")
 
     def _give_back(self) -> None:
         """Let the system have what nobody refers to. Start-up may have frozen all objects for the

@@ -149,11 +149,12 @@ class ReplicatedClient:
 
     async def control(self, op: AdminOp) -> Report:
         """On all replicas that can; their answers in one. Pins are those that all which are ready
-        hold; the blocks and hits of all are theirs."""
+        hold; the blocks and hits of all are theirs. Lost ones are those that any has lost."""
         if isinstance(op, ListPins):
             reports = await self._list_pins()
             held = _held_by_all([report.pins for _, report in reports])
-            return replace(reports[0][1], pins=held)
+            lost = tuple({key: None for _, report in reports for key in report.lost_pins})
+            return replace(reports[0][1], pins=held, lost_pins=lost)
         if isinstance(op, Unpin):
             return await self._unpin(op.handle)
         usable = self._in_state(EngineState.READY, EngineState.SLEEPING)

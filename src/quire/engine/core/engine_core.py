@@ -14,7 +14,13 @@ import numpy.typing as npt
 
 from quire.engine.core.adapters import AdapterSlots
 from quire.engine.core.hook_runner import HookRunner
-from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError
+from quire.errors import (
+    ConfigError,
+    EngineError,
+    EngineUnavailableError,
+    QuireError,
+    RequestError,
+)
 from quire.executor import Executor, StepFuture
 from quire.grammar import Grammars
 from quire.platform.interrupts import let_through
@@ -220,7 +226,8 @@ class EngineCore:
         if isinstance(op, Inspect):
             return self._report
         if isinstance(op, ListPins):
-            return replace(self._report, pins=scheduler.state.pins.list(now))
+            pins = scheduler.state.pins
+            return replace(self._report, pins=pins.list(now), lost_pins=pins.lost)
         if isinstance(op, Unpin):
             return replace(self._report, was_there=scheduler.state.pins.release(op.handle))
         self._settle()
@@ -236,9 +243,7 @@ class EngineCore:
         elif isinstance(op, Wake):
             return self._wake(op)
         elif isinstance(op, UpdateWeights):
-            report = self._ask(op)
-            scheduler.vacate(has_new_weights=True)
-            return report
+            return self._update_weights(op)
         else:
             return self._ask(op)
         return self._report
@@ -287,6 +292,19 @@ class EngineCore:
         self._ask(op)
         self._resume()
         return self._report
+
+    def _update_weights(self, op: UpdateWeights) -> Report:
+        try:
+            report = self._ask(op)
+        except (RequestError, ConfigError):
+            raise  # refused before anything changed
+        except BaseException:
+            self._scheduler.vacate()
+            self._ask(Inspect())
+            self._set_paused(is_paused=self._is_paused or self._report.sleep_level > 0)
+            raise
+        self._scheduler.vacate(has_new_weights=True)
+        return report
 
     @property
     def report(self) -> Report:

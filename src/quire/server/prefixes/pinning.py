@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -25,6 +26,8 @@ logger = logging.getLogger("quire.server")
 
 RETRY_S = 0.5
 MAX_TRIES = 20
+LOOK_S = 30.0
+"""Seconds between two looks for prefixes that the engine has let go."""
 
 Cores = tuple[int, EngineCapacity | None]
 """Restarts so far, and the capacity of all ready replicas. One of them changes with each new
@@ -80,11 +83,19 @@ async def pin_prefix(
 
 
 class PrefixKeeper:
-    """Pins the operator's prefixes on the first core, and again on each later one."""
+    """Pins the operator's prefixes on the first core, and again on each later one and after a core
+    has let them go by itself."""
 
-    def __init__(self, client: AsyncEngineClient, prefixes: Sequence[RenderedPrefix]) -> None:
+    def __init__(
+        self,
+        client: AsyncEngineClient,
+        prefixes: Sequence[RenderedPrefix],
+        look_s: float = LOOK_S,
+    ) -> None:
+        """look_s: seconds between two looks for prefixes that were let go."""
         self._client = client
         self._prefixes = prefixes
+        self._look_s = look_s
         self._served: Cores | None = None
 
     async def start(self) -> None:
@@ -120,7 +131,18 @@ class PrefixKeeper:
                     await asyncio.sleep(RETRY_S)
                     status = self._client.status
                     continue
-            status = await self._client.wait_for_change(status)
+            status = await self._next(status)
+
+    async def _next(self, status: EngineStatus) -> EngineStatus:
+        """Wait until the status changes or prefixes are missing."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._look_s):
+                    return await self._client.wait_for_change(status)
+            with contextlib.suppress(EngineError):
+                if (await self._client.control(ListPins())).lost_pins:
+                    self._served = None
+                    return self._client.status
 
     async def _ready(self) -> EngineStatus:
         status = self._client.status
