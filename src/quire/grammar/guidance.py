@@ -100,13 +100,10 @@ class GuidanceGrammars:
         return sum(len(spec.source) for spec in self._cache)
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher | RequestError:
-        """The matcher of an empty output, or why the grammar can have none. EngineError if the
-        trial failed for another reason."""
+        """The matcher of an empty output, or why the grammar can have none. What a trial raises is
+        of the moment, and not kept."""
         trial, tokenizer = self._ready()
-        try:
-            verdict = trial.check(spec)
-        except RequestError as error:
-            return error
+        verdict = trial.check(spec)
         if verdict.refusal:
             return RequestError(verdict.refusal)
         self._warn(verdict)

@@ -51,6 +51,11 @@ GRAMMAR_DEATHS = frozenset({-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV})
 """Statuses of a child that a grammar kills: by its processor time, its memory, its stack. Any other
 death, SIGKILL of a machine without memory among them, says nothing of the grammar."""
 
+TOO_MUCH = (
+    f"the grammar takes more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to compile. Make it "
+    "simpler: fewer alternatives, smaller repetitions and numbers."
+)
+
 _LENGTH = struct.Struct("<I")
 
 _CHILD = f"import os; os.nice(19); from {__name__} import serve_trials; serve_trials()"
@@ -83,26 +88,31 @@ class GrammarTrial:
         self._child: subprocess.Popen[bytes] | None = None
 
     def check(self, spec: GrammarSpec) -> Verdict:
-        """Read a grammar and try it. RequestError if it takes too much time or memory, EngineError
-        if the trial did not come to an end, which says nothing of the grammar."""
+        """Read a grammar and try it; one that takes too much time or memory is refused.
+
+        A trial that came to no end raises, which says nothing lasting of the grammar: RequestError
+        if there was no time, EngineError if the child went for another reason.
+        """
         refuse_null(spec)  # no such text can be sent
         child = self._running()
         try:
             _write(child.stdin, msgspec.msgpack.encode(spec))
             return msgspec.msgpack.decode(_read_within(child.stdout, WALL_SECONDS), type=Verdict)
-        except (OSError, EOFError) as error:
-            if not isinstance(error, TimeoutError):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(END_SECONDS)
+        except TimeoutError as error:
             self.close()
-            if child.returncode not in GRAMMAR_DEATHS:
-                raise EngineError(
-                    f"the trial of the grammar gave no answer ({_why(child, error)}), which is no "
-                    "fault of the grammar: send the request again"
-                ) from error
             raise RequestError(
-                f"the grammar takes more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to "
-                "compile. Make it simpler: fewer alternatives, smaller repetitions and numbers."
+                f"the grammar takes more than {WALL_SECONDS:.0f} s to compile on this machine, "
+                "which may be busy. Make it simpler, or send the request again later."
+            ) from error
+        except (OSError, EOFError) as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(END_SECONDS)
+            self.close()
+            if child.returncode in GRAMMAR_DEATHS:
+                return Verdict(refusal=TOO_MUCH)
+            raise EngineError(
+                f"the process that tried the grammar ended with status {child.returncode}, which "
+                "is no fault of the grammar: send the request again"
             ) from error
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -145,13 +155,6 @@ class GrammarTrial:
                 with contextlib.suppress(OSError):
                     pipe.close()
         child.wait()
-
-
-def _why(child: subprocess.Popen[bytes], error: OSError | EOFError) -> str:
-    """Words for what befell a child that is dead by now."""
-    if isinstance(error, TimeoutError):
-        return f"not within {WALL_SECONDS:.0f} s: the machine is busy"
-    return f"its process ended with status {child.returncode}"
 
 
 def _write(pipe: IO[bytes] | None, data: bytes) -> None:
