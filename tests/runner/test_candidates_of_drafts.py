@@ -26,7 +26,7 @@ from quire.protocol.step import (
 )
 from tests.models.families import CASES, write_checkpoint
 from tests.runner.late_device import keep_rows_on_device
-from tests.runner.test_drafts import SETTINGS
+from tests.small_engines import SMALL
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 CANDIDATES, DRAWING, PROBE = 0, 1, 2
@@ -119,7 +119,7 @@ def make(
         if name != request.param:
             keep_rows_on_device(monkeypatch)
         write_checkpoint(next(case for case in CASES if case.name == name), tmp_path)
-        llm = LLM(str(tmp_path), **SETTINGS)
+        llm = LLM(str(tmp_path), **SMALL)
         engines.append(llm)
         client: Any = llm.engine.client
         groups = llm.engine.resolved.layout.groups

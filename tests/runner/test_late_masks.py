@@ -24,7 +24,8 @@ from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
 from tests.engine.test_device_laws import assert_as_on_host
 from tests.engine.test_laws import assert_same, has_kernels, workload
 from tests.runner.late_device import keep_rows_on_device
-from tests.runner.test_drafts import SETTINGS, Watch
+from tests.runner.test_drafts import Watch
+from tests.small_engines import SMALL
 from tests.waiting import WAIT_S
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -79,10 +80,10 @@ def test_masked_is_banned(depth, on_device, engines, monkeypatch):
         replace(params, logits_processors=[ban]) if i in masked else params
         for i, params in enumerate(each)
     ]
-    engines.append(LLM(**SETTINGS, depth=depth))
+    engines.append(LLM(**SMALL, depth=depth))
     expected = generate(engines[0], banned)
     keep_rows_on_device(monkeypatch, lambda: on_device)
-    engines.append(LLM(**SETTINGS, depth=depth))
+    engines.append(LLM(**SMALL, depth=depth))
     Constrained(engines[1], [workload()[i] for i in masked])
     got = generate(engines[1], each)
     check = assert_as_on_host if on_device else assert_same
@@ -99,7 +100,7 @@ def test_preempted_is_not(on_device, engines, monkeypatch):
     each = [asked(i, max_tokens=18) for i in range(7)]
     results: list[list[RequestOutput]] = []
     for num_kv_blocks in (256, 40):
-        engines.append(LLM(**{**SETTINGS, "num_kv_blocks": num_kv_blocks, "max_model_len": 48}))
+        engines.append(LLM(**{**SMALL, "num_kv_blocks": num_kv_blocks, "max_model_len": 48}))
         core = Constrained(engines[-1], workload()).core
         results.append(generate(engines[-1], each))
         num_preempted = core.stats().preempted_total
@@ -110,7 +111,7 @@ def test_preempted_is_not(on_device, engines, monkeypatch):
 @PLACES
 def test_beams_find_what_is_allowed(on_device, engines, monkeypatch):
     keep_rows_on_device(monkeypatch, lambda: on_device)
-    engines.append(LLM(**SETTINGS))
+    engines.append(LLM(**SMALL))
     prompt = workload()[1]
     Constrained(engines[0], [prompt])
     params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
@@ -148,7 +149,7 @@ class Wrong:
 def test_drafts_on_is_off(depth, on_device, engines, monkeypatch):
     keep_rows_on_device(monkeypatch, lambda: on_device)
     each = [asked(i) for i in range(4)]
-    engines.append(LLM(**SETTINGS, depth=depth))
+    engines.append(LLM(**SMALL, depth=depth))
     core = Constrained(engines[0], workload()[:3]).core
     expected = generate(engines[0], each)
     watch = Watch(engines[0], monkeypatch)
@@ -165,7 +166,7 @@ def test_plain_rows_take_the_captured_path_and_keep_their_bits(engines, monkeypa
     runs: list[tuple[list[RequestOutput], int]] = []
     plain, constrained = [asked(i, logprobs=1) for i in range(3)], workload()[3:5]
     for i in range(2):
-        engines.append(LLM(**SETTINGS, enable_prefix_caching=False))
+        engines.append(LLM(**SMALL, enable_prefix_caching=False))
         runner: Any = engines[i].engine.client._core._executor._worker._assembly.runner  # type: ignore[attr-defined]
         repeat, take = runner._repeat, runner.late_inputs.take
         counts.clear()
@@ -201,7 +202,7 @@ def test_constrained_rows_are_replayed_and_drawn_where_their_logits_are(engines,
     """Catches a step that leaves its graph because rows wait for masks, logits of a row that are
     copied to be masked or beside drafts, and a draw per row."""
     counts: Counter[str] = Counter()
-    engines.append(LLM(**SETTINGS, enable_prefix_caching=False))
+    engines.append(LLM(**SMALL, enable_prefix_caching=False))
     core = Constrained(engines[0], workload()[:3]).core
     runner: Any = core._executor._worker._assembly.runner
     replay, edit, draw = runner._decode._replay, sampler.edit_row, runner._draws._sampler
@@ -237,7 +238,7 @@ def test_constrained_rows_are_replayed_and_drawn_where_their_logits_are(engines,
 
 def test_a_row_without_a_token_fails_alone(engines):
     """The mask allows nothing: the request's own fault, with a sentence."""
-    engines.append(LLM(**SETTINGS))
+    engines.append(LLM(**SMALL))
     core = Constrained(engines[0], workload()[:1]).core
     core._grammars.masks = lambda output, drafts: [np.zeros(V // 32, np.uint32)]
     bad, good = generate(engines[0], [asked(0), asked(1)])
@@ -254,7 +255,7 @@ def test_a_row_without_a_token_fails_alone(engines):
 def test_a_shutdown_ends_a_step_that_awaits_masks(on_device, engines, monkeypatch):
     """Catches a thread that waits for ever for what nobody gives."""
     keep_rows_on_device(monkeypatch, lambda: on_device)
-    engines.append(LLM(**SETTINGS))
+    engines.append(LLM(**SMALL))
     executor = engines[0].engine.client._core._executor  # type: ignore[attr-defined]
     row = EnterRow(
         0, np.array([1, 2], np.int32), 2, 0, (np.array([1], np.int32),), SamplingParams(), 0, 0,
@@ -286,7 +287,7 @@ def test_a_mask_that_allows_everything_changes_nothing(edits, on_device, engines
     """Rows that have ended meanwhile get such a mask. If none of a step has another, no mask is
     sent at all."""
     keep_rows_on_device(monkeypatch, lambda: on_device)
-    engines.append(LLM(**SETTINGS))
+    engines.append(LLM(**SMALL))
     each = [asked(0), asked(1, **edits), asked(2, logit_bias={7: 3.0} if edits else None)]
     expected = generate(engines[0], each)
     core = Constrained(engines[0], workload()[:2]).core
