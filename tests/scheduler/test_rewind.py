@@ -137,7 +137,9 @@ class Edited(Simulation):
             known = (*asked.prompt, *output)
             if poison in known:
                 return output, True
-            (drawn,) = expected_tokens(self.setup.model, known, 1, asked.seed, asked.sample_index)
+            (drawn,) = expected_tokens(
+                self.setup.model, known, 1, asked.seed, asked.sample_index, asked.adapter
+            )
             for token in self.editor.rule(known, drawn) or (drawn,):
                 output = (*output, token)
                 is_stop = asked.may_stop_at(token, len(output))
