@@ -18,7 +18,7 @@ from quire.errors import ConfigError
 from quire.protocol.control import ListPins, Unpin
 from quire.protocol.status import EngineState
 from quire.server.prefixes.files import RenderedPrefix, read_prefix_files, render_prefixes
-from quire.server.prefixes.pinning import PrefixKeeper
+from quire.server.prefixes.pinning import PrefixKeeper, pin_prefix
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.engine.fake_core_process import FakeCoreOptions
@@ -218,6 +218,28 @@ def test_a_prefix_that_was_let_go_comes_back() -> None:
             keeping.cancel()
 
     run(work())
+
+
+def test_a_prefix_that_is_refused_keeps_no_other_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Fault: those behind it in the list are not pinned again by the next core."""
+    prefixes = [RenderedPrefix("large", list(range(40, 60))), RenderedPrefix("small", [6, 7])]
+
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(num_blocks=14, max_model_len=56)) as host:
+            held = await pin_prefix(host.client, "other", list(range(60, 80)))
+            keeper = PrefixKeeper(host.client, prefixes, look_s=0.05)
+            keeping = asyncio.ensure_future(keeper.keep())
+            while len(pins := (await host.client.control(ListPins())).pins) < 2:
+                await asyncio.sleep(0.02)
+            assert [pin.name for pin in pins] == ["other", "small"]
+            await host.client.control(Unpin(pins[1].handle))
+            await asyncio.sleep(0.2)  # several looks
+            assert (await host.client.control(ListPins())).pins == (held,)
+            keeping.cancel()
+
+    run(work())
+    refusals = [each.getMessage() for each in caplog.records if "is refused" in each.getMessage()]
+    assert len(refusals) == 1 and "prefix large" in refusals[0]
 
 
 def test_prefixes_are_pinned_on_every_replica() -> None:

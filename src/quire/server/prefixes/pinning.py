@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -97,6 +97,10 @@ class PrefixKeeper:
         self._prefixes = prefixes
         self._look_s = look_s
         self._served: Cores | None = None
+        self._lost: tuple[str, ...] = ()
+        """Keys of the prefixes that the present core has let go."""
+        self._refused: set[str] = set()
+        """Names, for one line in the log each."""
 
     async def start(self) -> None:
         """Wait until all are pinned. Raises ConfigError if one cannot be, EngineError if it fails
@@ -104,14 +108,15 @@ class PrefixKeeper:
         for tries in range(MAX_TRIES):
             status = await self._ready()
             try:
-                await self._pin_all(status)
-                return
-            except RequestError as error:
-                raise ConfigError(f"A prefix of --pin-prefix is refused: {error}") from error
+                refused = await self._pin_all(status)
             except EngineError:
                 if tries == MAX_TRIES - 1:
                     raise
                 await asyncio.sleep(RETRY_S)
+                continue
+            for error in refused.values():
+                raise ConfigError(f"A prefix of --pin-prefix is refused: {error}") from error
+            return
 
     async def keep(self) -> None:
         """Keep them pinned for ever; returns only if there are none. Failures are logged: the
@@ -120,12 +125,10 @@ class PrefixKeeper:
         while self._prefixes:
             if status.state is EngineState.SLEEPING:
                 self._served = None  # the core has dropped them
-            if status.state is EngineState.READY and _cores(status) != self._served:
+            is_new = _cores(status) != self._served
+            if status.state is EngineState.READY and (is_new or self._lost):
                 try:
-                    await self._pin_all(status)
-                except RequestError as error:
-                    logger.error("a prefix of --pin-prefix is refused: %s", error)
-                    self._served = _cores(status)
+                    self._log(await self._pin_all(status, None if is_new else self._lost))
                 except EngineError as error:
                     logger.warning("prefixes are not pinned yet: %s", error)
                     await asyncio.sleep(RETRY_S)
@@ -140,8 +143,8 @@ class PrefixKeeper:
                 async with asyncio.timeout(self._look_s):
                     return await self._client.wait_for_change(status)
             with contextlib.suppress(EngineError):
-                if (await self._client.control(ListPins())).lost_pins:
-                    self._served = None
+                self._lost = (await self._client.control(ListPins())).lost_pins
+                if self._lost:
                     return self._client.status
 
     async def _ready(self) -> EngineStatus:
@@ -150,18 +153,35 @@ class PrefixKeeper:
             status = await self._client.wait_for_change(status)
         return status
 
-    async def _pin_all(self, status: EngineStatus) -> None:
-        """Pin the prefixes that the present core lacks."""
+    async def _pin_all(
+        self, status: EngineStatus, lost: Collection[str] | None = None
+    ) -> dict[str, RequestError]:
+        """Pin the prefixes that the present core lacks, and return by name why some are refused.
+        lost: keys of those that are pinned; None for all."""
+        refused: dict[str, RequestError] = {}
         if self._prefixes:
             pins = (await self._client.control(ListPins())).pins
             held = {pin.key for pin in pins}
             for prefix in self._prefixes:
-                if prefix_key(prefix.token_ids, "", is_shared=True) not in held:
+                key = prefix_key(prefix.token_ids, "", is_shared=True)
+                if key in held or (lost is not None and key not in lost):
+                    continue
+                try:
                     await self._pin(prefix)
-        self._served = _cores(status)
+                except RequestError as error:
+                    refused[prefix.name] = error
+        self._served, self._lost = _cores(status), ()
+        return refused
+
+    def _log(self, refused: Mapping[str, RequestError]) -> None:
+        for name, error in refused.items():
+            if name not in self._refused:
+                self._refused.add(name)
+                logger.error("the prefix %s of --pin-prefix is refused: %s", name, error)
 
     async def _pin(self, prefix: RenderedPrefix) -> None:
         pin = await pin_prefix(self._client, prefix.name, prefix.token_ids, is_shared=True)
+        self._refused.discard(prefix.name)
         logger.info(
             "Pinned %s: %d tokens in %d KV blocks.", pin.name, pin.num_tokens, pin.num_blocks
         )
