@@ -486,4 +486,4 @@ def test_a_front_is_there_when_it_can_serve(tmp_path: Path) -> None:
     client.state = EngineState.READY
     services.show()
     assert board.has(1)
-    services.close()
+    asyncio.run(services.close())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ import pytest
 from quire.engine.clients.async_client import UpdateStream
 from quire.errors import EngineError
 from quire.protocol import EngineRequest
+from quire.protocol.control import AdminOp, ListPins, Report, Unpin
+from quire.server.generation.backend import Backend, ServedModel
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
+from quire.server.routes.services import Services
+from quire.server.sessions.pins import SessionPins
 from quire.server.sessions.store import Session, SessionStore
 from quire.server.settings import ServerSettings
 from tests import waiting
+from tests.server.in_memory import InMemoryClient
 from tests.server.running import MODEL, RunningServer, bundled_front, running_server
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -188,6 +194,164 @@ def test_a_session_that_cannot_be_pinned_is_not(http: httpx.Client, server: Runn
     assert reply.status_code == 503 and "no room" in reply.text
     (session,) = http.get("/admin/sessions").json()["sessions"]
     assert (session["pinned"], session["ttl_s"]) == (False, 500)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_pin_that_stayed_can_be_let_go_later(
+    http: httpx.Client, server: RunningServer, is_deleted: bool
+) -> None:
+    """Fault: after one failed try no call lets the K/V of a session go."""
+
+    def let_go() -> httpx.Response:
+        if is_deleted:
+            return http.delete("/admin/sessions/s")
+        return http.post("/admin/sessions/s", json={"pinned": False})
+
+    chat(http, [user(QUESTIONS[0])], session_id="s")
+    http.post("/admin/sessions/s", json={"pinned": True})
+    control = server.client.control
+
+    async def failing(op: AdminOp) -> Report:
+        if isinstance(op, Unpin):
+            raise EngineError("the engine is busy")
+        return await control(op)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.client, "control", failing)
+        assert let_go().status_code == 503
+    assert len(pins_of(http)) == 1
+    assert let_go().status_code == (404 if is_deleted else 200)
+    assert not pins_of(http)
+
+
+def test_the_pin_of_a_turn_stays_until_the_next_has_one(
+    http: httpx.Client, server: RunningServer
+) -> None:
+    """Fault: the K/V of a pinned session may be evicted while those of its next turn wait."""
+    chat(http, [user(QUESTIONS[0])], session_id="s")
+    http.post("/admin/sessions/s", json={"pinned": True})
+    add, num_held = server.client.add, list[int]()
+
+    async def noting(request: EngineRequest) -> UpdateStream:
+        if request.pin_seconds is not None:
+            num_held.append(len((await server.client.control(ListPins())).pins))
+        return await add(request)
+
+    (before,) = pins_of(http)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.client, "add", noting)
+        chat(http, [user(QUESTIONS[1])], session_id="s")
+        waiting.wait_for(
+            lambda: len(pins := pins_of(http)) == 1 and pins[0]["id"] != before["id"], "a pin"
+        )
+    assert num_held == [1]
+
+
+def test_a_turn_takes_the_room_of_the_one_before() -> None:
+    """Fault: a session that takes more than half of what may be pinned loses its pin."""
+    client = InMemoryClient(num_blocks=40)
+    with (
+        running_server(bundled_front(), client=client) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        chat(http, [user("sea " * 90)], session_id="s")
+        reply = http.post("/admin/sessions/s", json={"pinned": True})
+        assert reply.status_code == 200, reply.text
+        (pin,) = pins_of(http)
+        assert pin["blocks"] > 10
+        chat(http, [user(QUESTIONS[1])], session_id="s")
+        (session,) = http.get("/admin/sessions").json()["sessions"]
+        waiting.wait_for(
+            lambda: [each["tokens"] for each in pins_of(http)] == [session["tokens"]], "another pin"
+        )
+        assert http.get("/admin/sessions").json()["sessions"][0]["pinned"]
+    client.engine.core.shutdown()
+
+
+def backend_of(client: InMemoryClient) -> Backend:
+    backend = Backend()
+    backend.serve(client)
+    no_text: Any = None
+    backend.set_model(ServedModel(("name",), "root", 0, no_text))
+    return backend
+
+
+def pinned_session(store: SessionStore, token_ids: list[int]) -> Session:
+    store.put(Session("s", token_ids=token_ids), "")
+    return store.change("s", "", is_pinned=True)
+
+
+def next_turn(store: SessionStore) -> None:
+    turn = store.required("s", "")
+    turn.token_ids += [7] * 20
+    assert store.put(turn, "")
+
+
+def test_fronts_that_settle_at_once_keep_the_pin(tmp_path: Path) -> None:
+    """Fault: each lets go what the other has pinned, and the session is pinned no more."""
+
+    async def work() -> None:
+        client = InMemoryClient(step_s=0.001)
+        backend = backend_of(client)
+        stores = [SessionStore(Limits(), tmp_path / "s.sqlite") for _ in range(2)]
+        fronts = [SessionPins(store, backend) for store in stores]
+        pinned_session(stores[0], [5] * 40)
+        for _ in range(5):
+            settling = [asyncio.create_task(front.settle("s", "", 1.0)) for front in fronts]
+            await asyncio.sleep(0.002)
+            next_turn(stores[1])
+            await asyncio.gather(*settling, fronts[1].settle("s", "", 1.0))
+            (pin,) = (await client.control(ListPins())).pins
+            found = stores[0].pinned("s", "")
+            assert found is not None and pin.num_tokens == len(found.session.token_ids)
+        client.engine.core.shutdown()
+
+    asyncio.run(work())
+
+
+def test_a_pin_that_fails_leaves_that_of_a_later_turn() -> None:
+    """Fault: what one turn could not have, the next one loses."""
+
+    async def work() -> None:
+        client, store = InMemoryClient(), SessionStore(Limits(), None)
+        pinned_session(store, [5] * 40)
+        add = client.add
+
+        async def failing(request: EngineRequest) -> UpdateStream:
+            if len(request.prompt_token_ids) > 40:
+                return await add(request)
+            next_turn(store)
+            raise EngineError("it was let go")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "add", failing)
+            await SessionPins(store, backend_of(client)).settle("s", "", 1.0)
+        assert [pin.num_tokens for pin in (await client.control(ListPins())).pins] == [60]
+        client.engine.core.shutdown()
+
+    asyncio.run(work())
+
+
+def test_the_end_of_a_server_waits_for_settlings() -> None:
+    """Fault: one that is cancelled uses a database that is closed."""
+    errors: list[object] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, found: errors.append(found))
+        client = InMemoryClient()
+        client.paused = True
+        services = Services(ServerSettings(), backend_of(client), None, 0)
+        session = pinned_session(services.sessions, [5] * 40)
+        services.session_pins.follow(session, "", 1.0)
+        while not client.added:
+            await asyncio.sleep(0.001)
+        await services.close()
+        services.session_pins.follow(session, "", 1.0)
+        assert len(asyncio.all_tasks()) == 2, "this one, and the engine's"
+        client.engine.core.shutdown()
+
+    asyncio.run(work())
+    assert not errors
 
 
 def test_what_makes_room_lets_its_pin_go() -> None:

@@ -75,7 +75,7 @@ def create_app(
                 running.cancel()
                 await asyncio.wait((running,))
             ticking.cancel()
-            services.close()
+            await services.close()
 
     app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan)
     generating, others = _routers(services)

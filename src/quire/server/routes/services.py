@@ -246,12 +246,12 @@ class Services:
             )
         return error
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        await self.session_pins.close()
         self.prompts.close()
         self._recorder.close()
         self.background.close()
         self.responses.close()
-        self.session_pins.close()
         self.sessions.close()
         if self.batches is not None:
             self.batches.close()

@@ -43,7 +43,7 @@ def sessions_router(services: Services) -> APIRouter:
         if body.ttl_s is not None:
             _check_ttl(body.ttl_s, services.settings.limits.session_s)
         session = store.change(session_id, tenant, is_pinned=body.pinned, ttl_s=body.ttl_s)
-        if session.is_pinned or before.is_pinned:
+        if session.is_pinned or body.pinned is not None:
             try:
                 await while_connected(request.receive, _settle(services, request, session_id))
             except BaseException:
@@ -56,8 +56,10 @@ def sessions_router(services: Services) -> APIRouter:
     @router.delete("/admin/sessions/{session_id:path}")
     async def delete_session(request: Request, session_id: str) -> Response:
         """Forget a conversation, and let its K/V go."""
-        store.delete(session_id, request.state.tenant)
-        await _settle(services, request, session_id)
+        try:
+            store.delete(session_id, request.state.tenant)
+        finally:  # also if it is gone: an earlier call may have failed to let its K/V go
+            await _settle(services, request, session_id)
         return Response(encode({"id": session_id, "deleted": True}), media_type=JSON)
 
     return router

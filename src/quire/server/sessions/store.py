@@ -96,6 +96,16 @@ class SessionStore(BoundedStore):
         ).fetchone()
         return None if row is None else PinnedSession(_session(*row[:3]), row[3])
 
+    def unpin(self, found: PinnedSession, tenant: str) -> bool:
+        """Let a conversation be pinned no more. Returns False, and changes nothing, if it is not
+        what was found any more."""
+        row = self._database.execute(
+            "UPDATE sessions SET pinned = 0 WHERE tenant = ? AND id = ? AND pinned AND "
+            "version = ? AND expires_s = ? RETURNING id",
+            (tenant, found.session.id, found.session.version, found.expires_s),
+        ).fetchone()
+        return row is not None
+
     def seconds_left(self, found: PinnedSession) -> float:
         return max(0.0, found.expires_s - self._clock())
 
