@@ -97,13 +97,18 @@ def test_a_record_has_no_folders_of_its_machine(
     monkeypatch.chdir(tmp_path)
     inside, outside = tmp_path / "models" / "small", Path(__file__)
     inside.mkdir(parents=True)
-    workload = {"models": [str(inside), {"other": outside}], "route": "/v1/completions", "n": 2}
+    workload = {
+        "models": [str(inside), {"other": outside}],
+        "route": "/v1/completions",
+        "text": "/s> " * 99,
+    }
     record = new_record(
         "any", ["run", str(outside)], None, None, seed=0, workload=workload, figures={}
     )
     assert record.command == ("run", outside.name)
     assert record.workload == {
-        "models": ["models/small", {"other": outside.name}], "route": "/v1/completions", "n": 2
+        "models": ["models/small", {"other": outside.name}], "route": "/v1/completions",
+        "text": "/s> " * 99,
     }  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
             weight=rng.choice((0.5, 1.0, 3.0)),
         ),
         adapter=random_adapter(rng) if beams is None else "",
-        is_adapter_late=rng.random() < 0.5,
+        is_adapter_late=rng.random() < 0.15,
     )
 
 
@@ -144,7 +144,7 @@ def random_open(rng: random.Random, simulation: Simulation) -> list[int]:
         given=rng.randint(1, len(prompt)),
         max_prompt_tokens=rng.choice((None, len(prompt), len(prompt) + 3)),
         adapter=random_adapter(rng),
-        is_adapter_late=rng.random() < 0.5,
+        is_adapter_late=rng.random() < 0.15,
     )
 
 
@@ -165,7 +165,7 @@ def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
         pin_seconds=rng.choice((0.5, 3.0, 20.0, math.inf)),
         pin_is_shared=rng.random() < 0.5,
         adapter=random_adapter(rng),
-        is_adapter_late=rng.random() < 0.5,
+        is_adapter_late=rng.random() < 0.15,
     )
 
 

@@ -89,10 +89,16 @@ def _without_folders(value: Any) -> Any:
     if not isinstance(value, str | Path):
         return value
     path, here = Path(value), Path.cwd()
-    is_route = not path.parent.is_dir() or len(path.parts) < 3  # /v1/completions, /rerank
-    if not path.is_absolute() or is_route:
-        return value
+    if not path.is_absolute() or len(path.parts) < 3 or not _is_directory(path.parent):
+        return value  # /rerank and /v1/completions are no paths
     return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a text that is too long for a path
+        return False
 
 
 def spread_of(values: Sequence[float]) -> Spread:

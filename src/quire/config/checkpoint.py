@@ -105,11 +105,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def name_in_text_part(name: str) -> str | None:
-    """Return the name that a tensor of the text part of a model has in a model of text alone; None
-    for a tensor of another part."""
+    """Return the name that a tensor, or a module, of the text part of a model has in a model of
+    text alone; None for one of another part."""
     match = _TEXT_PART.match(name)
     inner = name if match is None else name[match.end() :]
-    if inner.startswith("lm_head."):
+    if inner == "lm_head" or inner.startswith("lm_head."):
         return inner
     return None if match is None else f"model.{inner}"
 

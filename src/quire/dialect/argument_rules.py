@@ -282,9 +282,9 @@ def _definitions(schema: Schema, root: Schema) -> dict[str, Any]:
         reference = keywords.get("$ref")
         if not isinstance(reference, str) or reference == "#":
             continue
-        match reference.split("/"):
+        match unquote(reference).split("/"):
             case ["#", "$defs" | "definitions" as place, name, *_]:
-                name = unquote(name).replace("~1", "/").replace("~0", "~")
+                name = name.replace("~1", "/").replace("~0", "~")
                 listed_there = node(root.get(place))
                 if name in listed_there and name not in found.setdefault(place, {}):
                     found[place][name] = listed_there[name]

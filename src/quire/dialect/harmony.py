@@ -164,6 +164,7 @@ class _Types:
         self._root: Schema = {}
         self._open = set[int]()  # identities of the targets that are being written
         self._cost = 0
+        self._num_nested = 0  # characters of the parts of the type that is being written
 
     def function(self, tool: Tool) -> str:
         """Write one function."""
@@ -186,9 +187,11 @@ class _Types:
 
     def _type(self, schema: Schema, depth: int) -> str:
         """Write the type of a value."""
+        before, self._num_nested = self._num_nested, 0
         text = "any" if depth > _MAX_DEPTH else self._written(schema, depth)
         if self._open:
-            self._cost += self.PART_COST + len(text)
+            self._cost += self.PART_COST + max(len(text) - self._num_nested, 0)
+        self._num_nested = before + len(text)
         return text
 
     def _written(self, schema: Schema, depth: int) -> str:

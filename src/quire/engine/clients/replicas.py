@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Final
 
 from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
@@ -301,5 +302,5 @@ def _joined(values: Sequence[Any]) -> Any:
         return sum(values)
     if any(isinstance(item, str) for value in values for item in value):
         return tuple(sorted({item for value in values for item in value}))
-    counted = [value for value in values if value]  # one that has not begun has none
-    return tuple(map(sum, zip(*counted, strict=True)))
+    # Of drafts by place, a replica counts to the last place that it has seen.
+    return tuple(map(sum, zip_longest(*values, fillvalue=0)))
