@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.profiles import SCALE
@@ -20,3 +23,11 @@ settings.load_profile("quire")
 # The suite proves what CPUs compute, on any machine; benchmarks/gpu has the proofs of a GPU.
 for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
     os.environ[name] = ""
+
+
+@pytest.fixture
+def pythons_own_handler() -> Iterator[None]:
+    """Ctrl-C raises, even if the shell that runs the tests has ignored it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -490,6 +490,35 @@ def test_who_stops_waiting_for_an_async_pause_goes_on() -> None:
         asyncio.run(use(llm))
 
 
+def test_going_on_ends_an_async_pause_that_waits() -> None:
+    """Fault: the call to go on is done first, and the engine stops for ever when requests end."""
+    params = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+
+    async def use(llm: AsyncLLM) -> None:
+        for go_on in (llm.resume_generation, llm.wake_up):
+            stream = llm.generate("hello", params, "long")
+            await anext(stream)
+            pause = asyncio.ensure_future(llm.pause_generation(mode="wait"))
+            await anext(stream)
+            later = asyncio.ensure_future(llm.sleep(mode="keep"))
+            await anext(stream)
+            assert not later.done()  # it would stop what the pause waits for
+            pauses = asyncio.gather(pause, later, return_exceptions=True)
+            await llm.reset_prefix_cache()
+            if go_on == llm.resume_generation:
+                later.cancel()
+            await go_on()
+            refused, _ = await pauses
+            assert "told to go on" in str(refused)
+            assert not await llm.is_paused() and not await llm.is_sleeping()
+            async for _ in llm.generate("hello", params.clone(max_tokens=2)):
+                pass
+            await stream.aclose()
+
+    with AsyncLLM(**MODEL) as llm:
+        asyncio.run(asyncio.wait_for(use(llm), 60))
+
+
 def test_who_waits_for_a_pause_hears_of_the_end() -> None:
     async def use(llm: AsyncLLM) -> None:
         params = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)

@@ -22,6 +22,7 @@ from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.llm_engine import built_engine
 from quire.protocol.adapters import LoRARequest
 from quire.protocol.control import (
+    RESUMED,
     ControlOp,
     Pause,
     PauseMode,
@@ -57,10 +58,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Work of the thread, to be done once `is_ready`. future: gets what it returns or raises."""
+    """Work of the thread. op: the operation that it is, which may have to wait. future: gets what
+    it returns or raises."""
 
     do: Callable[[EngineClient], Any]
-    is_ready: Callable[[EngineClient], bool]
+    op: ControlOp | None
     future: Future[Any]
 
 
@@ -78,7 +80,7 @@ class _EngineThread:
         self._on_output = on_output
         self._on_death = on_death
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._waiting: list[_Work] = []  # taken before it was ready
+        self._waiting: list[_Work] = []  # a pause that is not ready, and pauses after it
         self._lock = threading.Lock()  # of taking work, against the end
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -88,16 +90,16 @@ class _EngineThread:
     def do(
         self,
         work: Callable[[EngineClient], T],
-        is_ready: Callable[[EngineClient], bool] = lambda _: True,
+        op: ControlOp | None = None,
     ) -> Future[T]:
-        """Have the thread do it; its result, or what it raised. is_ready: asked between steps,
-        which go on until then, as other work does."""
+        """Have the thread do it; its result, or what it raised. op: the operation that it is. While
+        the engine is not ready for that, steps go on, as other work does but for pauses."""
         future: Future[T] = Future()
         with self._lock:
             if self._is_over:
                 future.set_exception(_over())
             else:
-                self._work.put(_Work(work, is_ready, future))
+                self._work.put(_Work(work, op, future))
         return future
 
     def stop(self) -> None:
@@ -131,7 +133,10 @@ class _EngineThread:
                 return True
             if item is None:
                 return False
-            if not self._try(client, item):
+            if isinstance(item.op, Resume | Wake):
+                self._end_waits(client)
+            is_behind = bool(self._waiting) and isinstance(item.op, Pause | Sleep)
+            if is_behind or not self._try(client, item):
                 self._waiting.append(item)
 
     def _do_waiting(self, client: EngineClient) -> None:
@@ -142,11 +147,22 @@ class _EngineThread:
         if len(wanted) < len(self._waiting):
             client.stop_waiting()
         self._waiting = wanted
-        self._waiting = [item for item in wanted if not self._try(client, item)]
+        while wanted and self._try(client, wanted[0]):
+            del wanted[0]
+
+    def _end_waits(self, client: EngineClient) -> None:
+        """Do what need not wait, and refuse the rest."""
+        waiting, self._waiting = self._waiting, []
+        for item in waiting:
+            if self._try(client, item):
+                continue
+            client.stop_waiting()
+            if item.future.set_running_or_notify_cancel():
+                item.future.set_exception(RequestError(RESUMED))
 
     def _try(self, client: EngineClient, item: _Work) -> bool:
         """Do it if it is ready, and say whether it was."""
-        if not item.is_ready(client):
+        if item.op is not None and not client.is_ready_for(item.op):
             return False
         if not item.future.set_running_or_notify_cancel():
             client.stop_waiting()
@@ -446,9 +462,7 @@ class AsyncLLM:
 
     async def _control(self, op: ControlOp) -> Report:
         self._check_alive()
-        done = self._thread.do(
-            lambda client: client.control(op), lambda client: client.is_ready_for(op)
-        )
+        done = self._thread.do(lambda client: client.control(op), op)
         return await asyncio.wrap_future(done)
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
@@ -465,7 +479,8 @@ class AsyncLLM:
 
     async def pause_generation(self, *, mode: PauseMode = "abort", **others: Any) -> None:
         """Pause as `LLM.pause` does. With "wait" streams give outputs meanwhile, `abort` ends them,
-        and whoever stops waiting leaves the engine as it was."""
+        and whoever stops waiting leaves the engine as it was; another pause or sleep comes after
+        it. RequestError if `resume_generation` or `wake_up` ends the wait."""
         check_foreign(RequestError, "pause_generation", CALL_ARGUMENTS, others)
         await self._control(Pause(mode))
 

@@ -20,6 +20,7 @@ from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.llm_engine import LLMEngine, built_engine
 from quire.llm_vectors import VectorCalls, VectorMethods
+from quire.platform.interrupts import held
 from quire.protocol.adapters import AdapterArgument, LoRARequest, adapters_for
 from quire.protocol.beam_search import BeamRules, BeamSearchParams
 from quire.protocol.control import (
@@ -242,9 +243,10 @@ class LLM(VectorMethods):
         first = self._llm_engine.next_handle
         handles = range(first, first)
         try:
-            output = self._llm_engine.add(rendered, params, scheduling)
+            with held():
+                output = self._llm_engine.add(rendered, params, scheduling)
+                handles = range(first, self._llm_engine.next_handle)
             output.lora_request = lora_request
-            handles = range(first, self._llm_engine.next_handle)
             if params.output_kind is RequestOutputKind.CUMULATIVE:
                 yield from self._grow(output)
             else:
@@ -431,10 +433,11 @@ class LLM(VectorMethods):
         )
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
         asked = zip(rendered, self._params_for(rendered, sampling_params), scheduling, strict=True)
-        outputs = [self._admit(*each, None) for each in asked]
-        for output, adapter in zip(outputs, adapters, strict=True):
-            output.lora_request = adapter
-        self._enqueued += outputs
+        with held():
+            outputs = [self._admit(*each, None) for each in asked]
+            for output, adapter in zip(outputs, adapters, strict=True):
+                output.lora_request = adapter
+            self._enqueued += outputs
         return [output.request_id for output in outputs]
 
     def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:

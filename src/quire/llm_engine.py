@@ -240,10 +240,10 @@ class LLMEngine:
             try:
                 while not client.is_ready_for(op):
                     self._take_step()
+                return client.control(op)
             except BaseException:
                 client.stop_waiting()
                 raise
-            return client.control(op)
 
     @held()
     def abort(self, handles: range) -> None:

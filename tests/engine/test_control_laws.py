@@ -174,6 +174,38 @@ def test_who_stops_waiting_for_a_pause_goes_on(depth):
     check_all(engine)
 
 
+def test_ctrl_c_in_the_last_wait_of_a_pause_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when admission stays closed for ever."""
+    engine = FakeEngine()
+    assert engine.core.is_ready_for(Pause("wait"))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.core, "_settle", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.core.control(Pause("wait"), engine.now)
+    (handle,) = engine.add(PROMPTS[0])
+    engine.run()
+    assert engine.tokens[handle] == engine.model.expected_tokens(PROMPTS[0], 8, 0)
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@DEPTHS
+def test_what_passes_a_waiting_pause_admits_nobody(depth):
+    engine = started(depth)
+    assert not engine.core.is_ready_for(Pause("wait"))
+    engine.core.control(ResetPrefixCache(), engine.now)
+    (late,) = engine.add([7, 8, 9])
+    while len(engine.finished) < len(PROMPTS):
+        engine.step()
+    assert not engine.tokens[late]
+    engine.core.stop_waiting()
+    engine.run()
+    assert engine.tokens.pop(late) == engine.model.expected_tokens([7, 8, 9], 8, 0)
+    check_all(engine)
+
+
 @DEPTHS
 @pytest.mark.parametrize("resets", [True, False])
 def test_nothing_is_hit_after_a_reset(depth, resets):

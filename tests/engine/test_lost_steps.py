@@ -113,14 +113,6 @@ class PressingCtrlC:
         return self
 
 
-@pytest.fixture
-def pythons_own_handler(monkeypatch: pytest.MonkeyPatch):
-    """A shell may have ignored the signal."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.usefixtures("pythons_own_handler")
 def test_ctrl_c_anywhere_in_a_step_loses_nothing(depth: int) -> None:

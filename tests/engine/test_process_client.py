@@ -23,6 +23,7 @@ from quire.engine.supervision.supervisor import RestartPolicy
 from quire.errors import RequestError
 from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
+from quire.protocol.control import Inspect, Pause, Sleep, Wake
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,
     PROTOCOL_VERSION,
@@ -83,6 +84,31 @@ def test_a_slow_reader_gets_larger_updates() -> None:
             assert found.num_updates == 1
             tokens = first.samples[0].token_ids + found.tokens[0]
             assert tokens == FAKE_MODEL.expected_tokens([1], 200, 0)
+
+    run(work())
+
+
+def test_going_on_ends_a_pause_that_waits() -> None:
+    """Fault: the answer to the resume says that all is well, and the engine stops when requests
+    have ended."""
+
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(step_s=0.02)) as host:
+            client = host.client
+            stream = await ask(client, [1], max_tokens=200)
+            await anext(stream)
+            pause = asyncio.ensure_future(client.control(Pause("wait")))
+            later = asyncio.ensure_future(client.control(Sleep(1, "keep")))
+            assert not (await client.control(Inspect())).is_paused
+            assert not later.done()  # it would stop what the pause waits for
+            report = await client.control(Wake())
+            assert not report.is_paused and not report.sleep_level
+            with pytest.raises(RequestError, match="told to go on"):
+                await pause
+            assert (await later).sleep_level == 1
+            await collect(await ask(client, [2], max_tokens=3))
+            stream.abort()
+            await until_idle(client)
 
     run(work())
 

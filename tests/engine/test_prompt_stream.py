@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, cast
@@ -109,6 +110,37 @@ def test_it_is_served_as_its_client_asks(monkeypatch: pytest.MonkeyPatch) -> Non
         with llm.open_prompt(PARAMS) as stream:
             stream.finish(IDS)
     assert [request.scheduling for request in added] == [asked, SchedulingParams()]
+
+
+@pytest.mark.usefixtures("pythons_own_handler")
+def test_ctrl_c_as_a_request_is_queued_leaves_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: it comes when the engine has the request and the caller no handle of it."""
+    client = llm.engine.client
+    add = client._core.add
+
+    def interrupted_add(request: EngineRequest) -> None:
+        add(request)
+        signal.raise_signal(signal.SIGINT)
+
+    def num_requests() -> int:
+        stats = client.stats()
+        return stats.num_running + stats.num_waiting
+
+    monkeypatch.setattr(client._core, "add", interrupted_add)
+    with pytest.raises(KeyboardInterrupt), llm.open_prompt(PARAMS) as stream:
+        stream.append(IDS)
+    assert num_requests() == 0
+    with pytest.raises(KeyboardInterrupt), llm.open_prompt(PARAMS) as stream:
+        stream.finish(TEXT)
+    assert num_requests() == 0
+    with pytest.raises(KeyboardInterrupt):
+        next(llm.stream(TEXT, PARAMS))
+    assert num_requests() == 0
+    with pytest.raises(KeyboardInterrupt):
+        llm.enqueue(TEXT, PARAMS)
+    assert len(llm.wait_for_completion(use_tqdm=False)) == 1
 
 
 def test_mistakes(llm: LLM) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,8 @@ def test_new_weights_are_those_of_another_checkpoint(tmp_path: Path) -> None:
             "give floating-point numbers of shape",
         ),
         ({"model.norm.weight": np.zeros(3, np.int64)}, "int64"),
+        ({"model.norm.weight": "text"}, "'model.norm.weight' cannot be read"),
+        ({"model.norm.weight": np.array([None])}, "'model.norm.weight' cannot be read"),
     ],
 )
 def test_wrong_weights_change_nothing(tensors: dict[str, Any], message: str) -> None:
@@ -233,6 +236,33 @@ def test_weights_that_do_not_fit_leave_the_old_ones(
         (output,) = llm.generate(ids, PARAMS, use_tqdm=False)
         assert output.outputs[0].token_ids == expected.outputs[0].token_ids
         assert llm.update_weights({name: tensor}) == 1
+
+
+def test_weights_that_do_not_fit_are_gone_before_the_old_ones_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault: the error of the failure keeps the new model alive, and memory holds both."""
+    load, assemble = worker.load, worker.assemble
+    models: list[weakref.ref[Any]] = []
+    num_alive: list[int] = []
+
+    def loads(*args: Any) -> Any:
+        num_alive.append(sum(model() is not None for model in models))
+        loaded = load(*args)
+        models.append(weakref.ref(loaded.model))
+        return loaded
+
+    def fails_first(*args: Any) -> Any:
+        if len(models) == 1:
+            raise torch.OutOfMemoryError("no memory. x")
+        return assemble(*args)
+
+    with LLM(**QUIET) as llm:
+        monkeypatch.setattr(worker, "load", loads)
+        monkeypatch.setattr(worker, "assemble", fails_first)
+        with pytest.raises(EngineError, match="goes on with the old ones"):
+            llm.update_weights({})
+    assert num_alive == [0, 0]
 
 
 def test_a_profile_is_written(tmp_path: Path, llm: LLM) -> None:

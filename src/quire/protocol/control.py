@@ -19,6 +19,7 @@ from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray
 
 __all__ = [
+    "RESUMED",
     "AdminOp",
     "Allocate",
     "ControlOp",
@@ -45,6 +46,9 @@ __all__ = [
 PauseMode = Literal["keep", "wait", "abort"]
 """Treatment of requests during a pause: they stand still; or admitted ones go on to their end,
 while no other is admitted; or all of them end."""
+
+RESUMED = "the engine was told to go on before its requests had ended: pause it again"
+"""The answer to a pause with mode "wait" that `Resume` or `Wake` came before."""
 
 
 class _Op(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -149,21 +149,24 @@ class Worker:
         """
         if self._loaded is None or self._sleep_level:
             raise RequestError("the engine sleeps: wake it up before its weights are replaced")
-        given = {name: torch.as_tensor(value).detach().cpu() for name, value in tensors.items()}
+        given = {name: _as_tensor(name, value) for name, value in tensors.items()}
         check_replacements(
             self._loaded.model, self._settings.folder, self._settings.load_format, given
         )
         self.sleep(2)
         kept = self._replaced
         self._replaced = {**kept, **{name: tensor.clone() for name, tensor in given.items()}}
+        reason: str | None = None
         try:
             self.wake()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  its traceback would keep the new model alive
+            reason = str(error) or repr(error)
+        if reason is not None:
             self._replaced = kept
-            raise self._recovered_from(error) from error
+            raise self._recovered_from(reason)
         self._weights_version += 1
 
-    def _recovered_from(self, error: BaseException) -> EngineError:
+    def _recovered_from(self, reason: str) -> EngineError:
         """Load the model as it was before new weights could not be loaded; return what to say. The
         new ones may be loaded, and only the KV pool have had no room: they go first."""
         self.sleep(2)
@@ -172,7 +175,7 @@ class Worker:
         became = "the engine goes on with the old ones"
         if self._sleep_level:
             became = "nor can the old ones again, so the engine sleeps: free memory and wake it up"
-        return EngineError(f"the new weights cannot be loaded ({error}): {became}")
+        return EngineError(f"the new weights cannot be loaded ({reason}): {became}")
 
     def _give_back(self) -> None:
         """Let the system have what nobody refers to. Start-up may have frozen all objects for the
@@ -359,6 +362,16 @@ def _bank_of(loaded: LoadedModel, settings: WorkerSettings) -> AdapterBank | Non
     chosen = settings.chosen
     dtype: torch.dtype = getattr(torch, chosen.dtype)
     return AdapterBank(loaded.model, loaded.adapters, dtype, chosen.adapters_in_host)
+
+
+def _as_tensor(name: str, value: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"update_weights: tensor {name!r} cannot be read ({_first_sentence(error)}); give a "
+            "torch tensor or an array of numbers"
+        ) from error
 
 
 def _own_memory(settings: WorkerSettings, device: torch.device) -> DeviceMemory | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.engine.clients.in_process import EngineClient
 from quire.errors import RequestError
+from quire.platform.interrupts import held
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.outputs import RequestOutput
 from quire.protocol.request import EngineRequest
@@ -61,7 +62,7 @@ class PromptStream:
         try:
             found = self._pieces.add(piece)
             if found and self._output is None:
-                self._output = self._add(found, is_open=True)
+                self._add(found, is_open=True)
             elif found:
                 self._extend(found, is_last=False)
         except RequestError:
@@ -145,21 +146,24 @@ class PromptStream:
             self._assembler.drop([self.handle])
             self._client.abort([self.handle])
             self._request = replace(self._request, first_handle=self.handle + 1)
-        self._output = self._add(whole.token_ids, is_open=False, text=whole.text)
-        return self._output
+        return self._add(whole.token_ids, is_open=False, text=whole.text)
 
+    @held()
     def _add(
         self, token_ids: list[int], *, is_open: bool, text: str | None = None
     ) -> RequestOutput:
+        """Queue the request; its output, by which `close` knows that there is something to end."""
         prompt = RenderedPrompt(token_ids, text)
         name = self._request.request_id
         output = self._assembler.add(name, self.handle, prompt, self._params)
         request = replace(self._request, prompt_token_ids=_ids(token_ids), is_open=is_open)
         try:
             self._client.add(request)
-        except RequestError:
+        except BaseException:
             self._assembler.drop([self.handle])
+            self._client.abort([self.handle])
             raise
+        self._output = output
         return output
 
 

@@ -230,8 +230,9 @@ class EngineCore:
             return replace(self._report, pins=pins.list(now), lost_pins=pins.lost)
         if isinstance(op, Unpin):
             return replace(self._report, was_there=scheduler.state.pins.release(op.handle))
+        if isinstance(op, Pause | Sleep | Resume | Wake):
+            self.stop_waiting()
         self._settle()
-        self.stop_waiting()
         if isinstance(op, ResetPrefixCache):
             scheduler.reset_prefix_cache(reset_running=op.reset_running)
         elif isinstance(op, Pause):

@@ -15,7 +15,15 @@ from quire.engine.core.in_flight import InFlightRecord
 from quire.engine.core.socket import CoreSocket
 from quire.errors import EngineUnavailableError, QuireError, RequestError
 from quire.protocol.codec import Codec, GarbledMessageError, encode
-from quire.protocol.control import ExtendPrompt
+from quire.protocol.control import (
+    RESUMED,
+    ExtendPrompt,
+    Pause,
+    Report,
+    Resume,
+    Sleep,
+    Wake,
+)
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,
     MAX_CLIENTS,
@@ -124,25 +132,44 @@ class CoreLoop:
 
     def _control(self) -> None:
         """Carry out the requested operations in order. One that must wait for requests to end lets
-        later ones pass."""
+        later ones pass, but for pauses; going on ends its wait."""
         operations, self._operations = self._operations, []
         for client_id, message in operations:
-            if not self._core.is_ready_for(message.op):
+            if isinstance(message.op, Resume | Wake):
+                self._end_waits()
+            is_behind = bool(self._operations) and isinstance(message.op, Pause | Sleep)
+            if is_behind or not self._core.is_ready_for(message.op):
                 self._operations.append((client_id, message))
                 continue
-            report, reason = None, ""
-            try:
-                report = self._core.control(message.op, time.monotonic())
-            except QuireError as error:
-                reason = str(error)
-            except Exception as error:
-                logger.exception("operation %r failed", message.op)
-                reason = f"the engine could not do it ({error!r})"
-            self._version += 1
-            self._progress.sleep_state = self._version, self._core.report.sleep_level
-            client = self._clients.of_id(client_id)
-            if client is not None:
-                self._send(client, Answer(message.query, report, reason, self._version))
+            self._carry_out(client_id, message)
+
+    def _carry_out(self, client_id: int, message: Control) -> None:
+        report, reason = None, ""
+        try:
+            report = self._core.control(message.op, time.monotonic())
+        except QuireError as error:
+            reason = str(error)
+        except Exception as error:
+            logger.exception("operation %r failed", message.op)
+            reason = f"the engine could not do it ({error!r})"
+        self._answer(client_id, message, report, reason)
+
+    def _end_waits(self) -> None:
+        """Carry out what need not wait, and refuse the rest."""
+        waiting, self._operations = self._operations, []
+        for client_id, message in waiting:
+            if self._core.is_ready_for(message.op):
+                self._carry_out(client_id, message)
+                continue
+            self._core.stop_waiting()
+            self._answer(client_id, message, None, RESUMED)
+
+    def _answer(self, client_id: int, message: Control, report: Report | None, reason: str) -> None:
+        self._version += 1
+        self._progress.sleep_state = self._version, self._core.report.sleep_level
+        client = self._clients.of_id(client_id)
+        if client is not None:
+            self._send(client, Answer(message.query, report, reason, self._version))
 
     # --- steps ----------------------------------------------------------------------------------
 
