@@ -302,5 +302,5 @@ def _joined(values: Sequence[Any]) -> Any:
         return sum(values)
     if any(isinstance(item, str) for value in values for item in value):
         return tuple(sorted({item for value in values for item in value}))
-    # Of drafts by place, a replica counts to the last place that it has seen.
+    # A replica counts accepted drafts up to the last place that it has seen.
     return tuple(map(sum, zip_longest(*values, fillvalue=0)))
