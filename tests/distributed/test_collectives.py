@@ -169,7 +169,7 @@ def test_norms_of_rows_that_ranks_share(ranks: Any, dtype: torch.dtype) -> None:
 
 
 def test_ranks_with_the_same_part_norm_it_alike(ranks: Any) -> None:
-    """As of one kv head that two ranks have. Turns red when the sum depends on who asks."""
+    """Two ranks may have one kv head. Turns red when the sum depends on who asks."""
     part, weight = given(1, 9, 33)[0], torch.randn(33)
     wanted = part.clone()
     norm_rows(wanted, weight, 1e-5)

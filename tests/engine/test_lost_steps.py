@@ -162,7 +162,7 @@ class Cutting:
 @pytest.mark.parametrize("has_taken", [True, False])
 @pytest.mark.parametrize("step_id", range(6))
 def test_a_step_that_is_cut_short_is_lost(depth: int, has_taken: bool, step_id: int) -> None:
-    """As by a handler of signals that raises. Turns red when a result then is another step's, for
+    """A signal handler may raise anywhere. Turns red when a result then is another step's, for
     ever."""
     engine = FakeEngine(depth=depth, max_num_seqs=2, max_num_batched_tokens=8)
     engine.core._executor = Cutting(engine.core._executor, step_id, has_taken=has_taken)

@@ -1,4 +1,4 @@
-"""Which beginnings of prompts an engine is taken to have in its cache."""
+"""Beginnings of prompts that an engine is taken to have in its cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.protocol.adapters import AdapterRef
 
 
 def names(num_tokens: int, first: int = 0, **more: Any) -> list[bytes]:
-    """Those of a prompt of consecutive tokens."""
+    """Return the names for a prompt of consecutive tokens."""
     tokens = np.arange(first, first + num_tokens, dtype=np.int32)
     return prefixes_of(EngineRequest("test", 0, tokens, SamplingParams(), 0, **more))
 

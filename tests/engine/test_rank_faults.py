@@ -234,8 +234,8 @@ def test_ranks_end_with_their_core() -> None:
 
 
 def held() -> list[str]:
-    """What this process has open that has no name in the file system: memory of ranks, also where
-    it is only mapped, pipes, sockets, events."""
+    """List what this process has open without a name in the file system: memory of ranks, also
+    where it is only mapped, pipes, sockets, events."""
     found = [
         line.split(maxsplit=5)[-1]
         for line in Path("/proc/self/maps").read_text().splitlines()

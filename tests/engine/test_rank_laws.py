@@ -169,8 +169,8 @@ Answer = tuple[Tokens, list[Any]]
 
 
 def ask_in_turns(llm: LLM, case: Case, adapters: Sequence[LoRARequest]) -> list[Answer]:
-    """What `ask` gives, twice where prefixes are cached: the second time the other way round, as a
-    small cache has only the last prompts of the first time."""
+    """Return what `ask` gives, twice where prefixes are cached. The second time goes the other way
+    round, since a small cache has only the last prompts of the first."""
     orders = (1, -1) if case.cache == "prefix" else (1,)
     return [ask(llm, case, adapters, workload()[::order]) for order in orders]
 
