@@ -12,7 +12,7 @@ from quire.distributed import Collectives, PlainCollectives, Reduction, SharedRe
 from quire.distributed.plain import PEER_FAILED, drifted, lost
 from quire.errors import EngineError, EngineLostError
 from quire.ops.native.binding import NativeLibrary, load_native
-from quire.ops.native.cpu_provider import DTYPE_CODES, isa_of, row_ids
+from quire.ops.native.cpu_provider import DTYPE_CODES, isa_of, row_ids, row_norm_arguments
 from quire.ops.native.team import Team
 
 __all__ = ["NativeCollectives", "join_region"]
@@ -99,24 +99,9 @@ class NativeCollectives:
         return out
 
     def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        rows, width = x.shape
-        if x.stride(1) != 1 or weight.shape != (width,) or weight.dtype != x.dtype:
-            raise EngineError(
-                f"rows of ranks are normed with a weight for each of their elements, side by side, "
-                f"not {x.dtype}{list(x.shape)} with strides {x.stride()} and "
-                f"{weight.dtype}{list(weight.shape)}."
-            )
+        arguments = row_norm_arguments(x, weight, eps)
         if x.numel():
-            self._call(
-                "norm_shared_rows",
-                x.data_ptr(),
-                x.stride(0),
-                weight.data_ptr(),
-                rows,
-                width,
-                eps,
-                DTYPE_CODES[x.dtype],
-            )
+            self._call("norm_shared_rows", *arguments)
 
     def draw(
         self,

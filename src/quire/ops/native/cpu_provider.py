@@ -29,6 +29,7 @@ __all__ = [
     "paired_rows",
     "pointer",
     "row_ids",
+    "row_norm_arguments",
     "row_stride",
     "strided_rows",
     "token_rows",
@@ -150,6 +151,22 @@ def page_strides(cache: torch.Tensor, scales: torch.Tensor | None) -> tuple[int,
     if scales is None:
         return block, token, 0, 0
     return block, token, scales.stride(0), scales.stride(1)
+
+
+def row_norm_arguments(
+    x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[int | float, ...]:
+    """Return the arguments of a kernel that norms the rows of x [T, N], or the parts of them that a
+    rank has. Raises EngineError if they do not fit together."""
+    rows, width = x.shape
+    if x.stride(1) != 1 or weight.shape != (width,) or weight.dtype != x.dtype:
+        raise EngineError(
+            f"norm_rows takes rows side by side and a weight for each element of them, not "
+            f"{x.dtype}{list(x.shape)} with strides {x.stride()} and "
+            f"{weight.dtype}{list(weight.shape)}."
+        )
+    code = DTYPE_CODES[x.dtype]
+    return x.data_ptr(), x.stride(0), weight.data_ptr(), rows, width, eps, code
 
 
 def _unavailable(isa: str, platform: Platform) -> str | None:
