@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models import harness
-from tests.models.harness import PagedModel
+from tests.models.harness import PagedModel, new_ops
 from tests.profiles import machine_settings
 from tests.real.packages import gemma3_file, smollm2_file
 
@@ -50,17 +49,14 @@ class WidenedFormats:
 
     def choose(self, shape: MatrixShape) -> PlainFormat:
         del shape
-        chosen = PlainFormat(harness.new_ops("best"))
+        chosen = PlainFormat(new_ops("best"))
         chosen.keeps_stored = False
         return chosen
 
 
-def _assert_equals_transformers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _assert_equals_transformers(file: Path) -> None:
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    monkeypatch.setattr(
-        harness, "read_model_spec", lambda path: replace(read_model_spec(path), dtype="float32")
-    )
     raw = config_of(read_gguf_parts(file))
     skipped = ("architectures", "model_type", "rope_scaling")
     values = {key: value for key, value in raw._data.items() if raw.has(key) and key not in skipped}
@@ -79,16 +75,17 @@ def _assert_equals_transformers(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     model.tie_weights()
     with torch.inference_mode():
         wanted = model(torch.tensor([TOKENS])).logits[0]
-    found = PagedModel(file, "best", 64, formats=WidenedFormats()).step({0: TOKENS})[0]
+    spec = replace(read_model_spec(file), dtype="float32")
+    found = PagedModel(file, "best", 64, formats=WidenedFormats(), spec=spec).step({0: TOKENS})[0]
     assert float((found - wanted).abs().max()) <= 1e-3 * float(wanted.abs().max())
 
 
-def test_smollm2_equals_transformers(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _assert_equals_transformers(smollm2, monkeypatch)
+def test_smollm2_equals_transformers(smollm2: Path) -> None:
+    _assert_equals_transformers(smollm2)
 
 
-def test_gemma3_equals_transformers(gemma3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _assert_equals_transformers(gemma3, monkeypatch)
+def test_gemma3_equals_transformers(gemma3: Path) -> None:
+    _assert_equals_transformers(gemma3)
 
 
 def test_smollm2_answers(smollm2: Path) -> None:
