@@ -15,8 +15,10 @@ from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.cli.main import main
 from quire.config import read_checkpoint
+from quire.config.sentence import read_sentence_settings
 from quire.engine.convert import convert_model
 from quire.errors import ConfigError
+from tests.encoder_writer import write_sentence_files
 from tests.gguf_writer import gguf_metadata, gguf_tensors, write_gguf
 from tests.models.families import Case, write_checkpoint
 from tests.models.harness import PagedModel
@@ -58,7 +60,9 @@ def test_converted_is_quantized_at_load(
     a format cannot hold."""
     source, out = tmp_path / "source", tmp_path / "out"
     write_checkpoint(case, source)
+    write_sentence_files(source, mode="mean", longest=40)
     convert_model(source, out, quantization)
+    assert read_sentence_settings(out, is_encoder=False).pooling == "mean"
     wanted = logits(in_bfloat16(source), quantization)
     found = logits(out)
     assert all(torch.equal(found[seq], wanted[seq]) for seq in SEQUENCES)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, ConfigError, PoolingParams, RequestError
 from quire.config import read_model_spec
+from quire.config.sentence import read_sentence_settings
 from tests.encoder_writer import KINDS, TEXTS, write_encoder, write_sentence_files
 
 Maker = Callable[..., LLM]
@@ -256,6 +257,17 @@ def test_modules_that_are_lacking_are_refused(
     write_sentence_files(tmp_path, **change)
     with pytest.raises(ConfigError, match=words):
         LLM(str(tmp_path), **SMALL)
+
+
+@pytest.mark.parametrize("mode", ["cls", "mean"])
+def test_a_pooling_without_its_file_is_refused(tmp_path: Path, mode: str) -> None:
+    """Catches vectors of another pooling than the model's, taken for want of a file."""
+    write_sentence_files(tmp_path, mode=mode)
+    assert read_sentence_settings(tmp_path, is_encoder=True).pooling == mode
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    for is_encoder in (True, False):
+        with pytest.raises(ConfigError, match=r"1_Pooling.config\.json: is missing"):
+            read_sentence_settings(tmp_path, is_encoder=is_encoder)
 
 
 def test_what_encoders_cannot_do_is_refused(tmp_path: Path, make: Maker) -> None:

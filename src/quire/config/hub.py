@@ -18,7 +18,11 @@ __all__ = ["local_folder", "resolve_model_folder"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 WANTED_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
 GGUF_TAG = re.compile(r"(?P<repository>[^:]+):(?P<tag>[\w.-]+)")
-UNWANTED_FILES = ("*/*.json", "*/*.safetensors", "consolidated*", "*.bin.index.json")
+UNWANTED_FILES = (
+    "*[!g]/*.json", "*g/*[!g].json", "*/*.safetensors", "consolidated*", "*.bin.index.json"
+)  # fmt: skip
+"""Of folders no more than `1_Pooling/config.json` is wanted, and patterns know no "but": the first
+two leave what ends so."""
 
 
 def resolve_model_folder(

@@ -18,7 +18,7 @@ from quire.errors import ConfigError, RequestError
 if TYPE_CHECKING:  # numpy comes with it
     from quire.protocol.pooling_params import Pooling, PoolingParams
 
-__all__ = ["SentenceSettings", "longest_sentence", "read_sentence_settings"]
+__all__ = ["SentenceSettings", "longest_sentence", "module_folders", "read_sentence_settings"]
 
 _MODES: Mapping[str, Pooling] = {
     "cls": "cls",
@@ -73,7 +73,7 @@ def read_sentence_settings(
     """Read what is there. is_encoder: the mean of an encoder's states is the default, as
     sentence-transformers has it; else the last one's. classes: as of `SentenceSettings`.
 
-    Raises ConfigError for modules and modes that quire lacks.
+    Raises ConfigError for modules and modes that quire lacks, and for a missing file of a mode.
     """
     default: Pooling = "mean" if is_encoder else "last"
     path = folder / "modules.json"
@@ -101,6 +101,12 @@ def longest_sentence(folder: Path) -> int | None:
     return None if raw is None or not raw.has("max_seq_length") else raw.read_size("max_seq_length")
 
 
+def module_folders(folder: Path) -> frozenset[str]:
+    """Names of the folders in `folder` that hold its modules. ConfigError: no list of modules."""
+    path = folder / "modules.json"
+    return frozenset(module for _, module in _modules(path)) if path.is_file() else frozenset()
+
+
 def _modules(path: Path) -> list[tuple[str, str]]:
     """Class and folder of each module, in order."""
     whole = RawConfig({"modules": _read_list(path)}, str(path))
@@ -123,7 +129,10 @@ def _read_list(path: Path) -> object:
 
 def _read_pooling(path: Path, default: Pooling) -> Pooling:
     if not path.is_file():
-        return default
+        raise ConfigError(
+            f"{path}: is missing, though modules.json names it: it says which vectors are taken; "
+            "fetch the model again"
+        )
     raw = read_json(path)
     mode = raw.read_optional(str, "pooling_mode")
     chosen = [mode] if mode else []

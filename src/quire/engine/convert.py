@@ -15,6 +15,7 @@ from quire.config.checkpoint import INDEX_NAME
 from quire.config.families import flat_config
 from quire.config.gguf import config_of, is_gguf, read_gguf_parts
 from quire.config.quantization import QUANTIZATIONS
+from quire.config.sentence import module_folders
 from quire.errors import ConfigError
 from quire.platform import detect_platform
 from quire.rendering.gguf import read_gguf_templates, read_gguf_tokenizer
@@ -87,11 +88,14 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _write_rest(folder: Path, out: Path) -> None:
-    """Tokenizer, templates, settings of generation."""
+    """Tokenizer, templates, settings of generation, and what becomes of hidden states."""
     if not is_gguf(folder):
+        modules = module_folders(folder)
         for path in sorted(folder.iterdir()):
             if path.is_file() and path.suffix in COPIED and path.name not in REPLACED:
                 shutil.copyfile(path, out / path.name)
+            elif path.is_dir() and path.name in modules:
+                _copy_module(path, out / path.name)
         return
     backend, files = read_gguf_tokenizer(folder)
     backend.save(str(out / "tokenizer.json"))
@@ -105,6 +109,13 @@ def _write_rest(folder: Path, out: Path) -> None:
             {"name": name, "template": text} for name, text in templates.items()
         ]
     _write_json(out / "tokenizer_config.json", settings)
+
+
+def _copy_module(folder: Path, out: Path) -> None:
+    out.mkdir()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in COPIED:
+            shutil.copyfile(path, out / path.name)
 
 
 def _write_json(path: Path, content: Mapping[str, Any] | None) -> None:
