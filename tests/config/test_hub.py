@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import errors
 
 from quire.config import resolve_model_folder
+from quire.config.hub import resolve_tokenizer_folder
 from quire.errors import ConfigError
 from tests.waiting import WAIT_S
 
@@ -141,6 +142,41 @@ def _repository(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     return asked
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer", "revision"),
+    [("o/n", "o/n", "v1"), ("o/n:Q8_0", "o/n", "v1"), ("o/n", "o/t", None), ("/a/f", "o/t", None)],
+)
+def test_a_tokenizer_comes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model: str,
+    tokenizer: str,
+    revision: str | None,
+) -> None:
+    """Catches the download of weights that nobody loads, and a revision that only the model's
+    repository has."""
+    wanted = ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
+    asked = _repository(monkeypatch, tmp_path, [*wanted, "model.safetensors", "m-Q8_0.gguf"])
+    assert resolve_tokenizer_folder(tokenizer, model, "v1", "/d") == tmp_path
+    assert sorted(path.name for path in tmp_path.iterdir()) == wanted
+    assert (asked["repo"], asked["revision"], asked["cache_dir"]) == (tokenizer, revision, "/d")
+
+
+@pytest.mark.parametrize(
+    ("model", "revision"), [("o/n", "v1"), ("o/n:Q4_K_M", "v1"), ("o/t", None), (None, None)]
+)
+def test_a_tokenizer_in_a_gguf_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str | None, revision: str | None
+) -> None:
+    """Of the hub, and then by its path."""
+    asked = _repository(monkeypatch, tmp_path, GGUF_FILES)
+    file = resolve_tokenizer_folder("o/n:Q8_0", model, "v1")
+    assert (file, asked["revision"]) == (tmp_path / "model.q8_0.gguf", revision)
+    assert resolve_tokenizer_folder(str(file), model, "v1") == file
+    with pytest.raises(ConfigError, match="no such folder"):
+        resolve_tokenizer_folder("./nowhere", model)
 
 
 GGUF_FILES = [

@@ -12,7 +12,8 @@ import pytest
 from quire.bundled import bundled_model_path
 from quire.config.families import read_model_spec
 from quire.config.settings import EngineSettings
-from quire.engine.model_front import load_model_front
+from quire.engine.model_front import load_model_front, load_tokenizer
+from quire.errors import ConfigError
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -31,6 +32,21 @@ def test_a_tokenizer_of_another_model_is_told(
     assert [record.args for record in caplog.records] == (
         [(smaller.vocab_size + 1, smaller.vocab_size)] if missing else []
     )
+
+
+def test_a_folder_of_a_tokenizer_alone(tmp_path: Path) -> None:
+    """As `save_pretrained` of a tokenizer writes it, without config.json. Without a tokenizer, it
+    is said that this is what lacks."""
+    model = bundled_model_path()
+    settings = EngineSettings(model=str(model), tokenizer=str(tmp_path), revision="v1")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
+        load_tokenizer(settings, model)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(model / name, tmp_path / name)
+    front = load_model_front(settings, model, read_model_spec(model))
+    own = load_tokenizer(EngineSettings(model=str(model)), model)
+    assert front.renderer.tokenizer is not None
+    assert front.renderer.tokenizer.encode("a b") == own.encode("a b")
 
 
 @pytest.mark.parametrize("beyond", [0, 1])

@@ -13,10 +13,11 @@ from pathlib import Path
 from quire.config.gguf import GGUF_MAGIC, is_gguf
 from quire.errors import ConfigError
 
-__all__ = ["local_folder", "resolve_model_folder"]
+__all__ = ["local_folder", "resolve_model_folder", "resolve_tokenizer_folder"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-WANTED_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
+TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+WANTED_FILES = (*TEXT_FILES, "*.safetensors")
 GGUF_TAG = re.compile(r"(?P<repository>[^:]+):(?P<tag>[\w.-]+)")
 UNWANTED_FILES = (
     "*[!g]/*.json", "*g/*[!g].json", "*/*.safetensors", "consolidated*", "*.bin.index.json"
@@ -49,6 +50,26 @@ def resolve_model_folder(
     patterns = [f"*{name}{rest}" for name in spellings for rest in (".gguf", "-*-of-*.gguf")]
     folder = _fetch(tagged["repository"], revision, download_dir, patterns, ("*mmproj*",))
     return _pick_gguf(folder, tagged["repository"], tag)
+
+
+def resolve_tokenizer_folder(
+    tokenizer: str, model: str | None, revision: str | None = None, download_dir: str | None = None
+) -> Path:
+    """The folder or GGUF file of a tokenizer that is named beside `model`: any local folder, or a
+    Hugging Face id, of which no weights are fetched unless it names a GGUF file.
+
+    revision, download_dir, errors: as of `resolve_model_folder`, but a revision is of the model's
+    repository alone; others are taken as they are now.
+    """
+    path = Path(tokenizer).expanduser()
+    if path.is_dir():  # its reader says which file lacks
+        return path
+    repository = tokenizer.partition(":")[0]
+    if model is None or repository != model.partition(":")[0]:
+        revision = None
+    if repository != tokenizer or local_folder(tokenizer) is not None:
+        return resolve_model_folder(tokenizer, revision, download_dir)
+    return _fetch(tokenizer, revision, download_dir, TEXT_FILES)
 
 
 def _pick_gguf(folder: Path, repository: str, tag: str) -> Path:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.config import ModelSpec, resolve_model_folder
+from quire.config import ModelSpec
+from quire.config.hub import resolve_tokenizer_folder
 from quire.config.model_spec import ClassesSpec
 from quire.config.sentence import SentenceSettings, read_sentence_settings
 from quire.config.settings import EngineSettings
@@ -84,7 +85,9 @@ def load_tokenizer(settings: EngineSettings, folder: Path) -> Tokenizer:
 def _tokenizer_folder(settings: EngineSettings, folder: Path) -> Path:
     if settings.tokenizer is None:
         return folder
-    return resolve_model_folder(settings.tokenizer, settings.revision, settings.download_dir)
+    return resolve_tokenizer_folder(
+        settings.tokenizer, settings.model, settings.revision, settings.download_dir
+    )
 
 
 def _load_renderer(settings: EngineSettings, folder: Path, vocab_size: int) -> Renderer:

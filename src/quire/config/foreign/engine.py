@@ -160,7 +160,10 @@ _MISSING: Mapping[str, ForeignName] = {
         "hf_token",
         "set HF_TOKEN in the environment, since every user of a machine can read its command lines",
     ),
-    **_names("tokenizer_revision", "revision is of the model and its tokenizer alike"),
+    **_names(
+        "tokenizer_revision",
+        "revision is of the model's repository; of others, give a local folder",
+    ),
     **_names("scheduler_cls", "scheduling_policy takes a class, as package.module:Class"),
     **_names(
         "worker_cls worker_extension_cls", "the process that computes has no parts to replace"
