@@ -359,6 +359,10 @@ def _parts_of_gpt_oss(name: str, rows: torch.Tensor) -> list[tuple[str, torch.Te
     return [("ffn_gate_exps", rows[:, ::2]), ("ffn_up_exps", rows[:, 1::2])]
 
 
+_STATES_HEADS = ("qwen3", "qwen3moe", "gemma3", "gemma4", "glm4", "glm4moe", "gpt-oss")
+"""Architectures whose published models have a head_dim in config.json: it is written of these."""
+
+
 def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     """Settings of a `transformers` config as GGUF spells them."""
     a = "llama" if architecture == "mixtral" else architecture
@@ -371,10 +375,9 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
         f"{a}.attention.head_count": config.num_attention_heads,
         f"{a}.attention.head_count_kv": config.num_key_value_heads,
         f"{a}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        f"{a}.attention.key_length": getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
+        **_head_metadata(a, config),
     }
     if a == "gemma4":
         values |= _gemma4_metadata(config)
@@ -414,16 +417,26 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
             f"{a}.residual_scale": float(config.residual_multiplier),
             f"{a}.logit_scale": float(config.logits_scaling),
         }
-    if a in ("phi3", "olmo2") and getattr(config, "sliding_window", None):
-        values[f"{a}.attention.sliding_window"] = config.sliding_window
+    if a == "phi3" or (a == "olmo2" and getattr(config, "sliding_window", None)):
+        values[f"{a}.attention.sliding_window"] = config.sliding_window or 0
     if a in ("phi3", "glm4", "glm4moe"):
-        head_dim = values[f"{a}.attention.key_length"]
         partial = config.rope_parameters["partial_rotary_factor"]
-        values[f"{a}.rope.dimension_count"] = int(head_dim * partial)
+        values[f"{a}.rope.dimension_count"] = int(_head_dim(config) * partial)
     if a == "phi3":
         original = config.original_max_position_embeddings
         values[f"{a}.rope.scaling.original_context_length"] = original
     return values
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _head_metadata(a: str, config: Any) -> dict[str, Any]:
+    head_dim = _head_dim(config)
+    is_shared = head_dim * config.num_attention_heads == config.hidden_size
+    is_stated = a in _STATES_HEADS or not is_shared
+    return {f"{a}.attention.key_length": head_dim} if is_stated else {}
 
 
 def _gemma4_metadata(config: Any) -> dict[str, Any]:

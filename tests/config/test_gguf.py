@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config import read_checkpoint, read_model_spec, resolve_model_folder
-from quire.config.gguf import read_gguf_header
+from quire.config.gguf import config_of, read_gguf_header, read_gguf_parts
+from quire.config.gguf.checkpoint import ARCHITECTURES
 from quire.config.model_spec import Gemma4Traits, LongRopeScaling, ProportionalScaling, RopeSpec
 from quire.errors import ConfigError
 from tests.gguf_writer import Tensor, float_tensor, write_gguf
@@ -53,6 +54,35 @@ def test_spec_and_sizes_come_from_the_header(tmp_path: Path) -> None:
     assert set(tensors) == {"model.embed_tokens.weight", "model.norm.weight"}
     assert tensors["model.embed_tokens.weight"].num_bytes == 8 * 18
     assert resolve_model_folder(str(file)) == file
+
+
+def _settings_of(architecture: str) -> dict[str, Any]:
+    """SETTINGS under another architecture's name."""
+    found = {key.replace("llama.", f"{architecture}.", 1): SETTINGS[key] for key in SETTINGS}
+    return found | {"general.architecture": architecture}
+
+
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {"gemma4"}))
+def test_heads_that_no_key_tells(name: str, tmp_path: Path) -> None:
+    """Converters write sizes of heads only where config.json has one. Turns red when another size
+    is taken then, such as that of a family's largest model."""
+    settings = _settings_of(name)
+    del settings[f"{name}.attention.head_count_kv"]
+    raw = config_of(read_gguf_parts(write_gguf(tmp_path / "m.gguf", settings, TENSORS)))
+    assert (raw.read(int, "head_dim"), raw.read(int, "num_key_value_heads")) == (8, 4)
+
+
+@pytest.mark.parametrize(("window", "found"), [(0, None), (9, 9)])
+@pytest.mark.parametrize("rotated", [6, 8])
+def test_phi3_as_it_is_converted(
+    window: int, found: int | None, rotated: int, tmp_path: Path
+) -> None:
+    """A window of 0 is none, and heads turn in part (Phi-4-mini), whose size nothing states."""
+    changes = {"phi3.attention.sliding_window": window, "phi3.rope.dimension_count": rotated}
+    file = write_gguf(tmp_path / "m.gguf", _settings_of("phi3") | changes, TENSORS)
+    spec = read_model_spec(file)
+    assert (spec.windows, spec.head_dim) == ((found,), 8)
+    assert spec.ropes[0] is not None and spec.ropes[0].rotary_dim == rotated
 
 
 @pytest.mark.parametrize(

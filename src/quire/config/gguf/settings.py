@@ -80,17 +80,18 @@ def config_of(header: GGUFHeader) -> RawConfig:
     _refuse_value_length(header, name)
     if name not in _PARTLY_ROTATED:
         _refuse_rotated_parts(header, name)
-    window = _value(header, f"{name}.attention.sliding_window")
+    window = _value(header, f"{name}.attention.sliding_window") or None  # files of Phi-4 have 0
     raw = RawConfig(values, str(header.file))
     theta = _float32(_value(header, f"{name}.rope.freq_base"))
     if name == "gemma4":
         values["sliding_window"] = window
         values |= _gemma4(header, values, theta)
         return raw
+    kv_heads = _value(header, f"{name}.attention.head_count_kv")
     values |= {
         "intermediate_size": _value(header, f"{name}.feed_forward_length"),
-        "num_key_value_heads": _value(header, f"{name}.attention.head_count_kv"),
-        "head_dim": _value(header, f"{name}.attention.key_length"),
+        "num_key_value_heads": values["num_attention_heads"] if kv_heads is None else kv_heads,
+        "head_dim": _head_dim(header, name),
     }
     scaling = _scaling(header, name, raw)
     if name == "gemma3":
@@ -173,17 +174,23 @@ def _refuse_more_blocks_than_tensors(header: GGUFHeader, num_blocks: Any) -> Non
 
 def _refuse_rotated_parts(header: GGUFHeader, name: str) -> None:
     rotated = header.integer(f"{name}.rope.dimension_count")
-    head_dim = _value(header, f"{name}.attention.key_length")
-    if head_dim is None:
-        heads = _value(header, f"{name}.attention.head_count")
-        hidden = _value(header, f"{name}.embedding_length")
-        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-            head_dim = hidden // heads
+    head_dim = _head_dim(header, name)
     if rotated is not None and isinstance(head_dim, int) and rotated != head_dim:
         raise ConfigError(
             f"{header.file}: {name}.rope.dimension_count={rotated} rotates a part of heads of "
             f"{head_dim}, which quire does not serve; take the model's Hugging Face folder"
         )
+
+
+def _head_dim(header: GGUFHeader, name: str) -> Any:
+    """Size of a head; where it is not stated, as in files of Phi-3, heads share the hidden size.
+    None if they cannot, which the reader of the config tells."""
+    stated = _value(header, f"{name}.attention.key_length")
+    heads = _value(header, f"{name}.attention.head_count")
+    hidden = _value(header, f"{name}.embedding_length")
+    if stated is not None or not (isinstance(hidden, int) and isinstance(heads, int)):
+        return stated
+    return hidden // heads if heads > 0 and hidden % heads == 0 else None
 
 
 def _of_family(
