@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
+from huggingface_hub.utils import validate_repo_id
 
-from quire.config import resolve_model_folder
-from quire.config.hub import resolve_tokenizer_folder
+from quire.config.hub import local_folder, resolve_model_folder, resolve_tokenizer_folder
 from quire.errors import ConfigError
 from tests.waiting import WAIT_S
 
@@ -36,6 +38,33 @@ def test_path_that_does_not_exist(name: str) -> None:
     """Catches a mistyped path looked up on the hub."""
     with pytest.raises(ConfigError, match="no such folder"):
         resolve_model_folder(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("models--Qwen--Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("org/name.git", "org/name"),
+        ("Qwen/Qwen3-", "Qwen/Qwen3"),
+        ("Qwen/Qwen3-:Q4_K_M", "Qwen/Qwen3"),
+        ("https://hub.example/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("hub.example/Qwen/Qwen3-0.6B/tree/main", "Qwen/Qwen3-0.6B"),
+        ("org/a..b", "organization/name"),
+        ("org-/name", "organization/name"),
+        ("org/" + "n" * 97, "organization/name"),
+    ],
+)
+def test_names_that_the_hub_cannot_have(name: str, meant: str) -> None:
+    """Catches a trace of the hub's client, which refuses them by an error of its own; and a guess
+    that it refuses too."""
+    for resolve in (
+        resolve_model_folder,
+        local_folder,
+        partial(resolve_tokenizer_folder, model=""),
+    ):
+        with pytest.raises(ConfigError, match=f"no such folder.*like '{meant}'$"):
+            resolve(name)
+    validate_repo_id(meant)
 
 
 @pytest.mark.parametrize("name", ["./m.gguf", "models/m.gguf", "/no/such/m.GGUF", "m.gguf"])
@@ -78,6 +107,11 @@ FAILURES = [
     (hub_error(errors.RepositoryNotFoundError), "o/n: neither a local folder nor"),
     (errors.LocalEntryNotFoundError("no network\nat all"), r"not in the cache.*\(no network\)"),
     (ConnectionError("refused"), r"could not be fetched \(refused\)"),
+    (httpx.ProxyError("no proxy"), r"could not be fetched \(no proxy\); check the network"),
+    (httpx.InvalidURL("bad port"), r"could not be fetched \(bad port\)"),
+    (errors.HFValidationError("bad name"), r"could not be fetched \(bad name\)"),
+    (ImportError("no socksio"), r"could not be fetched \(no socksio\)"),
+    (RuntimeError("transfer"), r"could not be fetched \(transfer\)"),
 ]
 
 

@@ -5,7 +5,6 @@ A local folder never touches the network: huggingface_hub is not even imported.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,12 @@ from quire.errors import ConfigError
 
 __all__ = ["local_folder", "resolve_model_folder", "resolve_tokenizer_folder"]
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_ID = re.compile(r"([A-Za-z0-9]([\w.-]*\w)?/)?[A-Za-z0-9]([\w.-]*\w)?")
+NOT_IN_HUB_IDS = ("--", "..")
+MAX_HUB_ID = 96
+"""Characters of a repository's name."""
+
+ADDRESS = re.compile(r"(https?://)?[^/]+\.[^/]+/(?P<rest>[^/]+/[^/]+)(/tree/.*|/)?")
 TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WANTED_FILES = (*TEXT_FILES, "*.safetensors")
 GGUF_TAG = re.compile(r"(?P<repository>[^:]+):(?P<tag>[\w.-]+)")
@@ -126,12 +130,32 @@ def local_folder(model: str) -> Path | None:
     if tagged is None and path.suffix.lower() == ".gguf":
         raise ConfigError(f"{model}: no such file; give the path of a GGUF file that exists")
     repository = tagged["repository"] if tagged else model
-    if not HUB_ID.fullmatch(repository) or model.startswith((".", os.sep, "~")):
+    if not _is_hub_id(repository):
         raise ConfigError(
             f"{model}: no such folder; give an existing folder or a Hugging Face id like "
-            "'organization/name'"
+            f"{_likely_id(repository)!r}"
         )
     return None
+
+
+def _is_hub_id(name: str) -> bool:
+    """Return whether the hub could have a repository of that name."""
+    return (
+        HUB_ID.fullmatch(name) is not None
+        and not any(part in name for part in NOT_IN_HUB_IDS)
+        and not name.endswith(".git")
+        and len(name.rpartition("/")[2]) <= MAX_HUB_ID
+    )
+
+
+def _likely_id(name: str) -> str:
+    """What was meant by the address of a repository, its folder in a cache or a slip, if that can
+    be seen; else an example."""
+    address = ADDRESS.fullmatch(name)
+    if address is not None:
+        name = address["rest"]
+    name = name.removeprefix("models--").replace("--", "/").removesuffix(".git").rstrip("-._/")
+    return name if "/" in name and _is_hub_id(name) else "organization/name"
 
 
 def _fetch(
@@ -169,10 +193,10 @@ def _fetch(
             f"{named}: neither a local folder nor a repository on the hub; check the spelling, "
             "or set HF_TOKEN if it is private"
         ) from error
-    except (hub_errors.HfHubHTTPError, hub_errors.LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # each library of the client has errors of its own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"{named}: not a local folder, not in the cache, and could not be fetched ({reason}); "
-            "check the network, or give a local folder"
+            "check the network and its proxy, or give a local folder"
         ) from error
     return Path(folder)
