@@ -60,8 +60,9 @@ allowed_local_media_path=""  tensor_parallel_size=1  dtype="auto"  quantization=
 tokenizer_revision=None  seed=0  gpu_memory_utilization=0.9  swap_space=0  cpu_offload_gb=0
 enforce_eager=False  disable_custom_all_reduce=True  hf_token=None  hf_overrides=None
 mm_processor_kwargs=None  pooler_config=None  structured_outputs_config=None
-kv_cache_memory_bytes="64MiB"  compilation_config=0  logits_processors=None  runner="generate"
-convert="auto"  max_seq_len_to_capture=8192  enable_chunked_prefill=True  enable_lora=False
+kv_cache_memory_bytes="64MiB"  compilation_config=0  logits_processors=None  runner="pooling"
+convert="embed"  task="embed"  max_seq_len_to_capture=8192
+enable_chunked_prefill=True  enable_lora=False
 speculative_config=None  distributed_executor_backend="mp"  disable_log_stats=True
 limit_mm_per_prompt={"image":0}  enable_prefix_caching=True  block_size=16  max_num_seqs=4
 max_num_batched_tokens=256  load_format="auto"  download_dir=None  served_model_name="me"
@@ -74,7 +75,8 @@ max_num_partial_prefills=1  num_gpu_blocks_override=None  calculate_kv_scales=Fa
 SETTINGS_EXPLAINED = """
 nnodes=2  enable_prompt_adapter=True  cpu_offload_gb=4
 speculative_config={"method":"mtp","model":"x"}
-enable_chunked_prefill=False  runner="pooling"  kv_transfer_config={"a":1}  rope_theta=1e6
+enable_chunked_prefill=False  runner="draft"  pooler_config={"pooling_type":"CLS"}
+kv_transfer_config={"a":1}  rope_theta=1e6
 structured_outputs_config={"backend":"xgrammar"}  enable_mm_embeds=True  worker_cls="a.B"
 pipeline_parallel_size=2  override_generation_config={"a":1}  max_lenght=5  model_len=5
 """

@@ -48,6 +48,9 @@ def test_names_of_vllm_are_understood_or_explained() -> None:
         {"distributed_executor_backend": "mp", "runner": "generate", "disable_log_stats": True},
         {"limit_mm_per_prompt": {"image": 0}, "max_seq_len_to_capture": 8192, "swap_space": None},
         {"rope_scaling": None, "max_logprobs": 20, "reasoning_parser": "", "max_lora_rank": 16},
+        *({"runner": name} for name in ("auto", "generate", "pooling")),
+        *({"convert": name} for name in ("auto", "none", "embed", "classify")),
+        *({"task": name} for name in ("embed", "embedding", "score", "classify", "encode")),
     ],
     ids=str,
 )
@@ -66,7 +69,9 @@ def test_a_value_that_asks_for_what_is_so_anyway_is_taken(given: dict[str, objec
         ("rope_scaling", {"factor": 2}, "give it in hf_overrides"),
         ("hf_overrides", str, "functions can't be"),
         ("hf_overrides", "[1]", "an object such as"),
-        ("runner", "pooling", "models generate text"),
+        ("runner", "draft", "gives vectors, scores and classes"),
+        ("task", "transcription", "gives vectors, scores and classes"),
+        ("pooler_config", {"pooling_type": "CLS"}, "in PoolingParams(pooling="),
     ],
 )
 def test_a_value_that_asks_for_more_is_explained(name: str, value: object, words: str) -> None:

@@ -15,6 +15,10 @@ def _names(
     return dict.fromkeys(words.split(), ForeignName(reason, neutral, always))
 
 
+_ANY_TASK = "a model generates text, and gives vectors, scores and classes, as far as it can"
+_TASKS = (
+    "auto", "none", "generate", "pooling", "embed", "embedding", "encode", "score", "classify"
+)  # fmt: skip
 _ONE, _NONE_LEFT = ("1",), ("0", "0.0")
 
 _NOT_NEEDED: Mapping[str, ForeignName] = {
@@ -93,8 +97,7 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
         "adapters have the dtype of the model",
         ("auto",),
     ),
-    **_names("runner task", "models generate text", ("auto", "generate")),
-    **_names("convert", "models generate text", ("auto", "none")),
+    **_names("runner task convert", f"{_ANY_TASK}, without being told which", _TASKS),
 }
 """Settings that mostly ask for the default behaviour."""
 
@@ -148,7 +151,8 @@ _MISSING: Mapping[str, ForeignName] = {
         "prompts are texts or token ids so far",
     ),
     **_names(
-        "pooler_config override_pooler_config", "models generate text; none gives embeddings yet"
+        "pooler_config override_pooler_config",
+        "requests say it, in PoolingParams(pooling=…, normalize=…); else the model's files do",
     ),
     **_names(
         "override_generation_config",
