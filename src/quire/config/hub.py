@@ -26,8 +26,8 @@ GGUF_TAG = re.compile(r"(?P<repository>[^:]+):(?P<tag>[\w.-]+)")
 UNWANTED_FILES = (
     "*[!g]/*.json", "*g/*[!g].json", "*/*.safetensors", "consolidated*", "*.bin.index.json"
 )  # fmt: skip
-"""Of folders no more than `1_Pooling/config.json` is wanted, and patterns know no "but": the first
-two leave what ends so."""
+"""Folders hold nothing wanted but `1_Pooling/config.json`. Patterns know no "but", so the first two
+leave what ends as it does."""
 
 
 def resolve_model_folder(
@@ -149,7 +149,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _likely_id(name: str) -> str:
-    """What was meant by the address of a repository, its folder in a cache or a slip, if that can
+    """Return the id that an address, a folder of the hub's cache or a slip stands for, if that can
     be seen; else an example."""
     address = ADDRESS.fullmatch(name)
     if address is not None:

@@ -130,8 +130,8 @@ def _read_list(path: Path) -> object:
 def _read_pooling(path: Path, default: Pooling) -> Pooling:
     if not path.is_file():
         raise ConfigError(
-            f"{path}: is missing, though modules.json names it: it says which vectors are taken; "
-            "fetch the model again"
+            f"{path}: is missing, though modules.json names its folder, and says how states become "
+            "vectors; fetch it from the model's repository"
         )
     raw = read_json(path)
     mode = raw.read_optional(str, "pooling_mode")
