@@ -141,7 +141,8 @@ def test_sets_that_the_assembler_does_not_know_are_left_out(
     assert library.name == "libquire_avx2.so"
     assert told[0].startswith("no kernels for amx: ") and "assembler" in told[0]
     with pytest.raises(CompileError, match=r"^amx: .*does not know"):
-        compile_kernels(tmp_path / "lib", sources=sources, isas=["amx"])
+        compile_kernels(tmp_path / "no folder", sources=sources, isas=["amx"])
+    assert not (tmp_path / "no folder").exists()
 
 
 @pytest.mark.parametrize("command", ["env c++", "c++ -pipe", "'{}' -pipe", "  "])

@@ -195,7 +195,8 @@ def compile_kernels(
             compiler = _compiler()
             unknown = _unknown(compiler, missing, report)
             known = [isa for isa in missing if isa not in unknown]
-            failed = _compile(compiler, known, output, sources, sanitize, report)
+            if known:
+                failed = _compile(compiler, known, output, sources, sanitize, report)
     except (CompileError, OSError) as error:
         failed = dict.fromkeys(missing, str(error))
     absent = {**unknown, **failed}
@@ -246,10 +247,8 @@ def _compile(
             for number, isa in enumerate(objects, 1):
                 try:
                     made = build.library(isa, objects[isa])
-                    # A new file under the old name: a process that maps the old one keeps it.
-                    staged = shutil.copyfile(made, Path(staging, made.name))
-                    os.replace(staged, library_path(isa, output))
-                except (CompileError, OSError) as error:
+                    _place(made, Path(staging), library_path(isa, output))
+                except CompileError as error:
                     failed[isa] = str(error)
                     report(f"no kernels for {isa.name}: {error}")
                 else:
@@ -257,6 +256,15 @@ def _compile(
         finally:
             pool.shutdown(cancel_futures=True)
     return failed
+
+
+def _place(library: Path, staging: Path, target: Path) -> None:
+    """Put a new file under the old name: a process that maps the old one keeps it. staging: a
+    folder on the same disk. Raises CompileError."""
+    try:
+        os.replace(shutil.copyfile(library, staging / library.name), target)
+    except OSError as error:
+        raise CompileError(f"{target} cannot be written: {error.strerror}") from None
 
 
 def _reasons(failed: Mapping[Isa, str]) -> str:
