@@ -173,8 +173,8 @@ def test_one_capture_serves_all_sizes() -> None:
     captured = capture_sizes(TEAM, arena, compute, LARGEST)
     assert bool((whole == 7).all())
     assert len(captured.calls) == 6
-    for num_x in (10, 1, 4, 8):
-        for num_y in (1, 5, 3):
+    for num_x in (10, 1, 4, 0, 8):
+        for num_y in (1, 5, 0, 3):
             compute.x.neg_().add_(0.5)
             expected = compute(num_x, num_y)
             assert torch.equal(captured.replay(num_x, num_y)[:num_x], expected)

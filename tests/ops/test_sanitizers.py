@@ -108,16 +108,17 @@ def sanitizer_runtime(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip(str(error))
     source = folder / "probe.cpp"
     source.write_text("int main() { return 0; }\n")
-    command = [compiler, *build._SANITIZE_FLAGS, str(source), "-o", str(folder / "probe")]
+    command = [*compiler, *build._SANITIZE_FLAGS, str(source), "-o", str(folder / "probe")]
     probe = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if probe.returncode != 0:
-        pytest.skip(f"{compiler} has no sanitizers: {probe.stderr.strip()[-200:]}")
-    name = "libclang_rt.asan-x86_64.so" if "clang" in Path(compiler).name else "libasan.so"
+        pytest.skip(f"{compiler[0]} has no sanitizers: {probe.stderr.strip()[-200:]}")
+    is_clang = any("clang" in Path(word).name for word in compiler)
+    name = "libclang_rt.asan-x86_64.so" if is_clang else "libasan.so"
     found = subprocess.run(
-        [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        [*compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
     ).stdout.strip()
     if not Path(found).is_absolute():
-        pytest.skip(f"{compiler} has no shared {name}")
+        pytest.skip(f"{compiler[0]} has no shared {name}")
     return found
 
 

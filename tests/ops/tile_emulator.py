@@ -65,7 +65,7 @@ def tiles_unavailable() -> str | None:
         compiler = build._compiler()
     except build.CompileError as error:
         return str(error)
-    return None if build._knows(compiler, AMX.all_flags) else f"{compiler} knows no tiles"
+    return None if build._knows(compiler, AMX) else f"{compiler[0]} knows no tiles"
 
 
 def has_tiles() -> bool:
@@ -99,7 +99,7 @@ def _load(
 def build_emulator(folder: Path) -> Path:
     """Compile it into `folder`."""
     target = folder / "tile_emulator.so"
-    command = [build._compiler(), "-shared", *_FLAGS, str(SOURCE), "-o", str(target)]
+    command = [*build._compiler(), "-shared", *_FLAGS, str(SOURCE), "-o", str(target)]
     subprocess.run(command, check=True, timeout=600)
     return target
 

@@ -11,7 +11,7 @@ from quire.ops.compile.build import ISAS, LIBRARY_FOLDER, CompileError, compile_
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile, and print the libraries one per line. Returns 1 if that is not possible."""
+    """Compile, and print the libraries one per line. Returns 1 if any cannot be compiled."""
     parser = argparse.ArgumentParser(prog="python -m quire.ops.compile", description=__doc__)
     parser.add_argument("--output", type=Path, default=LIBRARY_FOLDER)
     parser.add_argument("--isa", action="append", choices=[isa.name for isa in ISAS])
@@ -24,11 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sanitize=options.sanitize,
             report=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
         )
+        problem = None
     except CompileError as error:
-        sys.stderr.write(f"kernels not compiled: {error}\n")
-        return 1
+        libraries, problem = error.libraries, error
     sys.stdout.writelines(f"{path}\n" for path in libraries)
-    return 0
+    if problem is None:
+        return 0
+    sys.stderr.write(f"{'some ' if libraries else ''}kernels not compiled: {problem}\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compiles the C++ kernels into one library per instruction set; one of them is chosen at run time.
 
-`hatch_build.py` uses it at installation and loads this file alone; `python -m quire.ops.compile`
-uses it by hand. It imports nothing but the standard library.
+`python -m quire.ops.compile` uses it by hand, `hatch_build.py` at installation. Then no package is
+there yet: it imports the standard library, and one file that the hook loads before.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from quire.platform.cgroups import read_group_limits
 
 __all__ = [
     "ISAS",
@@ -27,11 +31,13 @@ __all__ = [
     "compile_kernels",
     "library_path",
     "maker",
+    "num_jobs",
 ]
 
 SOURCE_FOLDER = Path(__file__).parents[1] / "csrc"
 LIBRARY_FOLDER = Path(__file__).parents[1] / "_lib"
 _BUILD_INFO = "build_info"  # the source file with the hash, one for each library
+_JOB_BYTES = 1 << 30  # memory of a compiler: twice what g++ 12 takes for the largest source
 
 # Contraction is off, so that values do not depend on how a template was instantiated.
 _FLAGS = (
@@ -63,8 +69,8 @@ class Isa:
     names).
 
     extends: a narrower set that this one widens. Its flags and features come first, and only the
-    sources in `units` (file names without ending) are compiled again. Such a set is skipped if the
-    compiler does not know its flags.
+    sources in `units` (file names without ending) are compiled again. Such a set is left out if the
+    compiler does not know its flags, or the assembler not its `instruction`.
     """
 
     name: str
@@ -73,6 +79,7 @@ class Isa:
     features: tuple[str, ...]
     extends: Isa | None = None
     units: tuple[str, ...] = ()
+    instruction: str = ""
 
     @property
     def all_flags(self) -> tuple[str, ...]:
@@ -101,6 +108,7 @@ _AVX512_VNNI = Isa(
     ("avx512_vnni",),
     extends=_AVX512,
     units=("linear_int8", "linear_int4", "linear_blocks", "paged_attention"),
+    instruction="vpdpbusd %zmm0, %zmm0, %zmm0",
 )
 _AVX512_BF16 = Isa(
     "avx512_bf16",
@@ -109,6 +117,7 @@ _AVX512_BF16 = Isa(
     ("avx512_bf16",),
     extends=_AVX512_VNNI,
     units=("linear_bf16", "norms", "paged_attention", "pointwise", "rope_and_write_kv"),
+    instruction="vdpbf16ps %zmm0, %zmm0, %zmm0",
 )
 _AMX = Isa(
     "amx",
@@ -117,6 +126,7 @@ _AMX = Isa(
     ("amx_tile", "amx_bf16", "amx_int8"),
     extends=_AVX512_BF16,
     units=("linear_bf16", "linear_int8", "linear_int4", "paged_attention", "processor"),
+    instruction="tdpbf16ps %tmm2, %tmm1, %tmm0",
 )
 
 # Best first. A new set (NEON) is a row here and, for another width, a section in simd.h.
@@ -124,7 +134,14 @@ ISAS = (_AMX, _AVX512_BF16, _AVX512_VNNI, _AVX512, _AVX2)
 
 
 class CompileError(Exception):
-    """The kernels could not be compiled; the message is the reason on one line."""
+    """Kernels could not be compiled; the message is the reason on one line.
+
+    libraries: those in place all the same, the best one first.
+    """
+
+    def __init__(self, message: str, libraries: tuple[Path, ...] = ()) -> None:
+        super().__init__(message)
+        self.libraries = libraries
 
 
 def library_path(isa: Isa, folder: Path = LIBRARY_FOLDER) -> Path:
@@ -152,55 +169,156 @@ def compile_kernels(
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, ...]:
     """Compile every instruction set of this architecture (or those named) into `output`, and return
-    the libraries, the best one first.
+    the libraries, the best one first. Sets that compiler or assembler do not know are left out.
 
-    keep_current: keep a library that was made from these sources; does not apply to sanitized ones.
-    report: receives a line for each library in place, narrowest set first, so that an interrupted
-    run continues from there. Raises CompileError when there is no compiler, no instruction set for
-    this architecture, or the compiler fails, which leaves the other libraries as they are.
+    keep_current: keep a library that was made from these sources, for which no compiler is needed;
+    does not apply to sanitized ones. report: receives a line for each set, narrowest set first.
+
+    Raises CompileError if there are no kernels for this architecture, if `CXX` is "none", and, with
+    all others in place, if a set cannot be compiled. Its old library stays. Where a run is
+    interrupted, the next one goes on.
     """
-    compiler = _compiler()
+    if os.environ.get("CXX") == "none":
+        raise CompileError("CXX=none leaves them out")
     wanted = [
         isa
         for isa in ISAS
-        if platform.machine() in isa.architectures
-        and (isas is None or isa.name in isas)
-        and (isa.extends is None or _knows(compiler, isa.all_flags))
+        if platform.machine() in isa.architectures and (isas is None or isa.name in isas)
     ]
     if not wanted:
         raise CompileError(f"no kernels for {platform.machine()} ({isas or 'any instruction set'})")
-    output.mkdir(parents=True, exist_ok=True)
-    libraries = tuple(library_path(isa, output) for isa in wanted)
-    if keep_current:
-        wanted = [isa for isa in wanted if not _is_current(isa, sources, output)]
-    with TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        build = _Build(compiler, sources, Path(scratch), pool, sanitize)
-        for number, (isa, library) in enumerate(build.libraries(wanted[::-1]), 1):
-            target = library_path(isa, output)
-            # A new file under the old name: a process that maps the old one keeps it.
-            staged = target.with_suffix(f".{os.getpid()}.tmp")
-            shutil.copyfile(library, staged)
-            os.replace(staged, target)
-            report(f"compiled the kernels for {isa.name} ({number} of {len(wanted)})")
+    missing, unknown, failed = wanted, dict[Isa, str](), dict[Isa, str]()
+    try:
+        if keep_current:
+            missing = [isa for isa in wanted if not _is_current(isa, sources, output)]
+        if missing:
+            compiler = _compiler()
+            unknown = _unknown(compiler, missing, report)
+            known = [isa for isa in missing if isa not in unknown]
+            if known:
+                failed = _compile(compiler, known, output, sources, sanitize, report)
+    except (CompileError, OSError) as error:
+        failed = dict.fromkeys(missing, str(error))
+    absent = {**unknown, **failed}
+    libraries = tuple(library_path(isa, output) for isa in wanted if isa not in absent)
+    if failed or not libraries:
+        raise CompileError(_reasons(failed or unknown), libraries)
     return libraries
 
 
+def num_jobs(root: Path = Path("/")) -> int:
+    """Return how many compilers may run at once: one for each core of this process, as far as free
+    memory reaches. Limits of control groups count. root: the folder in which /proc and /sys lie."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    limits = read_group_limits(root)
+    most: list[float] = [len(affinity(0)) if affinity else os.cpu_count() or 1]
+    if limits.cores is not None:
+        most.append(limits.cores)
+    if limits.free_bytes is not None:
+        most.append(limits.free_bytes / _JOB_BYTES)
+    try:
+        memory = (root / "proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        memory = ""  # not Linux, or hidden
+    most += [int(kib) * 1024 / _JOB_BYTES for kib in re.findall(r"MemAvailable: *(\d+)", memory)]
+    return max(1, int(min(most)))
+
+
+def _compile(
+    compiler: Sequence[str],
+    isas: Sequence[Isa],
+    output: Path,
+    sources: Path,
+    sanitize: bool,
+    report: Callable[[str], None],
+) -> dict[Isa, str]:
+    """Put the library of each set in place. Returns the reasons of those that fail. Raises OSError
+    if the folder cannot be written, before anything is compiled."""
+    failed: dict[Isa, str] = {}
+    output.mkdir(parents=True, exist_ok=True)
+    with (
+        TemporaryDirectory(dir=output) as staging,
+        TemporaryDirectory() as scratch,
+        ThreadPoolExecutor(num_jobs()) as pool,
+    ):
+        build = _Build(compiler, sources, Path(scratch), pool, sanitize)
+        try:
+            objects = build.start(isas[::-1])
+            for number, isa in enumerate(objects, 1):
+                try:
+                    made = build.library(isa, objects[isa])
+                    _place(made, Path(staging), library_path(isa, output))
+                except CompileError as error:
+                    failed[isa] = str(error)
+                    report(f"no kernels for {isa.name}: {error}")
+                else:
+                    report(f"compiled the kernels for {isa.name} ({number} of {len(isas)})")
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return failed
+
+
+def _place(library: Path, staging: Path, target: Path) -> None:
+    """Put a new file under the old name: a process that maps the old one keeps it. staging: a
+    folder on the same disk. Raises CompileError."""
+    try:
+        os.replace(shutil.copyfile(library, staging / library.name), target)
+    except OSError as error:
+        raise CompileError(f"{target} cannot be written: {error.strerror}") from None
+
+
+def _reasons(failed: Mapping[Isa, str]) -> str:
+    """Return one line: the sets that have a reason, then the reason."""
+    names: dict[str, list[str]] = {}
+    for isa, reason in failed.items():
+        names.setdefault(reason, []).append(isa.name)
+    return "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items())
+
+
 def _is_current(isa: Isa, sources: Path, output: Path) -> bool:
-    library = library_path(isa, output)
-    return library.exists() and build_hash(isa, sources).encode() in library.read_bytes()
+    library, digest = library_path(isa, output), build_hash(isa, sources).encode()
+    try:
+        return digest in library.read_bytes()
+    except OSError:
+        return False  # there is none, or nobody can load it
 
 
-def _knows(compiler: str, flags: Sequence[str]) -> bool:
-    command = [compiler, *flags, "-E", "-x", "c++", os.devnull]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+def _unknown(
+    compiler: Sequence[str], isas: Sequence[Isa], report: Callable[[str], None]
+) -> dict[Isa, str]:
+    """Return the sets that cannot be compiled here, with the reason."""
+    reason = f"{Path(compiler[0]).name} or its assembler does not know the instructions"
+    unknown = [isa for isa in isas if isa.extends is not None and not _knows(compiler, isa)]
+    for isa in unknown:
+        report(f"no kernels for {isa.name}: {reason}")
+    return dict.fromkeys(unknown, reason)
 
 
-def _compiler() -> str:
-    named = os.environ.get("CXX")  # the build's own convention, not a setting of the engine
-    for candidate in (named,) if named else ("c++", "g++", "clang++"):
-        found = shutil.which(candidate)
+def _knows(compiler: Sequence[str], isa: Isa) -> bool:
+    """Return True if an instruction becomes an object: assemblers may be older than compilers."""
+    with TemporaryDirectory() as scratch:
+        source = Path(scratch, "probe.cpp")
+        source.write_text(f'void probe() {{ asm("{isa.instruction}"); }}\n', encoding="utf-8")
+        target = str(source.with_suffix(".o"))
+        try:
+            _call([*compiler, *isa.all_flags, "-c", "-o", target, str(source)])
+        except CompileError:
+            return False
+    return True
+
+
+def _compiler() -> tuple[str, ...]:
+    """Return the words with which its commands begin. `CXX` may be a path, or a command with
+    arguments such as "ccache g++"."""
+    named = os.environ.get("CXX", "")  # the build's own convention, not a setting of the engine
+    try:
+        words = [named] if shutil.which(named) else shlex.split(named)
+    except ValueError as error:
+        raise CompileError(f"CXX is {named!r}: {error}") from None
+    for first, *arguments in [words] if words else [["c++"], ["g++"], ["clang++"]]:
+        found = shutil.which(first)
         if found:
-            return found
+            return (found, *arguments)
     raise CompileError(f"no C++ compiler ({named or 'c++, g++, clang++'}) on the path")
 
 
@@ -209,28 +327,31 @@ class _Build:
     """One run of the compiler over some instruction sets. Objects that two sets share are made
     once."""
 
-    compiler: str
+    compiler: Sequence[str]
     sources: Path
     scratch: Path
     pool: ThreadPoolExecutor
     sanitize: bool
 
-    def libraries(self, isas: Sequence[Isa]) -> Iterator[tuple[Isa, Path]]:
-        """Yield the library of each set. The objects of the next set are compiled meanwhile, so
-        that no core waits for the longest of a set."""
-        objects = {isa: self._objects(isa) for isa in isas}
-        compiled: dict[Path, Future[None]] = {}
-        for each in objects.values():
+    def start(self, isas: Sequence[Isa]) -> dict[Isa, dict[Path, Future[None]]]:
+        """Begin to compile, and return the objects of each set. Those of the next set are compiled
+        meanwhile, so that no core waits for the longest of a set."""
+        commands = {isa: self._objects(isa) for isa in isas}
+        begun: dict[Path, Future[None]] = {}
+        for each in commands.values():
             for target in sorted(each, key=lambda target: _longest_first(each[target])):
-                if target not in compiled:
-                    compiled[target] = self.pool.submit(_call, each[target])
-        try:
-            for isa, each in objects.items():
-                for target in each:
-                    compiled[target].result()
-                yield isa, self._link(isa, list(each))
-        finally:
-            self.pool.shutdown(cancel_futures=True)
+                if target not in begun:
+                    begun[target] = self.pool.submit(_call, each[target])
+        return {isa: {target: begun[target] for target in each} for isa, each in commands.items()}
+
+    def library(self, isa: Isa, objects: Mapping[Path, Future[None]]) -> Path:
+        """Return the library of a set, linked when its objects are there. Raises CompileError."""
+        for compiled in objects.values():
+            compiled.result()
+        library = self.scratch / f"libquire_{isa.name}.so"
+        link = [*self.compiler, "-shared", "-pthread", *(_SANITIZE_FLAGS if self.sanitize else ())]
+        _call([*link, "-o", str(library), *map(str, objects)])
+        return library
 
     def _objects(self, isa: Isa) -> dict[Path, list[str]]:
         """Return the command of each object of a library. Two sets that share an object have the
@@ -245,14 +366,8 @@ class _Build:
                 flags.append(f'-DQUIRE_BUILD_HASH="{build_hash(isa, self.sources)}"')
             flags += ["-I", str(self.sources), *made_by.all_flags]
             given = [*flags, "-c", "-o", str(target), str(unit)]
-            found[target] = [self.compiler, *given]
+            found[target] = [*self.compiler, *given]
         return found
-
-    def _link(self, isa: Isa, objects: Sequence[Path]) -> Path:
-        library = self.scratch / f"libquire_{isa.name}.so"
-        link = [self.compiler, "-shared", "-pthread", *(_SANITIZE_FLAGS if self.sanitize else ())]
-        _call([*link, "-o", str(library), *map(str, objects)])
-        return library
 
 
 def _longest_first(command: Sequence[str]) -> int:
@@ -266,8 +381,14 @@ def maker(isa: Isa, unit: str) -> Isa:
 
 
 def _call(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    name = Path(command[0]).name
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise CompileError(f"{name} does not run: {error}") from None
     if result.returncode != 0:
         errors = [line for line in result.stderr.splitlines() if "error" in line.lower()]
-        reason = (errors or result.stderr.splitlines() or ["no message"])[0].strip()
-        raise CompileError(f"{Path(command[0]).name} failed: {reason}")
+        reason = (errors or result.stderr.splitlines() or [f"status {result.returncode}"])[0]
+        raise CompileError(f"{name} failed: {reason.strip()}")

@@ -14,6 +14,7 @@ constexpr int64_t kPiecesPerTask = 4;
 // Calls f(row, first, last) for all pieces of rows: one decode row may be wide.
 template <class F>
 void each_piece(int64_t rows, int64_t width, Team* team, F&& f) {
+  if (rows == 0 || width == 0) return;  // a captured step may be replayed for no rows
   const int64_t pieces = (width + kPiece - 1) / kPiece;
   const int64_t grain = kPiecesPerTask * kPiece / (width / pieces + 1) + 1;
   parallel_for(rows * pieces, grain, team, [&](int64_t task) {
@@ -60,7 +61,7 @@ template void apply_gate(int32_t, const fp16*, fp16*, int64_t, int64_t, int64_t)
 
 }  // namespace quire
 
-// Adds x and y to out. All: `count` > 0 elements, contiguous.
+// Adds x and y to out. All: `count` elements, contiguous.
 QUIRE_API int quire_add(const void* x, const void* y, void* out, int64_t count, int32_t dtype,
                         quire::Team* team) {
   using namespace quire;
@@ -77,7 +78,7 @@ QUIRE_API int quire_add(const void* x, const void* y, void* out, int64_t count, 
 QUIRE_REPLAYABLE(quire_add)
 
 // Replaces x by x · factor or, with a cap > 0, by cap · tanh(x · factor / cap). x: rows of `width`
-// > 0 elements with a stride.
+// elements with a stride.
 QUIRE_API int quire_rescale(void* x, int64_t stride, int64_t rows, int64_t width, float factor,
                             float cap, int32_t dtype, quire::Team* team) {
   using namespace quire;
@@ -97,7 +98,7 @@ QUIRE_API int quire_rescale(void* x, int64_t stride, int64_t rows, int64_t width
 }
 QUIRE_REPLAYABLE(quire_rescale)
 
-// Applies an activation. x, out: `count` > 0 elements, contiguous. kind: of activations.h.
+// Applies an activation. x, out: `count` elements, contiguous. kind: of activations.h.
 QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t kind,
                                int32_t dtype, quire::Team* team) {
   using namespace quire;
@@ -115,7 +116,7 @@ QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t 
 QUIRE_REPLAYABLE(quire_activation)
 
 // Writes activation(first half) · second half of each row. x: rows of 2 · width, stride in
-// elements. out: contiguous rows of width > 0.
+// elements. out: contiguous rows of `width`.
 QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out, int64_t rows,
                                        int64_t width, int32_t kind, int32_t dtype,
                                        quire::Team* team) {
@@ -137,7 +138,7 @@ QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out,
 }
 QUIRE_REPLAYABLE(quire_activation_and_mul)
 
-// Writes activation(x) · up. x, up: rows of `width` > 0 elements with strides. out: contiguous
+// Writes activation(x) · up. x, up: rows of `width` elements with strides. out: contiguous
 // rows.
 QUIRE_API int quire_activation_times(const void* x, int64_t stride, const void* up,
                                      int64_t up_stride, void* out, int64_t rows, int64_t width,
