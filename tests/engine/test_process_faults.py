@@ -26,6 +26,7 @@ from tests.engine.process_harness import (
     collect,
     hosted,
     run,
+    until_fresh,
     until_idle,
     until_state,
 )
@@ -220,6 +221,35 @@ def test_settings_that_cannot_work_are_reported_and_not_tried_again() -> None:
             with pytest.raises(EngineUnavailableError, match="no such model"):
                 await ask(host.client, [1])
             assert host.client.status.restarts == 0
+
+    run(work())
+
+
+def test_a_start_without_end_is_ended_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STACKS_S", 0.0)
+
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(start_s=WAIT_S), phase_s=0.1, wait=False) as host:
+            await until_state(host.client, EngineState.DEAD)
+            assert "killed by SIGKILL, since it has not started" in host.client.status.message
+            assert "'loading'" in host.client.status.message
+
+    run(work())
+
+
+def test_a_core_is_replaced_though_its_files_were_tidied_away() -> None:
+    """Fault: of a core whose file had gone it seemed that it had never started."""
+
+    async def work() -> None:
+        async with hosted() as host:
+            await until_fresh(host.client)
+            for path in host.directory.iterdir():
+                if path.is_file():  # no socket, which nobody takes away
+                    path.unlink()
+            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=100)))
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            assert (await stream).tokens == {0: FAKE_MODEL.expected_tokens([1], 100, 0)}
+            assert host.client.status.restarts == 1
 
     run(work())
 
