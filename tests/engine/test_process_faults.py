@@ -16,6 +16,7 @@ from quire.engine.supervision import supervisor
 from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import FinishReason
 from quire.protocol.codec import Codec, GarbledMessageError
+from quire.protocol.control import Inspect, Pause, Sleep, Wake
 from quire.protocol.messages import CoreMessage
 from quire.protocol.status import CORE_STARTS, EngineState
 from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
@@ -250,6 +251,30 @@ def test_a_core_is_replaced_though_its_files_were_tidied_away() -> None:
             os.kill(host.supervisor.pid, signal.SIGKILL)
             assert (await stream).tokens == {0: FAKE_MODEL.expected_tokens([1], 100, 0)}
             assert host.client.status.restarts == 1
+
+    run(work())
+
+
+def test_a_pause_and_a_sleep_outlive_their_core() -> None:
+    """Fault: the next core was awake, and computed requests that were to stand still."""
+
+    async def work() -> None:
+        async with hosted(SLOW) as host:
+            client = host.client
+            stream = await ask(client, [1], max_tokens=200)
+            await client.control(Pause("keep"))
+            num_tokens = stream.num_tokens
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            await until_state(client, EngineState.RESTARTING)
+            await until_fresh(client)
+            assert (await client.control(Sleep(2, "keep"))).is_paused
+            os.kill(host.supervisor.pid, signal.SIGUSR2)  # it goes by itself
+            await until_state(client, EngineState.RESTARTING)
+            await until_state(client, EngineState.SLEEPING)
+            assert (await client.control(Inspect())).sleep_level == 2
+            assert stream.num_tokens == num_tokens and not stream.is_finished
+            await client.control(Wake())
+            assert (await collect(stream)).tokens == {0: FAKE_MODEL.expected_tokens([1], 200, 0)}
 
     run(work())
 
