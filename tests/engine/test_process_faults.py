@@ -11,6 +11,7 @@ import signal
 import pytest
 
 from quire.engine.clients import core_connection
+from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.core.heartbeat import heartbeats
 from quire.engine.supervision import supervisor
 from quire.errors import ConfigError, EngineError, EngineUnavailableError
@@ -273,7 +274,10 @@ def test_a_pause_and_a_sleep_outlive_their_core() -> None:
             await until_state(client, EngineState.SLEEPING)
             assert (await client.control(Inspect())).sleep_level == 2
             assert stream.num_tokens == num_tokens and not stream.is_finished
-            await client.control(Wake())
+            other = ProcessEngineClient(host.directory, client_id=1)
+            await until_state(other, EngineState.SLEEPING)
+            await other.control(Wake())
+            await other.close()
             assert (await collect(stream)).tokens == {0: FAKE_MODEL.expected_tokens([1], 200, 0)}
 
     run(work())
