@@ -188,13 +188,13 @@ def test_sleep_and_wake_keep_adapters(
         before = [answers(llm, PROMPTS, lora_request=each) for each in adapters[:2]]
         worker: Any = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
         refs = [AdapterRef(each.name, each.path, digest_of(Path(each.path))) for each in adapters]
-        model = weakref.ref(worker._loaded.model)
+        weights = [weakref.ref(each) for each in reachable_tensors(worker._loaded.model)]
         with monkeypatch.context() as patch:
             if place == "gpu":
                 patch.setattr(worker, "_device", torch.device("meta"))
                 patch.setattr("quire.worker.worker.WeightStash", LossyStash)
             llm.sleep(1 if place == "gpu" else 2)
-        assert (model() is None) == (place == "cpu")
+        assert any(each() is not None for each in weights) == (place == "gpu")
         worker.put_adapter(0, worker.read_adapter(refs[0]))  # in place of the one that was there
         llm.wake_up()
         assert answers(llm, PROMPTS, lora_request=adapters[1]) == before[0]
