@@ -15,6 +15,7 @@ from quire.executor.fake import FakeExecutor, FakeModel
 from quire.grammar import Grammars
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
+from quire.protocol.adapters import AdapterRef
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import Media
@@ -49,6 +50,7 @@ class FakeEngine:
         grammars: Grammars | None = None,
         hooks: HookRunner | None = None,
         speculative_config: str | None = None,
+        num_adapter_slots: int = 0,
     ) -> None:
         """layout: in place of windows and block_size. breaks: every step is computed in vain once,
         and then in halves."""
@@ -94,7 +96,9 @@ class FakeEngine:
             breaks=lambda _: breaks,
         )
         report = executor.start()
-        self.core = EngineCore(self.scheduler, executor, depth, on_plan, report, grammars, hooks)
+        self.core = EngineCore(
+            self.scheduler, executor, depth, on_plan, report, grammars, hooks, num_adapter_slots
+        )
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, SequenceFinish] = {}
         self.num_cached: dict[int, int] = {}
@@ -119,6 +123,7 @@ class FakeEngine:
         logprobs: int | None = None,
         pooling: Pooling | None = None,
         prediction: Sequence[int] = (),
+        adapter: AdapterRef | None = None,
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
         comes as media."""
@@ -144,6 +149,7 @@ class FakeEngine:
             beams=beams,
             pooling=pooling,
             prediction_token_ids=np.array(prediction, np.int32),
+            adapter=adapter,
         )
         self.core.add(request)
         self._next_handle += n

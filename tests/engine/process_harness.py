@@ -67,6 +67,7 @@ async def hosted(
     settings: Mapping[str, str | int | float | bool | None] | None = None,
     command: Sequence[str] = CORE_COMMAND,
     stall_s: float = 60.0,
+    phase_s: float = 1800.0,
     policy: RestartPolicy = RESTART_AT_ONCE,
     wait: bool = True,
     measure: Measure = by_flags,
@@ -79,7 +80,7 @@ async def hosted(
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=stall_s, first_beat_s=max(stall_s, 60.0)),
+        stall_limits=StallLimits(min_s=stall_s, first_beat_s=max(stall_s, 60.0), phase_s=phase_s),
         restart_policy=policy,
         command=command,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
 import signal
@@ -307,6 +308,8 @@ def test_nothing_is_left_behind() -> None:
         async with hosted() as host:
             directory, pid = host.directory, host.supervisor.pid
             assert directory.stat().st_mode & 0o777 == 0o700
+            with pytest.raises(BlockingIOError):  # so that nobody tidies it who asks
+                await asyncio.to_thread(_lock, directory)
             stream = await ask(host.client, [1], max_tokens=100)
         assert (await collect(stream)).finishes[0].reason is FinishReason.ERROR
         assert not directory.exists()
@@ -335,6 +338,14 @@ def test_a_core_dies_with_its_parent_and_the_next_start_clears_up() -> None:
     with private_directory() as other:
         assert other.exists()
     assert not directory.exists()
+
+
+def _lock(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
 
 
 def _is_alive(pid: int) -> bool:

@@ -11,11 +11,13 @@ import signal
 import pytest
 
 from quire.engine.clients import core_connection
+from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.core.heartbeat import heartbeats
 from quire.engine.supervision import supervisor
 from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import FinishReason
 from quire.protocol.codec import Codec, GarbledMessageError
+from quire.protocol.control import Inspect, Pause, Sleep, Wake
 from quire.protocol.messages import CoreMessage
 from quire.protocol.status import CORE_STARTS, EngineState
 from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
@@ -26,6 +28,7 @@ from tests.engine.process_harness import (
     collect,
     hosted,
     run,
+    until_fresh,
     until_idle,
     until_state,
 )
@@ -220,6 +223,62 @@ def test_settings_that_cannot_work_are_reported_and_not_tried_again() -> None:
             with pytest.raises(EngineUnavailableError, match="no such model"):
                 await ask(host.client, [1])
             assert host.client.status.restarts == 0
+
+    run(work())
+
+
+def test_a_start_without_end_is_ended_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STACKS_S", 0.0)
+
+    async def work() -> None:
+        async with hosted(FakeCoreOptions(start_s=WAIT_S), phase_s=0.1, wait=False) as host:
+            await until_state(host.client, EngineState.DEAD)
+            assert "killed by SIGKILL, since it has not started" in host.client.status.message
+            assert "'loading'" in host.client.status.message
+
+    run(work())
+
+
+def test_a_core_is_replaced_though_its_files_were_tidied_away() -> None:
+    """Fault: of a core whose file had gone it seemed that it had never started."""
+
+    async def work() -> None:
+        async with hosted() as host:
+            await until_fresh(host.client)
+            for path in host.directory.iterdir():
+                if path.is_file():  # no socket, which nobody takes away
+                    path.unlink()
+            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=100)))
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            assert (await stream).tokens == {0: FAKE_MODEL.expected_tokens([1], 100, 0)}
+            assert host.client.status.restarts == 1
+
+    run(work())
+
+
+def test_a_pause_and_a_sleep_outlive_their_core() -> None:
+    """Fault: the next core was awake, and computed requests that were to stand still."""
+
+    async def work() -> None:
+        async with hosted(SLOW) as host:
+            client = host.client
+            stream = await ask(client, [1], max_tokens=200)
+            await client.control(Pause("keep"))
+            num_tokens = stream.num_tokens
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            await until_state(client, EngineState.RESTARTING)
+            await until_fresh(client)
+            assert (await client.control(Sleep(2, "keep"))).is_paused
+            os.kill(host.supervisor.pid, signal.SIGUSR2)  # it goes by itself
+            await until_state(client, EngineState.RESTARTING)
+            await until_state(client, EngineState.SLEEPING)
+            assert (await client.control(Inspect())).sleep_level == 2
+            assert stream.num_tokens == num_tokens and not stream.is_finished
+            other = ProcessEngineClient(host.directory, client_id=1)
+            await until_state(other, EngineState.SLEEPING)
+            await other.control(Wake())
+            await other.close()
+            assert (await collect(stream)).tokens == {0: FAKE_MODEL.expected_tokens([1], 200, 0)}
 
     run(work())
 

@@ -23,7 +23,8 @@ from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.errors import RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
-from quire.protocol.control import Inspect, ListPins, Unpin
+from quire.protocol.control import Inspect, ListPins, Pause, Resume, Unpin
+from quire.protocol.messages import Welcome
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import KILLER, FakeCoreOptions
@@ -35,6 +36,7 @@ from tests.engine.process_harness import (
     by_flags,
     collect,
     run,
+    until_state,
 )
 
 
@@ -248,7 +250,7 @@ def test_the_capacity_is_of_all_engines_that_are_ready() -> None:
             while client.status.capacity != largest:
                 status = await client.wait_for_change(status)
             shorter = replace(one, max_model_len=one.max_model_len - 1)
-            lost._watch.connected(lost._watch.instance or 0, shorter)
+            lost._watch.connected(Welcome(lost._watch.instance or 0, shorter))
             assert client.status.capacity.max_model_len == one.max_model_len - 1
 
     run(work())
@@ -363,5 +365,32 @@ def test_a_pin_that_nobody_waits_for_any_more_is_in_no_engine(late: int) -> None
             for each in clients_of(host):
                 assert await pins_of(each) == ()
             assert client.num_unfinished == 0
+
+    run(work())
+
+
+def test_a_pause_holds_in_an_engine_that_could_not_take_it() -> None:
+    """Fault: one that restarted, or was stopped for a while, served requests although all had been
+    paused, and the answer said that all are paused."""
+
+    async def work() -> None:
+        async with replicas(silence_s=0.3) as host:
+            client: Any = host.client
+            stopped = clients_of(host)[1]
+            streams = [await ask(client, [i], max_tokens=200) for i in range(2)]
+            os.kill(host.supervisors[1].pid or 0, signal.SIGSTOP)
+            await until_state(stopped, EngineState.STALLED)
+            await client.control(Pause("keep"))
+            os.kill(host.supervisors[1].pid or 0, signal.SIGKILL)
+            await until_state(stopped, EngineState.RESTARTING)
+            await until_all_ready(host)
+            assert (await stopped.control(Inspect())).is_paused
+            assert (await client.control(Inspect())).is_paused
+            await client.control(Resume())
+            for i, stream in enumerate(streams):
+                expected = FAKE_MODEL.expected_tokens([i], 200, 0)
+                assert (await collect(stream)).tokens == {0: expected}
+            await stopped.control(Pause("keep"))
+            assert not (await client.control(Inspect())).is_paused
 
     run(work())

@@ -127,14 +127,16 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_memory_falls_by_what_is_dropped(large_model: Path, level: int) -> None:
+@pytest.mark.parametrize(("level", "takes_adapters"), [(1, False), (2, True)])
+def test_memory_falls_by_what_is_dropped(
+    large_model: Path, level: int, takes_adapters: bool
+) -> None:
     """Within 5 %, and comes back on waking up. All of the pool is written before; nothing is
     captured, since what that keeps goes with the pool."""
     llm = LLM(
         str(large_model), load_format="dummy", skip_tokenizer_init=True, quiet=True,
         num_kv_blocks=2048, max_model_len=512, max_num_seqs=8, dtype="bfloat16",
-        enforce_eager=True, max_num_batched_tokens=256,
+        enforce_eager=True, max_num_batched_tokens=256, enable_lora=takes_adapters, max_lora_rank=1,
     )  # fmt: skip
     with llm:
         params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from quire.engine.supervision.stall import StallLimits, StallWatch
-from quire.protocol.messages import Heartbeat
+import pytest
 
-LIMITS = StallLimits(min_s=10, steps=20, first_beat_s=15, start_s=100)
+from quire.config.settings import EngineSettings
+from quire.engine.build import build_core
+from quire.engine.supervision.stall import StallLimits, StallWatch
+from quire.errors import ConfigError
+from quire.protocol.messages import Heartbeat
+from quire.protocol.status import FETCHING, StartPhase
+
+LIMITS = StallLimits(min_s=10, steps=20, first_beat_s=15, phase_s=100)
 
 
 def beat(step_seconds: float | None = None, slowest: float = 0.0, *, is_ready: bool = True):
@@ -51,12 +57,37 @@ def test_idle_is_no_hang() -> None:
         assert watch.hang(now) is None
 
 
-def test_a_start_that_beats_but_never_ends_is_a_hang() -> None:
+def test_a_start_that_beats_but_names_no_phase_is_a_hang() -> None:
     watch = StallWatch(LIMITS, 0)
     for now in range(101):
         watch.observe(beat(is_ready=False), now)
         assert watch.hang(now) is None
     assert "not started" in str(watch.hang(101))
+
+
+def starting(name: str, seconds: float, before: float = 0.0) -> Heartbeat:
+    phases = (StartPhase(FETCHING, before), StartPhase(name, seconds, is_done=False))
+    return Heartbeat(0, phases[name == FETCHING :])
+
+
+@pytest.mark.parametrize(("name", "is_limited"), [(FETCHING, False), ("loading", True)])
+def test_a_start_may_fetch_for_days_but_not_do_other_things(name: str, is_limited: bool) -> None:
+    """Fault: a core that still fetched its checkpoint was killed after half an hour; or a start
+    after a long fetch had no time left for loading."""
+    watch = StallWatch(LIMITS, 0)
+    for seconds in range(100_000, 100_101):
+        watch.observe(starting(name, seconds - 100_000, before=100_000), seconds)
+        assert watch.hang(seconds) is None
+    watch.observe(starting(name, 101), 100_101)
+    assert ("'loading' has taken 101.0 s" in str(watch.hang(100_101))) == is_limited
+
+
+def test_the_phase_that_fetches_is_the_first_of_a_start() -> None:
+    phases: list[str] = []
+    settings = EngineSettings(model="/nowhere/at/all")
+    with pytest.raises(ConfigError, match="no such folder"):
+        build_core(settings, phases.append, lambda _: None, lambda _: None)
+    assert phases == [FETCHING]
 
 
 def test_a_supervisor_that_slept_does_not_blame_the_core() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.lora.adapters import merge, write_adapter
 from tests.models.families import Case, write_checkpoint
 
 from quire import LLM, SamplingParams
+from quire.config.adapters import digest_of
 from quire.errors import ConfigError, RequestError
 from quire.lora.request import LoRARequest
+from quire.protocol.adapters import AdapterRef
+from quire.worker.weight_stash import WeightStash, reachable_tensors
 
 LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FAMILIES = {
@@ -159,12 +164,44 @@ def test_new_weights_under_an_old_name(llm: LLM, base: Path, tmp_path: Path) -> 
     assert answers(llm, [prompt], lora_request=lora) != before
 
 
-def test_sleep_and_wake_keep_adapters(base: Path, adapters: list[LoRARequest]) -> None:
-    with engine(base, enable_lora=True, max_lora_rank=8) as llm:
-        before = answers(llm, PROMPTS, lora_request=adapters[1])
+class LossyStash(WeightStash):
+    """Loses what is written until the weights are restored."""
+
+    def __init__(self, model: object) -> None:
+        self._copies = [(each, each.clone()) for each in reachable_tensors(model)]
+
+    @torch.inference_mode()
+    def restore(self) -> None:
+        for tensor, copy in self._copies:
+            tensor.copy_(copy)
+
+
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
+def test_sleep_and_wake_keep_adapters(
+    place: str, base: Path, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that comes in the sleep. Fault: it was written into memory that had been emptied, as
+    that of a GPU is at level 1, or it kept the weights alive at level 2.
+
+    gpu: what the sleep of one does, on a CPU, whose packed weights cannot be emptied."""
+    with engine(base, enable_lora=True, max_loras=1, max_lora_rank=8) as llm:
+        before = [answers(llm, PROMPTS, lora_request=each) for each in adapters[:2]]
+        worker: Any = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
+        refs = [AdapterRef(each.name, each.path, digest_of(Path(each.path))) for each in adapters]
+        weights = [weakref.ref(each) for each in reachable_tensors(worker._loaded.model)]
+        with monkeypatch.context() as patch:
+            if place == "gpu":
+                patch.setattr(worker, "_device", torch.device("meta"))
+                patch.setattr("quire.worker.worker.WeightStash", LossyStash)
+            llm.sleep(1 if place == "gpu" else 2)
+        assert any(each() is not None for each in weights) == (place == "gpu")
+        worker.put_adapter(0, worker.read_adapter(refs[0]))  # in place of the one that was there
+        llm.wake_up()
+        assert answers(llm, PROMPTS, lora_request=adapters[1]) == before[0]
+        worker.put_adapter(0, worker.read_adapter(refs[1]))
         llm.sleep(2)
         llm.wake_up()
-        assert answers(llm, PROMPTS, lora_request=adapters[1]) == before
+        assert answers(llm, PROMPTS, lora_request=adapters[1]) == before[1]
 
 
 @pytest.mark.parametrize(

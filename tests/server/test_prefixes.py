@@ -16,6 +16,7 @@ import pytest
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
 from quire.protocol.control import ListPins, Unpin
+from quire.protocol.messages import Welcome
 from quire.protocol.status import EngineState
 from quire.server.prefixes.files import RenderedPrefix, read_prefix_files, render_prefixes
 from quire.server.prefixes.pinning import PrefixKeeper, pin_prefix
@@ -257,7 +258,7 @@ def test_prefixes_are_pinned_on_every_replica() -> None:
             assert len((await clients_of(host)[0].control(ListPins())).pins) == 1
             keeping = asyncio.ensure_future(keeper.keep())
             await asyncio.sleep(0.05)
-            watch.connected(instance, capacity)
+            watch.connected(Welcome(instance, capacity))
             while not (await second.control(ListPins())).pins:
                 await asyncio.sleep(0.02)
             for index in 0, 1:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from quire.config.adapters import WEIGHTS_NAME, digest_of, read_adapter
 from quire.errors import ConfigError, RequestError
 from quire.layers.adapted import AdaptedLayers
-from quire.lora.fit import AdapterTensors, FittedAdapter, ModelPlaces
+from quire.lora.fit import AdapterTensors, FittedAdapter, ModelPlaces, ModelShapes
 from quire.models import CausalLM
 from quire.protocol.adapters import AdapterRef
 
@@ -43,14 +43,26 @@ class AdapterBank:
         self._lock = threading.Lock()
         self._in_host: OrderedDict[str, HostAdapter] = OrderedDict()
         self._in_slots: dict[int, HostAdapter] = {}
+        self._layers: AdaptedLayers | None = None
+        self._places: ModelPlaces | None = None
         self.serve(model, layers)
 
     def serve(self, model: CausalLM, layers: AdaptedLayers) -> None:
-        """Go on with a model that was loaded anew: slots keep their adapters."""
-        self._layers = layers
-        self._places = ModelPlaces(model, layers)
+        """Go on with a model whose weights are there again: slots have their adapters."""
+        places = ModelPlaces(model, layers)
         for slot, adapter in self._in_slots.items():
-            self._fill(slot, adapter)
+            _fill(layers, places, slot, adapter)
+        self._shapes, self._max_rank = ModelShapes(places), layers.max_rank
+        self._layers, self._places = layers, places
+
+    def let_go(self) -> None:
+        """Keep nothing of the model alive, whose weights go. Slots are filled by `serve`."""
+        self._layers = self._places = None
+
+    @property
+    def is_serving(self) -> bool:
+        """False between `let_go` and `serve`."""
+        return self._layers is not None
 
     def read(self, ref: AdapterRef) -> HostAdapter:
         """Return the adapter, from its folder unless it is kept. RequestError for one that cannot
@@ -71,35 +83,37 @@ class AdapterBank:
         return adapter
 
     def put(self, slot: int, adapter: HostAdapter) -> None:
-        """Fill a slot, from 0 on, that no row uses."""
+        """Fill a slot, from 0 on, that no row uses; when the model is served again if it is not."""
+        if self._layers is not None and self._places is not None:
+            _fill(self._layers, self._places, slot, adapter)
         self._in_slots[slot] = adapter
-        self._fill(slot, adapter)
-
-    def _fill(self, slot: int, adapter: HostAdapter) -> None:
-        layers, places, tensors = self._layers, self._places, adapter.tensors
-        layers.clear(slot)
-        is_apart = bool(tensors.tables or tensors.whole or tensors.biases)
-        for module, matrices in tensors.matrices.items():
-            place = places.projections[module]
-            assert place is not None, "it was checked"
-            place.put(slot, matrices)
-            is_apart |= place.is_apart
-        for module, matrices in tensors.tables.items():
-            places.tables[module].put(slot, matrices)
-        for module, weight in tensors.whole.items():
-            places.whole[module].replace(slot, weight)
-        for module, bias in tensors.biases.items():
-            place = places.biases[module]
-            assert place is not None, "it was checked"
-            place.put(slot, bias)
-        layers.set_apart(slot, is_apart=is_apart)
 
     def _read(self, ref: AdapterRef) -> HostAdapter:
         folder = Path(ref.path)
-        found = read_adapter(folder, self._layers.max_rank)
-        fit = FittedAdapter(found, self._places)
+        found = read_adapter(folder, self._max_rank)
+        fit = FittedAdapter(found, self._shapes)
         with safe_open(folder / WEIGHTS_NAME, framework="pt") as opened:
             adapter = HostAdapter(ref, fit.read(opened, self._dtype))
         if digest_of(folder) != ref.digest:
             raise ConfigError(f"{folder}: its files were changed meanwhile; load it again")
         return adapter
+
+
+def _fill(layers: AdaptedLayers, places: ModelPlaces, slot: int, adapter: HostAdapter) -> None:
+    tensors = adapter.tensors
+    layers.clear(slot)
+    is_apart = bool(tensors.tables or tensors.whole or tensors.biases)
+    for module, matrices in tensors.matrices.items():
+        place = places.projections[module]
+        assert place is not None, "it was checked"
+        place.put(slot, matrices)
+        is_apart |= place.is_apart
+    for module, matrices in tensors.tables.items():
+        places.tables[module].put(slot, matrices)
+    for module, weight in tensors.whole.items():
+        places.whole[module].replace(slot, weight)
+    for module, bias in tensors.biases.items():
+        place = places.biases[module]
+        assert place is not None, "it was checked"
+        place.put(slot, bias)
+    layers.set_apart(slot, is_apart=is_apart)

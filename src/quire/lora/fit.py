@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,9 +23,9 @@ from quire.layers.adapter_contents import (
 from quire.models import CausalLM
 from quire.models.weight_map import Stacked
 
-__all__ = ["AdapterTensors", "FittedAdapter", "ModelPlaces"]
+__all__ = ["AdapterTensors", "FittedAdapter", "ModelPlaces", "ModelShapes"]
 
-Found = TypeVar("Found")
+Shape = tuple[int, ...]
 
 _WRAPPED = ".base_layer"
 _IN_CHECKPOINTS = ((".mlp.", ".block_sparse_moe."),)
@@ -51,18 +51,18 @@ class ModelPlaces:
 
     def __init__(self, model: CausalLM, layers: AdaptedLayers) -> None:
         """model: after it was loaded."""
-        self._names = model.weight_map
+        self.names = model.weight_map
         self.projections: dict[str, Place | None] = {}
         self.biases: dict[str, BiasPlace | None] = {}
-        for name, target in self._names.targets(model).items():
+        for name, target in self.names.targets(model).items():
             module, _, kind = name.rpartition(".")
             if kind == "weight":
                 self.projections[module] = layers.find(target.weights, target.part)
             elif kind == "bias":
                 self.biases[module] = layers.find_bias(target.weights, target.part)
         self.projections.update(self._experts_elsewhere(model))
-        embedding = self._names.embedding.removesuffix(".weight")
-        head = self._names.head.removesuffix(".weight")
+        embedding = self.names.embedding.removesuffix(".weight")
+        head = self.names.head.removesuffix(".weight")
         assert layers.table is not None and layers.head is not None, "the model was made"
         self.projections[head] = layers.head
         self.tables: dict[str, TablePlace] = {embedding: layers.table}
@@ -78,10 +78,28 @@ class ModelPlaces:
                 owner, _, part = module.rsplit(".", 2)
                 own[owner, part] = place
         found: dict[str, Place | None] = {}
-        for module in self._names.elsewhere(model):
+        for module in self.names.elsewhere(model):
             owner, number, part = module.rsplit(".", 2)
             found[module] = replace(own[owner, part], expert=int(number))
         return found
+
+
+class ModelShapes:
+    """Shapes that parts of adapters have in a model, by module as its weights are named; None for a
+    module that adapters cannot change. Keeps nothing of the model alive.
+
+    projections, tables: outputs and inputs of both matrices together. whole, biases: of the tensor.
+    """
+
+    def __init__(self, places: ModelPlaces) -> None:
+        self._names = places.names
+        self.projections = {name: _shape(place) for name, place in places.projections.items()}
+        self.biases = {name: _shape(place) for name, place in places.biases.items()}
+        self.tables = {name: place.shape for name, place in places.tables.items()}
+        self.whole = {
+            name: place.shape if isinstance(place, HeadPlace) else place.shape[::-1]
+            for name, place in places.whole.items()
+        }
 
     def name_of(self, module: str, known: Mapping[str, object]) -> str:
         """The module as the model's weights name it, if it is known; some adapters leave the prefix
@@ -111,9 +129,13 @@ class ModelPlaces:
             parts: list[list[str]] = []
             while all(block + each.format(len(parts)) in self.projections for each in patterns):
                 parts.append([block + each.format(len(parts)) for each in patterns])
-            places = [self.projections[name] for name in parts[0]] if parts else []
-            if places and (first := places[0]) is not None:
-                yield ExpertMatrix(parts, (first.shape[0] * len(places), first.shape[1]), stacked)
+            shapes = [self.projections[name] for name in parts[0]] if parts else []
+            if shapes and (first := shapes[0]) is not None:
+                yield ExpertMatrix(parts, (first[0] * len(shapes), first[1]), stacked)
+
+
+def _shape(place: Place | BiasPlace | None) -> Shape | None:
+    return None if place is None else place.shape
 
 
 class AdapterTensors(NamedTuple):
@@ -129,26 +151,24 @@ class AdapterTensors(NamedTuple):
 class FittedAdapter:
     """An adapter that was checked against a model, by names and shapes."""
 
-    def __init__(self, found: AdapterFolder, places: ModelPlaces) -> None:
+    def __init__(self, found: AdapterFolder, shapes: ModelShapes) -> None:
         """Raises ConfigError for a module that the model has not, that adapters cannot change, or
         that has another shape."""
-        self._found, self._places = found, places
+        self._found, self._shapes = found, shapes
         self._experts: dict[str, ExpertMatrix] = {}
         for name, pair in found.modules.items():
             if pair.num_experts is None and not name.endswith(_WRAPPED):
-                self._check(name, pair, places.projections)
+                self._check(name, pair, shapes.projections)
             else:
                 self._experts[name] = self._check_experts(name, pair)
         for name, pair in found.tables.items():
-            self._check(name, pair, {**dict.fromkeys(places.projections), **places.tables})
+            self._check(name, pair, {**dict.fromkeys(shapes.projections), **shapes.tables})
         for name, tensor in found.whole.items():
-            known = {**dict.fromkeys(places.projections), **places.whole}
-            place = self._place(name, known)
-            shape = place.shape if isinstance(place, HeadPlace) else place.shape[::-1]
-            self._compare(name, "its weight", tensor.shape, shape)
+            known = {**dict.fromkeys(shapes.projections), **shapes.whole}
+            self._compare(name, "its weight", tensor.shape, self._shape(name, known))
         for name, tensor in self._biases():
-            place = self._place(name, places.biases, "the bias of ")
-            self._compare(name, "its bias", tensor.shape, place.shape)
+            shape = self._shape(name, shapes.biases, "the bias of ")
+            self._compare(name, "its bias", tensor.shape, shape)
 
     def read(self, opened: Any, dtype: torch.dtype) -> AdapterTensors:
         """Read the tensors out of the opened file, in the model's dtype. Raises ConfigError for
@@ -166,50 +186,50 @@ class FittedAdapter:
         def low_rank(pair: LowRankPair) -> LowRank:
             return LowRank(tensor(pair.a), tensor(pair.b), pair.scale)
 
-        found, places = self._found, self._places
+        found, shapes = self._found, self._shapes
         result = AdapterTensors({}, {}, {}, {})
         for name, pair in found.modules.items():
             if name in self._experts:
                 result.matrices.update(self._of_experts(name, pair.num_experts, low_rank(pair)))
             else:
-                result.matrices[places.name_of(name, places.projections)] = low_rank(pair)
+                result.matrices[shapes.name_of(name, shapes.projections)] = low_rank(pair)
         for name, pair in found.tables.items():
-            result.tables[places.name_of(name, places.tables)] = low_rank(pair)
+            result.tables[shapes.name_of(name, shapes.tables)] = low_rank(pair)
         for name, stored in found.whole.items():
-            result.whole[places.name_of(name, places.whole)] = tensor(stored)
+            result.whole[shapes.name_of(name, shapes.whole)] = tensor(stored)
         for name, stored in self._biases():
-            result.biases[places.name_of(name, places.biases)] = tensor(stored)
+            result.biases[shapes.name_of(name, shapes.biases)] = tensor(stored)
         return result
 
     def _biases(self) -> Iterator[tuple[str, StoredTensor]]:
         for name, stored in self._found.biases.items():
-            if not self._places.is_ignored(f"{name}.bias"):
+            if not self._shapes.is_ignored(f"{name}.bias"):
                 yield name, stored
 
-    def _check(self, name: str, pair: LowRankPair, known: Mapping[str, Place | None]) -> None:
-        place = self._place(name, known)
+    def _check(self, name: str, pair: LowRankPair, known: Mapping[str, Shape | None]) -> None:
+        shape = self._shape(name, known)
         outputs, inputs = pair.b.shape[0], pair.a.shape[1]
-        self._compare(name, "outputs and inputs", (outputs, inputs), place.shape)
+        self._compare(name, "outputs and inputs", (outputs, inputs), shape)
 
-    def _place(self, name: str, known: Mapping[str, Found | None], what: str = "") -> Found:
-        module = self._places.name_of(name, known)
+    def _shape(self, name: str, known: Mapping[str, Shape | None], what: str = "") -> Shape:
+        module = self._shapes.name_of(name, known)
         if module not in known:
             raise ConfigError(
                 f"{self._found.folder}: it changes {what}{name!r}, which this model has not: "
                 f"{self._other_base()}"
             )
-        place = known[module]
-        if place is None:
+        shape = known[module]
+        if shape is None:
             raise ConfigError(
                 f"{self._found.folder}: it changes {what}{name!r}, which adapters cannot change "
                 "here; train it on projections of the blocks, or merge it into the model"
             )
-        return place
+        return shape
 
     def _check_experts(self, name: str, pair: LowRankPair) -> ExpertMatrix:
         """Return the parameter that a module of all experts changes. Its name does not say which
         one that is: shapes do."""
-        matrices = self._places.experts_of(name)
+        matrices = self._shapes.experts_of(name)
         if not matrices:
             raise ConfigError(
                 f"{self._found.folder}: it changes the experts {name!r}, which this model has not: "

@@ -40,7 +40,7 @@ __all__ = [
     "client_of",
 ]
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Both sides must have the same; it grows with every change of a message."""
 
 HANDLES_PER_CLIENT = 2**40
@@ -107,10 +107,13 @@ ClientMessage = Hello | Add | Abort | Extend | Control | PutMedia | DropMedia | 
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """Answer to `Hello`. instance: how many cores there were before this one."""
+    """Answer to `Hello`. instance: how many cores there were before this one. state_version,
+    sleep_level: as in `Heartbeat`."""
 
     instance: int
     capacity: EngineCapacity
+    state_version: int = 0
+    sleep_level: int = 0
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):

@@ -5,10 +5,20 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["CORE_STARTS", "EngineCapacity", "EngineState", "EngineStatus", "StartPhase"]
+__all__ = [
+    "CORE_STARTS",
+    "FETCHING",
+    "EngineCapacity",
+    "EngineState",
+    "EngineStatus",
+    "StartPhase",
+]
 
 CORE_STARTS = "starting the engine core"
 """The phase of a start until the core itself names one."""
+
+FETCHING = "planning"
+"""The phase of a start in which a checkpoint is fetched, if it is not there: it may take hours."""
 
 
 class EngineState(enum.StrEnum):

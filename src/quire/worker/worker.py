@@ -117,6 +117,8 @@ class Worker:
             self._loaded = self._stash = None
         elif self._device.type != "cpu" and self._loaded is not None and self._stash is None:
             self._stash = WeightStash(self._loaded.model)
+        if self._bank is not None and (self._loaded is None or self._stash is not None):
+            self._bank.let_go()
         self._sleep_level = max(self._sleep_level, level)
         self._give_back()
 
@@ -126,12 +128,13 @@ class Worker:
         try:
             if self._loaded is None:
                 self._loaded = load(self._settings, self._device, self._replaced)
-                if self._bank is not None and self._loaded.adapters is not None:
-                    with torch.inference_mode():
-                        self._bank.serve(self._loaded.model, self._loaded.adapters)
             if self._stash is not None:
                 self._stash.restore()
                 self._stash = None
+            if self._bank is not None and not self._bank.is_serving:
+                assert self._loaded.adapters is not None, "as before it slept"
+                with torch.inference_mode():
+                    self._bank.serve(self._loaded.model, self._loaded.adapters)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"The weights do not fit into the GPU's memory any more: {_first_sentence(error)}. "

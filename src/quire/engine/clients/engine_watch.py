@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from quire.protocol.control import asleep
-from quire.protocol.messages import Heartbeat
+from quire.protocol.messages import Heartbeat, Welcome
 from quire.protocol.status import (
     CORE_STARTS,
     EngineCapacity,
@@ -55,8 +55,9 @@ class EngineWatch:
     def _note_sleep(self, instance: int, version: int, level: int) -> None:
         self._sleep = max(self._sleep, (instance, version, level))
 
-    def connected(self, instance: int, capacity: EngineCapacity) -> None:
-        self._instance, self._capacity = instance, capacity
+    def connected(self, welcome: Welcome) -> None:
+        self._instance, self._capacity = welcome.instance, welcome.capacity
+        self._note_sleep(welcome.instance, welcome.state_version, welcome.sleep_level)
         self._was_connected = True
         self._notify()
 
@@ -80,6 +81,12 @@ class EngineWatch:
     def instance(self) -> int | None:
         """Number of the core that is connected."""
         return self._instance
+
+    @property
+    def sleep_level(self) -> int:
+        """Sleep level of the core that is connected."""
+        instance, _, level = self._sleep
+        return level if instance == self._instance else 0
 
     @property
     def stats(self) -> EngineStats:
@@ -121,9 +128,8 @@ class EngineWatch:
             return EngineState.STALLED, "the engine core does not respond"
         if beat is not None and (beat.step_seconds or 0.0) > self._stalled_step_s:
             return EngineState.STALLED, f"the present step has taken {beat.step_seconds:.0f} s"
-        instance, _, level = self._sleep
-        if level and instance == self._instance:
-            return EngineState.SLEEPING, asleep(level)
+        if self.sleep_level:
+            return EngineState.SLEEPING, asleep(self.sleep_level)
         return EngineState.READY, ""
 
     # --- waiting --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from quire.engine.core.heartbeat import heartbeats
 from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
-from quire.protocol.control import AdminOp, Report
+from quire.protocol.control import AdminOp, Pause, Report, Resume, Sleep, Wake
 from quire.protocol.media import MediaInfo
 from quire.protocol.messages import (
     Abort,
@@ -100,6 +100,9 @@ class ProcessEngineClient:
         self._context = zmq.asyncio.Context()
         self._connection: CoreConnection | None = None
         self._restart_deadline: asyncio.TimerHandle | None = None
+        self._must_replay = False  # the requests of the last core
+        self._owed: Control | None = None
+        self._num_owed = 0
         self._num_garbled = 0
         self._became_idle = asyncio.Event()
         self._tasks = [
@@ -173,8 +176,17 @@ class ProcessEngineClient:
         answer: Answer = await self._queries.ask(lambda query: connection.send(Control(query, op)))
         if answer.report is None:
             raise RequestError(answer.message)
-        self._watch.answered(answer.state_version, answer.report.sleep_level)
+        if isinstance(op, Pause | Resume | Sleep | Wake):
+            self._owed = None
         return answer.report
+
+    def control_later(self, op: AdminOp) -> None:
+        """Have the engine carry out an operation as soon as it can, if it has a core or when it
+        gets one; this replaces what else it was to do later. Its answer is ignored."""
+        self._num_owed += 1
+        self._owed = Control(NO_QUERY - self._num_owed, op)
+        if self._connection is not None and self._watch.instance is not None:
+            self._connection.send(self._owed)
 
     @property
     def status(self) -> EngineStatus:
@@ -265,6 +277,8 @@ class ProcessEngineClient:
     async def _follow_heartbeats(self) -> None:
         async for beat in heartbeats(self._context, self._directory, self._silence_s):
             self._watch.beat(beat)
+            if self._connection is not None:  # another client may have woken it up
+                self._replay(self._connection)
 
     def _take(self, message: CoreMessage) -> None:
         assert self._connection is not None, "messages come over a connection"
@@ -277,7 +291,7 @@ class ProcessEngineClient:
         elif isinstance(message, Rejected):
             self._rejected(message)
         elif isinstance(message, Answer):
-            self._queries.answer(message.query, message)
+            self._answered(self._connection, message)
         else:
             assert isinstance(message, Probe), "it needs no answer"
         for request in self._open.next_trial():
@@ -287,7 +301,26 @@ class ProcessEngineClient:
     def _greeted(self, connection: CoreConnection, welcome: Welcome) -> None:
         if self._restart_deadline is not None:
             self._restart_deadline.cancel()
-        self._watch.connected(welcome.instance, welcome.capacity)
+        self._watch.connected(welcome)
+        self._must_replay = True
+        if self._owed is not None:
+            connection.send(self._owed)
+        self._replay(connection)
+
+    def _answered(self, connection: CoreConnection, message: Answer) -> None:
+        if message.report is not None:
+            self._watch.answered(message.state_version, message.report.sleep_level)
+        if self._owed is not None and self._owed.query == message.query:
+            self._owed = None
+        self._queries.answer(message.query, message)
+        self._replay(connection)
+
+    def _replay(self, connection: CoreConnection) -> None:
+        """Send the new core the requests of the one before it. They wait here while it sleeps, or
+        may be about to."""
+        if not self._must_replay or self._owed is not None or self._watch.sleep_level:
+            return
+        self._must_replay = False
         requests = self._open.core_started()
         if requests:
             logger.info("replaying %d requests to the new engine core", len(requests))
@@ -315,6 +348,7 @@ class ProcessEngineClient:
         if instance is None:
             return  # it went before it had anything of ours
         self._watch.disconnected()
+        self._must_replay = False
         self._media_in_core.clear()
         self._queries.fail_all("the engine died before it answered: try again later")
         self._open.core_died(read_in_flight(self._directory, instance))

@@ -14,7 +14,7 @@ from typing import Any, Final
 from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
-from quire.protocol.control import AdminOp, ListPins, Report, Unpin
+from quire.protocol.control import AdminOp, ListPins, Pause, Report, Resume, Sleep, Unpin, Wake
 from quire.protocol.media import MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason
@@ -149,8 +149,10 @@ class ReplicatedClient:
         return any(each.awaits_prompt(handle) for each in self._replicas)
 
     async def control(self, op: AdminOp) -> Report:
-        """On all replicas that can; their answers in one. Pins are those that all which are ready
-        hold; the blocks and hits of all are theirs. Lost ones are those that any has lost."""
+        """On all replicas that can; their answers in one. A pause or sleep, or its end, is carried
+        out by the others when they can; paused or asleep is what all are. Pins are those that all
+        which are ready hold; the blocks and hits of all are theirs. Lost ones are those that any
+        has lost."""
         if isinstance(op, ListPins):
             reports = await self._list_pins()
             held = _held_by_all([report.pins for _, report in reports])
@@ -160,7 +162,16 @@ class ReplicatedClient:
             return await self._unpin(op.handle)
         usable = self._in_state(EngineState.READY, EngineState.SLEEPING)
         reports = await asyncio.gather(*(each.control(op) for each in usable or self._replicas[:1]))
-        return replace(reports[0], was_there=any(report.was_there for report in reports))
+        if isinstance(op, Pause | Resume | Sleep | Wake):
+            for each in self._replicas:
+                if each not in usable:
+                    each.control_later(op)
+        return replace(
+            reports[0],
+            was_there=any(report.was_there for report in reports),
+            is_paused=all(report.is_paused for report in reports),
+            sleep_level=min(report.sleep_level for report in reports),
+        )
 
     async def _list_pins(self) -> list[tuple[ProcessEngineClient, Report]]:
         asked = self._in_state(EngineState.READY) or self._in_state(EngineState.SLEEPING)

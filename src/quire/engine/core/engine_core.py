@@ -322,7 +322,8 @@ class EngineCore:
     @property
     def waits_for_input(self) -> bool:
         """True if a step could do nothing before some prompt goes on, or the engine does."""
-        if self._in_flight or self._held or self._opening or self._awaits_hooks:
+        is_opening = bool(self._opening) and not self._is_paused
+        if self._in_flight or self._held or is_opening or self._awaits_hooks:
             return False
         return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
 
@@ -355,7 +356,7 @@ class EngineCore:
         return output
 
     def _step(self, now: float) -> EngineOutput:
-        if self._opening:
+        if self._opening and not self._report.sleep_level:  # slots of adapters are asleep too
             self._take_opened()
         if self._hooks is not None:
             self._consult(self._hooks)

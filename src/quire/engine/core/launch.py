@@ -1,5 +1,5 @@
 """Messages between a supervisor and a starting core, beside the heartbeat: the launch on the core's
-standard input, and the end of the start in files."""
+standard input, and the end of the start in files. Also what a core leaves to the next one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 from quire.protocol.codec import Codec, GarbledMessageError, encode, read_message
+from quire.protocol.control import Pause, Report, Sleep
 from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
 
 __all__ = [
     "mark_ready",
+    "note_rest",
     "read_failure",
     "read_launch",
+    "read_rest",
     "was_ready",
     "write_failure",
 ]
+
+_REST = "rest"
 
 
 def read_launch(descriptor: int) -> Launch:
@@ -61,3 +66,22 @@ def was_ready(directory: Path, instance: int) -> bool:
 
 def _ready_path(directory: Path, instance: int) -> Path:
     return directory / f"ready-{instance}"
+
+
+def note_rest(directory: Path, report: Report) -> None:
+    """Leave to the next core whether this one is paused or sleeps. OSError if it cannot be."""
+    path = directory / _REST
+    if report.sleep_level:
+        path.write_bytes(encode(Sleep(report.sleep_level, "keep")))
+    elif report.is_paused:
+        path.write_bytes(encode(Pause("keep")))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_rest(directory: Path) -> Pause | Sleep | None:
+    """Return what a core that follows another one must do before it serves anything."""
+    codec: Codec[Pause | Sleep] = Codec(Pause | Sleep)
+    with contextlib.suppress(OSError, GarbledMessageError):
+        return codec.decode((directory / _REST).read_bytes())
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from quire.engine.core.client_table import ClientTable, ConnectedClient, split_by_client
@@ -86,17 +86,21 @@ class CoreLoop:
         instance: int,
         capacity: EngineCapacity,
         max_message_bytes: int,
+        note_rest: Callable[[Report], None],
     ) -> None:
+        """note_rest: told the core's state when it was paused, or sleeps, or goes on."""
         self._core = core
         self._socket = socket
         self._progress = progress
         self._in_flight = in_flight
-        self._welcome = encode(Welcome(instance, capacity))
+        self._note_rest = note_rest
+        self._instance, self._capacity = instance, capacity
         self._codec: Codec[ClientMessage] = Codec(ClientMessage, max_message_bytes)
         self._clients = ClientTable()
         self._is_stopped = False
         self._operations: list[tuple[int, Control]] = []  # asked for by which client
         self._version = 0
+        self._progress.sleep_state = 0, core.report.sleep_level
         self._counts = dict.fromkeys(
             ("generation_tokens_total", "requests_total", "refused_total", "aborted_total"), 0
         )
@@ -165,11 +169,19 @@ class CoreLoop:
             self._answer(client_id, message, None, RESUMED)
 
     def _answer(self, client_id: int, message: Control, report: Report | None, reason: str) -> None:
+        if isinstance(message.op, Pause | Resume | Sleep | Wake):
+            self._leave_rest()
         self._version += 1
         self._progress.sleep_state = self._version, self._core.report.sleep_level
         client = self._clients.of_id(client_id)
         if client is not None:
             self._send(client, Answer(message.query, report, reason, self._version))
+
+    def _leave_rest(self) -> None:
+        try:
+            self._note_rest(self._core.report)
+        except OSError as error:
+            logger.warning("the next core will not know whether this one is paused: %s", error)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -274,7 +286,8 @@ class CoreLoop:
                 if known is not None:
                     self._drop(known, "has connected again")
             self._clients.enter(hello.client_id, peer)
-            self._socket.send(peer, self._welcome)
+            welcome = Welcome(self._instance, self._capacity, *self._progress.sleep_state)
+            self._socket.send(peer, encode(welcome))
             return
         logger.warning("a client was rejected: %s", reason)
         self._socket.send(peer, encode(Rejected(reason)))

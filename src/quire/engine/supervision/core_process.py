@@ -17,15 +17,17 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quire.config.settings import EngineSettings
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.heartbeat import HeartbeatThread, Progress
 from quire.engine.core.in_flight import InFlightRecord
-from quire.engine.core.launch import mark_ready, read_launch, write_failure
+from quire.engine.core.launch import mark_ready, note_rest, read_launch, read_rest, write_failure
 from quire.engine.core.loop import CoreLoop
 from quire.engine.core.socket import CoreSocket
 from quire.errors import ConfigError
@@ -73,6 +75,9 @@ def run_core_process(build: BuildCore) -> int:
     in_flight = InFlightRecord(directory, launch.instance)
     try:
         started = build(launch, progress, in_flight.write)
+        rest = read_rest(directory)
+        if rest is not None:
+            started.core.control(rest, time.monotonic())
     except Exception as error:
         is_config = isinstance(error, ConfigError)
         if not is_config:
@@ -89,6 +94,7 @@ def run_core_process(build: BuildCore) -> int:
         instance=launch.instance,
         capacity=started.capacity,
         max_message_bytes=launch.max_message_bytes,
+        note_rest=partial(note_rest, directory),
     )
     stopper.watch(loop)
     gc.freeze()  # what start-up made lives as long as the process: collections need not visit it

@@ -30,9 +30,11 @@ def private_directory() -> Generator[Path]:
     """
     _sweep(Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
+    itself = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     unlocked = directory / "unlocked"  # nobody sweeps a directory without OWNER_LOCK
     lock = os.open(unlocked, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        fcntl.flock(itself, fcntl.LOCK_EX)  # systemd-tmpfiles takes no old files out of it then
         fcntl.flock(lock, fcntl.LOCK_EX)
         unlocked.rename(directory / OWNER_LOCK)
         if len(os.fsencode(directory)) > MAX_SOCKET_PATH - len("/heartbeat"):
@@ -44,6 +46,7 @@ def private_directory() -> Generator[Path]:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         os.close(lock)
+        os.close(itself)
 
 
 def _sweep(parent: Path) -> None:

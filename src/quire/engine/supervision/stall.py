@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.protocol.messages import Heartbeat
+from quire.protocol.status import CORE_STARTS, FETCHING
 
 __all__ = ["StallLimits", "StallWatch"]
 
@@ -15,12 +16,13 @@ MAX_LOOK_INTERVAL_S = 1.0
 class StallLimits:
     """min_s: no step or silence that is shorter counts as a hang. steps: nor does a step that is
     shorter than so many of the slowest recent ones. first_beat_s: from the spawn to the first
-    heartbeat, in which the interpreter starts. start_s: a start may take so long in all."""
+    heartbeat, in which the interpreter starts. phase_s: each phase of a start may take so long, but
+    for the one that fetches a checkpoint, which a network makes as long as it likes."""
 
     min_s: float = 60.0
     steps: float = 20.0
     first_beat_s: float = 60.0
-    start_s: float = 1800.0
+    phase_s: float = 1800.0
 
 
 class StallWatch:
@@ -41,17 +43,26 @@ class StallWatch:
         limits, beat = self._limits, self._beat
         slept = max(now - self._looked - MAX_LOOK_INTERVAL_S, 0.0)
         self._spawned, self._heard, self._looked = self._spawned + slept, self._heard + slept, now
-        age = now - self._spawned
-        is_starting = beat is None or not beat.is_ready
-        if is_starting and age > limits.start_s:
-            return f"it has not started in {age:.1f} s"
         silence = now - self._heard
         if silence > (limits.first_beat_s if beat is None else limits.min_s):
             return f"it has said nothing for {silence:.1f} s"
-        if beat is None or beat.step_seconds is None:
+        if beat is None:
+            return None
+        if not beat.is_ready:
+            return self._unending_phase(beat, now)
+        if beat.step_seconds is None:
             return None
         age = beat.step_seconds + silence
         limit = max(limits.min_s, limits.steps * beat.slowest_step_seconds)
         if age <= limit:
             return None
         return f"its present step has taken {age:.1f} s, while {limit:.1f} s are allowed"
+
+    def _unending_phase(self, beat: Heartbeat, now: float) -> str | None:
+        """Return a reason if the present phase of the start takes too long."""
+        name, age, limit = CORE_STARTS, now - self._spawned, self._limits.phase_s
+        if beat.phases:
+            name, age = beat.phases[-1].name, beat.phases[-1].seconds + now - self._heard
+        if name == FETCHING or age <= limit:
+            return None
+        return f"it has not started: {name!r} has taken {age:.1f} s, {limit:.1f} s are allowed"

@@ -89,6 +89,8 @@ class EngineSupervisor:
         self._policy = restart_policy or RestartPolicy()
         self._process: asyncio.subprocess.Process | None = None
         self._instance = -1
+        self._was_ready = False  # the present core, by its heartbeats: files may be tidied away
+        self._hang: str | None = None
         self._was_ever_ready = False
         self._num_failed_starts = 0
         self._restarts = deque[float]()
@@ -139,6 +141,7 @@ class EngineSupervisor:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         self._instance += 1
+        self._was_ready, self._hang = False, None
         self._remove_files_of(self._instance - 2)  # clients may still read those of the last one
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE
@@ -196,9 +199,10 @@ class EngineSupervisor:
                 now = time.monotonic()
                 if beat is not None and beat.instance == self._instance:
                     watch.observe(beat, now)
-                reason = watch.hang(now)
-                if reason is not None:
-                    logger.error("the engine core (process %d) hangs: %s", process.pid, reason)
+                    self._was_ready |= beat.is_ready
+                self._hang = watch.hang(now)
+                if self._hang is not None:
+                    logger.error("the engine core (process %d) hangs: %s", process.pid, self._hang)
                     await self._end_hung(process)
                     return
         finally:
@@ -215,8 +219,8 @@ class EngineSupervisor:
     def _after_end(self, status: int) -> None:
         """Raises if no other core shall be started."""
         failure = read_failure(self._directory, self._instance)
-        reason = failure.message if failure is not None else _describe(status)
-        if was_ready(self._directory, self._instance):
+        reason = failure.message if failure is not None else self._describe(status)
+        if self._was_ready or was_ready(self._directory, self._instance):
             self._was_ever_ready = True
             self._num_failed_starts = 0
             logger.error("the engine core ended (%s)", reason)
@@ -230,6 +234,10 @@ class EngineSupervisor:
         if not self._was_ever_ready or self._num_failed_starts >= self._policy.max_failed_starts:
             self._on_dead(f"the engine cannot be started: {reason}")
             raise EngineError(f"the engine core cannot be started: {reason}")
+
+    def _describe(self, status: int) -> str:
+        end = _describe(status)
+        return end if self._hang is None else f"{end}, since {self._hang}"
 
     def _delay(self) -> float:
         now = time.monotonic()
