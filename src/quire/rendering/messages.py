@@ -91,6 +91,67 @@ def fit_messages(
     ]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShownInstructions:
+    """Instructions that a template shows. developer: those of this role. first: a system message at
+    the beginning, unless the template refuses it. second: one behind that. later: one between
+    turns."""
+
+    developer: bool = True
+    first: bool = True
+    second: bool = True
+    later: bool = True
+
+
+def keep_instructions(messages: list[Message], shown: ShownInstructions) -> list[Message]:
+    """`messages` with instructions in places where the template shows them: those of a developer as
+    a system message, a second one joined to the first, a later one as part of the user's message
+    behind it, or else before it. A system message at the beginning stays in any case."""
+    chat = [
+        {**message, "role": "system"}
+        if message["role"] == "developer" and not shown.developer
+        else message
+        for message in messages
+    ]
+    count = next((i for i, each in enumerate(chat) if each["role"] != "system"), len(chat))
+    found, held = chat[:count], list[Message]()
+    if count and not shown.first:
+        kept = int(messages[0]["role"] == "system")
+        found, held = chat[:kept], chat[kept:count]
+    elif count > 1 and not shown.second:
+        found = [_joined(found, "system")]
+    for message in chat[count:]:
+        if message["role"] == "system" and (held or not shown.later):
+            held.append(message)
+            continue
+        if held and message["role"] == "user":
+            message = _joined([*held, message], "user")
+        else:
+            _add_held(found, held)
+        found.append(message)
+        held = []
+    _add_held(found, held)
+    return found
+
+
+def _add_held(messages: list[Message], held: list[Message]) -> None:
+    """Add instructions that no message of the user follows."""
+    if held and messages and messages[-1]["role"] == "user":
+        messages[-1] = _joined([messages[-1], *held], "user")
+    elif held:
+        messages.append(_joined(held, "user"))
+
+
+def _joined(messages: list[Message], role: str) -> Message:
+    """Return the contents of all as one message, with the fields of one of this role."""
+    contents = [content for message in messages if (content := message.get("content"))]
+    fields = next((each for each in messages if each["role"] == role), messages[0])
+    if all(isinstance(content, str) for content in contents):
+        return {**fields, "role": role, "content": "\n\n".join(contents)}
+    parts = [list(each) if isinstance(each, list | tuple) else [each] for each in contents]
+    return {**fields, "role": role, "content": [part for each in parts for part in each]}
+
+
 def without_optional_nulls(messages: list[Message]) -> list[Message] | None:
     """`messages` without the None values of fields other than `content`; None if there are none.
 

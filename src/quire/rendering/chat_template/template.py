@@ -15,7 +15,9 @@ from quire.rendering.messages import (
     ArgumentsForm,
     ContentForm,
     Message,
+    ShownInstructions,
     fit_messages,
+    keep_instructions,
     plain_data,
     plain_messages,
     without_optional_nulls,
@@ -77,6 +79,7 @@ class _Compiled:
     source: str
     content: Mapping[tuple[str, bool], ContentForm]
     arguments: ArgumentsForm
+    instructions: ShownInstructions
 
     def content_form(self, role: str, has_calls: bool = False) -> ContentForm:
         """Return the form of `content` that the template's branch for such a message accepts."""
@@ -194,7 +197,8 @@ class ChatTemplate:
                 "`add_generation_prompt` to false to continue the last message."
             )
         chosen = self._choose(template_name, bool(tools))
-        chat = fit_messages(plain_messages(messages), chosen.content_form, chosen.arguments)
+        chat = keep_instructions(plain_messages(messages), chosen.instructions)
+        chat = fit_messages(chat, chosen.content_form, chosen.arguments)
         last_text = ""
         if continue_final_message:
             field = continue_final_message if isinstance(continue_final_message, str) else "content"
@@ -244,7 +248,8 @@ class ChatTemplate:
         if unknown and not probe.renders_any():
             raise _broken_template(name, f"has an error: it uses {', '.join(unknown)}")
         arguments = probe.arguments_form()
-        return _Compiled(template, source, probe.content_forms(arguments), arguments)
+        forms = probe.content_forms(arguments)
+        return _Compiled(template, source, forms, arguments, probe.instructions(forms))
 
     def _choose(self, name: str | None, has_tools: bool) -> _Compiled:
         if name is None:
@@ -338,6 +343,29 @@ class _Probe:
         }
         usual = forms.get(("user", False), "string")
         return {(_ANY_OTHER_ROLE, False): usual, **forms}
+
+    def instructions(self, forms: Mapping[tuple[str, bool], ContentForm]) -> ShownInstructions:
+        """Return which instructions the template shows. forms: of `content_forms`."""
+
+        def message(role: str, text: str) -> Message:
+            parts = forms.get((role, False)) == "parts"
+            return {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+
+        def shows(*roles: str) -> bool:
+            *before, last = roles
+            turns = [*(message(role, "words") for role in before), message(last, _PROBE)]
+            return self._shows([*turns, message("user", "question")], [_PROBE])
+
+        if self._gave_up:
+            return ShownInstructions()
+        system = [message("system", _PROBE), message("user", "question")]
+        has_system = ("system", False) in forms
+        return ShownInstructions(
+            developer=shows("developer"),
+            first=has_system or self._rendered(system) is None,
+            second=has_system and shows("system", "system"),
+            later=has_system and shows("user", "assistant", "system"),
+        )
 
     def arguments_form(self) -> ArgumentsForm:
         """Return whether `arguments` of a tool call may be an object, its JSON text, or both."""
