@@ -110,16 +110,16 @@ def without_optional_nulls(messages: list[Message]) -> list[Message] | None:
 
 def joined_contents(first: object, second: object) -> object:
     """Both contents as one: a text if both are, or else a list of parts. None is no text."""
-    contents = (first, second)
-    if any(isinstance(content, list) for content in contents):
-        return [part for content in contents for part in _parts_of(content)]
-    return "\n\n".join(text for text in contents if isinstance(text, str) and text)
+    contents = [content for content in (first, second) if content is not None and content != ""]
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(cast("list[str]", contents))
+    return [part for content in contents for part in _parts_of(content)]
 
 
 def _parts_of(content: object) -> list[Any]:
     if isinstance(content, list):
         return cast("list[Any]", content)
-    return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+    return [{"type": "text", "text": content} if isinstance(content, str) else content]
 
 
 def _fit_message(
