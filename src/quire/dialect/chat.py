@@ -37,12 +37,12 @@ class WholeChats:
     ) -> None:
         """template: that from which the dialect was found. tools: in the form of the OpenAI API;
         only the template understands others."""
+        tools = [plain_data(given) for given in tools or ()]
         self.template = own_template(dialect, template)
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._ends = frozenset(eos_token_ids) | self._dialect.stop_token_ids
-        found = (tool_of(plain_data(given)) for given in tools or ())
-        self._tools = [tool for tool in found if tool is not None]
+        self._tools = [tool for given in tools or () if (tool := tool_of(given)) is not None]
         self._reads = bool(self._tools) or self._dialect.thinking is not None
 
     def conversation(self, messages: Sequence[Message]) -> Sequence[Message]:
