@@ -266,6 +266,9 @@ def test_where_instructions_go() -> None:
         asked = {**AGAIN, "content": f"{pirate}\n\n{AGAIN['content']}"}
         expected = ours(name).render([SYSTEM, ASK, ANSWER, asked])
         assert ours(name).render([SYSTEM, ASK, ANSWER, DEVELOPER, AGAIN]) == expected
+    two_roles = "{% for m in messages %}{{ 'U:' if m.role == 'user' else 'A:' }}{{ m.content }}"
+    two_roles = ChatTemplate(two_roles + "{% endfor %}")
+    assert two_roles.render([DEVELOPER, AGAIN]) == f"U:{pirate}\n\nAnd now?"
     only_user = "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}"
     only_user += "{% endif %}{% endfor %}"
     template = ChatTemplate(only_user)
