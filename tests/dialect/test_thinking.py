@@ -11,6 +11,7 @@ from quire.dialect import (
     AnswerParser,
     Dialect,
     Thinking,
+    ToolChoice,
     answer_grammar,
     thinking_at_end,
 )
@@ -62,6 +63,36 @@ def test_thinking_comes_first(name: str, kind: str) -> None:
             assert Follower(spec, tokens).accepts(ids) == may_be, (plain(text), is_required)
 
 
+@pytest.mark.parametrize("name", ["hermes", "glm45", "deepseek_v31"])
+@pytest.mark.parametrize("kind", ["special", "added", "text"])
+def test_a_line_break_may_come_before_it(name: str, kind: str) -> None:
+    """Turns red when a grammar bans the thinking of GLM, whose template writes a line break first
+    and leaves it to the model."""
+    dialect, tokens = model(name, kind)
+    call = WRITERS[name](Answer(calls=(("now", {}),)))
+    thought = "\n<think>so</think>\n"
+    cases: list[tuple[ToolChoice, GrammarSpec | None, str, Answer]] = [
+        ("auto", None, "Yes.", Answer("Yes.", "so")),
+        ("auto", None, call, Answer("", "so", (("now", {}),))),
+        ("required", None, call, Answer("", "so", (("now", {}),))),
+        ("none", None, "Yes.", Answer("Yes.", "so")),
+        ("none", SCHEMA, "{}", Answer("{}", "so")),
+    ]
+    for choice, response, text, answer in cases:
+        spec = answer_grammar(dialect, TOOLS, choice, response=response)
+        assert spec is not None
+        ids = encoded(tokens, thought + text)
+        assert Follower(spec, tokens).accepts(ids), (choice, text)
+        assert read(parsed(dialect, tokens, ids, range(len(ids)))[0]).without_ids == answer
+    free = answer_grammar(dialect, TOOLS)
+    assert free is not None
+    assert Follower(free, tokens).accepts(encoded(tokens, "\n\nYes."))
+    bound = answer_grammar(dialect, TOOLS, thinking_budget=0) if kind != "text" else None
+    if bound is not None:
+        assert Follower(bound, tokens).accepts(encoded(tokens, "\n<think></think>\nYes."))
+        assert not Follower(bound, tokens).accepts(encoded(tokens, thought + "Yes."))
+
+
 @pytest.mark.parametrize("kind", ["special", "added", "text"])
 def test_a_prompt_that_opened_or_closed_it(kind: str) -> None:
     dialect, tokens = thinkers(kind)
@@ -98,6 +129,24 @@ def test_where_a_prompt_ends(kind: str, tail: str, state: Thinking) -> None:
         prompt = f"{TURN}user\n{before}{EOS}\n{TURN}{tail}"
         assert thinking_at_end(dialect, encoded(tokens, prompt), tokens) is state
     assert thinking_at_end(DIALECTS["llama3_json"], [1, 2], tokens) is Thinking.NONE
+
+
+@pytest.mark.parametrize("kind", ["special", "added"])
+@pytest.mark.parametrize("output", ["ok", "the tag <think> begins it", "... </think> ..."])
+def test_tokens_of_the_template_end_the_tail(kind: str, output: str) -> None:
+    """Turns red when a tool's output flips the state: DeepSeek's turns have added tokens, and no
+    prompt behind a result."""
+    family = DIALECTS["deepseek_v31"]
+    turns = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+    markers = (*turns, *(family.thinking or ()), *family.markers)
+    tokens = tokenizer(markers) if kind == "special" else tokenizer((), (*markers, "\n\n"))
+    dialect = family.bound(tokens)
+    asked = encoded(tokens, "<｜User｜>read it<｜Assistant｜></think>")
+    assert thinking_at_end(dialect, asked, tokens) is Thinking.CLOSED
+    result = f"<｜tool▁output▁begin｜>{output}<｜tool▁output▁end｜>"
+    assert thinking_at_end(dialect, asked + encoded(tokens, result), tokens) is Thinking.NONE
+    continued = "<｜User｜>read it<｜Assistant｜><think>First.\n\nThen"
+    assert thinking_at_end(dialect, encoded(tokens, continued), tokens) is Thinking.OPEN
 
 
 def test_a_continued_answer() -> None:

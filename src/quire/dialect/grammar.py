@@ -44,7 +44,8 @@ def answer_grammar(
         tools = ()  # the model has none
     places = {tool.name: index for index, tool in enumerate(tools)}
     if dialect.style is ArgumentStyle.CHANNELS:
-        if not tools and thinking_budget is None and response is None:
+        is_bounded = thinking_budget is not None and thinking is not Thinking.CLOSED
+        if not tools and not is_bounded and response is None:
             return None
         return channel_grammar(
             dialect, chosen, places, is_free=tool_choice in ("auto", "none"), thinking=thinking,
@@ -76,7 +77,7 @@ class _Answer:
 
     def thinking(self, budget: int | None) -> str:
         """Write the thinking up to its end marker; with its start marker, or absent, unless it is
-        already open."""
+        already open. Some families write a line break before the start marker."""
         assert self._dialect.thinking is not None
         opening, closing = self._dialect.thinking
         rules = self.rules
@@ -94,7 +95,11 @@ class _Answer:
                 f"{closing!r}, is no single token, so it cannot be held. Leave it out."
             )
         rules.add(f"GAP: {_GAP}")
-        return thought if self._state is Thinking.OPEN else f"({rules.literal(opening)} {thought})?"
+        if self._state is Thinking.OPEN:
+            return thought
+        first, *others = rules.tokens.split(opening)
+        spaced = _behind_spaces(first) if isinstance(first, str) else f"GAP {rules.one(first)}"
+        return f"({spaced} {' '.join(map(rules.one, others))} {thought})?"
 
     def text(self) -> str:
         """Write an answer without calls, from behind the thinking on."""
