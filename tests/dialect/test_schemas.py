@@ -4,6 +4,7 @@ or dropped."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -58,7 +59,7 @@ HELD: dict[str, dict[str, Any]] = {
 
 def model(name: str) -> tuple[Dialect, Tokenizer]:
     tokens = tokenizer(DIALECTS[name].markers)
-    return DIALECTS[name].bound(tokens), tokens
+    return replace(DIALECTS[name], thinking=None).bound(tokens), tokens
 
 
 def tool(schema: Any, *, is_strict: bool, name: str = "a") -> Tool:

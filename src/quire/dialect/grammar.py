@@ -55,7 +55,8 @@ def answer_grammar(
     if not tools and not (thinks and (thinking_budget is not None or response is not None)):
         return response
     answer = _Answer(dialect, response, thinking if thinks else Thinking.CLOSED)
-    parts = [answer.thinking(thinking_budget)] if thinks else []
+    must_call = bool(chosen) and tool_choice != "auto"
+    parts = [answer.thinking(thinking_budget, is_before_call=must_call)] if thinks else []
     if not chosen:
         parts.append(answer.text())
     else:
@@ -75,9 +76,10 @@ class _Answer:
         self._state = thinking
         self._arguments: Mapping[str, str] = {}
 
-    def thinking(self, budget: int | None) -> str:
+    def thinking(self, budget: int | None, *, is_before_call: bool) -> str:
         """Write the thinking up to its end marker; with its start marker, or absent, unless it is
-        already open. Some families write a line break before the start marker."""
+        already open. Some families write a line break before the start marker, which may stand
+        without it before a call that must come."""
         assert self._dialect.thinking is not None
         opening, closing = self._dialect.thinking
         rules = self.rules
@@ -99,7 +101,8 @@ class _Answer:
             return thought
         first, *others = rules.tokens.split(opening)
         spaced = _behind_spaces(first) if isinstance(first, str) else f"GAP {rules.one(first)}"
-        return f"({spaced} {' '.join(map(rules.one, others))} {thought})?"
+        whole = f"{spaced} {' '.join(map(rules.one, others))} {thought}"
+        return f"({whole} | GAP)" if is_before_call else f"({whole})?"
 
     def text(self) -> str:
         """Write an answer without calls, from behind the thinking on."""
