@@ -148,8 +148,10 @@ def _joined(messages: list[Message], role: str) -> Message:
     fields = next((each for each in messages if each["role"] == role), messages[0])
     if all(isinstance(content, str) for content in contents):
         return {**fields, "role": role, "content": "\n\n".join(contents)}
-    parts = [list(each) if isinstance(each, list | tuple) else [each] for each in contents]
-    return {**fields, "role": role, "content": [part for each in parts for part in each]}
+    parts: list[Any] = []
+    for content in contents:
+        parts += cast("list[Any]", content) if isinstance(content, list | tuple) else [content]
+    return {**fields, "role": role, "content": parts}
 
 
 def without_optional_nulls(messages: list[Message]) -> list[Message] | None:
