@@ -191,7 +191,7 @@ def _unit(text: GrowingText, count: int = 4) -> Generator[None, None, int]:
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORD_CHARACTERS = ascii_letters + digits + "_.+-"
 KEYWORD_CHARACTERS = ascii_letters + digits + "_-.$@/:"
-"""Those of names before `=`. Names of tools that others wrote have some that Python's lack."""
+"""Characters of names before `=`: schemas have names that Python has not."""
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 _PYTHON_ESCAPES = {**_ESCAPED, "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 
