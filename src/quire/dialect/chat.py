@@ -43,7 +43,7 @@ class WholeChats:
         self._dialect = dialect
         self._ends = frozenset(eos_token_ids) | self._dialect.stop_token_ids
         self._tools = [tool for given in tools or () if (tool := tool_of(given)) is not None]
-        self._reads = bool(self._tools) or self._dialect.thinking is not None
+        self._reads = bool(self._tools) or self._dialect.thinks
 
     def conversation(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages as plain data, with ids of calls in the family's form, and the tools in
