@@ -149,6 +149,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("deepseek_v32", {"type": "string", "minLength": 5000}, r"a\.minLength.*1,500"),
     ("glm45", {"type": "string", "minLength": 5000}, r"a\.minLength.*1,500"),
     ("glm45", {"type": "string", "minLength": 3, "maxLength": 2}, r"a\.maxLength.*minLength"),
+    ("qwen3_coder", {"type": "string", "maxLength": "5"}, r"a\.maxLength.*whole number"),
     ("qwen3_coder", {"type": "string", "pattern": "a{2,1}"}, r"a\.pattern"),
 ]
 

@@ -171,9 +171,12 @@ class _Tagged:
         found: dict[str, int] = {}
         for keyword in ("minLength", "maxLength"):
             number: object = schema.get(keyword)
+            if isinstance(number, float) and number.is_integer():
+                number = int(number)
             if not isinstance(number, int):
-                continue
-            if number > MAX_COUNTED_CHARS and (is_in_text or keyword == "minLength"):
+                if keyword in schema:
+                    self._leave_out(f"{path}.{keyword}", "is no whole number")
+            elif number > MAX_COUNTED_CHARS and (is_in_text or keyword == "minLength"):
                 self._leave_out(f"{path}.{keyword}", f"is above {MAX_COUNTED_CHARS:,}")
             else:
                 found[keyword] = number
