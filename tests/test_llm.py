@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
+import pydantic
 import pytest
 import torch
 
@@ -121,6 +123,80 @@ def test_calls_of_a_chat_are_told_apart(llm: LLM) -> None:
     assert generated.outputs[0].answer is None
     with pytest.raises(RequestError):
         llm.chat([{"role": "user", "content": "a", "tool_calls": 3}, 5], params[1])  # type: ignore[list-item]
+
+
+@dataclass
+class Said:
+    role: str
+    content: str
+
+
+class Sent(pydantic.BaseModel):
+    role: str = "user"
+    content: str | None = None
+    tool_calls: Sequence[Any] | None = None
+
+
+def test_messages_of_a_chat_may_be_objects(llm: LLM) -> None:
+    """Fault: answers are lost after they were computed; a malformed conversation of a list loses
+    all others."""
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+    function = {"name": "find", "arguments": "{}"}
+    called = Sent(role="assistant", tool_calls=({"id": "a", "function": function},))
+    plain = [Said("user", "a"), called, {"role": "tool", "tool_call_id": "a", "content": "b"}]
+    chats: list[Any] = [
+        [{"role": "user", "content": "Hello!"}],
+        [Said("user", "Hello!")],
+        (Sent(content="Hello!"),),
+        [Said("user", "a"), Sent(role="assistant", content="x", tool_calls=["oops"])],
+        None,
+        plain,
+    ]
+    outputs = llm.chat(chats, GREEDY, tools=tools)
+    assert [bool(output.error) for output in outputs] == [False] * 3 + [True] * 2 + [False]
+    assert "messages[1].tool_calls[0]" in str(outputs[3].error)
+    answers = [each.outputs[0].answer for each in outputs if not each.error]
+    assert answers[0] is not None and answers[0].content
+    assert answers[1:3] == answers[:1] * 2 and answers[3] is not None
+
+
+def test_what_was_enqueued_is_not_lost(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: outputs that nobody can have any more, of requests that hold memory."""
+    prompts = ["import os", "def main("]
+    expected = [output.outputs[0].text for output in llm.generate(prompts, GREEDY)]
+    ids = llm.enqueue(prompts, GREEDY)
+    llm.pause("keep")
+    for _ in range(2):
+        with pytest.raises(EngineError, match="paused"):
+            llm.wait_for_completion(use_tqdm=False)
+    llm.resume()
+    found = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in found] == ids
+    assert [output.outputs[0].text for output in found] == expected
+
+    def presses_ctrl_c() -> NoReturn:
+        raise KeyboardInterrupt
+
+    llm.enqueue(prompts, GREEDY)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(llm.llm_engine, "run_step", presses_ctrl_c)
+        llm.wait_for_completion(use_tqdm=False)
+    llm.enqueue(prompts[:1], GREEDY)
+    left, render = iter([True]), llm.llm_engine.requests.render
+
+    def renders_once(*given: Any, **others: Any) -> Any:
+        if not next(left, False):
+            raise EngineError("no more")
+        return render(*given, **others)
+
+    with monkeypatch.context() as patched, pytest.raises(EngineError, match="no more"):
+        patched.setattr(llm.llm_engine.requests, "render", renders_once)
+        llm.enqueue(prompts, GREEDY)
+    (output,) = llm.wait_for_completion(use_tqdm=False)
+    assert output.outputs[0].text == expected[0]
+    stats = llm.engine.client.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+    assert llm.wait_for_completion(use_tqdm=False) == []
 
 
 def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:

@@ -18,7 +18,7 @@ from quire.engine_args import EngineArgs
 from quire.errors import RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
-from quire.llm_engine import LLMEngine, built_engine
+from quire.llm_engine import Enqueued, LLMEngine, built_engine
 from quire.llm_vectors import VectorCalls, VectorMethods
 from quire.platform.interrupts import held
 from quire.protocol.adapters import AdapterArgument, LoRARequest, adapters_for
@@ -84,7 +84,7 @@ class LLM(VectorMethods):
         self._engine: Engine = self._llm_engine.engine
         VectorMethods.__init__(self, VectorCalls(self._llm_engine, self._complete))
         self._dialect: tuple[ChatTemplate, Dialect] | None = None  # of the last chat
-        self._enqueued: list[RequestOutput] = []
+        self._enqueued = Enqueued(self._llm_engine)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -163,8 +163,9 @@ class LLM(VectorMethods):
             template = chats.template
         rendered = [
             self._render_chat(
-                conversation if chats is None else chats.conversation(conversation),
-                tools,
+                conversation,
+                chats,
+                tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=template,
@@ -433,18 +434,18 @@ class LLM(VectorMethods):
         )
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
         asked = zip(rendered, self._params_for(rendered, sampling_params), scheduling, strict=True)
-        with held():
-            outputs = [self._admit(*each, None) for each in asked]
+        with self._enqueued.added() as outputs:
+            outputs += [self._admit(*each, None) for each in asked]
             for output, adapter in zip(outputs, adapters, strict=True):
                 output.lora_request = adapter
-            self._enqueued += outputs
         return [output.request_id for output in outputs]
 
     def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Complete all that was enqueued; outputs in that order, as `generate` gives those of a
-        list."""
-        outputs, self._enqueued = self._enqueued, []
-        self._complete(outputs, use_tqdm)
+        list. After an EngineError (the engine is paused) they can be waited for again; Ctrl-C ends
+        them."""
+        with self._enqueued.awaited() as outputs:
+            self._complete(outputs, use_tqdm)
         for output in outputs:
             _log_error(output)
         return outputs
@@ -520,10 +521,11 @@ class LLM(VectorMethods):
             return error
 
     def _render_chat(
-        self, conversation: Sequence[Message], tools: Sequence[Any] | None, **options: Any
+        self, messages: Sequence[Message], chats: WholeChats | None, **options: Any
     ) -> RenderedPrompt | RequestError:
         try:
-            return self._engine.renderer.render_chat(conversation, tools, **options)
+            messages = messages if chats is None else chats.conversation(messages)
+            return self._engine.renderer.render_chat(messages, **options)
         except RequestError as error:
             return error
 

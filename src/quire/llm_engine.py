@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ from quire.rendering import (
     truncated,
 )
 
-__all__ = ["LLMEngine", "built_engine"]
+__all__ = ["Enqueued", "LLMEngine", "built_engine"]
 
 
 def built_engine(settings: Mapping[str, Any]) -> Engine:
@@ -246,7 +246,7 @@ class LLMEngine:
                 raise
 
     @held()
-    def abort(self, handles: range) -> None:
+    def abort(self, handles: Container[int]) -> None:
         """Leave nothing of these sequences behind: after Ctrl-C, an error, a stream cut short."""
         live = [handle for handle in self.assembler.handles() if handle in handles]
         client = self.engine.client
@@ -273,3 +273,43 @@ class LLMEngine:
 
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute("LLMEngine", name, MISSING_METHODS)
+
+
+class Enqueued:
+    """Requests of an engine whose outputs nobody has waited for."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._outputs: list[RequestOutput] = []
+        self._handles: set[int] = set()
+
+    @contextmanager
+    def added(self) -> Iterator[list[RequestOutput]]:
+        """A list for the outputs of requests that the block queues. If it raises, they are
+        ended."""
+        first, num_before = self._engine.next_handle, len(self._outputs)
+        outputs: list[RequestOutput] = []
+        try:
+            with held():
+                yield outputs
+                self._outputs += outputs
+                self._handles |= set(range(first, self._engine.next_handle))
+        except BaseException:
+            del self._outputs[num_before:]
+            self._engine.abort(range(first, self._engine.next_handle))
+            raise
+
+    @contextmanager
+    def awaited(self) -> Iterator[list[RequestOutput]]:
+        """All outputs, for a block that completes them. If it raises EngineError they stay for the
+        next one; anything else ends the requests."""
+        try:
+            yield list(self._outputs)
+        except EngineError:
+            raise
+        except BaseException:
+            handles = self._handles
+            self._outputs, self._handles = [], set()
+            self._engine.abort(handles)
+            raise
+        self._outputs, self._handles = [], set()

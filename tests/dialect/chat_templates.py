@@ -82,6 +82,22 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 {% endfor %}</tool_call>{% endfor %}"""
         ),
     ),
+    "glm46": (
+        "glm45",
+        chatml(
+            _EACH + """
+<tool_call>{{ f.name }}
+{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v if v is string else v | tojson }}</arg_value>
+{% endfor %}</tool_call>{% endfor %}"""
+        )
+        .replace(
+            "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+            "{% endif %}",
+            "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>\n{% endif %}",
+        )
+        .replace("assistant\n{% if enable", "assistant{% if enable"),
+    ),
     "glm47": (
         "glm45",
         chatml(

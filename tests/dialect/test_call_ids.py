@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
+from quire.dialect.chat import WholeChats
 from quire.dialect.conversation import with_call_ids
+from quire.dialect.families import DIALECTS
 from quire.dialect.spec import IdStyle
+from quire.errors import RequestError
+from quire.rendering import ChatTemplate
+from tests.dialect.models import tokenizer
 
 
 def call(name: str, call_id: str | None) -> dict[str, Any]:
@@ -68,3 +73,29 @@ def test_nothing_is_changed_in_place(style: IdStyle) -> None:
     before = repr(TALK)
     with_call_ids(TALK, style)
     assert repr(TALK) == before
+
+
+class Sent:
+    """Message as an SDK's object; what pydantic makes of it."""
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        self._message = message
+
+    def model_dump(self) -> dict[str, Any]:
+        return {name: tuple(v) if isinstance(v, list) else v for name, v in self._message.items()}
+
+
+@pytest.mark.parametrize("name", ["generic", "mistral", "kimi_k2"])
+def test_objects_get_ids_and_tools_as_messages_do(name: str) -> None:
+    """Fault: ids of calls and described tools are left out where messages are objects."""
+    tokens = tokenizer((), ("<tool_call>", "</tool_call>"))
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    tool = {"type": "function", "function": {"name": "f"}}
+    dialect = DIALECTS[name].bound(tokens)
+    chats = WholeChats(dialect, template, tokens, {1}, [tool])
+    objects: list[Any] = [Sent(each) for each in (tool, *TALK)]
+    others = WholeChats(dialect, template, tokens, {1}, objects[:1])
+    assert others.conversation(objects[1:]) == chats.conversation(TALK)
+    for wrong in (["oops"], [{"id": [1], "function": None}]):
+        with pytest.raises(RequestError, match=r"messages\[1\]\.tool_calls\[0\]"):
+            chats.conversation([USER, {**turn(), "tool_calls": wrong}])

@@ -12,17 +12,32 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from quire.dialect import Thinking, Tool, answer_grammar, find_dialect
+from quire.dialect import (
+    Thinking,
+    Tool,
+    ToolChoice,
+    answer_grammar,
+    find_dialect,
+    thinking_at_end,
+)
+from quire.dialect.chat import WholeChats
 from quire.dialect.families import DIALECTS
 from quire.dialect.harmony import render_harmony
 from quire.dialect.harmony_template import HarmonyTemplate, own_template
+from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError, RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
+from quire.protocol.outputs import CompletionOutput
+from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import Renderer
 from quire.rendering.chat_template.template import ChatTemplate
+from quire.server.anthropic.request import read_request
+from quire.server.generation.backend import ServedModel
 from quire.server.generation.prompts import PromptRenderer
+from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.limits import Limits
+from quire.server.requests.messages_bodies import MessagesRequest
 from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import Follower, tokenizer, walk
 from tests.dialect.written import encoded
@@ -203,6 +218,38 @@ def test_a_server_renders_what_is_described_and_leaves_the_rest_to_the_template(
     assert rendered.token_ids[0] == HARMONY.tokens.ids["<|start|>"]
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"role": "user", "content": ["one", {"type": "input_text", "text": "two"}]}, "one\ntwo"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, ">No.<"),
+        (
+            {"role": "assistant", "thinking": "So.", "tool_calls": [{"name": "now"}]},
+            "analysis<|message|>So.<|end|>",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"name": "now", "arguments": {"a": 1}}]},
+            'functions.now <|constrain|>json<|message|>{"a": 1}<|call|>',
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_messages_of_every_form_are_rendered(given: dict[str, Any], shown: str) -> None:
+    """Catches what `check_messages` allows and no other template loses."""
+    ours = HarmonyTemplate(ChatTemplate("", {}))
+    assert shown in ours.render([{"role": "user", "content": "x"}, given])
+    with pytest.raises(RequestError, match=r"messages\[0\].tool_calls\[0\]"):
+        ours.render([{"role": "assistant", "tool_calls": ["oops"]}])
+
+
+def test_efforts_of_other_models() -> None:
+    ours, hello = HarmonyTemplate(ChatTemplate("", {})), [{"role": "user", "content": "x"}]
+    for effort, near in (("none", "low"), ("minimal", "low"), ("xhigh", "high"), (None, "medium")):
+        assert f"Reasoning: {near}\n" in ours.render(hello, reasoning_effort=effort)
+    with pytest.raises(RequestError, match="low, medium, high"):
+        ours.render(hello, reasoning_effort=["low"])
+
+
 def test_what_cannot_be_rendered() -> None:
     with pytest.raises(RequestError, match="'extreme'"):
         render_harmony([], current_date="2025-06-28", reasoning_effort="extreme")
@@ -293,6 +340,68 @@ def test_a_response_format_and_an_open_analysis() -> None:
     found = read(parsed(HARMONY, TOKENS, ids, thinking=Thinking.OPEN)[0])
     assert found == Answer("1", "so")
     assert answer_grammar(HARMONY, ()) is None
+    preamble = f"<|channel|>commentary<|message|>As JSON:{NEXT}"
+    ids = encoded(TOKENS, f"so{NEXT}{preamble}<|channel|>final<|message|>1")
+    assert not Follower(spec, TOKENS).accepts(ids), "all text is in the format"
+
+
+PROMPT = "<|start|>user<|message|>x<|end|><|start|>assistant"
+BEGUN = [
+    ("<|channel|>final<|message|>The answer is", Thinking.CLOSED, " 4."),
+    ("<|channel|>final <|constrain|>json<|message|>", Thinking.CLOSED, " 4."),
+    ("<|channel|>commentary<|message|>Let me", Thinking.CLOSED, f" see.{NEXT}{CALL}"),
+    ("<|channel|>analysis<|message|>We", Thinking.OPEN, f" see.{NEXT}{CALL}"),
+]
+
+
+@pytest.mark.parametrize(("begun", "state", "rest"), BEGUN)
+def test_an_answer_that_the_prompt_began(begun: str, state: Thinking, rest: str) -> None:
+    """Catches a continued message that is lost, since its header is in the prompt."""
+    assert thinking_at_end(HARMONY, encoded(TOKENS, PROMPT + begun), TOKENS) is state
+    assert thinking_at_end(HARMONY, encoded(TOKENS, PROMPT), TOKENS) is Thinking.NONE
+    ids = encoded(TOKENS, rest)
+    answer = read(parsed(HARMONY, TOKENS, ids, range(len(ids)), thinking=state)[0])
+    has_call = rest.endswith(CALL)
+    said = rest.partition("<|end|>")[0]
+    texts = ("", said) if state is Thinking.OPEN else (said, "")
+    assert answer.without_ids == Answer(*texts, (("now", {}),) if has_call else ())
+    ids = encoded(TOKENS, rest.removesuffix("<|call|>"))
+    choices: list[ToolChoice] = ["auto", "required", "none"]
+    for choice, is_taken in zip(choices, (True, has_call, not has_call), strict=True):
+        spec = answer_grammar(HARMONY, TOOLS, choice, thinking=state)
+        assert spec is not None
+        assert Follower(spec, TOKENS).accepts(ids) == is_taken, choice
+
+
+def test_a_format_of_a_continued_answer() -> None:
+    response = GrammarSpec(GrammarKind.JSON, '{"const": 1}')
+    for tools in ((), TOOLS):
+        spec = answer_grammar(HARMONY, tools, thinking=Thinking.CLOSED, response=response)
+        assert spec is not None
+        assert Follower(spec, TOKENS).accepts(encoded(TOKENS, "1"))
+        assert not Follower(spec, TOKENS).accepts(encoded(TOKENS, "one"))
+    assert answer_grammar(HARMONY, (), thinking=Thinking.CLOSED, thinking_budget=3) is None
+
+
+def test_a_plain_chat_is_read() -> None:
+    """Catches channels that become content where a request has no tools."""
+    source = Path(__file__).parents[1] / "rendering" / "templates" / "gpt_oss.jinja"
+    template = ChatTemplate(source.read_text())
+    front = ModelFront(Renderer(TOKENS, template), frozenset(), {})
+    body = ChatRequest(messages=[{"role": "user", "content": "x"}], thinking_token_budget=5)
+    model = ServedModel(("m",), "m", 0, front, dialect=find_dialect(template, TOKENS))
+    form = answer_form(asked_tools(body), body, model)
+    assert form is not None
+    assert (form.thinking_budget, form.tools) == (5, ())
+    ids = encoded(TOKENS, ANSWERS[1][0])
+    ends = {HARMONY.tokens.ids["<|return|>"]}
+    chats = WholeChats(HARMONY, template, TOKENS, ends, None)
+    completion = CompletionOutput(0, "", ids, finish_reason="stop", stop_reason=None)
+    found = chats.answer(body.messages, encoded(TOKENS, PROMPT), completion, SamplingParams())
+    assert (found.content, found.reasoning) == ("4.", "Simple.")
+    message = {"model": "m", "max_tokens": 9, "messages": body.messages}
+    asked = MessagesRequest(**message, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert read_request(asked, model).chat.thinking_token_budget == 1024
 
 
 def test_it_is_found() -> None:

@@ -4,18 +4,21 @@ or dropped."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from quire.dialect import Dialect, Tool, answer_grammar
 from quire.dialect.families import DIALECTS
 from quire.errors import RequestError
 from quire.grammar.source import grammar_text
+from quire.grammar.trial import LIMITS
 from quire.rendering import Tokenizer
 from tests.dialect.answers import parsed, read
-from tests.dialect.models import Follower, tokenizer, walk
+from tests.dialect.models import Follower, library, tokenizer, walk
 from tests.dialect.written import encoded
 
 STYLES = ("hermes", "qwen3_coder", "glm45", "deepseek_v32", "pythonic")
@@ -58,7 +61,7 @@ HELD: dict[str, dict[str, Any]] = {
 
 def model(name: str) -> tuple[Dialect, Tokenizer]:
     tokens = tokenizer(DIALECTS[name].markers)
-    return DIALECTS[name].bound(tokens), tokens
+    return replace(DIALECTS[name], thinking=None).bound(tokens), tokens
 
 
 def tool(schema: Any, *, is_strict: bool, name: str = "a") -> Tool:
@@ -142,6 +145,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("pythonic", {"allOf": [{"type": "boolean"}]}, r"\$\.properties\.a\.allOf"),
     ("pythonic", {"type": "string", "pattern": "(?=a)"}, r"tools\[0\].*\.pattern"),
     ("pythonic", {"$ref": "#/$defs/nothing"}, r"a\.\$ref"),
+    ("qwen3_coder", {"type": "string", "maxLength": 1501}, r"a\.maxLength.*1,500"),
+    ("deepseek_v32", {"type": "string", "minLength": 5000}, r"a\.minLength.*1,500"),
+    ("glm45", {"type": "string", "minLength": 5000}, r"a\.minLength.*1,500"),
+    ("glm45", {"type": "string", "minLength": 3, "maxLength": 2}, r"a\.maxLength.*minLength"),
+    ("qwen3_coder", {"type": "string", "maxLength": "5"}, r"a\.maxLength.*whole number"),
+    ("qwen3_coder", {"type": "string", "pattern": "a{2,1}"}, r"a\.pattern"),
 ]
 
 
@@ -153,11 +162,56 @@ def test_what_cannot_be_held(style: str, schema: Any, place: str) -> None:
         spec = answer_grammar(dialect, [tool(schema, is_strict=True)], "required")
         assert spec is not None
         grammar_text(spec)
-    if "$ref" in schema:
-        return
     spec = answer_grammar(dialect, [tool(schema, is_strict=False)], "required")
     assert spec is not None
     assert Follower(spec, tokens).allowed()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_lengths_are_counted_as_far_as_the_library_can(style: str) -> None:
+    """Turns red when one long text of one tool refuses all tools."""
+    dialect, tokens = model(style)
+    end = dialect.tokens.split(dialect.parameter.close)[0] if dialect.parameter else 0
+    schema = {"type": ["string", "null"], "minLength": 1}
+    for most in (1_500, 100_000):
+        asked = tool({**schema, "maxLength": most}, is_strict=False)
+        spec = answer_grammar(dialect, [asked], "required")
+        assert spec is not None
+        text = grammar_text(spec)
+        assert not LLMatcher(library(tokens), text, log_level=0, limits=LIMITS).get_error()
+        if isinstance(end, str):
+            assert (f",{most + len(end)}}}" in text) == (most == 1_500)
+
+
+NAMES = ("content-type", "$filter", "@type", "a.b", "x:y", "a/b")
+OTHERS = ("größe", "a b", 'a"b', "", "a>b", "x=y", "f(")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_names_that_are_no_names_of_python(style: str) -> None:
+    """Turns red when one such name refuses all tools, or cannot be given."""
+    dialect, tokens = model(style)
+    properties = {name: {"type": "string"} for name in (*NAMES, *OTHERS)}
+    asked = Tool("f", {"properties": properties, "required": list(properties)})
+    spec = answer_grammar(dialect, [asked], "required")
+    assert spec is not None
+    assert Follower(spec, tokens).allowed()
+    if style == "pythonic":
+        written = ", ".join(f'{name}="x"' for name in NAMES)
+        ids = encoded(tokens, f"[f({written})]")
+        assert Follower(spec, tokens).accepts(ids)
+        parts, _ = parsed(dialect, tokens, ids, range(len(ids)), tools=[asked])
+        assert read(parts).calls == (("f", dict.fromkeys(NAMES, "x")),)
+
+
+def test_an_argument_that_is_required_alone() -> None:
+    """Turns red when what a schema requires but does not list refuses the tool."""
+    dialect, tokens = model("hermes")
+    asked = Tool("f", {"properties": {"a": {"type": "null"}}, "required": ["a", "b"]})
+    spec = answer_grammar(dialect, [asked], "required")
+    assert spec is not None
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": null, "b": 1}}\n</tool_call>'
+    assert Follower(spec, tokens).accepts(encoded(tokens, call))
 
 
 @pytest.mark.parametrize("style", STYLES)

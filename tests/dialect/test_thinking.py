@@ -11,6 +11,7 @@ from quire.dialect import (
     AnswerParser,
     Dialect,
     Thinking,
+    ToolChoice,
     answer_grammar,
     thinking_at_end,
 )
@@ -62,6 +63,36 @@ def test_thinking_comes_first(name: str, kind: str) -> None:
             assert Follower(spec, tokens).accepts(ids) == may_be, (plain(text), is_required)
 
 
+@pytest.mark.parametrize("name", ["hermes", "glm45", "deepseek_v31"])
+@pytest.mark.parametrize("kind", ["special", "added", "text"])
+def test_a_line_break_may_come_before_it(name: str, kind: str) -> None:
+    """Turns red when a grammar bans the thinking of GLM, whose template writes a line break first
+    and leaves it to the model."""
+    dialect, tokens = model(name, kind)
+    call = WRITERS[name](Answer(calls=(("now", {}),)))
+    thought = "\n<think>so</think>\n"
+    cases: list[tuple[ToolChoice, GrammarSpec | None, str, Answer]] = [
+        ("auto", None, "Yes.", Answer("Yes.", "so")),
+        ("auto", None, call, Answer("", "so", (("now", {}),))),
+        ("required", None, call, Answer("", "so", (("now", {}),))),
+        ("none", None, "Yes.", Answer("Yes.", "so")),
+        ("none", SCHEMA, "{}", Answer("{}", "so")),
+    ]
+    for choice, response, text, answer in cases:
+        spec = answer_grammar(dialect, TOOLS, choice, response=response)
+        assert spec is not None
+        ids = encoded(tokens, thought + text)
+        assert Follower(spec, tokens).accepts(ids), (choice, text)
+        assert read(parsed(dialect, tokens, ids, range(len(ids)))[0]).without_ids == answer
+    free = answer_grammar(dialect, TOOLS)
+    assert free is not None
+    assert Follower(free, tokens).accepts(encoded(tokens, "\n\nYes."))
+    bound = answer_grammar(dialect, TOOLS, thinking_budget=0) if kind != "text" else None
+    if bound is not None:
+        assert Follower(bound, tokens).accepts(encoded(tokens, "\n<think></think>\nYes."))
+        assert not Follower(bound, tokens).accepts(encoded(tokens, thought + "Yes."))
+
+
 @pytest.mark.parametrize("kind", ["special", "added", "text"])
 def test_a_prompt_that_opened_or_closed_it(kind: str) -> None:
     dialect, tokens = thinkers(kind)
@@ -100,6 +131,24 @@ def test_where_a_prompt_ends(kind: str, tail: str, state: Thinking) -> None:
     assert thinking_at_end(DIALECTS["llama3_json"], [1, 2], tokens) is Thinking.NONE
 
 
+@pytest.mark.parametrize("kind", ["special", "added"])
+@pytest.mark.parametrize("output", ["ok", "the tag <think> begins it", "... </think> ..."])
+def test_tokens_of_the_template_end_the_tail(kind: str, output: str) -> None:
+    """Turns red when a tool's output flips the state: DeepSeek's turns have added tokens, and no
+    prompt behind a result."""
+    family = DIALECTS["deepseek_v31"]
+    turns = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+    markers = (*turns, *(family.thinking or ()), *family.markers)
+    tokens = tokenizer(markers) if kind == "special" else tokenizer((), (*markers, "\n\n"))
+    dialect = family.bound(tokens)
+    asked = encoded(tokens, "<｜User｜>read it<｜Assistant｜></think>")
+    assert thinking_at_end(dialect, asked, tokens) is Thinking.CLOSED
+    result = f"<｜tool▁output▁begin｜>{output}<｜tool▁output▁end｜>"
+    assert thinking_at_end(dialect, asked + encoded(tokens, result), tokens) is Thinking.NONE
+    continued = "<｜User｜>read it<｜Assistant｜><think>First.\n\nThen"
+    assert thinking_at_end(dialect, encoded(tokens, continued), tokens) is Thinking.OPEN
+
+
 def test_a_continued_answer() -> None:
     dialect, tokens = thinkers("special")
     prompt = encoded(tokens, f"{TURN}assistant\n<think>\nI was about to")
@@ -112,8 +161,10 @@ def test_a_continued_answer() -> None:
 @pytest.mark.parametrize("budget", [0, 1, 5])
 @pytest.mark.parametrize("state", [Thinking.OPEN, Thinking.NONE])
 def test_a_budget_ends_it(kind: str, budget: int, state: Thinking) -> None:
-    """With one end marker, and a call behind it."""
+    """With one end marker, and a call behind it. Behind a start marker that is a token of text, the
+    library does not count a first token of one byte."""
     dialect, tokens = thinkers(kind)
+    num_free = int(kind == "added" and state is Thinking.NONE and budget > 1)
     for choice in ("auto", "required"):
         spec = answer_grammar(dialect, TOOLS, choice, thinking=state, thinking_budget=budget)
         assert spec is not None
@@ -122,7 +173,7 @@ def test_a_budget_ends_it(kind: str, budget: int, state: Thinking) -> None:
             if ids is None:
                 continue
             parts, parser = parsed(dialect, tokens, ids, thinking=state)
-            assert parser.num_reasoning_tokens <= budget
+            assert parser.num_reasoning_tokens <= budget + num_free
             assert ids.count(tokens.token_id("</think>") or 0) <= 1
             assert read(parts).calls or choice == "auto"
     alone = answer_grammar(dialect, (), thinking=state, thinking_budget=budget)

@@ -10,9 +10,11 @@ import pytest
 from llguidance import LLMatcher
 
 from quire.errors import RequestError
-from quire.grammar.source import grammar_text
+from quire.grammar.source import grammar_text, without_refused
+from quire.grammar.trial import _judge
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema import all_unsupported, without_unsupported
+from tests.dialect.models import library, tokenizer
 
 DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"type": "dict"}, "$.type"),
@@ -28,6 +30,15 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"type": "integer", "minimum": "3"}, "$.minimum"),
     ({"type": "object", "required": True}, "$.required"),
     ({"type": "object", "properties": []}, "$.properties"),
+    ({"type": "object", "properties": {"a": None}}, "$.properties.a"),
+    ({"type": "string", "pattern": "\\bfoo\\b"}, "$.pattern"),
+    ({"type": "string", "pattern": "(?<a>x)\\k<a>"}, "$.pattern"),
+    ({"type": "string", "pattern": "x\\Z"}, "$.pattern"),
+    ({"type": "string", "pattern": "\\cA"}, "$.pattern"),
+    ({"type": "string", "pattern": "[^]"}, "$.pattern"),
+    ({"patternProperties": {"\\Bx": {}, "\\Zx": {}}}, "$.patternProperties"),
+    ({"$ref": "other.json#/x"}, "$.$ref"),
+    ({"anyOf": [{"$ref": "#/$defs/none"}]}, "$.anyOf[0].$ref"),
 ]  # fmt: skip
 
 
@@ -42,7 +53,7 @@ def compiles(schema: Any, *, is_strict: bool) -> bool:
 
 @pytest.mark.parametrize(("schema", "path"), DROPPED, ids=lambda value: str(value)[:50])
 def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> None:
-    assert [place.split(" (")[0] for place in all_unsupported(schema)] == [path]
+    assert {place.split(" (")[0] for place in all_unsupported(schema)} == {path}
     held = copy.deepcopy(schema)
     without_unsupported(held)
     assert all_unsupported(held) == []
@@ -55,6 +66,9 @@ def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> No
         {"type": "array", "minItems": 1.0},
         {"type": "object", "properties": {"type": {"type": "string"}, "enum": {"enum": ["a"]}}},
         {"type": "integer", "minimum": 1, "exclusiveMaximum": 5.5, "multipleOf": 2},
+        {"type": "string", "pattern": r"^C:\\bin\\(\d\w\S\x41\u00e9|\p{L}|\u{1F600}|[^x])\/\-$"},
+        {"$defs": {"n": {"$id": "node", "type": "object"}}, "$ref": "node"},
+        {"$id": "https://a/b", "$ref": "https://a/b#/$defs/n", "$defs": {"n": {"type": "null"}}},
     ],
     ids=str,
 )
@@ -63,3 +77,27 @@ def test_what_can_be_held_stays(schema: dict[str, Any]) -> None:
     without_unsupported(held)
     assert held == schema
     assert compiles(schema, is_strict=False)
+
+
+@pytest.mark.parametrize("pattern", ["a^", "(", "[z-a]", "x{5,2}", "\\p{Nope}", "(a(?#c)b)"])
+def test_patterns_that_the_library_refuses_are_dropped(pattern: str) -> None:
+    """Turns red when one such pattern of one tool refuses a request."""
+    schema = {
+        "properties": {
+            "a": {"type": "string", "pattern": pattern},
+            "b": {"type": "string", "pattern": "^[0-9]$"},
+            "c": {"patternProperties": {pattern: {}}},
+        }
+    }
+    spec = GrammarSpec(GrammarKind.JSON, json.dumps(schema), is_strict=False)
+    assert LLMatcher.validate_grammar(grammar_text(spec))
+    assert not LLMatcher.validate_grammar(grammar_text(spec, drops_refused=True))
+    strict = GrammarSpec(GrammarKind.JSON, json.dumps(schema))
+    assert LLMatcher.validate_grammar(grammar_text(strict, drops_refused=True))
+    paths = [path.split(" (")[0] for path in without_refused(schema)]
+    assert paths == ["$.properties.a.pattern", "$.properties.c.patternProperties"]
+    assert schema["properties"]["b"] == {"type": "string", "pattern": "^[0-9]$"}
+    verdict = _judge(library(tokenizer()), -(-tokenizer().vocab_size // 32), spec)
+    assert not verdict.refusal
+    ((first, second),) = verdict.dropped.values()
+    assert first.startswith(paths[0]) and second.startswith(paths[1])

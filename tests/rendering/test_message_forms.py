@@ -336,3 +336,51 @@ def test_only_text_is_continued(content: Any) -> None:
     """Fault: a content that is no text is continued as Python shows it."""
     with pytest.raises(RequestError, match="not a text"):
         render("{{ messages[0].content }}", [message("user", content)], continue_final_message=True)
+
+
+SYSTEM = "{% if m.role == 'system' %}[S]{{ m.content }}{% endif %}"
+TURNS = (
+    "{% if m.role == 'user' %}[U]{{ m.content }}{% endif %}"
+    "{% if m.role == 'assistant' %}[A]{{ m.content }}{% endif %}"
+)
+FIRST = "{% for m in messages[:1] %}" + SYSTEM + "{% endfor %}"
+LATER = "{% for m in messages[1:] %}" + SYSTEM + "{% endfor %}"
+ALL_TURNS = "{% for m in messages %}" + TURNS + "{% endfor %}"
+STRICT = (
+    "{% for m in messages[1:] if m.role == 'system' %}{{ raise_exception('second') }}{% endfor %}"
+)
+ASKED = [message("user", "q"), message("assistant", "a")]
+INSTRUCTED = [message("system", "one"), message("developer", "two"), *ASKED]
+BETWEEN = [message("developer", "one"), *ASKED, message("system", "two"), message("user", "r")]
+
+
+@pytest.mark.parametrize(
+    ("source", "instructed", "between"),
+    [
+        (FIRST + LATER + ALL_TURNS, "[S]one[S]two[U]q[A]a", "[S]one[S]two[U]q[A]a[U]r"),
+        (FIRST + ALL_TURNS, "[S]one\n\ntwo[U]q[A]a", "[S]one[U]q[A]a[U]two\n\nr"),
+        (STRICT + FIRST + ALL_TURNS, "[S]one\n\ntwo[U]q[A]a", "[S]one[U]q[A]a[U]two\n\nr"),
+        (ALL_TURNS, "[U]one\n\ntwo\n\nq[A]a", "[U]one\n\nq[A]a[U]two\n\nr"),
+        (
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+            "[system]one[developer]two[user]q[assistant]a",
+            "[developer]one[user]q[assistant]a[system]two[user]r",
+        ),
+    ],
+    ids=["everywhere", "first", "refused", "nowhere", "any role"],
+)
+def test_instructions_are_shown(source: str, instructed: str, between: str) -> None:
+    """Fault: templates of Qwen3, GLM and Granite have no branch for a developer, or for a system
+    message between turns, and what it says is lost."""
+    template = ChatTemplate(source)
+    assert template.render(INSTRUCTED) == instructed
+    assert template.render(BETWEEN) == between
+
+
+def test_instructions_without_a_question_behind_them() -> None:
+    template = ChatTemplate(FIRST + ALL_TURNS)
+    last = [ASKED[0], message("developer", ONE_PART), message("system", "two")]
+    assert template.render(last) == "[U]q\nuno\ntwo"
+    assert template.render([*ASKED, message("system", "two")]) == "[U]q[A]a[U]two"
+    with pytest.raises(RequestError, match="takes text only"):
+        template.render([*ASKED, message("system", 5), message("user", ONE_PART)])

@@ -75,6 +75,42 @@ def test_a_conversation_goes_on_from_what_is_kept(
     assert prompt_of(server, client, whole, tools=TOOLS) == shown
 
 
+def test_items_of_answers_are_referred_to(
+    client: openai.OpenAI, script: Script, server: RunningServer
+) -> None:
+    """Fault: clients of the Vercel AI SDK, which sends earlier answers so, get no second answer."""
+    first = client.responses.create(
+        model=MODEL, input=ASKED, tools=TOOLS,
+        extra_body={"seed": script.tell(THOUGHT + "I look." + CALL + END)},
+    )  # fmt: skip
+    question = {"role": "user", "content": ASKED}
+    call = first.output[2]
+    assert call.type == "function_call"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "18"}
+    thought, *said = [{"type": "item_reference", "id": item.id} for item in first.output]
+    given: Any = [question, {**thought, "type": None}, *said, result]
+    shown = prompt_of(server, client, given, tools=TOOLS)
+    whole: Any = [question, *(item.to_dict() for item in first.output), result]
+    assert shown == prompt_of(server, client, whole, tools=TOOLS)
+    assert "They ask" in shown and "I look." in shown and "result: 18" in shown
+    count = client.responses.input_tokens.count(model=MODEL, input=given, tools=TOOLS)
+    assert count.input_tokens == len(server.client.added[-1].prompt_token_ids)
+    (asked,) = client.responses.input_items.list(
+        client.responses.create(model=MODEL, input=[thought], max_output_tokens=1).id  # type: ignore[list-item]
+    )
+    assert asked.id == thought["id"] and asked.type == "reasoning"
+    unknown = [{**thought, "id": each} for each in ("rs_x", "msg_00_1", f"{thought['id']}0")]
+    for wrong in (*([each] for each in unknown), [thought, thought]):
+        with pytest.raises(openai.NotFoundError, match="There is no item") as found:
+            client.responses.create(model=MODEL, input=wrong)  # type: ignore[arg-type]
+        assert found.value.param == "input"
+    with pytest.raises(openai.BadRequestError, match="id is missing"):
+        client.responses.create(model=MODEL, input=[{"type": "item_reference"}])  # type: ignore[list-item]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="There is no item"):
+        client.responses.create(model=MODEL, input=given, tools=TOOLS)
+
+
 def test_tokens_stay_as_the_model_wrote_them(
     client: openai.OpenAI, script: Script, server: RunningServer, front: ModelFront
 ) -> None:

@@ -98,6 +98,7 @@ PLACES: dict[str, list[tuple[Body, Callable[[Any], bool]]]] = {
         (in_part({}, "text"), is_text),
         (in_part({"type": "text"}, "text"), is_text),
         (in_part({"type": "input_text"}, "text"), is_text),
+        (in_part({"type": "refusal", "refusal": "x"}, "text"), lambda value: True),
     ],
     "messages[1].content[0].refusal": [(in_part({"type": "refusal"}, "refusal"), is_text)],
     **{

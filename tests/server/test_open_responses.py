@@ -386,6 +386,10 @@ def test_what_is_not_stored_goes_on_on_its_socket(server: RunningServer, script:
             previous = found["id"]
         shown = last_prompt(server)
         assert shown.count("Which word?") == 2 and "cobalt" in shown and "Cobalt." in shown
+        reference = {"type": "item_reference", "id": found["output"][0]["id"]}
+        items = [said("user", "Cobalt?"), reference, said("user", "Why?")]
+        previous = complete(client.turn(**asked, input=items, seed=script.tell("So." + END)))["id"]
+        assert "I said it." in last_prompt(server)
     with SocketClient(server.port) as client:
         again = {**asked, "previous_response_id": previous, "input": "Go on."}
         assert code_of(client.turn(**again)) == "previous_response_not_found"

@@ -13,6 +13,7 @@ import pytest
 from quire.server.generation.sealed import seal, unseal
 from quire.server.requests.errors import ErrorReply, RefusedError
 from quire.server.requests.limits import Limits
+from quire.server.responses.references import with_referenced
 from quire.server.responses.store import ResponseStore, StoredResponse
 
 Open = Callable[..., ResponseStore]
@@ -107,6 +108,26 @@ def test_a_conversation_is_all_of_its_turns(open_store: Open) -> None:
     store.delete("a", "")
     with pytest.raises(RefusedError, match="There is no response 'a'"):
         store.conversation("c", "")
+
+
+def test_references_stay_within_what_a_request_may_bring(open_store: Open) -> None:
+    """Fault: a short request has the server read all that it keeps; keys read each other's."""
+    store, limits = open_store(), Limits(max_body_bytes=150)
+    for number in range(3):
+        output = [{"type": "message", "id": f"msg_{number}_0"}]
+        store.put(response(f"resp_{number}", output=output), "a")
+
+    def found(*names: str, tenant: str = "a") -> list[object]:
+        items = [{"type": "item_reference", "id": name} for name in names]
+        referred = with_referenced(items, lambda each: store.output(each, tenant), limits)
+        return [item["id"] for item in referred]
+
+    assert found("msg_1_0", "msg_0_0") == ["msg_1_0", "msg_0_0"]
+    with pytest.raises(RefusedError, match="max_body_bytes"):
+        found("msg_0_0", "msg_1_0", "msg_2_0")
+    for names, tenant in ((["msg_0_0"], "b"), (["msg_0_0"] * 2, "a"), (["msg_0_1"], "a")):
+        with pytest.raises(RefusedError, match="There is no item"):
+            found(*names, tenant=tenant)
 
 
 def test_fronts_share_a_file(open_store: Open, tmp_path: Path) -> None:

@@ -10,11 +10,16 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from quire.dialect import CallArguments, CallStart, Reasoning, Text
+from quire.dialect import CallArguments, CallStart, Reasoning, Text, answer_grammar
+from quire.dialect.families import DIALECTS
 from quire.engine.model_front import ModelFront
+from quire.server.openai.tools import asked_tools
+from quire.server.requests.bodies import ChatRequest
+from quire.server.requests.errors import RefusedError
 from quire.server.responses.items import ItemReader
 from quire.server.responses.tools import GivenTools, given_tools
 from tests import waiting
+from tests.dialect.models import Follower, tokenizer
 from tests.server.responses import (
     ASKED,
     CALL,
@@ -46,6 +51,27 @@ PATCH_CALL = (
     '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** Begin\\n+ \\"a\\""}}'
     "\n</tool_call>"
 )
+
+
+@pytest.mark.parametrize("definition", ["[0-9]{4}", "^[0-9]{4}$", "x|[0-9]{4}"])
+def test_a_regular_expression_holds_the_whole_text(definition: str) -> None:
+    """Fault: it matches anywhere in a text that says more."""
+    form = {"type": "grammar", "syntax": "regex", "definition": definition}
+    given = given_tools([{"type": "custom", "name": "pin", "format": form}])
+    tools = asked_tools(ChatRequest(messages=[], tools=given.functions)).tools
+    for name, call in (
+        ("hermes", '<tool_call>\n{"name": "pin", "arguments": {"input": "%s"}}\n</tool_call>'),
+        ("qwen3_coder", "<tool_call>\n<function=pin>\n<parameter=input>\n%s\n</parameter>\n"
+         "</function>\n</tool_call>"),
+    ):  # fmt: skip
+        tokens = tokenizer((), ("<tool_call>", "</tool_call>"))
+        spec = answer_grammar(DIALECTS[name].bound(tokens), tools, "required")
+        assert spec is not None
+        for text, fits in (("1234", True), ("rm -rf / 1234 yes", False), ("x1", False)):
+            ids = tokens.encode(call % text, add_special_tokens=False)
+            assert Follower(spec, tokens).accepts(ids) == fits, (name, text)
+    with pytest.raises(RefusedError, match=r"tools\[0\].format.definition is missing"):
+        given_tools([{"type": "custom", "name": "pin", "format": {**form, "definition": None}}])
 
 
 def test_a_text(client: openai.OpenAI, script: Script) -> None:

@@ -41,6 +41,9 @@ _BEGINNINGS = {
 """Texts that would be read as values of other types, so they are no texts where both are allowed:
 single words, or all that begins in such a way."""
 _BOUNDS = ("inimum", "aximum", "multipleOf")
+MAX_COUNTED_CHARS = 1_500
+"""Most characters of a text that are counted up to an end spelled by tokens of text, and fewest in
+any case. The grammar library gives up at about 2,000, and its work grows with them."""
 
 
 def arguments_rule(rules: Rules, dialect: Dialect, tool: Tool, name: str, where: str) -> str:
@@ -84,8 +87,9 @@ class _Tagged:
         required = [key for key in listed(self._root, "required") if isinstance(key, str)]
         names = dict.fromkeys([*self._tool.properties, *required])
         values = [
-            f"({self._value(str(key), f'{self._name}_{i}')}){'' if key in required else '?'}"
-            for i, key in enumerate(names)
+            f"({self._value(key, f'{self._name}_{i}')}){'' if key in required else '?'}"
+            for i, key in enumerate(map(str, names))
+            if self._can_write(key)
         ]
         self._rules.add(f"{self._name}: {' '.join(values) or self._rules.literal('')}")
         return self._name
@@ -95,9 +99,15 @@ class _Tagged:
         self._rules.add(f"{self._name}: ({self._typed('KEY', schema, f'{self._name}_any', '$')})*")
         return self._name
 
-    def _value(self, key: str, name: str) -> str:
-        if self._syntax.key_end.strip() in key or "\n" in key:
+    def _can_write(self, key: str) -> bool:
+        """Return False for a name that is left out, which a strict tool may not have."""
+        if self._syntax.key_end.strip() not in key and "\n" not in key:
+            return True
+        if self._tool.is_strict:
             refuse(self._where, f"$.properties.{key[:80]}", "has a name that cannot be written")
+        return False
+
+    def _value(self, key: str, name: str) -> str:
         schema = self._tool.properties.get(key, True)
         return self._typed(json.dumps(key, ensure_ascii=False), schema, name, f"$.properties.{key}")
 
@@ -149,16 +159,40 @@ class _Tagged:
         bodies = self._bodies(schema, path)
         is_any = beside | _STRING == ALL_TYPES or bool(self._syntax.middle_json)
         others = [] if is_any else _read_otherwise(beside, unbounded)
-        if len(bodies) == 1 and not others:
+        length = self._length(schema, path)
+        if len(bodies) == 1 and not others and length == (0, None):
             name = "VALUE"
-        return [rules.up_to(name, close, bodies, others)]
+        return [rules.up_to(name, close, bodies, others, length)]
+
+    def _length(self, schema: Schema, path: str) -> tuple[int, int | None]:
+        """Return the fewest and most characters of a text. What the grammar cannot count is left
+        out, or refused if strict."""
+        is_in_text = isinstance(self._rules.tokens.split(self._syntax.close)[0], str)
+        found: dict[str, int] = {}
+        for keyword in ("minLength", "maxLength"):
+            number: object = schema.get(keyword)
+            if isinstance(number, float) and number.is_integer():
+                number = int(number)
+            if not isinstance(number, int):
+                if keyword in schema:
+                    self._leave_out(f"{path}.{keyword}", "is no whole number")
+            elif number > MAX_COUNTED_CHARS and (is_in_text or keyword == "minLength"):
+                self._leave_out(f"{path}.{keyword}", f"is above {MAX_COUNTED_CHARS:,}")
+            else:
+                found[keyword] = number
+        least, most = found.get("minLength", 0), found.get("maxLength")
+        if most is not None and most < least:
+            self._leave_out(f"{path}.maxLength", "is below its minLength")
+            most = None
+        return least, most
+
+    def _leave_out(self, path: str, why: str) -> None:
+        if self._tool.is_strict:
+            refuse(self._where, path, f"{why} and cannot be held")
 
     def _bodies(self, schema: Schema, path: str) -> list[str]:
         """Return regular expressions that a text has to match."""
         bodies = ["(?s:.*)"]
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        if least or most != "":
-            bodies.append(f"(?s:.{{{least},{most}}})")
         if isinstance(pattern := schema.get("pattern"), str):
             body = _of_pattern(pattern)
             if body is not None:
@@ -201,8 +235,25 @@ def _of_pattern(pattern: str) -> str | None:
         return None
     if "|" in re.sub(r"\([^()]*\)", "", outside) and (before != after):
         return None
+    if not _compiles(inner):
+        return None
     escaped = re.sub(r"(\\.)|/", lambda sign: sign[1] or "\\/", inner).replace("\n", "\\n")
     return f"{before}({escaped}){after}"
+
+
+_OWN_SYNTAX = re.compile(
+    r"\\[upx]\{[^{}]*\}|\\[pP]?.|\[(?:\\.|[^\]\\])*\]|(?<=\()\?P?<\w+>", re.DOTALL
+)
+"""Escapes, classes and names of groups, where dialects of regular expressions differ."""
+
+
+def _compiles(pattern: str) -> bool:
+    """Return False for a pattern whose groups and repetitions are malformed."""
+    try:
+        re.compile(_OWN_SYNTAX.sub(lambda sign: "" if sign[0][0] == "?" else "x", pattern))
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
 
 
 def _string_nodes(schema: object, root: Schema, path: str) -> Iterator[_Node]:

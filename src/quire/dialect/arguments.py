@@ -12,7 +12,13 @@ from quire.dialect.schema_types import json_types
 from quire.dialect.spec import ArgumentStyle, Dialect
 from quire.dialect.tools import Tool
 
-__all__ = ["Emit", "read_arguments", "read_json_string", "read_json_value"]
+__all__ = [
+    "KEYWORD_CHARACTERS",
+    "Emit",
+    "read_arguments",
+    "read_json_string",
+    "read_json_value",
+]
 
 Emit = Callable[[str], None]
 """Takes the next characters of the JSON text."""
@@ -184,7 +190,8 @@ def _unit(text: GrowingText, count: int = 4) -> Generator[None, None, int]:
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORD_CHARACTERS = ascii_letters + digits + "_.+-"
-_NAME_CHARACTERS = ascii_letters + digits + "_"
+KEYWORD_CHARACTERS = ascii_letters + digits + "_-.$@/:"
+"""Characters of names before `=`: schemas have names that Python has not."""
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 _PYTHON_ESCAPES = {**_ESCAPED, "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 
@@ -194,7 +201,7 @@ def read_keywords(text: GrowingText, emit: Emit) -> Waiting:
     separator = "{"
     while True:
         yield from text.skip_spaces()
-        key = yield from text.run(_NAME_CHARACTERS)
+        key = yield from text.run(KEYWORD_CHARACTERS)
         if not key or not (yield from text.is_at("=")):
             break
         emit(f"{separator}{dumped(key)}: ")

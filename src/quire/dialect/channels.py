@@ -26,24 +26,28 @@ class ChannelReader:
     def __init__(
         self, dialect: Dialect, tools: Sequence[Tool], thinking: Thinking, parts: list[Part]
     ) -> None:
-        """parts: where they go. thinking: OPEN if the prompt ends within an analysis."""
+        """parts: where they go. thinking: OPEN if the prompt ends within an analysis, CLOSED if
+        within another message."""
         self.text = GrowingText()
         self.num_calls = 0
         self.is_thinking = False
         self.is_in_calls = False
+        self.held_space = ""
         self._tokens = dialect.tokens
         self._message, self._channel = map(dialect.tokens.coded, ("<|message|>", "<|channel|>"))
         ends = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
         self._ends = frozenset(map(dialect.tokens.coded, ends))
         self._tools = {tool.name for tool in tools}
         self._said: set[type[Part]] = set()
-        self._starts_open = thinking is Thinking.OPEN
+        self._thinking = thinking
         self._parts = parts
 
     def answer(self) -> Waiting:
         """Read all messages. A header that is cut off is no part of any."""
-        if self._starts_open:
+        if self._thinking is Thinking.OPEN:
             yield from self._analysis()
+        elif self._thinking is Thinking.CLOSED:
+            yield from self._said_text()
         while True:
             header = ""
             while True:
@@ -62,8 +66,11 @@ class ChannelReader:
         elif channel is not None and channel[0] == "analysis":
             yield from self._analysis()
         else:
-            self._separate(Text)
-            yield from self._pass_on(lambda said: self._parts.append(Text(said)))
+            yield from self._said_text()
+
+    def _said_text(self) -> Waiting:
+        self._separate(Text)
+        yield from self._pass_on(lambda said: self._parts.append(Text(said)))
 
     def _analysis(self) -> Waiting:
         self._separate(Reasoning)
@@ -119,7 +126,8 @@ def channel_grammar(
     response: GrammarSpec | None,
 ) -> GrammarSpec:
     """Return the grammar of an answer: analysis, an optional preamble, then one call or the final
-    text. A call ends the turn. places: of the tools in the request. budget: tokens of the analysis.
+    text. A call ends the turn. A prompt that ends within a text has it go on; a call may follow.
+    places: of the tools in the request. budget: tokens of the analysis. response: of all text.
     """
     rules = Rules(dialect.tokens)
     literal = rules.literal
@@ -133,20 +141,29 @@ def channel_grammar(
     else:
         before = f"{analysis}{'*' if budget is None else '?'}"
     preamble = f"({literal('<|channel|>commentary<|message|>')} TEXT {literal(_NEXT)})?"
-    said = "TEXT" if response is None else rules.grammar("response", response)
+    said = "TEXT"
+    if response is not None:
+        preamble, said = "", rules.grammar("response", response)
     json_header = f"({literal(' <|constrain|>json')})?" if response is not None else ""
     final = f"{literal('<|channel|>final')} {json_header} {literal('<|message|>')} {said}"
-    ends: list[str] = []
-    for tool in tools:
-        place = places[tool.name]
-        grammar = json_grammar(tool.schema, is_strict=tool.is_strict)
-        arguments = rules.grammar(f"args_{place}", grammar, f"tools[{place}].function.parameters")
-        name = f"to=functions.{tool.name}"
-        headers = (
-            f"<|channel|>commentary {name} <|constrain|>json<|message|>",
-            (f" {name}<|channel|>commentary <|constrain|>json<|message|>"),
-        )
-        ends.append(f"({' | '.join(map(literal, headers))}) {arguments}")
-    if is_free:
+    ends = [_call(rules, tool, places[tool.name]) for tool in tools]
+    is_begun = thinking is Thinking.CLOSED
+    if is_free and not (is_begun and response is not None):
         ends.append(final)
-    return rules.spec(f"{before} {preamble} ({' | '.join(ends)})")
+    messages = f"{before} {preamble} ({' | '.join(ends)})"
+    if not is_begun:
+        return rules.spec(messages)
+    more = f"({literal(_NEXT)} {messages}){'?' if is_free else ''}" if ends else ""
+    return rules.spec(f"{said} {more}")
+
+
+def _call(rules: Rules, tool: Tool, place: int) -> str:
+    """Return the rule of one call. place: of the tool in the request."""
+    grammar = json_grammar(tool.schema, is_strict=tool.is_strict)
+    arguments = rules.grammar(f"args_{place}", grammar, f"tools[{place}].function.parameters")
+    name = f"to=functions.{tool.name}"
+    headers = (
+        f"<|channel|>commentary {name} <|constrain|>json<|message|>",
+        f" {name}<|channel|>commentary <|constrain|>json<|message|>",
+    )
+    return f"({' | '.join(map(rules.literal, headers))}) {arguments}"

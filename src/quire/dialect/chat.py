@@ -4,7 +4,7 @@ parts."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from quire.dialect.conversation import described, with_call_ids
 from quire.dialect.harmony_template import own_template
@@ -17,6 +17,7 @@ from quire.protocol.outputs import ChatAnswer, CompletionOutput, FunctionCall, T
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import ChatTemplate, Tokenizer
+from quire.rendering.messages import checked_messages, plain_data
 
 __all__ = ["WholeChats", "answer_of"]
 
@@ -36,19 +37,18 @@ class WholeChats:
     ) -> None:
         """template: that from which the dialect was found. tools: in the form of the OpenAI API;
         only the template understands others."""
+        tools = [plain_data(given) for given in tools or ()]
         self.template = own_template(dialect, template)
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._ends = frozenset(eos_token_ids) | self._dialect.stop_token_ids
         self._tools = [tool for given in tools or () if (tool := tool_of(given)) is not None]
-        self._reads = bool(self._tools) or self._dialect.thinking is not None
+        self._reads = bool(self._tools) or self._dialect.thinks
 
     def conversation(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with ids of calls in the family's form, and the tools in words if the
-        template has no place for them. Malformed messages are refused when they are rendered."""
-        if not all(isinstance(message, Mapping) for message in cast("Sequence[object]", messages)):
-            return messages
-        found = with_call_ids([dict(message) for message in messages], self._dialect.ids)
+        """Return messages as plain data, with ids of calls in the family's form, and the tools in
+        words if the template has no place for them. RequestError for malformed messages."""
+        found = with_call_ids(checked_messages(messages, text_only=True), self._dialect.ids)
         if not (self._tools and self._dialect.describes_tools):
             return found
         return described(found, tools_prompt(self._tools))
@@ -69,7 +69,7 @@ class WholeChats:
             self._tools,
             thinking_at_end(self._dialect, prompt_token_ids, self._tokenizer),
             prompt_token_ids=prompt_token_ids,
-            num_prior_calls=sum(len(calls) for each in messages if (calls := _calls(each))),
+            num_prior_calls=_num_calls(messages),
             skip_special_tokens=params.skip_special_tokens,
         )
         reader = PartsReader(parser, params, stop_tokens={}, end_token_ids=self._ends)
@@ -81,9 +81,9 @@ class WholeChats:
         return answer_of(parts)
 
 
-def _calls(message: Message) -> Sequence[object]:
-    given: object = message.get("tool_calls")
-    return cast("list[object]", given) if isinstance(given, list) else ()
+def _num_calls(messages: Sequence[Message]) -> int:
+    plain = checked_messages(messages, text_only=True)
+    return sum(len(each.get("tool_calls") or ()) for each in plain)
 
 
 def _finish(completion: CompletionOutput) -> SequenceFinish:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from quire.dialect.spec import IdStyle
+from quire.rendering.messages import joined_contents
 
 __all__ = ["described", "with_call_ids"]
 
@@ -26,7 +27,8 @@ def described(messages: Sequence[Message], text: str, *, in_system: bool = True)
     roles = ("system", "developer") if in_system else ("user",)
     for index, message in enumerate(found):
         if message.get("role") in roles and (index == 0 or not in_system):
-            found[index] = {**message, "content": _joined(message.get("content"), text, in_system)}
+            both = (message.get("content"), text) if in_system else (text, message.get("content"))
+            found[index] = {**message, "content": joined_contents(*both)}
             return found
     return [{"role": roles[0], "content": text}, *found]
 
@@ -65,27 +67,17 @@ def _call_id(call: Mapping[str, Any], number: int, style: IdStyle) -> str:
     return hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:SHORT_LENGTH]
 
 
-def _joined(content: object, text: str, is_last: bool) -> object:
-    """Return content with a text behind it, or before it."""
-    if isinstance(content, list):
-        parts = cast("list[object]", content)
-        part = {"type": "text", "text": text}
-        return [*parts, part] if is_last else [part, *parts]
-    given = content if isinstance(content, str) else ""
-    return "\n\n".join(filter(None, (given, text) if is_last else (text, given)))
-
-
 def _as_text(message: Message) -> Message:
     calls: object = message.get("tool_calls")
     if message.get("role") == "tool":
         name: object = message.get("name") or message.get("tool_call_id") or "the tool"
-        return {"role": "user", "content": _joined(message.get("content"), f"({name}):", False)}
+        return {"role": "user", "content": joined_contents(f"({name}):", message.get("content"))}
     if not isinstance(calls, list) or not calls:
         return message
     written = [_call(cast("Mapping[str, Any]", call)) for call in cast("list[object]", calls)]
     text = json.dumps({"tool_calls": written}, ensure_ascii=False)
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": _joined(message.get("content"), text, True)}
+    return {**kept, "content": joined_contents(message.get("content"), text)}
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -223,7 +223,9 @@ class _Probe:
         text = rendered.answer if dialect.is_bare else rendered.turn
         if text is None:
             return False
-        parser = AnswerParser(dialect, self._tokenizer, _TOOLS, Thinking.CLOSED)
+        has_channels = dialect.style is ArgumentStyle.CHANNELS
+        state = Thinking.NONE if has_channels else Thinking.CLOSED
+        parser = AnswerParser(dialect, self._tokenizer, _TOOLS, state)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         names: list[str] = []
         arguments: list[str] = []

@@ -44,7 +44,8 @@ def answer_grammar(
         tools = ()  # the model has none
     places = {tool.name: index for index, tool in enumerate(tools)}
     if dialect.style is ArgumentStyle.CHANNELS:
-        if not tools and thinking_budget is None and response is None:
+        is_bounded = thinking_budget is not None and thinking is not Thinking.CLOSED
+        if not tools and not is_bounded and response is None:
             return None
         return channel_grammar(
             dialect, chosen, places, is_free=tool_choice in ("auto", "none"), thinking=thinking,
@@ -54,7 +55,8 @@ def answer_grammar(
     if not tools and not (thinks and (thinking_budget is not None or response is not None)):
         return response
     answer = _Answer(dialect, response, thinking if thinks else Thinking.CLOSED)
-    parts = [answer.thinking(thinking_budget)] if thinks else []
+    must_call = bool(chosen) and tool_choice != "auto"
+    parts = [answer.thinking(thinking_budget, is_before_call=must_call)] if thinks else []
     if not chosen:
         parts.append(answer.text())
     else:
@@ -74,9 +76,10 @@ class _Answer:
         self._state = thinking
         self._arguments: Mapping[str, str] = {}
 
-    def thinking(self, budget: int | None) -> str:
+    def thinking(self, budget: int | None, *, is_before_call: bool) -> str:
         """Write the thinking up to its end marker; with its start marker, or absent, unless it is
-        already open."""
+        already open. Some families write a line break before the start marker, which may stand
+        without it before a call that must come."""
         assert self._dialect.thinking is not None
         opening, closing = self._dialect.thinking
         rules = self.rules
@@ -94,7 +97,12 @@ class _Answer:
                 f"{closing!r}, is no single token, so it cannot be held. Leave it out."
             )
         rules.add(f"GAP: {_GAP}")
-        return thought if self._state is Thinking.OPEN else f"({rules.literal(opening)} {thought})?"
+        if self._state is Thinking.OPEN:
+            return thought
+        first, *others = rules.tokens.split(opening)
+        spaced = _behind_spaces(first) if isinstance(first, str) else f"GAP {rules.one(first)}"
+        whole = f"{spaced} {' '.join(map(rules.one, others))} {thought}"
+        return f"({whole} | GAP)" if is_before_call else f"({whole})?"
 
     def text(self) -> str:
         """Write an answer without calls, from behind the thinking on."""

@@ -130,7 +130,7 @@ def _assistant(message: Message, names: dict[str, str], *, with_analysis: bool) 
     if content:
         parts.append(_message("assistant<|channel|>commentary", content))
     for call in calls:
-        function = call["function"]
+        function = call.get("function") or call
         names[str(call.get("id"))] = function["name"]
         arguments = function.get("arguments") or "{}"
         if not isinstance(arguments, str):

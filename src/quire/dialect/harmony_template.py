@@ -9,13 +9,16 @@ from typing import Any
 from quire.dialect.harmony import render_harmony
 from quire.dialect.spec import ArgumentStyle, Dialect
 from quire.dialect.tools import tool_of
-from quire.rendering import ChatTemplate
+from quire.rendering import ChatTemplate, check_messages
+from quire.rendering.messages import ContentForm, fit_messages, plain_messages
 
 __all__ = ["HarmonyTemplate", "own_template"]
 
 _EFFORT = "reasoning_effort"
 _SWITCHES = frozenset(("enable_thinking", "thinking"))
 """Variables of other families, which have no effect on this one."""
+_LIKE = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""Efforts of other models. This one always thinks."""
 
 
 def own_template(
@@ -28,6 +31,10 @@ def own_template(
     if dialect is None or dialect.style is not ArgumentStyle.CHANNELS:
         return template
     return HarmonyTemplate(template)
+
+
+def _content_form(_role: str, _has_calls: bool) -> ContentForm:
+    return "string"
 
 
 class HarmonyTemplate:
@@ -55,17 +62,21 @@ class HarmonyTemplate:
         **kwargs: Any,
     ) -> str:
         """Return the prompt text of a conversation. Arguments and errors as in `ChatTemplate`, and
-        RequestError for an effort, a role or a result as in `render_harmony`."""
+        RequestError for an effort, a role or a result as in `render_harmony`. An effort that only
+        other models know counts as the nearest."""
         found = [tool_of(given) for given in tools or ()]
         others = kwargs.keys() - _SWITCHES - {_EFFORT}
         if documents or continue_final_message or others or None in found:
             return self._template.render(
                 messages, tools, documents, add_generation_prompt, continue_final_message, **kwargs
             )
+        chat = plain_messages(messages)
+        check_messages(chat)
+        effort = kwargs.get(_EFFORT) or "medium"
         return render_harmony(
-            messages,
+            fit_messages(chat, _content_form, "string"),
             [tool for tool in found if tool is not None],
             current_date=self._today().isoformat(),
-            reasoning_effort=kwargs.get(_EFFORT) or "medium",
+            reasoning_effort=_LIKE.get(effort, effort) if isinstance(effort, str) else effort,
             add_generation_prompt=add_generation_prompt,
         )

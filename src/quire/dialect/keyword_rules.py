@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
+from quire.dialect.arguments import KEYWORD_CHARACTERS
 from quire.dialect.rules import Rules, json_grammar, refuse
 from quire.dialect.schema_types import ALL_TYPES, Schema, listed, node, resolved, types_of
 from quire.dialect.tools import Tool
@@ -53,13 +54,15 @@ class _Keywords:
             one = 'KEY "=" literal'
             self._rules.add(f"{self._name}: ({one} ({_COMMA} {one})*)?")
             return self._name
-        for key in properties:
-            if not key.isidentifier() or not key.isascii():
-                refuse(self._where, f"$.properties.{key[:80]}", "has a name that is no keyword")
+        if self._tool.is_strict:
+            for key in properties:
+                if not _is_keyword(key):
+                    refuse(self._where, f"$.properties.{key[:80]}", "has a name that is no keyword")
         self._check(self._root, "$")
         pairs = [
             (f'"{key}=" {self._value(schema, f"$.properties.{key}")}', key)
             for key, schema in properties.items()
+            if _is_keyword(key)
         ]
         return self._chain(self._name, pairs, listed(self._root, "required"))
 
@@ -151,6 +154,9 @@ class _Keywords:
         """Return the rule of a reference. It is a rule of its own, so that a schema may refer to
         itself."""
         target = resolved(reference, self._root)
+        if target is None and not self._tool.is_strict:
+            self._add_any()
+            return "literal"
         if target is None:
             refuse(self._where, f"{path}.$ref ({reference[:80]!r})", "leads nowhere")
         if reference not in self._references:
@@ -170,6 +176,11 @@ class _Keywords:
     def _new_name(self) -> str:
         self._num_rules += 1
         return f"{self._name}_r{self._num_rules}"
+
+
+def _is_keyword(key: str) -> bool:
+    """Return True for a name that may stand before `=`; also one that is no name in Python."""
+    return bool(key) and all(character in KEYWORD_CHARACTERS for character in key)
 
 
 def _count(schema: Schema, keyword: str) -> int | None:

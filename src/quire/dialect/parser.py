@@ -59,6 +59,11 @@ class AnswerParser:
         return self._num_reasoning_tokens
 
     @property
+    def held_space(self) -> str:
+        """White space behind the text so far, which is part of it unless a call follows."""
+        return "" if self._reader.is_thinking else self._reader.held_space
+
+    @property
     def has_calls(self) -> bool:
         """True once a call has begun."""
         return self._reader.num_calls > 0
@@ -145,7 +150,7 @@ class _AnswerReader:
         self._thinking = thinking
         self._num_prior_calls = num_prior_calls
         self._parts = parts
-        self._held_space = ""
+        self.held_space = ""
 
     def answer(self) -> Waiting:
         """Read the whole answer."""
@@ -157,11 +162,11 @@ class _AnswerReader:
         else:
             trigger = self._dialect.trigger
             while (yield from self._flow(Text, trigger)):
-                before, self._held_space = self._held_space, ""
+                before, self.held_space = self.held_space, ""
                 self.text.keep()
                 if not (yield from self._section(self._dialect.opening.removeprefix(trigger))):
                     self.text.rewind()  # it was no call
-                    self._held_space = before
+                    self.held_space = before
                     self._emit(Text, trigger)
 
     def _think(self) -> Waiting:
@@ -174,7 +179,7 @@ class _AnswerReader:
         yield from self._spaces()
         is_closed = yield from self._flow(Reasoning, closing)
         self.is_thinking = not is_closed
-        self._held_space = ""
+        self.held_space = ""
         yield from self._spaces()
 
     def _begins(self, literal: str) -> Reading:
@@ -221,14 +226,14 @@ class _AnswerReader:
             yield from self.text.more()
 
     def _emit(self, kind: type[Text | Reasoning], coded: str) -> None:
-        text = self._held_space + self._tokens.shown(coded, with_special=False)
+        text = self.held_space + self._tokens.shown(coded, with_special=False)
         seen = text.rstrip()
-        self._held_space = text[len(seen) :]
+        self.held_space = text[len(seen) :]
         if seen:
             self._parts.append(kind(seen))
 
     def _emit_space(self) -> None:
-        space, self._held_space = self._held_space, ""
+        space, self.held_space = self.held_space, ""
         if space:
             self._parts.append(Text(space))
 

@@ -85,21 +85,31 @@ class Rules:
 
     def literal(self, text: str) -> str:
         """Return one text, with markers as tokens."""
-        return " ".join(map(self._one, self.tokens.split(text)))
+        return " ".join(map(self.one, self.tokens.split(text)))
 
     def plain(self, text: str) -> str:
         """Return one text in which nothing is a marker."""
         return json.dumps(text, ensure_ascii=False)
 
-    def up_to(self, name: str, end: str, bodies: Sequence[str], others: Sequence[str] = ()) -> str:
+    def up_to(
+        self,
+        name: str,
+        end: str,
+        bodies: Sequence[str],
+        others: Sequence[str] = (),
+        length: tuple[int, int | None] = (0, None),
+    ) -> str:
         """Add the terminal `name`, and return a rule for a text up to and including the first
         `end`. bodies: regular expressions that the text must match. others: those that it must not
-        match."""
+        match. length: fewest and most characters."""
         parts = self.tokens.split(end)
         marker = next((part for part in parts if isinstance(part, int)), None)
         first = parts[0] if isinstance(parts[0], str) else ""
         tail = regex(first)
         terms = [f"/({body}){tail}/" for body in bodies]
+        if length != (0, None):
+            least, most = (None if each is None else each + len(first) for each in length)
+            terms.append(f"/(?s:.{{{least},{'' if most is None else most}}})/")
         terms += [f"~/({other}){tail}/" for other in others]
         if marker is None:
             terms.append(f"~/(?s:.*){tail}(?s:.+)/")
@@ -110,9 +120,10 @@ class Rules:
                 terms.append(f"~/(?s:.*){regex(its_text)}(?s:.*)/")
             rest = parts[1:] if first else parts
         self.add(f"{name}: {' & '.join(terms)}")
-        return " ".join([name, *map(self._one, rest)])
+        return " ".join([name, *map(self.one, rest)])
 
-    def _one(self, part: str | int) -> str:
+    def one(self, part: str | int) -> str:
+        """Return one piece of a text (`Markers.split`)."""
         return f"<[{part}]>" if isinstance(part, int) else self.plain(part)
 
     def text_without(self, marker: str) -> str:

@@ -73,7 +73,10 @@ class PartsReader:
         parts: list[Part] = []
         for count, token_id in enumerate(token_ids, start=1):
             new = self._parser.take((token_id,))
-            parts += self._before_stop(new, check=self._num_tokens + count > self._min_tokens)
+            check = self._num_tokens + count > self._min_tokens
+            parts += self._before_stop(new, check=check)
+            if check and self._matcher.would_match(self._parser.held_space):
+                parts += _text(self._matcher.append(self._parser.held_space).text)
             if self._matcher.matched is not None:
                 return parts, count
         return parts, len(token_ids)

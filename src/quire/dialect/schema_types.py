@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
-from urllib.parse import unquote
+
+from quire.protocol.json_schema import resolved
 
 __all__ = ["ALL_TYPES", "Schema", "json_types", "listed", "node", "resolved", "types_of"]
 
@@ -12,8 +13,6 @@ Schema = Mapping[str, Any]
 
 ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 _NULL = frozenset(("null",))
-_MAX_REFERENCE_CHARS = 1_000
-"""A reference may be looked up thousands of times."""
 
 
 def node(schema: object) -> Schema:
@@ -64,20 +63,3 @@ def types_of(
         found &= types_of(part, root, known)
     known[id(schema)] = found = found or ALL_TYPES
     return found
-
-
-def resolved(reference: object, root: Schema) -> object:
-    """Return the target of a JSON pointer within the schema; None if there is none, or the pointer
-    is too long."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    if len(reference) > _MAX_REFERENCE_CHARS:
-        return None
-    place: Any = root
-    for part in filter(None, unquote(reference[1:]).split("/")):
-        key = part.replace("~1", "/").replace("~0", "~")
-        try:
-            place = place[int(key) if isinstance(place, list) else key]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return None
-    return cast("object", place)

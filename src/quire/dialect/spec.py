@@ -28,8 +28,8 @@ _FIRST_SYMBOL = 0xD800
 
 
 class Thinking(enum.StrEnum):
-    """State in which a prompt leaves the model: within its thinking, behind it, or free to begin
-    it."""
+    """State in which a prompt leaves the model: within its thinking, behind it (with channels:
+    within another message), or free to begin it."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -193,6 +193,11 @@ class Dialect:
         return replace(self, tokens=Markers.of(texts, tokenizer))
 
     @property
+    def thinks(self) -> bool:
+        """True if answers may have thinking apart from their text."""
+        return self.thinking is not None or self.style is ArgumentStyle.CHANNELS
+
+    @property
     def has_all_tokens(self) -> bool:
         """True if all of `markers` and `stops` are tokens."""
         return self.tokens.ids.keys() >= {*self.markers, *self.stops}
@@ -239,12 +244,15 @@ def thinking_at_end(
     """Return the state in which a prompt leaves the model. It is decided by the text after the last
     token that begins or ends a turn. Markers that are spelled by other tokens count only at the
     very end, since a user may have written them."""
+    if dialect.style is ArgumentStyle.CHANNELS:
+        return _channel_at_end(dialect, prompt_token_ids, tokenizer)
     if dialect.thinking is None:
         return Thinking.NONE
     ids = dialect.tokens.ids
+    own = frozenset(ids.values())
     tail: list[int] = []
     for token_id in reversed(prompt_token_ids):
-        if token_id not in ids.values() and tokenizer.is_special(token_id):
+        if token_id not in own and _ends_turn(token_id, tokenizer):
             break
         tail.append(token_id)
     tail.reverse()
@@ -259,3 +267,36 @@ def thinking_at_end(
     if max(last.values()) < 0:
         return Thinking.NONE
     return max(last, key=lambda state: last[state])
+
+
+def _ends_turn(token_id: int, tokenizer: TailSource) -> bool:
+    """Return True for a token that only a template writes. Families add such tokens as special
+    ones, or as others beside runs of white space, which are text."""
+    if tokenizer.is_special(token_id):
+        return True
+    if not tokenizer.is_added(token_id):
+        return False
+    return bool(tokenizer.decode((token_id,), skip_special_tokens=False).strip())
+
+
+def _channel_at_end(
+    dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: TailSource
+) -> Thinking:
+    """Return the state of a prompt whose last message may be left open: its last marker is then the
+    one behind a header, which names the channel."""
+    ids = dialect.tokens.ids
+    own = frozenset(ids.values())
+    content: int | None = None
+    for place in range(len(prompt_token_ids) - 1, -1, -1):
+        token_id = prompt_token_ids[place]
+        if token_id not in own:
+            continue
+        if content is None:
+            if token_id != ids.get("<|message|>"):
+                return Thinking.NONE
+            content = place
+        elif token_id != ids.get("<|constrain|>"):
+            name = tokenizer.decode(prompt_token_ids[place + 1 : content]).strip()
+            is_analysis = token_id == ids.get("<|channel|>") and name.startswith("analysis")
+            return Thinking.OPEN if is_analysis else Thinking.CLOSED
+    return Thinking.NONE

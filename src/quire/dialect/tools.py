@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from quire.dialect.schema_types import Schema, node, resolved, types_of
+from quire.dialect.schema_types import Schema, listed, node, resolved, types_of
 from quire.errors import RequestError
 from quire.protocol.json_schema import without_unsupported
 
@@ -53,10 +53,17 @@ class Tool:
     @property
     def schema(self) -> Schema:
         """Schema of the object of arguments. If the tool's schema does not mention others than it
-        lists, it allows none, since a function takes no others."""
+        lists, it allows none, since a function takes no others. One that it requires is mentioned.
+        """
         if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
-        closed = {} if _OTHERS & self.parameters.keys() else {"additionalProperties": False}
+        names = node(self.parameters.get("properties"))
+        has_others = any(
+            isinstance(name, str) and name not in names
+            for name in listed(self.parameters, "required")
+        )
+        is_open = has_others or not _OTHERS.isdisjoint(self.parameters)
+        closed = {} if is_open else {"additionalProperties": False}
         kind = self.parameters.get("type", "object") if self.is_strict else "object"
         return {**self.parameters, **closed, "type": kind}
 

@@ -14,9 +14,9 @@ from quire.errors import RequestError
 from quire.grammar.schema import find_endless, is_too_deep
 from quire.protocol.codec import is_unicode
 from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.protocol.json_schema import find_unsupported, without_unsupported
+from quire.protocol.json_schema import find_unsupported, subschemas, without_unsupported
 
-__all__ = ["grammar_text", "lenient_schemas", "refusal", "refuse_null"]
+__all__ = ["grammar_text", "lenient_schemas", "refusal", "refuse_null", "without_refused"]
 
 WHITESPACE = "[ \\n\\t]{0,8}"
 """Without a bound a model may write whitespace for ever."""
@@ -43,22 +43,23 @@ def _check(spec: GrammarSpec) -> None:
         )
 
 
-def grammar_text(spec: GrammarSpec) -> str:
-    """Return the text for the library. RequestError if the source is plainly no grammar."""
+def grammar_text(spec: GrammarSpec, *, drops_refused: bool = False) -> str:
+    """Return the text for the library. RequestError if the source is plainly no grammar.
+    drops_refused: leave out what `without_refused` does, which takes time."""
     _check(spec)
     if spec.kind is GrammarKind.JSON_OBJECT:
         return _of_schema('{"type": "object"}', spec)
     if spec.kind is GrammarKind.JSON:
-        return _of_schema(_held_schema(spec.source, is_strict=spec.is_strict), spec)
+        return _of_schema(_held_schema(spec, drops_refused=drops_refused), spec)
     if spec.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(spec.source)
     if spec.kind is GrammarKind.CHOICE:
         choices = cast("list[str]", json.loads(spec.source))
         return LLMatcher.grammar_from_regex("|".join(f"({_literal(each)})" for each in choices))
     if spec.kind is GrammarKind.STRUCTURAL_TAG:
-        return _of_tags(spec)
+        return _of_tags(spec, drops_refused=drops_refused)
     if spec.kind is GrammarKind.ANSWER:
-        return _of_answer(spec)
+        return _of_answer(spec, drops_refused=drops_refused)
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(spec.source))
     except Exception as error:  # whatever foreign code raises, the text is at fault
@@ -76,6 +77,33 @@ def lenient_schemas(spec: GrammarSpec) -> Iterator[str]:
     elif spec.kind is GrammarKind.STRUCTURAL_TAG and not spec.is_strict:
         for tag in json.loads(spec.source)["structures"]:
             yield json.dumps(tag["schema"], ensure_ascii=False)
+
+
+def without_refused(schema: object) -> list[str]:
+    """Remove the patterns that the library refuses from a schema of one's own. Returns the
+    paths."""
+    found: list[str] = []
+    known: dict[str, bool] = {}
+
+    def is_refused(pattern: str) -> bool:
+        if pattern not in known:
+            text = json.dumps({"type": "string", "pattern": pattern}, ensure_ascii=False)
+            fault = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
+            known[pattern] = bool(fault)
+        return known[pattern]
+
+    for path, node in subschemas("$", schema):
+        pattern, named = node.get("pattern"), node.get("patternProperties")
+        holders = [(node, "pattern", pattern)] if isinstance(pattern, str) else []
+        if isinstance(named, dict):
+            names = cast("dict[str, Any]", named)
+            holders += [(names, name, name) for name in names]
+        for holder, key, text in holders:
+            if is_refused(text):
+                del holder[key]
+                place = "pattern" if holder is node else "patternProperties"
+                found.append(f"{path}.{place} ({text[:80]!r} is none)")
+    return found
 
 
 def refusal(spec: GrammarSpec, words: str) -> str:
@@ -135,19 +163,21 @@ def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:
     return cast("object", schema)
 
 
-def _held_schema(source: str, *, is_strict: bool) -> str:
+def _held_schema(spec: GrammarSpec, *, drops_refused: bool) -> str:
     """Without what cannot be held to, if that may be dropped, and without options of the library,
     which a schema may not change, and which the library refuses beside a boolean."""
-    schema = json.loads(source)
+    schema = json.loads(spec.source)
     if schema is True:
         return "{}"
-    is_changed = not is_strict
-    if not is_strict:
+    is_changed = not spec.is_strict
+    if not spec.is_strict:
         without_unsupported(schema)
+        if drops_refused:
+            without_refused(schema)
     if isinstance(schema, dict) and "x-guidance" in schema:
         del cast("dict[str, Any]", schema)["x-guidance"]
         is_changed = True
-    return json.dumps(schema, ensure_ascii=False) if is_changed else source
+    return json.dumps(schema, ensure_ascii=False) if is_changed else spec.source
 
 
 def _of_schema(source: str, spec: GrammarSpec) -> str:
@@ -199,7 +229,7 @@ def _tags(spec: GrammarSpec) -> list[tuple[str, str, object, str]]:
     return found
 
 
-def _of_tags(spec: GrammarSpec) -> str:
+def _of_tags(spec: GrammarSpec, *, drops_refused: bool) -> str:
     """Free text, in which each trigger must go on as a tag. The last rule is the text after the
     last tag, in which no trigger may stand."""
     whitespace = WHITESPACE if spec.whitespace is None else spec.whitespace
@@ -220,6 +250,8 @@ def _of_tags(spec: GrammarSpec) -> str:
                 "lenient": not spec.is_strict,
             }
             held = schema
+            if drops_refused and not spec.is_strict:
+                without_refused(schema)
             if isinstance(schema, dict):
                 held = {**cast("dict[str, Any]", schema), "x-guidance": options}
             parts = [
@@ -234,7 +266,7 @@ def _of_tags(spec: GrammarSpec) -> str:
     return LLMatcher.grammar_from_lark("\n".join(lines))
 
 
-def _of_answer(spec: GrammarSpec) -> str:
+def _of_answer(spec: GrammarSpec, *, drops_refused: bool) -> str:
     """Rules as they are, and the grammars that they refer to, each by its own text."""
     source = json.loads(spec.source)
     grammars: list[dict[str, Any]] = [{"lark_grammar": source["lark"]}]
@@ -242,7 +274,7 @@ def _of_answer(spec: GrammarSpec) -> str:
         kind = GrammarKind(part["kind"])
         inner = GrammarSpec(kind, part["source"], part["is_strict"], part["whitespace"])
         try:
-            text = grammar_text(inner)
+            text = grammar_text(inner, drops_refused=drops_refused)
         except RequestError as error:
             where = f"{part['where']}: " if part["where"] else ""
             raise RequestError(f"{where}{error}") from error

@@ -24,10 +24,16 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from quire.errors import EngineError, RequestError
-from quire.grammar.source import grammar_text, lenient_schemas, refusal, refuse_null
+from quire.grammar.source import (
+    grammar_text,
+    lenient_schemas,
+    refusal,
+    refuse_null,
+    without_refused,
+)
 from quire.grammar.vocabulary import Vocabulary, spelled_by_bytes
 from quire.protocol.grammar import GrammarSpec
-from quire.protocol.json_schema import all_unsupported
+from quire.protocol.json_schema import without_unsupported
 
 __all__ = ["LIMITS", "GrammarTrial", "Verdict", "serve_trials"]
 
@@ -186,10 +192,13 @@ def _read_within(pipe: IO[bytes] | None, seconds: float) -> bytes:
 
 
 def _judge(tokenizer: LLTokenizer, num_words: int, spec: GrammarSpec) -> Verdict:
-    text = ""
+    text = whole = ""
     try:
-        text = grammar_text(spec)
+        text = whole = grammar_text(spec)
         fault = _try(tokenizer, num_words, text)
+        if fault:
+            text = grammar_text(spec, drops_refused=True)
+            fault = fault if text == whole else _try(tokenizer, num_words, text)
     except RequestError as error:
         return Verdict(refusal=str(error))
     except BaseException as error:  # noqa: BLE001  a panic of the library is a verdict too
@@ -200,16 +209,22 @@ def _judge(tokenizer: LLTokenizer, num_words: int, spec: GrammarSpec) -> Verdict
     if not schemas:
         return Verdict(text)
     try:
-        return _with_warnings(text, schemas)
+        return _with_warnings(text, schemas, drops_refused=text != whole)
     except BaseException:  # noqa: BLE001  a grammar serves without its warnings
         return Verdict(text)
 
 
-def _with_warnings(text: str, schemas: list[str]) -> Verdict:
-    """Return a verdict of a good grammar. schemas: those that are not strict."""
+def _with_warnings(text: str, schemas: list[str], *, drops_refused: bool) -> Verdict:
+    """Return a verdict of a good grammar. schemas: those that are not strict. drops_refused: see
+    `grammar_text`."""
     is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
     ignored = [] if is_error else [word for word in words if not word.startswith(_UNASKED)]
-    dropped = {_digest(schema): all_unsupported(json.loads(schema)) for schema in schemas}
+    dropped: dict[str, list[str]] = {}
+    for text_of_schema in schemas:
+        schema = json.loads(text_of_schema)
+        paths = without_unsupported(schema)
+        paths += without_refused(schema) if drops_refused else []
+        dropped[_digest(text_of_schema)] = paths
     return Verdict(text, dropped=dropped, ignored=ignored)
 
 

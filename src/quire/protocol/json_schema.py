@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
+from urllib.parse import unquote
 
 __all__ = [
     "LISTS",
     "Node",
     "all_unsupported",
     "find_unsupported",
+    "resolved",
     "subschemas",
     "without_unsupported",
 ]
@@ -34,7 +36,12 @@ _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 _COUNTS = frozenset(
     ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 )
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\(?:[1-9]|k<|[bB])")
+_LETTER_ESCAPE = re.compile(
+    r"\\(?:[dDsSwWnrtfv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]+\}|[pP](?:[A-Z]|\{[^{}]+\}))"
+)
+_MAX_REFERENCE_CHARS = 1_000
+"""A reference may be looked up thousands of times."""
 
 Node = tuple[str, dict[str, Any]]
 """A subschema and its path from the root, `$`."""
@@ -58,11 +65,32 @@ def without_unsupported(schema: object) -> list[str]:
         del holder[name]
     malformed: list[str] = []
     for path, node in subschemas("$", schema):
+        for keyword in _MAPS:
+            held = node.get(keyword)
+            if isinstance(held, dict):
+                malformed += _open_malformed(f"{path}.{keyword}", cast("Any", held))
+        named = node.get("patternProperties")
+        if isinstance(named, dict):
+            names = cast("dict[str, Any]", named)
+            for key in [key for key in names if not _is_regular(key)]:
+                malformed.append(f"{path}.patternProperties ({key[:80]!r} is none)")
+                del names[key]
         wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
         malformed += [f"{path}.{key} ({str(node.pop(key))[:80]!r} is none)" for key in wrong]
+        reference = str(node.get("$ref"))
+        if reference.startswith("#/") and resolved(reference, cast("Any", schema)) is None:
+            malformed.append(f"{path}.$ref ({node.pop('$ref')[:80]!r} leads nowhere)")
         for keyword in _COUNTS & node.keys():
             node[keyword] = int(node[keyword])  # the library takes no 1.0
     return [*(place for place, _, _ in found), *malformed]
+
+
+def _open_malformed(path: str, schemas: dict[str, Any]) -> list[str]:
+    """Replace what is no schema by one that allows everything. Returns the paths."""
+    wrong = [name for name, each in schemas.items() if not isinstance(each, dict | bool)]
+    found = [f"{path}.{name} ({str(schemas[name])[:80]!r} is none)" for name in wrong]
+    schemas.update((name, {}) for name in wrong)
+    return found
 
 
 def _is_well_formed(keyword: str, value: object) -> bool:
@@ -75,7 +103,9 @@ def _is_well_formed(keyword: str, value: object) -> bool:
             return isinstance(value, list) and bool(cast("list[object]", value))
         case "required":
             return isinstance(value, list)
-        case "pattern" | "$ref":
+        case "pattern":
+            return isinstance(value, str) and _is_regular(value)
+        case "$ref":
             return isinstance(value, str)
         case "properties" | "patternProperties" | "$defs" | "definitions":
             return isinstance(value, dict)
@@ -93,23 +123,40 @@ def _is_well_formed(keyword: str, value: object) -> bool:
 
 def _unsupported(schema: object) -> Iterator[tuple[str, dict[str, Any], str]]:
     """The path of each such keyword, what holds it, and its name there."""
+    ids = frozenset(str(node["$id"]) for _, node in subschemas("$", schema) if "$id" in node)
     for path, node in subschemas("$", schema):
         for keyword in _REFUSED:
             if keyword in node:
                 yield f"{path}.{keyword}", node, keyword
         pattern, form, reference = node.get("pattern"), node.get("format"), node.get("$ref")
-        if isinstance(pattern, str) and _LOOKS_AROUND.search(pattern):
+        if isinstance(pattern, str) and _looks_around(pattern):
             yield f"{path}.pattern ({pattern[:80]!r} looks around or back)", node, "pattern"
         if isinstance(form, str) and form not in _FORMATS:
             yield f"{path}.format ({form[:80]!r})", node, "format"
-        if isinstance(reference, str) and re.match(r"[a-z][a-z0-9+.-]*://", reference):
+        if isinstance(reference, str) and _lies_elsewhere(reference, ids):
             yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)", node, "$ref"
         named = node.get("patternProperties")
         if isinstance(named, dict):
             names = cast("dict[str, Any]", named)
-            for key in [key for key in names if _LOOKS_AROUND.search(key)]:
+            for key in [key for key in names if _looks_around(key)]:
                 place = f"{path}.patternProperties ({key[:80]!r} looks around or back)"
                 yield place, names, key
+
+
+def _looks_around(pattern: str) -> bool:
+    return _LOOKS_AROUND.search(pattern.replace("\\\\", "")) is not None
+
+
+def _is_regular(pattern: str) -> bool:
+    """Return False for escapes and classes that regular expressions of the grammar library lack."""
+    plain = _LETTER_ESCAPE.sub("", pattern.replace("\\\\", ""))
+    return re.search(r"\\[a-zA-Z0-9]|\[\^?\]", plain) is None
+
+
+def _lies_elsewhere(reference: str, ids: frozenset[str]) -> bool:
+    """Return True for a reference to another document. ids: names within this one."""
+    base = reference.partition("#")[0]
+    return bool(base) and not any(each == base or each.endswith(f"/{base}") for each in ids)
 
 
 def subschemas(path: str, schema: object) -> Iterator[Node]:
@@ -134,3 +181,20 @@ def subschemas(path: str, schema: object) -> Iterator[Node]:
                 inner += [(f"{path}.{keyword}[{i}]", each) for i, each in enumerate(items)]
         inner += [(f"{path}.{keyword}", node[keyword]) for keyword in _ONE if keyword in node]
         waiting += reversed(inner)
+
+
+def resolved(reference: object, root: Mapping[str, Any]) -> object:
+    """Return the target of a JSON pointer within the schema; None if there is none, or the pointer
+    is too long."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    if len(reference) > _MAX_REFERENCE_CHARS:
+        return None
+    place: Any = root
+    for part in filter(None, unquote(reference[1:]).split("/")):
+        key = part.replace("~1", "/").replace("~0", "~")
+        try:
+            place = place[int(key) if isinstance(place, list) else key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return cast("object", place)

@@ -19,8 +19,8 @@ both."""
 def plain_data(value: Any) -> Any:
     """A copy of `value` made of JSON types only, so that a template can call nothing on it.
 
-    Objects with `model_dump` (pydantic) and dataclasses become dicts; anything else, such as an
-    image, becomes a text that names its type: templates only ask whether it is there.
+    Objects with `model_dump` (pydantic) and dataclasses become dicts, tuples lists; anything else,
+    such as an image, becomes a text that names its type: templates only ask whether it is there.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -29,17 +29,20 @@ def plain_data(value: Any) -> Any:
             return _base_value(kind, value)
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
-        return {plain_data(key): plain_data(item) for key, item in mapping.items()}
-    if isinstance(value, list):
-        return [plain_data(item) for item in cast("list[Any]", value)]
-    if isinstance(value, tuple):
-        return tuple(plain_data(item) for item in cast("tuple[Any, ...]", value))
+        return {_plain_key(key): plain_data(item) for key, item in mapping.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(item) for item in cast("Sequence[Any]", value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             item.name: plain_data(getattr(value, item.name)) for item in dataclasses.fields(value)
         }
     dump = getattr(value, "model_dump", None)
     return plain_data(dump()) if callable(dump) else f"<{type(value).__name__}>"
+
+
+def _plain_key(key: object) -> str | int | float | None:
+    value = plain_data(key)
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def checked_messages(messages: object, *, text_only: bool = False) -> list[Message]:
@@ -105,6 +108,20 @@ def without_optional_nulls(messages: list[Message]) -> list[Message] | None:
     ]
 
 
+def joined_contents(first: object, second: object) -> object:
+    """Both contents as one: a text if both are, or else a list of parts. None is no text."""
+    contents = [content for content in (first, second) if content is not None and content != ""]
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(cast("list[str]", contents))
+    return [part for content in contents for part in _parts_of(content)]
+
+
+def _parts_of(content: object) -> list[Any]:
+    if isinstance(content, list):
+        return cast("list[Any]", content)
+    return [{"type": "text", "text": content} if isinstance(content, str) else content]
+
+
 def _fit_message(
     message: Message, index: int, content_form: ContentForm, arguments_form: ArgumentsForm
 ) -> Message:
@@ -112,7 +129,7 @@ def _fit_message(
     content = message.get("content")
     if isinstance(content, str) and content and content_form == "parts":
         fitted["content"] = [{"type": "text", "text": content}]
-    elif isinstance(content, list | tuple):
+    elif isinstance(content, list):
         parts = [_normal_part(part) for part in cast("list[Any]", content)]
         fitted["content"] = parts if content_form != "string" else _joined_text(parts, index)
     calls = message.get("tool_calls")

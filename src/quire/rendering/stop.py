@@ -62,6 +62,12 @@ class StopMatcher:
         self._held = text[cut:]
         return StopDelta(text[:cut])
 
+    def would_match(self, delta: str) -> bool:
+        """Return whether a stop string would end inside `delta`, which is not taken."""
+        if not delta or self._matched is not None:
+            return False
+        return self._find(self._held + delta, len(self._held)) is not None
+
     def end_with(self, stop: str) -> str:
         """End the stream with a stop string that came as a token, unless another one ended it. The
         text still held, and the string if it is to be included."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, RequestError, clipped
+from quire.rendering.chat_template.instructions import ROLES, InstructionPlaces, find_places
 from quire.rendering.folder import read_chat_templates
 from quire.rendering.gguf import read_gguf_templates
 from quire.rendering.messages import (
@@ -77,11 +78,21 @@ class _Compiled:
     source: str
     content: Mapping[tuple[str, bool], ContentForm]
     arguments: ArgumentsForm
+    instructions: InstructionPlaces
 
     def content_form(self, role: str, has_calls: bool = False) -> ContentForm:
         """Return the form of `content` that the template's branch for such a message accepts."""
         found = self.content.get((role, has_calls)) or self.content.get((role, False))
         return found or self.content[_ANY_OTHER_ROLE, False]
+
+    def fitted(self, messages: list[Message], *, keeps_last: bool) -> list[Message]:
+        """Return messages as the template shows them. keeps_last: the last one is to be continued,
+        so it stays where it is."""
+        last: list[Message] = []
+        if keeps_last and messages[-1]["role"] in ROLES:
+            messages, last = messages[:-1], messages[-1:]
+        placed = [*self.instructions.placed(messages), *last]
+        return fit_messages(placed, self.content_form, self.arguments)
 
 
 class ChatTemplate:
@@ -194,7 +205,7 @@ class ChatTemplate:
                 "`add_generation_prompt` to false to continue the last message."
             )
         chosen = self._choose(template_name, bool(tools))
-        chat = fit_messages(plain_messages(messages), chosen.content_form, chosen.arguments)
+        chat = chosen.fitted(plain_messages(messages), keeps_last=bool(continue_final_message))
         last_text = ""
         if continue_final_message:
             field = continue_final_message if isinstance(continue_final_message, str) else "content"
@@ -244,7 +255,8 @@ class ChatTemplate:
         if unknown and not probe.renders_any():
             raise _broken_template(name, f"has an error: it uses {', '.join(unknown)}")
         arguments = probe.arguments_form()
-        return _Compiled(template, source, probe.content_forms(arguments), arguments)
+        forms = probe.content_forms(arguments)
+        return _Compiled(template, source, forms, arguments, probe.instruction_places())
 
     def _choose(self, name: str | None, has_tools: bool) -> _Compiled:
         if name is None:
@@ -347,6 +359,11 @@ class _Probe:
         if as_text:
             return "either" if as_object else "string"
         return "object"
+
+    def instruction_places(self) -> InstructionPlaces:
+        """Return where instructions are shown."""
+        found = find_places(self._rendered)
+        return InstructionPlaces() if self._gave_up else found
 
     def _content_form(self, places: list["_Place"]) -> ContentForm | None:
         """None if the template does not show such a message anywhere."""

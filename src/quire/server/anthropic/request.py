@@ -99,7 +99,7 @@ def _take_thinking(
         if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
             advice = "Give a number of tokens above 0."
             raise refused("thinking.budget_tokens", budget, advice)
-        if model.dialect is not None and model.dialect.thinking is not None:
+        if model.dialect is not None and model.dialect.thinks:
             chat.thinking_token_budget = budget
     elif kind not in ("disabled", "adaptive", "between_tools"):
         advice = 'Use "enabled", "adaptive", "between_tools" or "disabled".'

@@ -279,7 +279,9 @@ def _num_message_chars(messages: Sequence[dict[str, Any]]) -> int:
 
 def _num_part_chars(part: str | dict[str, Any]) -> int:
     """Count the characters of a part of text."""
-    return len(part if isinstance(part, str) else part.get("text", part.get("refusal", "")))
+    if isinstance(part, dict):
+        part = part["refusal" if part.get("type") == "refusal" else "text"]
+    return len(part)
 
 
 def _num_other_chars(body: ChatRequest | TokenizeRequest) -> int:

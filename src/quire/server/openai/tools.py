@@ -185,7 +185,7 @@ def answer_form(asked: AskedTools, body: ChatRequest, model: ServedModel) -> Ans
             f"thinking_token_budget is {budget}. Give a number of tokens, or -1 for no limit.",
             param="thinking_token_budget",
         )
-    thinks = dialect is not None and dialect.thinking is not None
+    thinks = dialect is not None and dialect.thinks
     if budget is not None and budget >= 0 and not thinks:
         raise RefusedError(
             f"thinking_token_budget is {budget}, but this model does not think before it answers. "

@@ -32,11 +32,18 @@ _CONTENT = 'Send a string or a list of parts such as {"type": "input_text", "tex
 
 
 def input_items(given: str | Sequence[object]) -> list[Fields]:
-    """Return the input of a request as items. Raises RefusedError for malformed ones."""
+    """Return the input of a request as items with types. Raises RefusedError for malformed ones."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     items = [fields_of(item, f"input[{index}]") for index, item in enumerate(given)]
-    return [{**item, "type": item.get("type", "message")} for item in items]
+    return [{**item, "type": _kind(item)} for item in items]
+
+
+def _kind(item: Fields) -> object:
+    """Return the type of an item, which a message and a reference may leave out."""
+    is_reference = bool(item.get("id")) and item.keys() <= {"id", "type"}
+    usual = "item_reference" if is_reference else "message"
+    return usual if item.get("type") is None else item["type"]
 
 
 def chat_messages(

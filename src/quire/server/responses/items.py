@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,18 @@ from quire.server.generation.sealed import seal
 from quire.server.requests.places import Fields
 from quire.server.responses.tools import GivenTools
 
-__all__ = ["ItemReader"]
+__all__ = ["ItemReader", "response_of"]
 
 Event = dict[str, Any]
+
+_ITEM_ID = re.compile("[a-z]+_([0-9a-f]+)_[0-9]+")
+"""Form of the ids that `ItemReader` gives."""
+
+
+def response_of(item_id: str) -> str | None:
+    """Return the id of the response whose output has an item; None for other ids."""
+    name = _ITEM_ID.fullmatch(item_id)
+    return None if name is None else f"resp_{name[1]}"
 
 
 class ItemReader:

@@ -185,6 +185,12 @@ class ResponseStore(BoundedStore):
                 param="previous_response_id",
             )
 
+    def output(self, response_id: str, tenant: str) -> tuple[list[Fields], int]:
+        """Return the output of a response, and the bytes of its items with those of its input;
+        counts as a use. Errors as in `find`."""
+        body, size = self._use("body, num_item_bytes", response_id, tenant)
+        return msgspec.json.decode(body, type=_Output).output, size
+
     def _turn(self, response_id: str, tenant: str) -> tuple[str | None, list[Fields]]:
         """Return the response before one, and the items of this one; counts as a use. Errors as in
         `find`."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from quire.server.requests.places import Fields, fields_of, refused
+from quire.server.requests.places import Fields, fields_of, refused, string_of
 
 __all__ = ["GivenTools", "chat_choice", "given_tools", "shown_choice", "shown_tools"]
 
@@ -16,6 +16,7 @@ _UNNAMED = re.compile("[^a-zA-Z0-9_.-]")
 """Characters that names of functions do not have."""
 _MAX_NAME = 128
 """Characters from which on a name is refused, so that hostile ones cost little here."""
+_END_ANCHOR = re.compile(r"(?<!\\)(\\\\)*\$\Z")
 _CHOICE = (
     'Use "none", "auto", "required", {"type": "function", "name": …} or '
     '{"type": "allowed_tools", "mode": …, "tools": […]}.'
@@ -112,14 +113,15 @@ def _add(found: GivenTools, given: _Named) -> None:
 
 
 def _text_parameter(tool: Fields, place: str) -> Fields:
-    """Return the schema of a custom tool's one argument. A regular expression becomes its pattern.
-    The text of a grammar only tells the model what to write, and is not enforced."""
+    """Return the schema of a custom tool's one argument. A regular expression becomes its pattern,
+    which holds the whole text. The text of a grammar only tells the model what to write, and is not
+    enforced."""
     given = tool.get("format")
     form = {} if given is None else fields_of(given, f"{place}.format")
     text: Fields = {"type": "string"}
     if form.get("type") == "grammar":
         if form.get("syntax") == "regex":
-            text["pattern"] = form.get("definition")
+            text["pattern"] = _whole(string_of(form, "definition", f"{place}.format"))
         else:
             text["description"] = f"Text of this grammar:\n{form.get('definition')}"
     return {
@@ -128,6 +130,13 @@ def _text_parameter(tool: Fields, place: str) -> Fields:
         "required": ["input"],
         "additionalProperties": False,
     }
+
+
+def _whole(pattern: str) -> str:
+    """Return a pattern that matches whole texts alone. Anchors at its ends say no more, and those
+    within it are not read by all grammars."""
+    inner = pattern.removeprefix("^")
+    return f"^(?:{inner[:-1] if _END_ANCHOR.search(inner) else inner})$"
 
 
 def shown_tools(tools: list[Fields] | None) -> list[Fields]:

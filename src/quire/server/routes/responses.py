@@ -30,6 +30,7 @@ from quire.server.requests.responses_bodies import (
 from quire.server.responses.answer import InputTokens, Response, ResponsesAnswer
 from quire.server.responses.compaction import compacted, summary_request
 from quire.server.responses.conversation import input_items
+from quire.server.responses.references import with_referenced
 from quire.server.responses.request import read_request
 from quire.server.responses.socket import (
     LOCAL_RESPONSES,
@@ -112,7 +113,8 @@ def responses_router(services: Services) -> APIRouter:
         body = await counts.decode(await services.bodies.read(request))
         ready.model.check_name(body.model)
         before, _ = _before(services, body, request.state.tenant)
-        read = read_request(body, [*before, *input_items(body.input)])
+        items = _input_items(services, body, request.state.tenant)
+        read = read_request(body, [*before, *items])
         work = services.count_chat(ready, read.chat)
         count = await while_connected(request.receive, work)
         return HttpResponse(encode(InputTokens(count)), media_type=JSON)
@@ -139,7 +141,7 @@ class _Asked:
         self._ignored = ignored
         self._local: LocalResponses | None = request.scope.get(LOCAL_RESPONSES)
         before, self._last = _before(services, body, request.state.tenant, self._local)
-        self._items = _with_ids(input_items(body.input))
+        self._items = _with_ids(_input_items(services, body, request.state.tenant, self._local))
         self.items = [*before, *self._items]
         if self._local is not None:
             _check_outputs(self.items)
@@ -270,6 +272,24 @@ def _before(
         return services.responses.conversation(body.previous_response_id, tenant)
     except RefusedError as error:
         raise RefusedError(str(error), status=error.status, param="previous_response_id") from error
+
+
+def _input_items(
+    services: Services,
+    body: InputTokensRequest,
+    tenant: str,
+    local: LocalResponses | None = None,
+) -> list[Fields]:
+    """Return the input, with items of earlier answers in place of references. local: as in
+    `_before`."""
+
+    def answers(response_id: str) -> tuple[list[Fields], int]:
+        found = None if local is None else local.conversation(response_id)
+        if found is not None:
+            return found[1].body["output"], 0
+        return services.responses.output(response_id, tenant)
+
+    return with_referenced(input_items(body.input), answers, services.settings.limits)
 
 
 def _check_outputs(items: list[Fields]) -> None:
