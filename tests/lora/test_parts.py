@@ -82,6 +82,22 @@ def test_names_of_text_parts_are_those_of_text_alone(
     assert list(read_adapter(Path(made.lora_path)).modules) == [plain]
 
 
+@pytest.mark.parametrize("kind", ["lora_{}.weight", "lora_embedding_{}"])
+def test_patterns_are_of_the_names_in_the_base(kind: str, tmp_path: Path) -> None:
+    """Catches a factor or a rank that counts for nothing, as the text part has shorter names here.
+    Patterns match from the beginning or after a dot, to the end."""
+    module = "model.language_model.layers.0.mlp.up_proj"
+    sides = {f"{module}.{kind.format(side)}": noise(RANK, RANK) for side in "AB"}
+    met = (module, "up_proj", "language_model.*_proj", r"model\.[a-z_]+\.layers\.\d+\.mlp\.up_proj")
+    for number, pattern in enumerate((*met, "model.layers.0.mlp.up_proj")):
+        rank, alpha = (RANK + 1, 64) if pattern in met else (RANK, 8)
+        patterns = {"alpha_pattern": {pattern: 64}, "rank_pattern": {pattern: RANK}}
+        made = written(tmp_path / f"{number}", sides, r=rank, lora_alpha=8, **patterns)
+        read = read_adapter(Path(made.lora_path))
+        ((name, pair),) = {**read.modules, **read.tables}.items()
+        assert (name, pair.scale) == ("model.layers.0.mlp.up_proj", alpha / RANK), pattern
+
+
 def noise(*shape: int, seed: int = 0, std: float = 0.3) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
 
