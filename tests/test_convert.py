@@ -46,14 +46,30 @@ CASES = (
     Case("opt-350m", "opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     Case("gemma3", "gemma3_text", {"query_pre_attn_scalar": 24}),
     Case("mpt", "mpt"),
+)
+ALL_FORMATS = [
+    (case, quantization)
+    for case in CASES
+    for quantization in (None, "int8", "int4", "int4-g64-sym")
+]
+MORE_CASES = (
     Case("mixtral", "mixtral", {"hidden_size": 64}),
     Case("qwen3-moe", "qwen3_moe", {"hidden_size": 64}),
     Case("gpt-oss", "gpt_oss", {"hidden_size": 64}),
+    Case("glm", "glm", {"hidden_size": 64, "attention_bias": True}),
+    Case("glm4", "glm4", {"hidden_size": 64}),
+    Case("cohere", "cohere", {"hidden_size": 64}),
+    Case("gpt-neox", "gpt_neox", {"hidden_size": 64}),
 )
+"""Experts, and outputs that are in another order on disk."""
+MORE_FORMATS = [(case, name) for case in MORE_CASES for name in ("int8", "int4")]
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g64-sym"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def _name(value: object) -> str:
+    return value.name if isinstance(value, Case) else str(value)
+
+
+@pytest.mark.parametrize(("case", "quantization"), ALL_FORMATS + MORE_FORMATS, ids=_name)
 def test_converted_is_quantized_at_load(
     case: Case, quantization: str | None, tmp_path: Path
 ) -> None:
