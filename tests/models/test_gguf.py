@@ -215,8 +215,8 @@ def test_a_bias_beside_a_quantized_matrix(tmp_path: Path) -> None:
     config = write_checkpoint(Case("qwen2", "qwen2", {"hidden_size": 64}), tmp_path).config
     tensors = gguf_tensors(tmp_path, "qwen2", config)
     for name in ("blk.0.attn_output", "blk.1.attn_output"):
-        rows, columns = tensors[f"{name}.weight"].shape
-        tensors[f"{name}.weight"], _ = random_tensor("Q8_0", (rows, columns), 3, 0.01)
+        shape = tensors[f"{name}.weight"].shape
+        tensors[f"{name}.weight"] = random_tensor("Q8_0", (64, shape[-1]), 3, 0.01)[0]
     settings = _settings(Case("qwen2", "qwen2"), config)
     file = write_gguf(tmp_path / "model.gguf", settings, tensors)
     wanted = PagedModel(file, "reference", 64).step({0: [3, 1, 4]})[0]
