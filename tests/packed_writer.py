@@ -360,15 +360,24 @@ def _gptq(name: str, bits: int, group_size: int, kernel: str | None = None, **mo
     return Format(f"gptq-{name}", settings, gptq(bits, group_size, **more), kernel)
 
 
+_BY_TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+
+
 def _compressed(
-    name: str, layout: str, weights: dict[str, Any], write: Writer, kernel: str | None = None
+    name: str,
+    layout: str,
+    weights: dict[str, Any],
+    write: Writer,
+    kernel: str | None = None,
+    activations: dict[str, Any] | None = None,
 ) -> Format:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     settings = {
         "quant_method": "compressed-tensors",
         "format": layout,
         "quantization_status": "compressed",
         "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "config_groups": {"group_0": group},
     }
     return Format(f"compressed-{name}", settings, write, kernel)
 
@@ -382,7 +391,8 @@ def _pack(name: str, bits: int, size: int, kernel: str | None = None, **more: An
 def _ints(name: str, bits: int, size: int, kernel: str | None = None, **more: Any) -> Format:
     weights = {"num_bits": bits, "type": "int", "symmetric": more.get("symmetric", True)}
     weights |= {"strategy": "channel"} if size == -1 else {"strategy": "group", "group_size": size}
-    return _compressed(name, "int-quantized", weights, int_quantized(bits, size, **more), kernel)
+    write = int_quantized(bits, size, **more)
+    return _compressed(name, "int-quantized", weights, write, kernel, _BY_TOKEN)
 
 
 def _fp8(name: str, settings: dict[str, Any], write: Writer) -> Format:
@@ -412,11 +422,11 @@ FORMATS: tuple[Format, ...] = (
     _gptq("8", 8, 32, "blocks-w8_zero-32"),
     _gptq("8-v2-uneven", 8, 48, first_version=False),
     _gptq("8-sym", 8, -1, "blocks-w8-128", symmetric=True),
-    _pack("w4a16", 4, 128, "int4-g128-sym"),
-    _pack("w4a16-asym", 4, 32, "int4", symmetric=False),
-    _pack("w4a16-act-order", 4, 32, "int4-sym", act_order=3),
-    _pack("w4a16-channel", 4, -1, "int4-g128-sym"),
-    _pack("w8a16", 8, -1, "int8"),
+    _pack("w4a16", 4, 128, "blocks-w4-128"),
+    _pack("w4a16-asym", 4, 32, "blocks-w4_zero-32", symmetric=False),
+    _pack("w4a16-act-order", 4, 32, "blocks-w4-32", act_order=3),
+    _pack("w4a16-channel", 4, -1, "blocks-w4-128"),
+    _pack("w8a16", 8, -1, "blocks-w8-128"),
     _pack("w8a16-groups", 8, 64, "blocks-w8_zero-64", symmetric=False),
     _ints("w8a8", 8, -1, "int8"),
     _ints("w8a8-whole", 8, -1, "int8", shape="whole"),

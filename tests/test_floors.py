@@ -28,6 +28,7 @@ LIGHT = (
     "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering", "dialect",
     "runner.rows", "executor.fake", "engine.core.engine_core", "telemetry",
     "engine.supervision.host", "engine.supervision.core_process", "engine.model_front",
+    "engine.build", "executor.processes.group",
 )  # fmt: skip
 SUB_ROOMS = {
     "server": (

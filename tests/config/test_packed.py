@@ -19,6 +19,7 @@ from quire.config import read_checkpoint, read_model_spec
 from quire.config.hf import DTYPE_BITS
 from quire.config.memory.plan import weight_bytes
 from quire.config.model_spec import DTYPE_BYTES
+from quire.config.packed.settings import BY_TOKEN
 from quire.errors import ConfigError
 from tests.packed_writer import (
     FORMATS,
@@ -310,6 +311,7 @@ def test_settings_of_modules(tmp_path: Path) -> None:
         "a": {
             "targets": ["re:.*self_attn.*", "model.layers.0.mlp.up_proj"],
             "weights": {"num_bits": 8, "strategy": "channel"},
+            "input_activations": {"num_bits": 8, "strategy": "token", "dynamic": True},
         },
         "b": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}},
     }
@@ -320,12 +322,19 @@ def test_settings_of_modules(tmp_path: Path) -> None:
         settings,
         lambda name: eight if "self_attn" in name or name.endswith("0.mlp.up_proj") else four,
     )[0]
-    tensors = read_checkpoint(folder).tensors
-    kernels = {name: info.packed.kernel_on("cpu") for name, info in tensors.items() if info.packed}
+    head, up = "lm_head.weight", "model.layers.1.mlp.up_proj.weight"
+    kernels = kernels_of(folder)
     assert kernels["model.layers.1.self_attn.q_proj.weight"] == "int8"
     assert kernels["model.layers.0.mlp.up_proj.weight"] == "int8"
-    assert kernels["model.layers.1.mlp.up_proj.weight"] == "int4-sym"
-    assert kernels["lm_head.weight"] == "int4-sym"
+    assert kernels[up] == kernels[head] == "blocks-w4-32"
+    change_settings(folder, **{BY_TOKEN: True})
+    kernels = kernels_of(folder)
+    assert kernels[up] == kernels[head] == "int4-sym"
+
+
+def kernels_of(folder: Path) -> dict[str, str | None]:
+    tensors = read_checkpoint(folder).tensors
+    return {name: info.packed.kernel_on("cpu") for name, info in tensors.items() if info.packed}
 
 
 def test_scales_of_a_cache_are_no_weights(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from quire.distributed import Collectives, PlainCollectives, SharedRegion, together
-from quire.distributed.region import SLOT_BYTES
+from quire.distributed import Collectives, PlainCollectives, together
 from quire.errors import EngineError, EngineLostError
 from quire.ops.exchange import join_region
 from quire.ops.native.binding import load_native, native_unavailable
@@ -24,6 +23,7 @@ from quire.ops.native.team import Team
 from quire.ops.norm.norm_rows.reference import norm_rows
 from quire.ops.sampling.draw.cpu import bind
 from quire.platform import detect_platform
+from quire.platform.shared_region import SLOT_BYTES, SharedRegion
 
 T = TypeVar("T")
 SMALL = 4096

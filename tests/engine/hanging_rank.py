@@ -20,10 +20,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this file's folder
 
 from quire.engine.supervision import core_process  # noqa: E402
-from quire.executor.processes import executor  # noqa: E402
-from quire.executor.processes.group import RankGroup  # noqa: E402
-from quire.executor.processes.rank_process import run_rank  # noqa: E402
-from quire.worker import Worker  # noqa: E402
+from quire.executor.processes import group  # noqa: E402
 
 HANG = signal.SIGUSR2
 HANG_CORE = signal.SIGRTMIN
@@ -39,6 +36,8 @@ def hang(*_: object) -> None:
 def hang_in_steps() -> None:
     """Let the thread that launches steps wait for ever in the next one, once the signal came to the
     main thread."""
+    from quire.worker import Worker
+
     launch, is_told = Worker.launch, threading.Event()
 
     def hanging_launch(self: Worker, plan: Any) -> Any:
@@ -50,10 +49,18 @@ def hang_in_steps() -> None:
     signal.signal(HANG_CORE, lambda *_: is_told.set())
 
 
+def build(*args: Any) -> core_process.StartedCore:
+    """Nothing that imports torch comes before the real build, as in a real core."""
+    started = core_process._build(*args)
+    hang_in_steps()
+    return started
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["core"]:
-        hang_in_steps()
-        executor.RankGroup = partial(RankGroup, command=COMMAND)  # type: ignore[misc, assignment]
-        sys.exit(core_process.run_core_process(core_process._build))
+        group.RankGroup = partial(group.RankGroup, command=COMMAND)  # type: ignore[misc, assignment]
+        sys.exit(core_process.run_core_process(build))
+    from quire.executor.processes.rank_process import run_rank
+
     signal.signal(HANG, hang)
     sys.exit(run_rank())

@@ -280,7 +280,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPa
     again in the same halves, and only the row at fault fails. Turns red when the other rank waits
     in an exchange, or reads what was given for another one."""
     failing = partial(RankGroup, command=COMMAND)
-    monkeypatch.setattr("quire.executor.processes.executor.RankGroup", failing)
+    monkeypatch.setattr("quire.executor.processes.group.RankGroup", failing)
     settings = {**SETTINGS, "skip_tokenizer_init": True, "enforce_eager": True}
     prompts = [[5, 17, 30], [6, FATAL, 31], [8, 19, 32, 4], [9]]
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -339,7 +339,7 @@ def test_a_replay_that_fails_on_one_rank_fails_on_all(
     waits in an exchange of the other half, goes on replaying when rank 1 does so no more, a row
     gets a token twice, or the only row of a step is blamed for it."""
     failing = partial(RankGroup, command=REPLAYS_COMMAND)
-    monkeypatch.setattr("quire.executor.processes.executor.RankGroup", failing)
+    monkeypatch.setattr("quire.executor.processes.group.RankGroup", failing)
     with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
         assert greedy_tokens(llm, PROMPTS[:1]) == greedy[:1]
         assert greedy_tokens(llm) == greedy

@@ -306,7 +306,7 @@ def by_processes(
     with monkeypatch.context() as patched:
         if case.steps == "hashed":
             hashing = partial(RankGroup, command=COMMAND)
-            patched.setattr("quire.executor.processes.executor.RankGroup", hashing)
+            patched.setattr("quire.executor.processes.group.RankGroup", hashing)
             patched.setattr(LMHead, "__call__", call_and_note)
         with LLM(folder, tensor_parallel_size=2, **settings_of(case)) as llm:
             found = ask_in_turns(llm, case, adapters)

@@ -35,7 +35,7 @@ def filters(draw: st.DrawFn) -> tuple[float, int, float, float]:
     )
 
 
-@examples(150)
+@examples(80)
 @given(
     many=st.lists(filters(), min_size=1, max_size=6),
     vocab_size=st.one_of(st.integers(1, 200), st.sampled_from([4096, 33_000])),

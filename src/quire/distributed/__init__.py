@@ -11,7 +11,6 @@ from quire.distributed.collectives import (
     together,
 )
 from quire.distributed.plain import PlainCollectives
-from quire.distributed.region import SharedRegion
 
 __all__ = [
     "ALONE",
@@ -19,7 +18,6 @@ __all__ = [
     "Collectives",
     "PlainCollectives",
     "Reduction",
-    "SharedRegion",
     "as_tree",
     "look_up_in_parts",
     "norm_in_parts",

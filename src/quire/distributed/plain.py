@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts, norm_in_parts
-from quire.distributed.region import SharedRegion
 from quire.errors import EngineError, EngineLostError
+from quire.platform.shared_region import SharedRegion
 
 __all__ = ["PEER_FAILED", "PlainCollectives", "drifted", "lost"]
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire.config import ModelSpec, env
 from quire.config.fingerprint import fingerprint
@@ -27,6 +28,7 @@ from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
 from quire.errors import ConfigError, RequestError
 from quire.executor import Executor
+from quire.executor.processes.messages import RankLaunch
 from quire.grammar import Grammars
 from quire.grammar.guidance import GuidanceGrammars
 from quire.grammar.vocabulary import Encode, Vocabulary
@@ -35,6 +37,7 @@ from quire.hooks.load import load_hooks
 from quire.kv_cache import BlockHasher, KVManager
 from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
+from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import say
 from quire.protocol.control import Allocate, MeasureRecovery, Report
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
@@ -42,6 +45,9 @@ from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
 from quire.speculation import DraftMethods
+
+if TYPE_CHECKING:
+    from quire.executor.processes.executor import Ranks
 
 __all__ = ["BuiltCore", "Engine", "HookArgument", "block_hasher", "build_core", "build_engine"]
 
@@ -200,7 +206,7 @@ def _build_core(
 
 def _rank_pids(executor: Executor, backend: str) -> Callable[[], Sequence[int]]:
     """Return what gives the processes of all ranks: of several on this host, that of rank 0 too."""
-    from quire.executor.processes import ProcessExecutor
+    from quire.executor.processes.executor import ProcessExecutor
 
     if not isinstance(executor, ProcessExecutor) or backend == "ray":
         return tuple
@@ -268,42 +274,60 @@ def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts |
 
 
 def _executor(plan: StartupPlan, on_lost: Callable[[str], None]) -> Executor:
-    """Imports torch."""
-    from quire.distributed import SharedRegion
+    """Import torch, after other ranks have been started, so that all import it at once."""
+    if plan.resolved.settings.tensor_parallel_size > 1:
+        ranks = _ranks(plan, on_lost)
+        try:
+            ranks.start()
+            return _executor_of(plan, ranks)
+        except BaseException:
+            ranks.shutdown()
+            ranks.close()
+            raise
     from quire.executor.in_process import InProcessExecutor
     from quire.worker import Worker
     from quire.worker.planned import worker_settings
 
     settings = worker_settings(plan)
-    if settings.shard.size == 1:
-        if plan.resolved.settings.rank_invariant:  # its sums end as those of several ranks
-            region = SharedRegion.create(1)
-            region.close()  # no other process maps it
-            settings = replace(settings, meeting=region)
-        return InProcessExecutor(lambda: Worker(settings))
-    from quire.executor.processes import ProcessExecutor
-    from quire.executor.processes.messages import RankLaunch
+    if plan.resolved.settings.rank_invariant:  # its sums end as those of several ranks
+        region = SharedRegion.create(1)
+        region.close()  # no other process maps it
+        settings = replace(settings, meeting=region)
+    return InProcessExecutor(lambda: Worker(settings))
 
+
+def _ranks(plan: StartupPlan, on_lost: Callable[[str], None]) -> Ranks:
+    """Return the ranks beside that of this process, to be started."""
     platform, chosen = plan.resolved.platform, plan.resolved.settings
     launch = RankLaunch(
         rank=0,
-        size=settings.shard.size,
+        size=chosen.tensor_parallel_size,
         settings=setting_values(replace(plan.asked, num_threads=chosen.num_threads)),
         free_bytes=platform.free_bytes,
         memory_bytes=platform.memory_bytes,
     )
-    make_ranks = None
     if chosen.distributed_executor_backend == "ray":
         from quire.executor.ray import RayRankGroup
 
-        make_ranks = partial(
-            RayRankGroup,
+        return RayRankGroup(
+            launch,
+            on_lost,
             rank_bytes=plan.resolved.memory.total,
             host_bytes=platform.free_bytes // chosen.data_parallel_size,
         )
-    return ProcessExecutor(
-        lambda meeting: Worker(replace(settings, meeting=meeting)), launch, on_lost, make_ranks
-    )
+    from quire.executor.processes.group import RankGroup
+
+    return RankGroup(launch, on_lost)
+
+
+def _executor_of(plan: StartupPlan, ranks: Ranks) -> Executor:
+    """Return the executor of ranks that have been started."""
+    from quire.executor.processes.executor import ProcessExecutor
+    from quire.worker import Worker
+    from quire.worker.planned import worker_settings
+
+    settings = worker_settings(plan)
+    return ProcessExecutor(lambda meeting: Worker(replace(settings, meeting=meeting)), ranks)
 
 
 def _build_scheduler(

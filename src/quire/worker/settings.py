@@ -11,10 +11,10 @@ from quire.config.kv_layout import KVLayout
 from quire.config.resolved import ResolvedSettings
 from quire.config.shard import ONE_RANK, Shard
 from quire.config.speculation.draft_model import Draft, DraftModel, draft_layout
-from quire.distributed import SharedRegion
 from quire.distributed.gloo import GlooMeeting
 from quire.models import LoadFormat
 from quire.platform import Platform
+from quire.platform.shared_region import SharedRegion
 
 __all__ = ["WorkerSettings"]
 

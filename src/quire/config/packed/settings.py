@@ -23,8 +23,11 @@ from quire.config.packed.schemes import (
 )
 from quire.errors import ConfigError
 
-__all__ = ["METHODS", "PackedSettings", "SchemeRule", "read_packed_settings"]
+__all__ = ["BY_TOKEN", "METHODS", "PackedSettings", "SchemeRule", "read_packed_settings"]
 
+BY_TOKEN = "quire_activations_by_token"
+"""In quantization_config: the weights are those of `quantization=`, whose activations have one
+scale per token. Other engines read the same weights with activations of 16 bits."""
 GPTQ_BITS = (2, 3, 4, 8)
 
 
@@ -188,7 +191,9 @@ def _read_compressed_tensors(raw: RawConfig) -> PackedSettings:
         if group is None or weights is None:
             continue
         layout = group.read(str, "format", default=raw.read(str, "format", default="dense"))
-        scheme = _compressed_scheme(weights, layout)
+        activations = group.section("input_activations")
+        by_token = raw.read(bool, BY_TOKEN, default=False) or _is_by_token(activations)
+        scheme = _compressed_scheme(weights, layout, by_token=by_token)
         for target in group.read_list(str, "targets") or ("Linear",):
             if target == "Linear":
                 default = default or scheme
@@ -201,8 +206,16 @@ def _read_compressed_tensors(raw: RawConfig) -> PackedSettings:
     return PackedSettings(raw.source, default or rules[0].scheme, tuple(rules))
 
 
-def _compressed_scheme(weights: RawConfig, layout: str) -> Scheme:
-    """Return the scheme of a group of config_groups. layout: its `format`."""
+def _is_by_token(activations: RawConfig | None) -> bool:
+    """Return whether activations are meant to have 8 bits and one scale per token (or tensor)."""
+    if activations is None or activations.read(int, "num_bits", default=8) != 8:
+        return False
+    return activations.read(str, "strategy", default="token") in ("token", "tensor")
+
+
+def _compressed_scheme(weights: RawConfig, layout: str, *, by_token: bool) -> Scheme:
+    """Return the scheme of a group of config_groups. layout: its `format`. by_token: as of
+    `PackedIntegers`."""
     bits, kind = weights.read(int, "num_bits", default=8), weights.read(str, "type", default="int")
     symmetric = weights.read(bool, "symmetric", default=True)
     in_groups = weights.read(str, "strategy", default="group") == "group"
@@ -210,9 +223,9 @@ def _compressed_scheme(weights: RawConfig, layout: str) -> Scheme:
     if layout == "mxfp4-pack-quantized":
         return MXFP4()
     if layout == "pack-quantized" and kind == "int" and bits in (4, 8):
-        return PackedIntegers(bits, size, symmetric)
+        return PackedIntegers(bits, size, symmetric, by_token)
     if layout in ("int-quantized", "naive-quantized") and kind == "int" and bits in (4, 8):
-        return PlainIntegers(bits, size, symmetric)
+        return PlainIntegers(bits, size, symmetric, by_token)
     if layout in ("float-quantized", "naive-quantized") and kind == "float" and bits == 8:
         block = _block(weights, "block_structure")
         return Float8((1, size) if size != -1 else block)

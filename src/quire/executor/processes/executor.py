@@ -8,20 +8,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
-from quire.distributed import SharedRegion
 from quire.distributed.gloo import GlooMeeting
 from quire.errors import ConfigError, EngineError, EngineLostError, RequestError
 from quire.executor.in_process import InProcessExecutor
 from quire.executor.launched_step import LaunchedStep
-from quire.executor.processes.group import RankGroup
 from quire.executor.processes.messages import (
     RankAdapter,
-    RankLaunch,
     RankMessage,
     RankOp,
     RankReply,
     computes_with,
 )
+from quire.platform.shared_region import SharedRegion
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.codec import encode
 from quire.protocol.control import ControlOp, Report, UpdateWeights, WorkerOp
@@ -31,7 +29,7 @@ from quire.protocol.step import IntArray, LateInput, StepPlan
 from quire.protocol.step_codec import encode_late, encode_plan
 from quire.worker import Worker
 
-__all__ = ["ProcessExecutor"]
+__all__ = ["ProcessExecutor", "Ranks"]
 
 
 Meeting = SharedRegion | GlooMeeting
@@ -71,17 +69,10 @@ class ProcessExecutor:
     and no more are taken.
     """
 
-    def __init__(
-        self,
-        make_worker: Callable[[Meeting], Worker],
-        launch: RankLaunch,
-        on_lost: Callable[[str], None],
-        make_ranks: Callable[[RankLaunch, Callable[[str], None]], Ranks] | None = None,
-    ) -> None:
-        """make_worker: makes the worker of rank 0, in the thread that computes. launch: of rank 0,
-        without descriptors. on_lost: see `RankGroup`. make_ranks: called with these two arguments;
-        None for processes of this host."""
-        self._group: Ranks = (make_ranks or RankGroup)(launch, on_lost)
+    def __init__(self, make_worker: Callable[[Meeting], Worker], ranks: Ranks) -> None:
+        """make_worker: makes the worker of rank 0, in the thread that computes. ranks: the others,
+        which have been started and are loading."""
+        self._group = ranks
         self._first = InProcessExecutor(
             lambda: make_worker(self._group.meeting), self._group.first_failed
         )
@@ -94,9 +85,8 @@ class ProcessExecutor:
         return self._group.pids
 
     def start(self) -> Report:
-        """Load all ranks at the same time."""
+        """Load rank 0 beside the others, and wait for all of them."""
         try:
-            self._group.start()
             try:
                 report = self._first.start()
             except EngineLostError:

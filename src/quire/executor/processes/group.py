@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire.distributed import SharedRegion
 from quire.errors import ConfigError, EngineError, EngineLostError, RequestError
 from quire.executor.processes.messages import RankLaunch, RankMessage, RankReply
 from quire.executor.processes.ring import RingWriter, create_ring
 from quire.platform.processes import state_of
+from quire.platform.shared_region import SharedRegion
 from quire.protocol.codec import Codec, GarbledMessageError, launch_bytes, read_exactly
 
 __all__ = ["RANK_COMMAND", "RankGroup", "error_of"]

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
-from quire.distributed import SharedRegion
 from quire.distributed.gloo import GlooMeeting
 from quire.errors import ConfigError, RequestError
 from quire.executor.processes.messages import (
@@ -38,6 +37,7 @@ from quire.executor.processes.ring import RingReader
 from quire.lora.bank import HostAdapter
 from quire.ops.native.binding import see_kernels
 from quire.platform import detect_platform
+from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import claim_streams
 from quire.protocol.codec import Codec, encode, framed, read_message
 from quire.protocol.control import WorkerOp
