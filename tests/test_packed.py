@@ -82,7 +82,7 @@ def test_bits_that_depend_on_the_batch_are_not_called_invariant(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("compressed-w4a16", "weight_scale"),
+        ("compressed-w4a8", "weight_scale"),
         ("compressed-w8a16-groups", "weight_scale"),
         ("gptq-4-act-order", "g_idx"),
     ],
