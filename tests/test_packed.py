@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
@@ -13,7 +14,7 @@ from quire.cli.main import main
 from quire.errors import ConfigError
 from tests.engine.test_captured import captured_forward, recorded
 from tests.engine.test_laws import has_kernels
-from tests.packed_writer import FORMATS, all_but_head, write_pair
+from tests.packed_writer import FORMATS, Written, all_but_head, write_pair
 
 BY_NAME = {each.name: each for each in FORMATS}
 PROMPTS = [{"prompt_token_ids": ids} for ids in ([3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8])]
@@ -75,6 +76,35 @@ def test_bits_that_depend_on_the_batch_are_not_called_invariant(tmp_path: Path) 
     chosen = BY_NAME["fp8-blocks"]
     folder, _, _ = write_pair(tmp_path / "fp8", chosen.settings, all_but_head(chosen.write))
     assert answers(folder, batch_invariant=has_kernels())
+
+
+@pytest.mark.skipif(not has_kernels(), reason="plain torch is refused before")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("compressed-w4a8", "weight_scale"),
+        ("compressed-w8a16-groups", "weight_scale"),
+        ("gptq-4-act-order", "g_idx"),
+    ],
+)
+def test_what_a_kernel_cannot_hold_is_not_called_invariant(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    """Catches a promise by headers alone: scales of 24 bits, and groups of unequal sizes, are seen
+    as they are read."""
+    chosen = BY_NAME[name]
+
+    def write(outputs: int, inputs: int, random: np.random.Generator) -> Written:
+        tensors, numbers = chosen.write(outputs, inputs, random)
+        if kind == "weight_scale":
+            tensors[kind] = tensors[kind].float() * 1.0001
+        else:
+            tensors[kind][:40] = 0
+        return tensors, numbers
+
+    folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(write))
+    with pytest.raises(ConfigError, match=r"batch_invariant=True.*widened.*quantization='int8'"):
+        answers(folder, batch_invariant=True)
 
 
 def test_the_plan_names_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

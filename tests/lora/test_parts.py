@@ -5,6 +5,7 @@ Expected is a base model into whose tensors the adapter was merged by the formul
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from quire.config.adapters.peft import read_adapter
 from quire.errors import RequestError
 from quire.layers.adapted import AdaptedLayers
 from quire.layers.token_columns import TokenColumn
+from quire.lora.bank import HostAdapter
 from quire.lora.request import LoRARequest
 from quire.ops import build_op_set
 from quire.platform import detect_platform
@@ -80,6 +82,22 @@ def test_names_of_text_parts_are_those_of_text_alone(
     sides = {f"{module}.lora_{side}.weight": noise(RANK, RANK) for side in "AB"}
     made = written(tmp_path / "adapter", sides)
     assert list(read_adapter(Path(made.lora_path)).modules) == [plain]
+
+
+@pytest.mark.parametrize("kind", ["lora_{}.weight", "lora_embedding_{}"])
+def test_patterns_are_of_the_names_in_the_base(kind: str, tmp_path: Path) -> None:
+    """Catches a factor or a rank that counts for nothing, as the text part has shorter names here.
+    Patterns match from the beginning or after a dot, to the end."""
+    module = "model.language_model.layers.0.mlp.up_proj"
+    sides = {f"{module}.{kind.format(side)}": noise(RANK, RANK) for side in "AB"}
+    met = (module, "up_proj", "language_model.*_proj", r"model\.[a-z_]+\.layers\.\d+\.mlp\.up_proj")
+    for number, pattern in enumerate((*met, "model.layers.0.mlp.up_proj")):
+        rank, alpha = (RANK + 1, 64) if pattern in met else (RANK, 8)
+        patterns = {"alpha_pattern": {pattern: 64}, "rank_pattern": {pattern: RANK}}
+        made = written(tmp_path / f"{number}", sides, r=rank, lora_alpha=8, **patterns)
+        read = read_adapter(Path(made.lora_path))
+        ((name, pair),) = {**read.modules, **read.tables}.items()
+        assert (name, pair.scale) == ("model.layers.0.mlp.up_proj", alpha / RANK), pattern
 
 
 def noise(*shape: int, seed: int = 0, std: float = 0.3) -> torch.Tensor:
@@ -397,6 +415,27 @@ def test_a_slot_forgets_its_adapter(base: Path, tmp_path: Path) -> None:
         assert answers(llm, PROMPTS, lora_request=everything) == expected[1]
     with engine(base, enable_lora=True) as llm:
         assert answers(llm, PROMPTS, lora_request=plain) == expected[0]
+
+
+def test_adapters_in_memory_do_not_need_their_file(base: Path, tmp_path: Path) -> None:
+    """Catches tensors that stay mapped: a copy over the file changes them, and reading what a
+    shorter one left out ends the process."""
+    lora = written(tmp_path / "a", of_all(base)[0])
+    with engine(base, enable_lora=True) as llm:
+        answers(llm, PROMPTS[:1], lora_request=lora)
+        (kept,) = (
+            each
+            for each in gc.get_objects()
+            if type(each) is HostAdapter and each.ref.path == lora.lora_path
+        )
+        pairs = [*kept.tensors.matrices.values(), *kept.tensors.tables.values()]
+        tensors = [each for pair in pairs for each in (pair.a, pair.b)]
+        tensors += [*kept.tensors.whole.values(), *kept.tensors.biases.values()]
+        before = [tensor.clone() for tensor in tensors]
+        file = Path(lora.lora_path) / "adapter_model.safetensors"
+        with file.open("r+b") as opened:
+            opened.write(bytes(file.stat().st_size))
+        assert all(map(torch.equal, tensors, before))
 
 
 def test_log_probabilities_of_prompts(base: Path, tmp_path: Path) -> None:

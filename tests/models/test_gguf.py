@@ -210,6 +210,25 @@ def test_quantized_matrices_and_parts(parts: int, tmp_path: Path) -> None:
         assert (logits[seq] - wanted[seq]).std() < 0.05 * wanted[seq].std()
 
 
+def test_a_bias_beside_a_quantized_matrix(tmp_path: Path) -> None:
+    """One of zeros is left out, others belong to another model."""
+    config = write_checkpoint(Case("qwen2", "qwen2", {"hidden_size": 64}), tmp_path).config
+    tensors = gguf_tensors(tmp_path, "qwen2", config)
+    for name in ("blk.0.attn_output", "blk.1.attn_output"):
+        shape = tensors[f"{name}.weight"].shape
+        tensors[f"{name}.weight"] = random_tensor("Q8_0", (64, shape[-1]), 3, 0.01)[0]
+    settings = _settings(Case("qwen2", "qwen2"), config)
+    file = write_gguf(tmp_path / "model.gguf", settings, tensors)
+    wanted = PagedModel(file, "reference", 64).step({0: [3, 1, 4]})[0]
+    bias = {"blk.0.attn_output.bias": float_tensor(torch.zeros(64))}
+    file = write_gguf(tmp_path / "model.gguf", settings, tensors | bias)
+    assert torch.equal(PagedModel(file, "reference", 64).step({0: [3, 1, 4]})[0], wanted)
+    bias["blk.1.attn_output.bias"] = float_tensor(torch.ones(64))
+    file = write_gguf(tmp_path / "model.gguf", settings, tensors | bias)
+    with pytest.raises(ConfigError, match=r"1 tensor \('model.layers.1.self_attn.o_proj.bias'\)"):
+        PagedModel(file, "reference", 64)
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_quantized_experts(kind: str, tmp_path: Path) -> None:
     """All experts of a block in one tensor keep their bits, each under its name. Turns red when an

@@ -78,6 +78,22 @@ def test_parts_have_the_numbers_of_the_whole(case: tuple[str, list[StoredMatrix]
         assert torch.equal(again.numbers(), whole[OUTPUT_CUT:, SIZE - unit :])
 
 
+def test_reordered_outputs_have_the_same_numbers(case: tuple[str, list[StoredMatrix]]) -> None:
+    """Any order, as of rotated pairs and of heads; before and after a cut. Catches scales, zero
+    points, tables and added numbers of other outputs."""
+    random = torch.Generator().manual_seed(5)
+    for stored in case[1]:
+        for outputs in (range(SIZE), range(OUTPUT_CUT)):
+            order = torch.randperm(len(outputs), generator=random)
+            wanted = stored.numbers()[order]
+            part = stored.cut(outputs, range(SIZE)).reordered(order)
+            assert torch.equal(part.to(torch.device("cpu")).numbers(), wanted)
+            for first, past in ((7, 72), (7, 9), (20, 23), (40, 42)):
+                assert torch.equal(part.numbers(first, past), wanted[first:past])
+            assert torch.equal(part.defined().numbers(), wanted)
+            assert torch.equal(part.reordered(order).numbers(), wanted[order])
+
+
 def test_a_cut_within_a_group_says_where_one_can_be(
     case: tuple[str, list[StoredMatrix]],
 ) -> None:

@@ -15,6 +15,7 @@ from quire import LLM, RequestOutput, SamplingParams
 from quire.config.hf import RawConfig
 from quire.config.speculation.heads import state_layers
 from quire.errors import ConfigError
+from quire.models.heads.weights import read_head_weights
 from quire.protocol import EngineRequest
 from quire.protocol.step import StepPlan
 from tests.engine.test_laws import assert_same
@@ -331,6 +332,18 @@ def test_weights_of_another_model_are_refused(method: str, tmp_path: Path) -> No
     folder = write_head(tmp_path, method, {**tensors, name: tensors[name] * torch.nan})
     with pytest.raises(ConfigError, match="not finite"):
         start(method, folder)
+
+
+def test_taken_weights_do_not_need_their_file(tmp_path: Path) -> None:
+    """Catches tensors that stay mapped, and change with the file."""
+    file = tmp_path / "model.safetensors"
+    tensors = {"d2t": torch.arange(6), "head": torch.ones(2, 3)}
+    save_file(tensors, file)
+    weights = read_head_weights(file)
+    taken = weights.take_integers("d2t", (6,)), weights.take("head", (2, 3), torch.float32)
+    with file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+    assert all(map(torch.equal, taken, tensors.values()))
 
 
 def test_what_heads_cannot_read_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from quire.ops import OpSet, PackedMatrix
 from quire.ops.moe.experts import ExpertLayers
 from quire.quantization import MatrixFormats, StoredMatrix, WeightFormat
 
-__all__ = ["ExpertNumbers", "Experts", "MixtureOfExperts", "SharedExpert"]
+__all__ = ["ExpertNumbers", "Experts", "MixtureOfExperts", "SharedExpert", "ToldFormat"]
 
 
 class ExpertNumbers:
@@ -61,7 +61,7 @@ class Experts:
             expert: None
             if expert not in own
             else MergedLinear(
-                _Told(formats.choose(outer), partial(self._take, (0, expert))),
+                ToldFormat(formats.choose(outer), partial(self._take, (0, expert))),
                 size,
                 parts,
                 dtype,
@@ -75,7 +75,7 @@ class Experts:
             expert: None
             if expert not in own
             else Linear(
-                _Told(formats.choose(down), partial(self._take, (1, expert))),
+                ToldFormat(formats.choose(down), partial(self._take, (1, expert))),
                 inner,
                 Share.whole(size),
                 dtype,
@@ -121,20 +121,21 @@ class Experts:
         )
 
 
-class _Told:
-    """A format that passes each packed matrix on to the layer that computes with it."""
+class ToldFormat:
+    """A format that passes each matrix which `chosen` packs on to the layer that computes with
+    it."""
 
     def __init__(self, weight_format: WeightFormat, take: Callable[[PackedMatrix], None]) -> None:
-        self._format, self._take = weight_format, take
+        self.chosen, self._take = weight_format, take
 
     @property
     def keeps_stored(self) -> bool:
-        return self._format.keeps_stored
+        return self.chosen.keeps_stored
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PackedMatrix:
-        matrix = self._format.pack(weight, bias, gate=gate)
+        matrix = self.chosen.pack(weight, bias, gate=gate)
         self._take(matrix)
         return matrix
 
@@ -146,7 +147,7 @@ class _Told:
         *,
         gate: str | None = None,
     ) -> PackedMatrix:
-        matrix = self._format.keep(parts, bias, dtype, gate=gate)
+        matrix = self.chosen.keep(parts, bias, dtype, gate=gate)
         self._take(matrix)
         return matrix
 

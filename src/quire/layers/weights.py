@@ -259,15 +259,16 @@ class PackedWeights(Generic[Matrix]):
 
     def load_stored(self, part: str, stored: StoredMatrix) -> None:
         """Load a quantized part: the rank's share of its bits, or its values if the format requires
-        that or outputs are reordered. Raises ConfigError for a share at which the checkpoint's
-        format cannot be divided."""
+        that, or outputs that are apart on disk are reordered. Raises ConfigError for a share at
+        which the checkpoint's format cannot be divided."""
         owner = part.rpartition(".")[0]
         order = self.orders.get(owner)
-        in_place = order is None and self._height == self._num_own
-        if self.weight_format.keeps_stored and in_place:
-            self._open.stored[owner] = [
-                each.to(self._device) for each in self._shares_of(owner, stored)
-            ]
+        is_one = order is None or len(_joined(self._parts[owner].ranges)) == 1
+        if self.weight_format.keeps_stored and is_one and self._height == self._num_own:
+            shares = self._shares_of(owner, stored)
+            if order is not None:
+                shares = [each.reordered(order) for each in shares]
+            self._open.stored[owner] = [each.to(self._device) for each in shares]
             return
         rows, cut = self._rows_of(owner), self._cut_of_rows(owner)
         if cut is not None or order is not None:
@@ -282,7 +283,7 @@ class PackedWeights(Generic[Matrix]):
         """Return the rank's outputs and inputs of a matrix, one part for each range."""
         if self._cut_of_rows(owner) is None:
             return [stored]
-        outputs, inputs = self._parts[owner].ranges, self._inputs.ranges
+        outputs, inputs = _joined(self._parts[owner].ranges), self._inputs.ranges
         return [stored.cut(rows, columns) for rows in outputs for columns in inputs]
 
     def finish(self) -> None:
@@ -343,6 +344,17 @@ class _Coming:
 
 def _named(part: str, kind: str) -> str:
     return f"{part}.{kind}" if part else kind
+
+
+def _joined(ranges: Sequence[range]) -> list[range]:
+    """Return the ranges with neighbours in one."""
+    found: list[range] = []
+    for each in ranges:
+        if found and found[-1].stop == each.start:
+            found[-1] = range(found[-1].start, each.stop)
+        else:
+            found.append(each)
+    return found
 
 
 def _widened(stored: StoredMatrix) -> torch.Tensor:

@@ -175,7 +175,7 @@ class FittedAdapter:
         numbers that are not finite in it."""
 
         def tensor(stored: StoredTensor) -> torch.Tensor:
-            found = opened.get_tensor(stored.name).to(dtype)
+            found = opened.get_tensor(stored.name).to(dtype, copy=True)  # it is mapped
             if not found.isfinite().all():
                 raise ConfigError(
                     f"{stored.file}: tensor {stored.name!r} holds numbers that are not finite in "

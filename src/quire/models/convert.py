@@ -17,6 +17,7 @@ from quire.config.packed.settings import BY_TOKEN
 from quire.config.quantization import INT4_FORMATS, choose_format
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
+from quire.layers.moe import ToldFormat
 from quire.layers.weights import DenseWeights, PackedWeights
 from quire.models.loader import match_weights, read_weights
 from quire.models.weight_map import WeightTarget
@@ -112,6 +113,7 @@ def format_of(target: WeightTarget) -> str:
     if not isinstance(weights, PackedWeights) or not target.part.endswith("weight"):
         return "plain"
     found = weights.weight_format
+    found = found.chosen if isinstance(found, ToldFormat) else found
     return found.name if isinstance(found, NamedFormat) else "plain"
 
 
@@ -167,12 +169,15 @@ def _weight_settings(name: str) -> dict[str, Any]:
 def _plain(
     target: WeightTarget, weight: torch.Tensor | StoredMatrix, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Convert a weight to the tensor that `target` has on disk, in `dtype`. A norm that is stored
-    less 1 keeps its own dtype, since the sum has other bits where the rest was rounded before."""
+    """Convert a weight to the tensor that `target` has on disk, in `dtype`. Two kinds keep their
+    own: a norm that is stored less 1, since the sum has other bits where the rest was rounded
+    before, and what the model holds in another dtype."""
     if isinstance(weight, torch.Tensor):
         dense = target.weights if isinstance(target.weights, DenseWeights) else None
-        has_offset = dense is not None and dense.offset(target.part)
-        return weight if has_offset else weight.to(dtype)
+        is_exact = dense is not None and (
+            dense.offset(target.part) or dense.part(target.part).dtype != dtype
+        )
+        return weight if is_exact else weight.to(dtype)
     rows = torch.empty(weight.shape, dtype=dtype)
     for first, numbers in weight.slices():
         rows[first : first + len(numbers)] = numbers

@@ -229,13 +229,15 @@ def _match(
 
 
 def _is_empty_bias(name: str, found: Mapping[str, TensorInfo]) -> bool:
-    """Return whether the tensor is a bias of zeros, which GPTQ's tools give to every matrix that
-    they quantize."""
+    """Return whether the tensor is a bias of zeros beside a quantized matrix, as GPTQ's tools give
+    one to each."""
     matrix, bias = found.get(f"{name.removesuffix('.bias')}.weight"), found[name]
     if not name.endswith(".bias") or matrix is None or matrix.packed is None:
         return False
+    if bias.gguf is not None:
+        return not GGUFReader(bias.file).numbers(bias.gguf).any()
     with safe_open(bias.file, framework="pt") as opened:
-        return not bool(opened.get_tensor(bias.name).any())
+        return not _whole(bias, opened).any()
 
 
 def _listed(names: Sequence[str], noun: str) -> str:

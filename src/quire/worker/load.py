@@ -189,6 +189,13 @@ def load(
             not settings.chosen.quiet,
             replaced,
         )
+    if settings.chosen.batch_invariant and formats.by_torch:
+        raise ConfigError(
+            f"batch_invariant=True: {settings.folder} has matrices that are widened as they are "
+            "used, since no kernel holds their scales or groups (warnings name them), and torch "
+            "multiplies those by sums that may depend on the batch. Give quantization='int8', or "
+            "leave it out."
+        )
     draft = heads = None
     if isinstance(settings.draft, DraftModel):
         draft = load(settings.of_draft(settings.draft), device, team=team)

@@ -50,11 +50,13 @@ class WorkerSettings:
         return cast("LoadFormat", self.chosen.load_format)  # `EngineSettings` checks it
 
     def of_draft(self, draft: DraftModel) -> WorkerSettings:
-        """The settings by which the draft model is loaded, over blocks of the same numbers."""
+        """The settings by which the draft model is loaded, over blocks of the same numbers. No bit
+        of an answer depends on its guesses, so that it may multiply by any sums."""
         dtype = draft.spec.dtype
+        own = {"kv_cache_dtype": dtype, "enable_lora": False, "batch_invariant": False}
         return replace(
             self,
-            chosen=replace(self.chosen, kv_cache_dtype=dtype, enable_lora=False),
+            chosen=replace(self.chosen, **own),
             spec=draft.spec,
             folder=draft.folder,
             layout=draft_layout(draft.spec, self.layout),

@@ -107,7 +107,8 @@ class AdapterFolder:
 
 @dataclass(slots=True)
 class _Found:
-    """Tensors of a file, by what they are and by module; of pairs by side too."""
+    """Tensors of a file, by what they are and by module: whole and biases by its plain name, pairs
+    by that in the base, and by side."""
 
     sides: dict[str, dict[str, StoredTensor]] = field(default_factory=dict[str, Any])
     tables: dict[str, dict[str, StoredTensor]] = field(default_factory=dict[str, Any])
@@ -120,9 +121,9 @@ class _Found:
             return  # of the base, which PEFT saves beside adapters of embeddings
         dims = 2
         if match := _TENSOR.match(tensor.name):
-            self.sides.setdefault(_plain(match["module"]), {})[match["side"]] = tensor
+            self.sides.setdefault(_in_base(match["module"]), {})[match["side"]] = tensor
         elif match := _OF_TABLE.match(tensor.name):
-            self.tables.setdefault(_plain(match["module"]), {})[match["side"]] = tensor
+            self.tables.setdefault(_in_base(match["module"]), {})[match["side"]] = tensor
         elif _UNSUPPORTED.search(tensor.name):
             raise _not_low_rank(path, tensor)
         elif match := _BIAS.match(tensor.name):
@@ -216,6 +217,7 @@ def _read_config(folder: Path) -> RawConfig:
 def _pairs(
     path: Path, sides: Mapping[str, Mapping[str, StoredTensor]], scales: _Scales
 ) -> Iterator[tuple[str, LowRankPair]]:
+    """Pairs by plain name. Patterns of scales are of the names in `sides`, those in the base."""
     for module, found in sides.items():
         if len(found) < 2:
             (there,) = found
@@ -230,7 +232,7 @@ def _pairs(
                 "which have no rank in common; save it again"
             )
         num_experts, scale = scales.of(module, a.shape[0])
-        yield module, LowRankPair(a, b, scale, num_experts)
+        yield _plain(module), LowRankPair(a, b, scale, num_experts)
 
 
 class _Scales:
@@ -248,8 +250,9 @@ class _Scales:
         self._parameters = [str(name).rpartition(".") for name in names]
 
     def of(self, module: str, rows: int) -> tuple[int | None, float]:
-        """Return the number of experts of a module whose A has this many rows, None for other
-        modules, and the factor. Raises ConfigError if the configuration states another rank."""
+        """Return the number of experts of a module, named as in the base, whose A has this many
+        rows, None for other modules, and the factor. Raises ConfigError if the configuration states
+        another rank."""
         names = self._names_of(module)
         stated = {self._stated(self._ranks, name, float(self._rank)) for name in names}
         alphas = {self._stated(self._alphas, name, self._alpha) for name in names}
@@ -306,8 +309,14 @@ def _is_older(version: str | None) -> bool:
     return tuple(numbers) < _FIRST_BY_OUTPUTS
 
 
+def _in_base(module: str) -> str:
+    """Return the name of a module in the model that was trained."""
+    return module.removeprefix(_PREFIX)
+
+
 def _plain(module: str) -> str:
-    module = module.removeprefix(_PREFIX)
+    """Return the name that a module has in a model of text alone."""
+    module = _in_base(module)
     return name_in_text_part(module) or module
 
 

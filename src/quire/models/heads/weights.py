@@ -42,7 +42,7 @@ class HeadWeights:
                 f"{self._file}: tensor {name!r} has shape {list(tensor.shape)}, but the model asks "
                 f"for {list(shape)}; use weights that were trained for it"
             )
-        found = tensor.to(dtype)
+        found = tensor.to(dtype, copy=True)  # it is mapped
         if not found.isfinite().all():
             raise ConfigError(
                 f"{self._file}: tensor {name!r} holds numbers that are not finite in {dtype}; "

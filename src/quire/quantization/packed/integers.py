@@ -35,6 +35,11 @@ class Integers(NamedTuple):
         values = torch.cat([part.values for part in parts])
         return cls(values, zeros, torch.cat([part.scales for part in parts]), first.groups)
 
+    def taken(self, index: torch.Tensor) -> Integers:
+        """Return the outputs `index`, int64."""
+        zeros = self.zeros if isinstance(self.zeros, int) else self.zeros[index]
+        return Integers(self.values[index], zeros, self.scales[index], self.groups)
+
     def numbers(self) -> torch.Tensor:
         """float32 [R, I]."""
         levels = self.values.float()

@@ -76,11 +76,17 @@ outputs (a slice whose ends are multiples of `ALIGNMENT`, or the last output).""
 
 
 class StoredMatrix:
-    """A matrix [outputs, inputs]. tensors: as stored, by what follows the module's name."""
+    """A matrix [outputs, inputs]. tensors: as stored, by what follows the module's name. order:
+    index in them of each output, int64 [outputs]; None if they keep their order."""
 
-    def __init__(self, layout: PackedLayout, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        layout: PackedLayout,
+        tensors: Mapping[str, torch.Tensor],
+        order: torch.Tensor | None = None,
+    ) -> None:
         self.layout = layout
-        self._tensors = tensors
+        self._tensors, self._order = tensors, order
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,11 +103,18 @@ class StoredMatrix:
             kind: tensor.clone() if ".quant_state." in kind else tensor.to(device, copy=True)
             for kind, tensor in self._tensors.items()
         }
-        return StoredMatrix(self.layout, own)
+        order = None if self._order is None else self._order.to(device)
+        return StoredMatrix(self.layout, own, order)
+
+    def reordered(self, order: torch.Tensor) -> StoredMatrix:
+        """The same outputs in another order: the index here of each, int64 [outputs]."""
+        before = self._order
+        return StoredMatrix(self.layout, self._tensors, order if before is None else before[order])
 
     def cut(self, outputs: range, inputs: range) -> StoredMatrix:
-        """These outputs and inputs, of the same numbers. Raises ConfigError where the format
-        cannot be cut."""
+        """These outputs and inputs, of the same numbers; before outputs are reordered. Raises
+        ConfigError where the format cannot be cut."""
+        assert self._order is None, "ranks reorder what they have"
         layout = self.layout
         part = Part(outputs, inputs, self.shape)
         try:
@@ -127,11 +140,27 @@ class StoredMatrix:
     def defined(self) -> Blocks | Integers | Tables:
         """The whole matrix as its definition has it."""
         pieces = [self._define(outputs) for outputs in self._cuts()]
-        return type(pieces[0]).joined(pieces)  # type: ignore[arg-type]
+        whole = type(pieces[0]).joined(pieces)  # type: ignore[arg-type]
+        return whole if self._order is None else whole.taken(self._order)
 
     def numbers(self, first: int = 0, past: int | None = None) -> torch.Tensor:
         """Outputs `first` to `past`, float32 [R, I]."""
         past = self.layout.outputs if past is None else past
+        if self._order is None:
+            return self._stored_numbers(first, past)
+        found = torch.empty(past - first, self.layout.inputs, device=self._order.device)
+        stored, places = self._order[first:past].sort()
+        unit = stored // ALIGNMENT
+        breaks = (unit.diff() > 1).nonzero()[:, 0] + 1
+        for run, place in zip(
+            stored.tensor_split(breaks.cpu()), places.tensor_split(breaks.cpu()), strict=True
+        ):
+            low = int(run[0])
+            found[place] = self._stored_numbers(low, int(run[-1]) + 1)[run - low]
+        return found
+
+    def _stored_numbers(self, first: int, past: int) -> torch.Tensor:
+        """The numbers of outputs in the order of the tensors."""
         start = first // ALIGNMENT * ALIGNMENT
         stop = min(-(-past // ALIGNMENT) * ALIGNMENT, self.layout.outputs)
         return self._define(slice(start, stop)).numbers()[first - start : past - start]

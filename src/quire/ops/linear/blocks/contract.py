@@ -77,6 +77,11 @@ class Blocks(NamedTuple):
         parts = (None if part is None else part.reshape(num_rows, -1) for part in self.tensors())
         return Blocks(self.kind, *parts)  # type: ignore[arg-type]
 
+    def taken(self, index: torch.Tensor) -> Blocks:
+        """Return the rows `index`, int64."""
+        parts = (None if part is None else part[index] for part in self.tensors())
+        return Blocks(self.kind, *parts)  # type: ignore[arg-type]
+
     @classmethod
     def joined(cls, parts: list[Blocks]) -> Blocks:
         """Stack weights of one kind and number of blocks."""

@@ -56,6 +56,18 @@ class Tables(NamedTuple):
             weights.index_put_((rows, columns), numbers, accumulate=True)
         return weights
 
+    def taken(self, index: torch.Tensor) -> Tables:
+        """Return the rows `index`, int64; none of them twice."""
+        added = self.added
+        if added is not None:
+            places = torch.full_like(self.codes[:, 0], -1, dtype=torch.int64)
+            places[index] = torch.arange(len(index), device=index.device)
+            rows = places[added.rows]
+            is_taken = rows >= 0
+            added = Added(rows[is_taken], added.columns[is_taken], added.numbers[is_taken])
+        table = self.table if len(self.table) == 1 else self.table[index]
+        return Tables(self.codes[index], table, self.scale[index], added)
+
     @classmethod
     def joined(cls, parts: list[Tables]) -> Tables:
         """Stack weights with blocks of one size, and with equal tables or one for each output."""
