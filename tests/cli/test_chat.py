@@ -60,6 +60,46 @@ def test_a_conversation_remembers_and_forgets(
     assert "/reset forgets" in shown.err
 
 
+def test_thinking_is_shown_beside_the_answer_and_not_sent_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turns red when a user waits before an empty line, or a script reads thoughts as an answer."""
+    lines(monkeypatch, "Hi", "And?")
+    script = Script(thoughts=("A greeting", ", so"))
+    with serve_script(script) as url:
+        assert main(["chat", "--url", url]) == 0
+    assert script.seen[1][1]["messages"][1] == {"role": "assistant", "content": "Hello there."}
+    shown = capsys.readouterr()
+    assert shown.out == "Hello there.\n" * 2
+    assert shown.err.count("A greeting, so\n") == 2
+
+
+THINKING_TEMPLATE = """
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{%- if message.role == 'assistant' %}
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{%- endif %}{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}"""
+
+
+def test_thinking_of_an_engine_in_this_process_is_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(THINKING_TEMPLATE)
+    flags = [*ENGINE, "--chat-template", str(template), "--max-tokens", "4", "--temperature", "0"]
+    assert main(["chat", *flags, "-q", "Hi"]) == 0
+    thinking = capsys.readouterr()
+    assert thinking.out == "\n"
+    template.write_text(THINKING_TEMPLATE.replace("<think>\n{% endif %}", "{% endif %}"))
+    assert main(["chat", *flags, "-q", "Hi"]) == 0
+    answering = capsys.readouterr()
+    assert answering.out.strip()
+    assert len(thinking.err) > len(answering.err)
+
+
 def test_a_full_context_forgets_the_oldest_turns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,13 +17,14 @@ __all__ = ["Script", "serve_script"]
 
 @dataclass
 class Script:
-    """words: an answer's pieces, each a chunk and a token. gap_s: between two. fail: what goes
-    wrong with a completion: "refuse" (400), "error" (in the stream), "cut" (no [DONE]), "reset".
-    starting: how often `/v1/models` answers 503 first. card: more of what it says of the
-    first model. max_messages: more of them are refused. num_prompt_tokens: what usage says.
-    seen: bodies that came, by path."""
+    """words: an answer's pieces, each a chunk and a token. thoughts: those before them, of chats.
+    gap_s: between two. fail: what goes wrong with a completion: "refuse" (400), "error" (in the
+    stream), "cut" (no [DONE]), "reset". starting: how often `/v1/models` answers 503 first. card:
+    more of what it says of the first model. max_messages: more of them are refused.
+    num_prompt_tokens: what usage says. seen: bodies that came, by path."""
 
     words: Sequence[str] = ("Hello", " there", ".")
+    thoughts: Sequence[str] = ()
     gap_s: float = 0.0
     fail: str | None = None
     starting: int = 0
@@ -125,6 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
             words = ["x"] * body["max_tokens"]
         if is_chat:
             self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            for thought in self.script.thoughts:
+                self._event({"choices": [{"delta": {"reasoning_content": thought}}]})
         for index, word in enumerate(words):
             time.sleep(self.script.gap_s)
             if self.script.fail == "error" and index == 1:

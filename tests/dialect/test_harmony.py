@@ -20,10 +20,11 @@ from quire.dialect import (
     find_dialect,
     thinking_at_end,
 )
-from quire.dialect.chat import WholeChats
+from quire.dialect.chat import WholeChats, answer_of
 from quire.dialect.families import DIALECTS
 from quire.dialect.harmony import render_harmony
 from quire.dialect.harmony_template import HarmonyTemplate, own_template
+from quire.dialect.parts import Part
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError, RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
@@ -399,6 +400,15 @@ def test_a_plain_chat_is_read() -> None:
     completion = CompletionOutput(0, "", ids, finish_reason="stop", stop_reason=None)
     found = chats.answer(body.messages, encoded(TOKENS, PROMPT), completion, SamplingParams())
     assert (found.content, found.reasoning) == ("4.", "Simple.")
+    reader = chats.reader(body.messages, encoded(TOKENS, PROMPT), SamplingParams())
+    assert reader is not None
+    growing = CompletionOutput(0)
+    parts: list[Part] = []
+    for token_id in ids:
+        growing.token_ids.append(token_id)
+        parts += reader.take(growing, is_last=False)
+    parts += reader.take(completion, is_last=True)
+    assert answer_of(parts) == found
     message = {"model": "m", "max_tokens": 9, "messages": body.messages}
     asked = MessagesRequest(**message, thinking={"type": "enabled", "budget_tokens": 1024})
     assert read_request(asked, model).chat.thinking_token_budget == 1024

@@ -19,9 +19,9 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """num_tokens: None where the source did not say; so is num_context_tokens, of the answer and
-    all before it. first_s: to the first text, None if there was none. total_s: to the end.
-    is_cut: ended by Ctrl-C."""
+    """text: without the thinking before it. num_tokens: of both, None where the source did not say;
+    so is num_context_tokens, of the answer and all before it. first_s: to the first of either, None
+    if there was none. total_s: to the end. is_cut: ended by Ctrl-C."""
 
     text: str
     num_tokens: int | None
@@ -44,17 +44,21 @@ class Answer:
 
 
 def print_answer(pieces: Generator[Piece], *, clock: Clock = time.perf_counter) -> Answer:
-    """Write the text to stdout as it comes and its speed to stderr, or to stdout if both are the
-    terminal. Ctrl-C ends the answer and the request, and nothing else."""
-    start, texts = clock(), list[str]()
+    """Write the text to stdout as it comes, and the thinking before it and its speed to stderr.
+    Ctrl-C ends the answer and the request, and nothing else."""
+    start, texts, thinking = clock(), list[str](), _Thinking()
     first: float | None = None
     num_tokens: int | None = None
     num_prompt: int | None = None
     is_cut = False
     try:
         for piece in pieces:
-            if piece.text:
+            if piece.text or piece.reasoning:
                 first = clock() - start if first is None else first
+            if piece.reasoning:
+                thinking.show(piece.reasoning)
+            if piece.text:
+                thinking.end()
                 texts.append(piece.text)
                 sys.stdout.write(piece.text)
                 sys.stdout.flush()
@@ -63,6 +67,7 @@ def print_answer(pieces: Generator[Piece], *, clock: Clock = time.perf_counter) 
     except KeyboardInterrupt:
         is_cut = True
     finally:
+        thinking.end()
         pieces.close()
     context = None if num_tokens is None or num_prompt is None else num_tokens + num_prompt
     answer = Answer("".join(texts), num_tokens, first, clock() - start, is_cut, context)
@@ -71,6 +76,26 @@ def print_answer(pieces: Generator[Piece], *, clock: Clock = time.perf_counter) 
     sys.stdout.flush()
     print(f"    {answer.summary()}", file=sys.stderr)
     return answer
+
+
+class _Thinking:
+    """Writes thinking to stderr, dimmed at a terminal."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._dim, self._plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+
+    def show(self, text: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.write(f"{self._dim}{text}{self._plain}")
+        sys.stderr.flush()
+        self._last = text
+
+    def end(self) -> None:
+        """Begin a new line for what follows, if any thinking was written."""
+        if self._last and not self._last.endswith("\n"):
+            print(file=sys.stderr)
+        self._last = ""
 
 
 def ask_lines() -> Iterator[str]:

@@ -6,15 +6,18 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from quire.client import RemoteServer
 from quire.errors import RequestError
 
 if TYPE_CHECKING:
+    from quire.dialect.chat import ChatReader, WholeChats
     from quire.llm import LLM
     from quire.protocol.outputs import RequestOutput
     from quire.rendering import Prompt
+    from quire.sampling_params import SamplingParams
 
 __all__ = ["ContextFullError", "EngineSource", "Piece", "ServerSource", "TextSource"]
 
@@ -23,12 +26,14 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of an answer. num_tokens: of the answer so far; None where it is not said.
-    num_prompt_tokens: of what it answers, likewise."""
+    """More of an answer. reasoning: more of the thinking before it. num_tokens: of the answer so
+    far, with its thinking; None where it is not said. num_prompt_tokens: of what it answers,
+    likewise."""
 
     text: str
     num_tokens: int | None = None
     num_prompt_tokens: int | None = None
+    reasoning: str = ""
 
 
 class ContextFullError(RequestError):
@@ -89,7 +94,8 @@ class ServerSource:
             for event in self._events("/v1/chat/completions", body):
                 choices = event.get("choices") or [{}]
                 delta = choices[0].get("delta") or {}
-                yield Piece(delta.get("content") or "", *_num_tokens(event))
+                reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+                yield Piece(delta.get("content") or "", *_num_tokens(event), reasoning)
         except RequestError as error:
             if _SAYS_FULL.search(str(error)):
                 raise ContextFullError(str(error)) from error
@@ -128,7 +134,9 @@ class EngineSource:
         return self._llm.engine.resolved.settings.max_model_len
 
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
-        rendered = self._llm.engine.renderer.render_chat(messages)
+        chats = self._chats
+        template = None if chats is None else chats.template
+        rendered = self._llm.engine.renderer.render_chat(messages, chat_template=template)
         longest = self._llm.engine.resolved.settings.max_model_len
         if len(rendered.token_ids) >= longest:
             raise ContextFullError(
@@ -136,27 +144,51 @@ class EngineSource:
                 f"{longest}. Send less, or raise --max-model-len."
             )
         # An answer is as long as the context allows, as a server has it.
-        asked = {"max_tokens": None, **sampling}
-        return self._stream({"prompt_token_ids": rendered.token_ids}, asked)
+        params = self._params({"max_tokens": None, **sampling})
+        reader = None if chats is None else chats.reader(messages, rendered.token_ids, params)
+        return self._stream({"prompt_token_ids": rendered.token_ids}, params, reader)
 
     def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Generator[Piece]:
-        return self._stream(prompt, sampling)
+        return self._stream(prompt, self._params(sampling))
 
     def shutdown(self) -> None:
         """Free the engine."""
         self._llm.shutdown()
 
-    def _stream(self, prompt: Prompt, sampling: Mapping[str, Any]) -> Generator[Piece]:
-        params = replace(self._llm.get_default_sampling_params(), **sampling)
+    @cached_property
+    def _chats(self) -> WholeChats | None:
+        """What tells thinking from answers; None if the model has no chats."""
+        from quire.dialect import find_dialect
+        from quire.dialect.chat import WholeChats
+
+        engine = self._llm.engine
+        template, tokenizer = engine.renderer.chat_template, engine.renderer.tokenizer
+        if template is None or tokenizer is None:
+            return None
+        dialect = find_dialect(template, tokenizer)
+        return WholeChats(dialect, template, tokenizer, engine.eos_token_ids, None)
+
+    def _params(self, sampling: Mapping[str, Any]) -> SamplingParams:
+        return replace(self._llm.get_default_sampling_params(), **sampling)
+
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams, reader: ChatReader | None = None
+    ) -> Generator[Piece]:
+        from quire.dialect.chat import answer_of
+
         # `stream` is a generator, which its callers need not know; closing it ends the request.
         outputs = cast("Generator[RequestOutput]", self._llm.stream(prompt, params))
         shown = 0
         with closing(outputs):
             for output in outputs:
                 sample = output.outputs[0]
-                num_prompt = len(output.prompt_token_ids)
-                yield Piece(sample.text[shown:], len(sample.token_ids), num_prompt)
-                shown = len(sample.text)
+                counts = len(sample.token_ids), len(output.prompt_token_ids)
+                if reader is None:
+                    yield Piece(sample.text[shown:], *counts)
+                    shown = len(sample.text)
+                    continue
+                answer = answer_of(reader.take(sample, is_last=output.finished))
+                yield Piece(answer.content or "", *counts, answer.reasoning or "")
 
 
 def _num_tokens(event: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -19,7 +19,7 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import ChatTemplate, Tokenizer
 from quire.rendering.messages import checked_messages, plain_data
 
-__all__ = ["WholeChats", "answer_of"]
+__all__ = ["ChatReader", "WholeChats", "answer_of"]
 
 Message = Mapping[str, Any]
 
@@ -60,9 +60,21 @@ class WholeChats:
         completion: CompletionOutput,
         params: SamplingParams,
     ) -> ChatAnswer:
-        """Split a completion into its parts. messages: the conversation that it answers."""
-        if not self._reads:
+        """Split a whole completion into its parts. messages: the conversation that it answers."""
+        reader = self.reader(messages, prompt_token_ids, params)
+        if reader is None:
             return ChatAnswer(completion.text)
+        return answer_of(reader.take(completion, is_last=True))
+
+    def reader(
+        self,
+        messages: Sequence[Message],
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+    ) -> ChatReader | None:
+        """Return a reader of one answer to `messages`; None if its text is all that it has."""
+        if not self._reads:
+            return None
         parser = AnswerParser(
             self._dialect,
             self._tokenizer,
@@ -72,13 +84,29 @@ class WholeChats:
             num_prior_calls=_num_calls(messages),
             skip_special_tokens=params.skip_special_tokens,
         )
-        reader = PartsReader(parser, params, stop_tokens={}, end_token_ids=self._ends)
+        return ChatReader(PartsReader(parser, params, stop_tokens={}, end_token_ids=self._ends))
+
+
+class ChatReader:
+    """Splits one answer of `LLM` into its parts, whole or while it grows."""
+
+    def __init__(self, reader: PartsReader) -> None:
+        self._reader = reader
+        self._num_taken = 0
+
+    def take(self, completion: CompletionOutput, *, is_last: bool) -> list[Part]:
+        """Return the parts that the completion has got since the last call. is_last: it grows no
+        more."""
+        new = completion.token_ids[self._num_taken :]
+        self._num_taken += len(new)
+        if not is_last:
+            return self._reader.take(new, None).parts
         is_text = isinstance(completion.stop_reason, str)
-        update = reader.take(completion.token_ids, None if is_text else _finish(completion))
+        update = self._reader.take(new, None if is_text else _finish(completion))
         parts = update.parts
         if update.ending is None:  # a stop string that is a token, which the text does not contain
-            parts += reader.take((), SequenceFinish(0, FinishReason.STOP)).parts
-        return answer_of(parts)
+            parts += self._reader.take((), SequenceFinish(0, FinishReason.STOP)).parts
+        return parts
 
 
 def _num_calls(messages: Sequence[Message]) -> int:
