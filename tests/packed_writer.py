@@ -433,6 +433,7 @@ FORMATS: tuple[Format, ...] = (
     _ints("w8a8-asym", 8, -1, "blocks-w8_zero-128", symmetric=False),
     _ints("w8a8-groups", 8, 32, "blocks-w8-32"),
     _ints("w4a8", 4, 64, "int4-g64-sym"),
+    _ints("w4a8-channel", 4, -1, "int8"),
     _compressed(
         "fp8",
         "float-quantized",

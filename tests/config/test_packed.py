@@ -330,6 +330,9 @@ def test_settings_of_modules(tmp_path: Path) -> None:
     change_settings(folder, **{BY_TOKEN: True})
     kernels = kernels_of(folder)
     assert kernels[up] == kernels[head] == "int4-sym"
+    groups["a"]["input_activations"] = {"num_bits": 8, "type": "float", "strategy": "token"}
+    change_settings(folder, config_groups=groups, **{BY_TOKEN: ...})
+    assert kernels_of(folder)["model.layers.1.self_attn.q_proj.weight"].startswith("blocks-w8")
 
 
 def kernels_of(folder: Path) -> dict[str, str | None]:

@@ -325,14 +325,15 @@ def test_refused_weights_cost_no_prefix(error: type[QuireError]) -> None:
 @DEPTHS
 @pytest.mark.parametrize("op", [Pause("keep"), Sleep(1, "keep"), Sleep(2, "keep")])
 def test_a_request_is_not_opened_while_the_engine_sleeps(depth: int, op: ControlOp) -> None:
-    """Fault: its adapter was put into memory that was not there; and a core that stands still did
-    not wait for input, so that it never ended a drain."""
+    """Fault: its adapter was put into memory that was not there; and a core that slept did not wait
+    for input, so that it never ended a drain. A pause opens it, since it may have to be refused."""
     engine = FakeEngine(depth=depth, num_adapter_slots=1)
     (handle,) = engine.add(PROMPTS[0], max_tokens=12, adapter=AdapterRef("a", "/a", "1"))
     control(engine, op)
-    assert engine.core.waits_for_input
-    engine.step()
-    assert not engine.executor.adapters or isinstance(op, Pause)
+    assert engine.core.waits_for_input == isinstance(op, Sleep)
+    for _ in range(3):
+        engine.step()
+    assert bool(engine.executor.adapters) == isinstance(op, Pause)
     assert engine.core.waits_for_input
     control(engine, Resume() if isinstance(op, Pause) else Wake())
     assert not engine.core.waits_for_input

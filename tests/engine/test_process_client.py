@@ -9,8 +9,9 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -24,20 +25,24 @@ from quire.engine.supervision.supervisor import RestartPolicy
 from quire.errors import RequestError
 from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
-from quire.protocol.control import Inspect, Pause, Sleep, Wake
+from quire.protocol.control import Inspect, Pause, Report, Resume, Sleep, Wake
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,
     PROTOCOL_VERSION,
     Abort,
     Add,
+    Answer,
+    Control,
     CoreMessage,
     Goodbye,
     Hello,
+    Output,
     Rejected,
     Welcome,
 )
 from quire.protocol.pooling_params import CLASSIFYING, Pooling
-from quire.protocol.status import EngineState
+from quire.protocol.request import EngineOutput
+from quire.protocol.status import EngineCapacity, EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import (
     FAKE_MODEL,
@@ -390,5 +395,84 @@ def test_a_vector_crosses_the_process_with_its_end() -> None:
                 assert finish.reason is FinishReason.STOP
                 expected = FAKE_MODEL.expected_vector(prompt, pooling)
                 np.testing.assert_array_equal(vector, expected)
+
+    run(work())
+
+
+PAUSE, SLEEP = Pause("keep"), Sleep(1, "keep")
+CAPACITY = EngineCapacity(64, 8, 64, 16, 64, 1024, ((None, 64),), False)
+
+
+class RecordedConnection:
+    """A connection to a core that says only what a test has it say. sent: messages, in order."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def send_bytes(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def close(self, *, say_goodbye: bool) -> None:
+        """There is nobody."""
+
+
+async def greeted_client(directory: Path, owed: Sequence[Any]) -> tuple[Any, RecordedConnection]:
+    """A client with operations for later, and a core that has just greeted it."""
+    client: Any = ProcessEngineClient(directory)
+    for task in client._tasks:
+        task.cancel()  # before they begin
+    await asyncio.gather(*client._tasks, return_exceptions=True)
+    for op in owed:
+        client.control_later(op)
+    client._connection = connection = RecordedConnection()
+    client._take(Welcome(0, CAPACITY))
+    return client, connection
+
+
+def test_a_request_sent_before_an_owed_operation_is_answered_is_not_replayed(
+    tmp_path: Path,
+) -> None:
+    """Fault: it was computed twice, and both computations fed its stream."""
+
+    async def work() -> None:
+        client, connection = await greeted_client(tmp_path, [Pause("keep")])
+        stream = await ask(client, [1], max_tokens=4)
+        (query,) = [each.query for each in connection.sent if isinstance(each, Control)]
+        client._take(Answer(query, Report(), "", 1))
+        assert len(connection.sent) == 2
+        handles = np.array(list(client._open._in_core), np.int64)
+        tokens = np.full(len(handles), 5, np.int32)
+        client._take(Output(EngineOutput(handles, tokens)))
+        assert stream.samples[0].token_ids == [5]
+        await client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("ops", "left"),
+    [
+        ([PAUSE, Wake()], [PAUSE, Wake()]),
+        ([PAUSE, Resume()], [Resume()]),
+        ([PAUSE, SLEEP], [SLEEP]),
+        ([SLEEP, PAUSE], [SLEEP, PAUSE]),
+        ([PAUSE, SLEEP, Wake()], [Wake(), Resume()]),
+        ([PAUSE, Wake(), PAUSE, Wake(), Resume()], [PAUSE, Wake(), Resume()]),
+    ],
+)
+def test_operations_for_later_end_as_all_of_them_would(
+    ops: list[Any], left: list[Any], tmp_path: Path
+) -> None:
+    """Fault: a wake-up that changed nothing took the place of a pause."""
+
+    async def work() -> None:
+        client, connection = await greeted_client(tmp_path, ops)
+        assert [each.op for each in connection.sent] == left
+        client.control_later(SLEEP)
+        assert connection.sent[-1].op == SLEEP
+        await client.close()
 
     run(work())

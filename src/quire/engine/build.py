@@ -41,6 +41,7 @@ from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import say
 from quire.protocol.control import Allocate, MeasureRecovery, Report
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
+from quire.protocol.status import FETCHING
 from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
@@ -133,7 +134,7 @@ def build_core(
     steps can be computed, when a process that computes a part of them has ended. free_bytes: as of
     `Launch`.
     """
-    on_phase("planning")
+    on_phase(FETCHING)
     platform = see_kernels(detect_platform())
     if free_bytes is not None:
         platform = replace(platform, free_bytes=free_bytes)

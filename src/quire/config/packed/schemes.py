@@ -222,7 +222,7 @@ class PlainIntegers:
 
     def kernels(self, inputs: int) -> tuple[str, ...]:
         integers = None
-        if self.symmetric and self.bits == 4:
+        if self.symmetric and self.bits == 4 and num_groups(inputs, self.group_size) > 1:
             integers = int4_kernel(inputs, self.group_size, zero_points=False)
         return compressed_kernels(self, inputs, integers)
 
@@ -550,11 +550,13 @@ def block_kernel(kind: str, inputs: int, group_size: int) -> str | None:
 def compressed_kernels(
     scheme: PackedIntegers | PlainIntegers, inputs: int, integers: str | None
 ) -> tuple[str, ...]:
-    """integers: the format of `linear_int4`, if one has these weights. One scale of activations per
-    token adds some 0.04 nats (KL) where scales of 32 inputs add 0.004, so only checkpoints that are
-    meant so take it first (docs/quantization.md)."""
-    one_group = num_groups(inputs, scheme.group_size) == 1
-    if integers is None and scheme.symmetric and one_group:
+    """Return the formats of a matrix, the best first. integers: that of `linear_int4`, if it has
+    these weights.
+
+    One scale of activations per token adds some 0.04 nats (KL) where scales of 32 inputs add 0.004,
+    so only checkpoints that are meant so take it first (docs/quantization.md).
+    """
+    if integers is None and scheme.symmetric and num_groups(inputs, scheme.group_size) == 1:
         integers = int8_kernel(inputs)
     kind = f"w{scheme.bits}" if scheme.symmetric else f"w{scheme.bits}_zero"
     blocks = block_kernel(kind, inputs, scheme.group_size)

@@ -210,6 +210,8 @@ def _is_by_token(activations: RawConfig | None) -> bool:
     """Return whether activations are meant to have 8 bits and one scale per token (or tensor)."""
     if activations is None or activations.read(int, "num_bits", default=8) != 8:
         return False
+    if activations.read(str, "type", default="int") != "int":  # FP8 keeps small numbers
+        return False
     return activations.read(str, "strategy", default="token") in ("token", "tensor")
 
 

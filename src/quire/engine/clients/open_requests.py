@@ -213,8 +213,10 @@ class OpenRequests:
             )
 
     def core_started(self) -> list[EngineRequest]:
-        """Return the requests to send to a core that has nothing of this client yet."""
-        return self._resume(self._replays.core_started(self._streams))
+        """Return the requests to send to a new core: all but those that it was given meanwhile."""
+        sent = {stream for stream, _ in self._in_core.values()}
+        waiting = [stream for stream in self._streams if stream not in sent]
+        return self._resume(self._replays.core_started(waiting))
 
     def next_trial(self) -> list[EngineRequest]:
         """Return held-back requests whose trial comes now; call it after every output."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,7 +101,7 @@ class ProcessEngineClient:
         self._connection: CoreConnection | None = None
         self._restart_deadline: asyncio.TimerHandle | None = None
         self._must_replay = False  # the requests of the last core
-        self._owed: Control | None = None
+        self._owed: list[Control] = []  # to be carried out by this core or the next, in order
         self._num_owed = 0
         self._num_garbled = 0
         self._became_idle = asyncio.Event()
@@ -177,16 +177,23 @@ class ProcessEngineClient:
         if answer.report is None:
             raise RequestError(answer.message)
         if isinstance(op, Pause | Resume | Sleep | Wake):
-            self._owed = None
+            self._owed = []
         return answer.report
 
     def control_later(self, op: AdminOp) -> None:
         """Have the engine carry out an operation as soon as it can, if it has a core or when it
-        gets one; this replaces what else it was to do later. Its answer is ignored."""
-        self._num_owed += 1
-        self._owed = Control(NO_QUERY - self._num_owed, op)
+        gets one, behind others that it is to do later. Its answer is ignored."""
+        known = {id(each.op): each for each in self._owed if each.op is not op}
+        wanted = _with_later([each.op for each in self._owed], op)
+        self._owed = [known.get(id(each)) or self._new_owed(each) for each in wanted]
         if self._connection is not None and self._watch.instance is not None:
-            self._connection.send(self._owed)
+            for each in self._owed:
+                if id(each.op) not in known:
+                    self._connection.send(each)
+
+    def _new_owed(self, op: AdminOp) -> Control:
+        self._num_owed += 1
+        return Control(NO_QUERY - self._num_owed, op)
 
     @property
     def status(self) -> EngineStatus:
@@ -303,22 +310,21 @@ class ProcessEngineClient:
             self._restart_deadline.cancel()
         self._watch.connected(welcome)
         self._must_replay = True
-        if self._owed is not None:
-            connection.send(self._owed)
+        for owed in self._owed:
+            connection.send(owed)
         self._replay(connection)
 
     def _answered(self, connection: CoreConnection, message: Answer) -> None:
         if message.report is not None:
             self._watch.answered(message.state_version, message.report.sleep_level)
-        if self._owed is not None and self._owed.query == message.query:
-            self._owed = None
+        self._owed = [owed for owed in self._owed if owed.query != message.query]
         self._queries.answer(message.query, message)
         self._replay(connection)
 
     def _replay(self, connection: CoreConnection) -> None:
         """Send the new core the requests of the one before it. They wait here while it sleeps, or
         may be about to."""
-        if not self._must_replay or self._owed is not None or self._watch.sleep_level:
+        if not self._must_replay or self._owed or self._watch.sleep_level:
             return
         self._must_replay = False
         requests = self._open.core_started()
@@ -434,3 +440,18 @@ def _without_text(request: EngineRequest) -> EngineRequest:
     if not (params.stop or params.bad_words):
         return request
     return replace(request, params=replace(params, stop=None, bad_words=None))
+
+
+def _with_later(owed: Sequence[AdminOp], op: AdminOp) -> list[AdminOp]:
+    """Return what leaves an engine as `owed` and then `op` would, whether it sleeps before or
+    not."""
+    if isinstance(op, Sleep):
+        return [op]
+    if isinstance(op, Wake):
+        if any(isinstance(each, Sleep) for each in owed):
+            return [op, Resume()]  # waking from a sleep ends a pause, other waking nothing
+        return list(owed) if any(isinstance(each, Wake) for each in owed) else [*owed, op]
+    kept = list(owed)
+    while kept and isinstance(kept[-1], Pause | Resume):
+        kept.pop()
+    return [*kept, op]

@@ -322,7 +322,7 @@ class EngineCore:
     @property
     def waits_for_input(self) -> bool:
         """True if a step could do nothing before some prompt goes on, or the engine does."""
-        is_opening = bool(self._opening) and not self._is_paused
+        is_opening = bool(self._opening) and not self._report.sleep_level
         if self._in_flight or self._held or is_opening or self._awaits_hooks:
             return False
         return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
