@@ -123,7 +123,7 @@ def _is_well_formed(keyword: str, value: object) -> bool:
 
 def _unsupported(schema: object) -> Iterator[tuple[str, dict[str, Any], str]]:
     """The path of each such keyword, what holds it, and its name there."""
-    ids = frozenset(str(node["$id"]) for _, node in subschemas("$", schema) if "$id" in node)
+    names = _names(schema)
     for path, node in subschemas("$", schema):
         for keyword in _REFUSED:
             if keyword in node:
@@ -133,7 +133,7 @@ def _unsupported(schema: object) -> Iterator[tuple[str, dict[str, Any], str]]:
             yield f"{path}.pattern ({pattern[:80]!r} looks around or back)", node, "pattern"
         if isinstance(form, str) and form not in _FORMATS:
             yield f"{path}.format ({form[:80]!r})", node, "format"
-        if isinstance(reference, str) and _lies_elsewhere(reference, ids):
+        if isinstance(reference, str) and _lies_elsewhere(reference, names):
             yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)", node, "$ref"
         named = node.get("patternProperties")
         if isinstance(named, dict):
@@ -153,10 +153,16 @@ def _is_regular(pattern: str) -> bool:
     return re.search(r"\\[a-zA-Z0-9]|\[\^?\]", plain) is None
 
 
-def _lies_elsewhere(reference: str, ids: frozenset[str]) -> bool:
-    """Return True for a reference to another document. ids: names within this one."""
+def _names(schema: object) -> frozenset[str]:
+    """Return what references may call the subschemas: their `$id`s, and the ends of those."""
+    ids = {str(node["$id"]) for _, node in subschemas("$", schema) if "$id" in node}
+    return frozenset(ids | {each.rpartition("/")[2] for each in ids})
+
+
+def _lies_elsewhere(reference: str, names: frozenset[str]) -> bool:
+    """Return True for a reference to another document. names: of subschemas within this one."""
     base = reference.partition("#")[0]
-    return bool(base) and not any(each == base or each.endswith(f"/{base}") for each in ids)
+    return bool(base) and base not in names
 
 
 def subschemas(path: str, schema: object) -> Iterator[Node]:
