@@ -15,7 +15,7 @@ from quire.dialect import Dialect, Tool, answer_grammar
 from quire.dialect.families import DIALECTS
 from quire.errors import RequestError
 from quire.grammar.source import grammar_text
-from quire.grammar.trial import LIMITS
+from quire.grammar.trial import LIMITS, _judge
 from quire.rendering import Tokenizer
 from tests.dialect.answers import parsed, read
 from tests.dialect.models import Follower, library, tokenizer, walk
@@ -32,6 +32,8 @@ HELD: dict[str, dict[str, Any]] = {
     "digits": {"type": "string", "pattern": "^[0-9]{2,4}$"},
     "within": {"type": "string", "pattern": "[a-c]/x"},
     "either": {"type": "string", "pattern": "^(yes|no)$"},
+    "flag": {"type": "string", "pattern": "^(?:(?i:x)|y)$"},
+    "class": {"type": "string", "pattern": "^[(^]{2}$"},
     "length": {"type": "string", "minLength": 2, "maxLength": 3},
     "names": {"enum": ["a b", 'q"\\', "é\n", ""]},
     "mixed": {"enum": ["one", 1, None, True]},
@@ -151,6 +153,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("glm45", {"type": "string", "minLength": 3, "maxLength": 2}, r"a\.maxLength.*minLength"),
     ("qwen3_coder", {"type": "string", "maxLength": "5"}, r"a\.maxLength.*whole number"),
     ("qwen3_coder", {"type": "string", "pattern": "a{2,1}"}, r"a\.pattern"),
+    ("glm45", {"type": "string", "pattern": "^{[a-z]+}$"}, r"tools\[0\].*a\.pattern"),
+    ("deepseek_v32", {"type": "string", "pattern": "^\\p{Foo}$"}, r"a\.pattern"),
+    ("qwen3_coder", {"type": "string", "pattern": "\\<b\\>"}, r"a\.pattern"),
+    ("qwen3_coder", {"type": "string", "pattern": "^a)|(b$"}, r"a\.pattern"),
+    ("glm45", {"type": "string", "pattern": "^(?x)a # b$"}, r"a\.pattern"),
+    ("glm45", {"type": "string", "pattern": "a\\"}, r"a\.pattern"),
 ]
 
 
@@ -161,7 +169,7 @@ def test_what_cannot_be_held(style: str, schema: Any, place: str) -> None:
     with pytest.raises(RequestError, match=place):
         spec = answer_grammar(dialect, [tool(schema, is_strict=True)], "required")
         assert spec is not None
-        grammar_text(spec)
+        grammar_text(spec, drops_refused=True)
     spec = answer_grammar(dialect, [tool(schema, is_strict=False)], "required")
     assert spec is not None
     assert Follower(spec, tokens).allowed()
@@ -185,6 +193,20 @@ def test_lengths_are_counted_as_far_as_the_library_can(style: str) -> None:
 
 NAMES = ("content-type", "$filter", "@type", "a.b", "x:y", "a/b")
 OTHERS = ("größe", "a b", 'a"b', "", "a>b", "x=y", "f(")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_pattern_that_the_library_refuses_is_dropped_alone(style: str) -> None:
+    """Turns red when one such pattern, as many tools have, refuses all tools."""
+    dialect, tokens = model(style)
+    mail = {"type": "string", "pattern": r"^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$"}
+    braced = {"type": "string", "pattern": "^{[a-z]+}$"}
+    asked = Tool("f", {"properties": {"a": mail, "b": braced, "c": HELD["digits"]}})
+    spec = answer_grammar(dialect, [asked], "required")
+    assert spec is not None
+    verdict = _judge(library(tokens), -(-tokens.vocab_size // 32), spec)
+    assert not verdict.refusal
+    assert "{2,4}" in verdict.text and "^{" not in verdict.text
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from quire.dialect.keyword_rules import keywords_rule
-from quire.dialect.rules import Rules, json_grammar, refuse
+from quire.dialect.rules import Rules, json_grammar, refusal_text, refuse
 from quire.dialect.schema_types import ALL_TYPES, Schema, listed, node, resolved, types_of
 from quire.dialect.spec import ArgumentStyle, Dialect, ParameterSyntax
 from quire.dialect.tools import Tool
@@ -156,13 +156,13 @@ class _Tagged:
         if values:
             texts = [value for value in values if isinstance(value, str)]
             return [f"{rules.plain(text)} {rules.literal(close)}" for text in texts]
-        bodies = self._bodies(schema, path)
+        pattern = self._pattern(schema, path)
         is_any = beside | _STRING == ALL_TYPES or bool(self._syntax.middle_json)
         others = [] if is_any else _read_otherwise(beside, unbounded)
         length = self._length(schema, path)
-        if len(bodies) == 1 and not others and length == (0, None):
+        if pattern is None and not others and length == (0, None):
             name = "VALUE"
-        return [rules.up_to(name, close, bodies, others, length)]
+        return [rules.up_to(name, close, ["(?s:.*)"], others, length, pattern)]
 
     def _length(self, schema: Schema, path: str) -> tuple[int, int | None]:
         """Return the fewest and most characters of a text. What the grammar cannot count is left
@@ -190,18 +190,19 @@ class _Tagged:
         if self._tool.is_strict:
             refuse(self._where, path, f"{why} and cannot be held")
 
-    def _bodies(self, schema: Schema, path: str) -> list[str]:
-        """Return regular expressions that a text has to match."""
-        bodies = ["(?s:.*)"]
-        if isinstance(pattern := schema.get("pattern"), str):
-            body = _of_pattern(pattern)
-            if body is not None:
-                bodies.append(body)
-            elif self._tool.is_strict:
-                refuse(self._where, f"{path}.pattern", "cannot be held in a tagged value")
+    def _pattern(self, schema: Schema, path: str) -> tuple[str, str] | None:
+        """Return a regular expression that a text has to match, and the error if the grammar
+        library refuses it."""
+        why = "cannot be held in a tagged value"
         if "format" in schema and self._tool.is_strict:
-            refuse(self._where, f"{path}.format", "cannot be held in a tagged value")
-        return bodies
+            refuse(self._where, f"{path}.format", why)
+        if not isinstance(pattern := schema.get("pattern"), str):
+            return None
+        body = _of_pattern(pattern)
+        if body is None and self._tool.is_strict:
+            refuse(self._where, f"{path}.pattern", why)
+        error = refusal_text(self._where, f"{path}.pattern", why) if self._tool.is_strict else ""
+        return None if body is None else (body, error)
 
 
 def _unbounded(schema: object) -> frozenset[str]:
@@ -221,6 +222,7 @@ def _read_otherwise(types: frozenset[str], words: frozenset[str]) -> list[str]:
 
 
 _ANCHOR = re.compile(r"(?<!\\)[\^$]")
+_ESCAPES_AND_CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL)
 
 
 def _of_pattern(pattern: str) -> str | None:
@@ -230,30 +232,24 @@ def _of_pattern(pattern: str) -> str | None:
     before = "" if inner != pattern else "(?s:.*)"
     is_ended = inner.endswith("$") and not inner.endswith("\\$")
     inner, after = (inner[:-1], "") if is_ended else (inner, "(?s:.*)")
-    outside = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", inner)
-    if _ANCHOR.search(outside) or "(?=" in inner or "(?!" in inner or "(?<" in inner:
+    outside = _ESCAPES_AND_CLASSES.sub("", inner)
+    looks_around = "(?=" in inner or "(?!" in inner or "(?<" in inner
+    if looks_around or _ANCHOR.search(outside) or not _is_balanced(outside):
         return None
     if "|" in re.sub(r"\([^()]*\)", "", outside) and (before != after):
-        return None
-    if not _compiles(inner):
         return None
     escaped = re.sub(r"(\\.)|/", lambda sign: sign[1] or "\\/", inner).replace("\n", "\\n")
     return f"{before}({escaped}){after}"
 
 
-_OWN_SYNTAX = re.compile(
-    r"\\[upx]\{[^{}]*\}|\\[pP]?.|\[(?:\\.|[^\]\\])*\]|(?<=\()\?P?<\w+>", re.DOTALL
-)
-"""Escapes, classes and names of groups, where dialects of regular expressions differ."""
-
-
-def _compiles(pattern: str) -> bool:
-    """Return False for a pattern whose groups and repetitions are malformed."""
-    try:
-        re.compile(_OWN_SYNTAX.sub(lambda sign: "" if sign[0][0] == "?" else "x", pattern))
-    except (re.error, RecursionError, OverflowError):
-        return False
-    return True
+def _is_balanced(text: str) -> bool:
+    """Return False if a group ends that did not begin, which could end the one around it."""
+    depth = 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _string_nodes(schema: object, root: Schema, path: str) -> Iterator[_Node]:

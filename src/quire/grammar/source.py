@@ -267,9 +267,17 @@ def _of_tags(spec: GrammarSpec, *, drops_refused: bool) -> str:
 
 
 def _of_answer(spec: GrammarSpec, *, drops_refused: bool) -> str:
-    """Rules as they are, and the grammars that they refer to, each by its own text."""
+    """Rules as they are, the patterns and the grammars that they refer to, each by its own text."""
     source = json.loads(spec.source)
-    grammars: list[dict[str, Any]] = [{"lark_grammar": source["lark"]}]
+    lines: list[str] = [source["lark"]]
+    for name, pattern in source["patterns"].items():
+        regex = pattern["regex"]
+        if drops_refused and _is_refused_regex(regex):
+            if pattern["refusal"]:
+                raise RequestError(pattern["refusal"])
+            regex = "/(?s:.*)/"
+        lines.append(f"{name}: {regex}")
+    grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join(lines)}]
     for name, part in source["grammars"].items():
         kind = GrammarKind(part["kind"])
         inner = GrammarSpec(kind, part["source"], part["is_strict"], part["whitespace"])
@@ -281,6 +289,12 @@ def _of_answer(spec: GrammarSpec, *, drops_refused: bool) -> str:
         (compiled,) = json.loads(text)["grammars"]
         grammars.append({**compiled, "name": name})
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _is_refused_regex(regex: str) -> bool:
+    """Return True if the library takes no such terminal. regex: between slashes."""
+    lark = f"start: TEXT\nTEXT: {regex}"
+    return bool(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(lark)))
 
 
 def _quoted(text: str) -> str:
