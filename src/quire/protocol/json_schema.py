@@ -38,7 +38,7 @@ _COUNTS = frozenset(
 )
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\(?:[1-9]|k<|[bB])")
 _LETTER_ESCAPE = re.compile(
-    r"\\(?:[dDsSwWnrtfv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]+\}|[pP](?:[A-Z]|\{[^{}]+\}))"
+    r"\\(?:[dDsSwWnrtfvaAz]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]+\}|[pP](?:[A-Z]|\{[^{}]+\}))"
 )
 _MAX_REFERENCE_CHARS = 1_000
 """A reference may be looked up thousands of times."""
@@ -148,9 +148,9 @@ def _looks_around(pattern: str) -> bool:
 
 
 def _is_regular(pattern: str) -> bool:
-    """Return False for escapes and classes that regular expressions of the grammar library lack."""
+    """Return False for escapes that regular expressions of the grammar library lack."""
     plain = _LETTER_ESCAPE.sub("", pattern.replace("\\\\", ""))
-    return re.search(r"\\[a-zA-Z0-9]|\[\^?\]", plain) is None
+    return re.search(r"\\[a-zA-Z0-9]", plain) is None
 
 
 def _names(schema: object) -> frozenset[str]:
