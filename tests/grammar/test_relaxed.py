@@ -14,7 +14,7 @@ from quire.errors import RequestError
 from quire.grammar.source import grammar_text, without_refused
 from quire.grammar.trial import _judge
 from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.protocol.json_schema import all_unsupported, without_unsupported
+from quire.protocol.json_schema import all_unsupported, find_unsupported, without_unsupported
 from tests.dialect.models import library, tokenizer
 
 DROPPED: list[tuple[dict[str, Any], str]] = [
@@ -38,6 +38,9 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "pattern": "\\cA"}, "$.pattern"),
     ({"patternProperties": {"\\Bx": {}, "\\Zx": {}}}, "$.patternProperties"),
     ({"$ref": "other.json#/x"}, "$.$ref"),
+    ({"$ref": "n", "$defs": {"n": {"$id": "https://a/n"}}}, "$.$ref"),
+    ({"$id": "https://a/b", "$ref": "n", "$defs": {"n": {"$id": "https://a/c/n"}}}, "$.$ref"),
+    ({"$ref": "https://[/n"}, "$.$ref"),
     ({"anyOf": [{"$ref": "#/$defs/none"}]}, "$.anyOf[0].$ref"),
 ]  # fmt: skip
 
@@ -70,6 +73,16 @@ def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> No
         *({"pattern": text} for text in (r"^\[[^]]+\]$", r"^\w+\[]$", "^[]a]+$", r"\Aab\z", r"\a")),
         {"$defs": {"n": {"$id": "node", "type": "object"}}, "$ref": "node"},
         {"$id": "https://a/b", "$ref": "https://a/b#/$defs/n", "$defs": {"n": {"type": "null"}}},
+        {"$id": "https://a/b", "$ref": "./b#/$defs/n", "$defs": {"n": {"type": "null"}}},
+        {"$id": "https://a/b", "$ref": "/b#/$defs/n", "$defs": {"n": {"type": "null"}}},
+        {"$id": "https://a/b", "$ref": "/c", "$defs": {"n": {"$id": "https://a/c"}}},
+        {"$id": "https://a/b", "$ref": "https://a/d/c", "$defs": {"n": {"$id": "d/c"}}},
+        {
+            "$ref": "/n",
+            "$defs": {"n": {"$id": "n", "items": {"$ref": "o"}, "$defs": {"o": {"$id": "o"}}}},
+        },
+        {"$id": f"https://a/{'b' * 2_000}", "$ref": "#/$defs/n", "$defs": {"n": {"type": "null"}}},
+        {"$id": "urn:a:b", "$ref": "urn:a:c", "$defs": {"n": {"$id": "urn:a:c"}}},
     ],
     ids=str,
 )
@@ -78,6 +91,7 @@ def test_what_can_be_held_stays(schema: dict[str, Any]) -> None:
     without_unsupported(held)
     assert held == schema
     assert compiles(schema, is_strict=False)
+    assert find_unsupported(schema) is None
 
 
 @pytest.mark.parametrize(
