@@ -69,6 +69,8 @@ def without_unsupported(schema: object) -> list[str]:
     found = list(_unsupported(placed))
     for _, holder, name in found:
         del holder[name]
+    wholes = {each.base: each.whole for each in reversed(placed)}
+    bases = {id(each.node): each.base for each in reversed(placed)}
     malformed: list[str] = []
     for path, node in subschemas("$", schema):
         for keyword in _MAPS:
@@ -84,7 +86,9 @@ def without_unsupported(schema: object) -> list[str]:
         wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
         malformed += [f"{path}.{key} ({str(node.pop(key))[:80]!r} is none)" for key in wrong]
         reference = str(node.get("$ref"))
-        if reference.startswith("#/") and resolved(reference, cast("Any", schema)) is None:
+        pointer = f"#{reference.partition('#')[2]}"
+        whole = wholes.get(_joined(bases.get(id(node), _BASE), reference), {})
+        if pointer.startswith("#/") and resolved(pointer, whole) is None:
             malformed.append(f"{path}.$ref ({node.pop('$ref')[:80]!r} leads nowhere)")
         for keyword in _COUNTS & node.keys():
             node[keyword] = int(node[keyword])  # the library takes no 1.0
