@@ -124,6 +124,22 @@ def test_patterns_that_the_library_refuses_are_dropped(pattern: str) -> None:
     assert first.startswith(paths[0]) and second.startswith(paths[1])
 
 
+@pytest.mark.parametrize("name", ["^x\\b", "^x\\Z", "^{x}"])
+@pytest.mark.parametrize("others", [False, {"type": "string"}], ids=str)
+def test_a_dropped_name_leaves_its_properties_free(name: str, others: Any) -> None:
+    """Turns red when a property that the client's schema allows is refused."""
+    schema = {"patternProperties": {name: {"type": "integer"}}, "additionalProperties": others}
+    spec = GrammarSpec(GrammarKind.JSON, json.dumps(schema), is_strict=False)
+    text = grammar_text(spec, drops_refused=True)
+    matcher = LLMatcher(library(tokenizer()), text, log_level=0)
+    ids = tokenizer().encode('{"x": 1}', add_special_tokens=False)
+    assert matcher.validate_tokens(ids) == len(ids)
+    paths = without_unsupported(schema) + without_refused(schema)
+    assert [path.split(" (")[0] for path in paths] == [
+        "$.patternProperties", "$.additionalProperties",
+    ]  # fmt: skip
+
+
 def test_references_are_looked_up_among_all_names_at_once() -> None:
     """Turns red when each reference is compared with each name, which blocks a server."""
     properties = {f"p{i}": {"$id": f"i{i}", "$ref": f"x{i}"} for i in range(4_000)}

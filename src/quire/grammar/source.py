@@ -14,7 +14,12 @@ from quire.errors import RequestError
 from quire.grammar.schema import find_endless, is_too_deep
 from quire.protocol.codec import is_unicode
 from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.protocol.json_schema import find_unsupported, subschemas, without_unsupported
+from quire.protocol.json_schema import (
+    allow_others,
+    find_unsupported,
+    subschemas,
+    without_unsupported,
+)
 
 __all__ = ["grammar_text", "lenient_schemas", "refusal", "refuse_null", "without_refused"]
 
@@ -103,6 +108,8 @@ def without_refused(schema: object) -> list[str]:
                 del holder[key]
                 place = "pattern" if holder is node else "patternProperties"
                 found.append(f"{path}.{place} ({text[:80]!r} is none)")
+                if holder is not node:
+                    found += allow_others(path, node)
     return found
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "LISTS",
     "Node",
     "all_unsupported",
+    "allow_others",
     "find_unsupported",
     "resolved",
     "subschemas",
@@ -69,6 +70,7 @@ def without_unsupported(schema: object) -> list[str]:
     found = list(_unsupported(placed))
     for _, holder, name in found:
         del holder[name]
+    cut = {id(holder) for _, holder, _ in found}
     wholes = {each.base: each.whole for each in reversed(placed)}
     bases = {id(each.node): each.base for each in reversed(placed)}
     malformed: list[str] = []
@@ -80,9 +82,12 @@ def without_unsupported(schema: object) -> list[str]:
         named = node.get("patternProperties")
         if isinstance(named, dict):
             names = cast("dict[str, Any]", named)
-            for key in [key for key in names if not _is_regular(key)]:
+            irregular = [key for key in names if not _is_regular(key)]
+            for key in irregular:
                 malformed.append(f"{path}.patternProperties ({key[:80]!r} is none)")
                 del names[key]
+            if irregular or id(names) in cut:
+                malformed += allow_others(path, node)
         wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
         malformed += [f"{path}.{key} ({str(node.pop(key))[:80]!r} is none)" for key in wrong]
         reference = str(node.get("$ref"))
@@ -93,6 +98,15 @@ def without_unsupported(schema: object) -> list[str]:
         for keyword in _COUNTS & node.keys():
             node[keyword] = int(node[keyword])  # the library takes no 1.0
     return [*(place for place, _, _ in found), *malformed]
+
+
+def allow_others(path: str, node: dict[str, Any]) -> list[str]:
+    """Let an object have all other properties, since names of some are dropped, and those would be
+    others. Returns the path of what that takes."""
+    if node.get("additionalProperties", True) is True:
+        return []
+    del node["additionalProperties"]
+    return [f"{path}.additionalProperties (others have dropped names)"]
 
 
 def _open_malformed(path: str, schemas: dict[str, Any]) -> list[str]:
