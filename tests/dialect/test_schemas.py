@@ -137,6 +137,12 @@ def test_tagged_values_have_the_types_of_their_schemas(
         assert read(parts).calls == (("f", {"a": value}),)
 
 
+BESIDE = [
+    {"type": "string", "maxLength": 1500},
+    {"type": "string", "minLength": 1400},
+    {"type": "string", "minLength": 300},
+    {"type": "integer"},
+]
 REFUSED: list[tuple[str, Any, str]] = [
     ("hermes", {"not": {}}, r"tools\[0\].*\$\.properties\.a\.not"),
     ("hermes", {"type": "string", "format": "path"}, r"tools\[0\].*\$\.properties\.a\.format"),
@@ -152,6 +158,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("glm45", {"type": "string", "minLength": 5000}, r"a\.minLength.*1,500"),
     ("glm45", {"type": "string", "minLength": 3, "maxLength": 2}, r"a\.maxLength.*minLength"),
     ("qwen3_coder", {"type": "string", "maxLength": "5"}, r"a\.maxLength.*whole number"),
+    ("qwen3_coder", {"anyOf": BESIDE}, r"a\.anyOf\[1\]\.minLength.*beside.*1,500"),
     ("qwen3_coder", {"type": "string", "pattern": "a{2,1}"}, r"a\.pattern"),
     ("glm45", {"type": "string", "pattern": "^{[a-z]+}$"}, r"tools\[0\].*a\.pattern"),
     ("deepseek_v32", {"type": "string", "pattern": "^\\p{Foo}$"}, r"a\.pattern"),
@@ -189,6 +196,23 @@ def test_lengths_are_counted_as_far_as_the_library_can(style: str) -> None:
         assert not LLMatcher(library(tokens), text, log_level=0, limits=LIMITS).get_error()
         if isinstance(end, str):
             assert (f",{most + len(end)}}}" in text) == (most == 1_500)
+
+
+def test_lengths_of_several_texts_are_counted_together() -> None:
+    """Turns red when a length is left out that the library can count."""
+    dialect, tokens = model("qwen3_coder")
+    spec = answer_grammar(dialect, [tool({"anyOf": BESIDE}, is_strict=False)], "required")
+    assert spec is not None
+    text = grammar_text(spec)
+    assert not LLMatcher(library(tokens), text, log_level=0, limits=LIMITS).get_error()
+    end = len(dialect.parameter.close) if dialect.parameter else 0
+    assert [f"{{{least + end}," in text for least in (1400, 300)] == [False, True]
+    alone = [{"type": "string", "minLength": 1400, "maxLength": 1500}, {"type": "integer"}]
+    spec = answer_grammar(dialect, [tool({"anyOf": alone}, is_strict=True)], "required")
+    assert spec is not None
+    assert f"{{{1400 + end},{1500 + end}}}" in grammar_text(spec)
+    words = {"enum": ["a"], "maxLength": 9_000}
+    assert answer_grammar(dialect, [tool(words, is_strict=True)], "required") is not None
 
 
 NAMES = ("content-type", "$filter", "@type", "a.b", "x:y", "a/b")

@@ -44,6 +44,9 @@ _BOUNDS = ("inimum", "aximum", "multipleOf")
 MAX_COUNTED_CHARS = 1_500
 """Most characters of a text that are counted up to an end spelled by tokens of text, and fewest in
 any case. The grammar library gives up at about 2,000, and its work grows with them."""
+MAX_COUNTED_PAIRS = 500_000
+"""Largest product of the most characters of a text and the fewest of another that a value may be
+instead: the grammar library compares them character by character, and gives up at a million."""
 
 
 def arguments_rule(rules: Rules, dialect: Dialect, tool: Tool, name: str, where: str) -> str:
@@ -120,8 +123,9 @@ class _Tagged:
         beside = types - _STRING
         unbounded = _unbounded(schema)
         texts: list[str] = []
-        for i, each in enumerate(_string_nodes(schema, self._root, path)):
-            texts += self._texts(*each, beside, unbounded, f"{name.upper()}_{i}")
+        lengths = self._lengths(list(_string_nodes(schema, self._root, path)))
+        for i, (its, its_path, length) in enumerate(lengths):
+            texts += self._texts(its, its_path, length, beside, unbounded, f"{name.upper()}_{i}")
         if texts and types == ALL_TYPES:
             return f"{before} {middle} ({' | '.join(texts)})"
         found = [f"{before} {middle} ({' | '.join(texts)})"] if texts else []
@@ -145,12 +149,14 @@ class _Tagged:
         self,
         schema: Schema,
         path: str,
+        length: tuple[int, int | None],
         beside: frozenset[str],
         unbounded: frozenset[str],
         name: str,
     ) -> list[str]:
-        """Return alternatives for a text that one schema allows, up to its closing tag. beside:
-        other types that the value may have. unbounded: see `_unbounded`."""
+        """Return alternatives for a text that one schema allows, up to its closing tag. length:
+        fewest and most characters. beside: other types that the value may have. unbounded: see
+        `_unbounded`."""
         rules, close = self._rules, self._syntax.close
         values = [schema["const"]] if "const" in schema else listed(schema, "enum")
         if values:
@@ -159,14 +165,29 @@ class _Tagged:
         pattern = self._pattern(schema, path)
         is_any = beside | _STRING == ALL_TYPES or bool(self._syntax.middle_json)
         others = [] if is_any else _read_otherwise(beside, unbounded)
-        length = self._length(schema, path)
         if pattern is None and not others and length == (0, None):
             name = "VALUE"
         return [rules.up_to(name, close, ["(?s:.*)"], others, length, pattern)]
 
+    def _lengths(self, nodes: list[_Node]) -> list[tuple[Schema, str, tuple[int, int | None]]]:
+        """Return the alternatives of a value that are texts, with their lengths (`_length`)."""
+        lengths = [self._length(*each) for each in nodes]
+        is_in_text = isinstance(self._rules.tokens.split(self._syntax.close)[0], str)
+        longest = sorted(most or 0 for _, most in lengths)[-2:]
+        found: list[tuple[Schema, str, tuple[int, int | None]]] = []
+        for (schema, path), (least, most) in zip(nodes, lengths, strict=True):
+            others = longest[:-1] if most == longest[-1] else longest
+            if is_in_text and others and least * others[-1] > MAX_COUNTED_PAIRS:
+                self._leave_out(f"{path}.minLength", f"stands beside a maxLength of {others[-1]:,}")
+                least = 0
+            found.append((schema, path, (least, most)))
+        return found
+
     def _length(self, schema: Schema, path: str) -> tuple[int, int | None]:
-        """Return the fewest and most characters of a text. What the grammar cannot count is left
-        out, or refused if strict."""
+        """Return the fewest and most characters of a text, none for listed texts. What the grammar
+        cannot count is left out, or refused if strict."""
+        if "const" in schema or listed(schema, "enum"):
+            return 0, None
         is_in_text = isinstance(self._rules.tokens.split(self._syntax.close)[0], str)
         found: dict[str, int] = {}
         for keyword in ("minLength", "maxLength"):
