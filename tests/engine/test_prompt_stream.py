@@ -140,7 +140,8 @@ def test_ctrl_c_as_a_request_is_queued_leaves_nothing(
     assert num_requests() == 0
     with pytest.raises(KeyboardInterrupt):
         llm.enqueue(TEXT, PARAMS)
-    assert len(llm.wait_for_completion(use_tqdm=False)) == 1
+    assert num_requests() == 0
+    assert llm.wait_for_completion(use_tqdm=False) == []
 
 
 def test_mistakes(llm: LLM) -> None:

@@ -308,6 +308,7 @@ def test_the_engine_reads_no_grammar_itself(
     """Turns red when a large schema is read where steps wait for Python's lock."""
     monkeypatch.setattr(trial, "grammar_text", None)
     monkeypatch.setattr(trial, "without_unsupported", None)
+    monkeypatch.setattr(trial, "without_refused", None)
     found = opened(shared, request(StructuredOutputsParams(json={}, strict=False).spec))
     assert EOS in allowed(found, "17")
 
