@@ -73,6 +73,9 @@ class Follower:
 
     def __init__(self, spec: GrammarSpec, tokens: Tokenizer) -> None:
         self._matcher = LLMatcher(library(tokens), grammar_text(spec), log_level=0)
+        if self._matcher.is_error():
+            text = grammar_text(spec, drops_refused=True)
+            self._matcher = LLMatcher(library(tokens), text, log_level=0)
         assert not self._matcher.is_error(), self._matcher.get_error()[:1000]
         self._mask = np.zeros(-(-tokens.vocab_size // 32), np.uint32)
         self._eos = tokens.eos_token_id

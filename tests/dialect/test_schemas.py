@@ -15,7 +15,7 @@ from quire.dialect import Dialect, Tool, answer_grammar
 from quire.dialect.families import DIALECTS
 from quire.errors import RequestError
 from quire.grammar.source import grammar_text
-from quire.grammar.trial import LIMITS
+from quire.grammar.trial import LIMITS, _judge
 from quire.rendering import Tokenizer
 from tests.dialect.answers import parsed, read
 from tests.dialect.models import Follower, library, tokenizer, walk
@@ -32,6 +32,8 @@ HELD: dict[str, dict[str, Any]] = {
     "digits": {"type": "string", "pattern": "^[0-9]{2,4}$"},
     "within": {"type": "string", "pattern": "[a-c]/x"},
     "either": {"type": "string", "pattern": "^(yes|no)$"},
+    "flag": {"type": "string", "pattern": "^(?:(?i:x)|y)$"},
+    "class": {"type": "string", "pattern": "^[(^]{2}$"},
     "length": {"type": "string", "minLength": 2, "maxLength": 3},
     "names": {"enum": ["a b", 'q"\\', "é\n", ""]},
     "mixed": {"enum": ["one", 1, None, True]},
@@ -135,6 +137,12 @@ def test_tagged_values_have_the_types_of_their_schemas(
         assert read(parts).calls == (("f", {"a": value}),)
 
 
+BESIDE = [
+    {"type": "string", "maxLength": 1500},
+    {"type": "string", "minLength": 1400},
+    {"type": "string", "minLength": 300},
+    {"type": "integer"},
+]
 REFUSED: list[tuple[str, Any, str]] = [
     ("hermes", {"not": {}}, r"tools\[0\].*\$\.properties\.a\.not"),
     ("hermes", {"type": "string", "format": "path"}, r"tools\[0\].*\$\.properties\.a\.format"),
@@ -150,7 +158,14 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("glm45", {"type": "string", "minLength": 5000}, r"a\.minLength.*1,500"),
     ("glm45", {"type": "string", "minLength": 3, "maxLength": 2}, r"a\.maxLength.*minLength"),
     ("qwen3_coder", {"type": "string", "maxLength": "5"}, r"a\.maxLength.*whole number"),
+    ("qwen3_coder", {"anyOf": BESIDE}, r"a\.anyOf\[1\]\.minLength.*beside.*1,500"),
     ("qwen3_coder", {"type": "string", "pattern": "a{2,1}"}, r"a\.pattern"),
+    ("glm45", {"type": "string", "pattern": "^{[a-z]+}$"}, r"tools\[0\].*a\.pattern"),
+    ("deepseek_v32", {"type": "string", "pattern": "^\\p{Foo}$"}, r"a\.pattern"),
+    ("qwen3_coder", {"type": "string", "pattern": "\\<b\\>"}, r"a\.pattern"),
+    ("qwen3_coder", {"type": "string", "pattern": "^a)|(b$"}, r"a\.pattern"),
+    ("glm45", {"type": "string", "pattern": "^(?x)a # b$"}, r"a\.pattern"),
+    ("glm45", {"type": "string", "pattern": "a\\"}, r"a\.pattern"),
 ]
 
 
@@ -161,7 +176,7 @@ def test_what_cannot_be_held(style: str, schema: Any, place: str) -> None:
     with pytest.raises(RequestError, match=place):
         spec = answer_grammar(dialect, [tool(schema, is_strict=True)], "required")
         assert spec is not None
-        grammar_text(spec)
+        grammar_text(spec, drops_refused=True)
     spec = answer_grammar(dialect, [tool(schema, is_strict=False)], "required")
     assert spec is not None
     assert Follower(spec, tokens).allowed()
@@ -183,8 +198,39 @@ def test_lengths_are_counted_as_far_as_the_library_can(style: str) -> None:
             assert (f",{most + len(end)}}}" in text) == (most == 1_500)
 
 
+def test_lengths_of_several_texts_are_counted_together() -> None:
+    """Turns red when a length is left out that the library can count."""
+    dialect, tokens = model("qwen3_coder")
+    spec = answer_grammar(dialect, [tool({"anyOf": BESIDE}, is_strict=False)], "required")
+    assert spec is not None
+    text = grammar_text(spec)
+    assert not LLMatcher(library(tokens), text, log_level=0, limits=LIMITS).get_error()
+    end = len(dialect.parameter.close) if dialect.parameter else 0
+    assert [f"{{{least + end}," in text for least in (1400, 300)] == [False, True]
+    alone = [{"type": "string", "minLength": 1400, "maxLength": 1500}, {"type": "integer"}]
+    spec = answer_grammar(dialect, [tool({"anyOf": alone}, is_strict=True)], "required")
+    assert spec is not None
+    assert f"{{{1400 + end},{1500 + end}}}" in grammar_text(spec)
+    words = {"enum": ["a"], "maxLength": 9_000}
+    assert answer_grammar(dialect, [tool(words, is_strict=True)], "required") is not None
+
+
 NAMES = ("content-type", "$filter", "@type", "a.b", "x:y", "a/b")
 OTHERS = ("größe", "a b", 'a"b', "", "a>b", "x=y", "f(")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_pattern_that_the_library_refuses_is_dropped_alone(style: str) -> None:
+    """Turns red when one such pattern, as many tools have, refuses all tools."""
+    dialect, tokens = model(style)
+    mail = {"type": "string", "pattern": r"^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$"}
+    braced = {"type": "string", "pattern": "^{[a-z]+}$"}
+    asked = Tool("f", {"properties": {"a": mail, "b": braced, "c": HELD["digits"]}})
+    spec = answer_grammar(dialect, [asked], "required")
+    assert spec is not None
+    verdict = _judge(library(tokens), -(-tokens.vocab_size // 32), spec)
+    assert not verdict.refusal
+    assert "{2,4}" in verdict.text and "^{" not in verdict.text
 
 
 @pytest.mark.parametrize("style", STYLES)

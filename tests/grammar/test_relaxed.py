@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from quire.errors import RequestError
 from quire.grammar.source import grammar_text, without_refused
 from quire.grammar.trial import _judge
 from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.protocol.json_schema import all_unsupported, without_unsupported
+from quire.protocol.json_schema import all_unsupported, find_unsupported, without_unsupported
 from tests.dialect.models import library, tokenizer
 
 DROPPED: list[tuple[dict[str, Any], str]] = [
@@ -35,9 +36,13 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "pattern": "(?<a>x)\\k<a>"}, "$.pattern"),
     ({"type": "string", "pattern": "x\\Z"}, "$.pattern"),
     ({"type": "string", "pattern": "\\cA"}, "$.pattern"),
-    ({"type": "string", "pattern": "[^]"}, "$.pattern"),
     ({"patternProperties": {"\\Bx": {}, "\\Zx": {}}}, "$.patternProperties"),
     ({"$ref": "other.json#/x"}, "$.$ref"),
+    ({"items": {"$id": "a", "$ref": "#/$defs/n"}, "$defs": {"n": {}}}, "$.items.$ref"),
+    ({"$ref": "n#/$defs/o", "$defs": {"n": {"$id": "n"}, "o": {}}}, "$.$ref"),
+    ({"$ref": "n", "$defs": {"n": {"$id": "https://a/n"}}}, "$.$ref"),
+    ({"$id": "https://a/b", "$ref": "n", "$defs": {"n": {"$id": "https://a/c/n"}}}, "$.$ref"),
+    ({"$ref": "https://[/n"}, "$.$ref"),
     ({"anyOf": [{"$ref": "#/$defs/none"}]}, "$.anyOf[0].$ref"),
 ]  # fmt: skip
 
@@ -67,8 +72,21 @@ def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> No
         {"type": "object", "properties": {"type": {"type": "string"}, "enum": {"enum": ["a"]}}},
         {"type": "integer", "minimum": 1, "exclusiveMaximum": 5.5, "multipleOf": 2},
         {"type": "string", "pattern": r"^C:\\bin\\(\d\w\S\x41\u00e9|\p{L}|\u{1F600}|[^x])\/\-$"},
+        *({"pattern": text} for text in (r"^\[[^]]+\]$", r"^\w+\[]$", "^[]a]+$", r"\Aab\z", r"\a")),
         {"$defs": {"n": {"$id": "node", "type": "object"}}, "$ref": "node"},
         {"$id": "https://a/b", "$ref": "https://a/b#/$defs/n", "$defs": {"n": {"type": "null"}}},
+        {"$id": "https://a/b", "$ref": "./b#/$defs/n", "$defs": {"n": {"type": "null"}}},
+        {"$id": "https://a/b", "$ref": "/b#/$defs/n", "$defs": {"n": {"type": "null"}}},
+        {"$id": "https://a/b", "$ref": "/c", "$defs": {"n": {"$id": "https://a/c"}}},
+        {"$id": "https://a/b", "$ref": "https://a/d/c", "$defs": {"n": {"$id": "d/c"}}},
+        {
+            "$ref": "/n",
+            "$defs": {"n": {"$id": "n", "items": {"$ref": "o"}, "$defs": {"o": {"$id": "o"}}}},
+        },
+        {"$id": f"https://a/{'b' * 2_000}", "$ref": "#/$defs/n", "$defs": {"n": {"type": "null"}}},
+        {"$ref": "n", "$defs": {"n": {"$id": "n", "$ref": "#/$defs/o", "$defs": {"o": {}}}}},
+        {"$ref": "n#/$defs/o", "$defs": {"n": {"$id": "n", "$defs": {"o": {}}}}},
+        {"$id": "urn:a:b", "$ref": "urn:a:c", "$defs": {"n": {"$id": "urn:a:c"}}},
     ],
     ids=str,
 )
@@ -77,9 +95,12 @@ def test_what_can_be_held_stays(schema: dict[str, Any]) -> None:
     without_unsupported(held)
     assert held == schema
     assert compiles(schema, is_strict=False)
+    assert find_unsupported(schema) is None
 
 
-@pytest.mark.parametrize("pattern", ["a^", "(", "[z-a]", "x{5,2}", "\\p{Nope}", "(a(?#c)b)"])
+@pytest.mark.parametrize(
+    "pattern", ["a^", "(", "[z-a]", "x{5,2}", "\\p{Nope}", "(a(?#c)b)", "[^]", "[]"]
+)
 def test_patterns_that_the_library_refuses_are_dropped(pattern: str) -> None:
     """Turns red when one such pattern of one tool refuses a request."""
     schema = {
@@ -101,3 +122,27 @@ def test_patterns_that_the_library_refuses_are_dropped(pattern: str) -> None:
     assert not verdict.refusal
     ((first, second),) = verdict.dropped.values()
     assert first.startswith(paths[0]) and second.startswith(paths[1])
+
+
+@pytest.mark.parametrize("name", ["^x\\b", "^x\\Z", "^{x}"])
+@pytest.mark.parametrize("others", [False, {"type": "string"}], ids=str)
+def test_a_dropped_name_leaves_its_properties_free(name: str, others: Any) -> None:
+    """Turns red when a property that the client's schema allows is refused."""
+    schema = {"patternProperties": {name: {"type": "integer"}}, "additionalProperties": others}
+    spec = GrammarSpec(GrammarKind.JSON, json.dumps(schema), is_strict=False)
+    text = grammar_text(spec, drops_refused=True)
+    matcher = LLMatcher(library(tokenizer()), text, log_level=0)
+    ids = tokenizer().encode('{"x": 1}', add_special_tokens=False)
+    assert matcher.validate_tokens(ids) == len(ids)
+    paths = without_unsupported(schema) + without_refused(schema)
+    assert [path.split(" (")[0] for path in paths] == [
+        "$.patternProperties", "$.additionalProperties",
+    ]  # fmt: skip
+
+
+def test_references_are_looked_up_among_all_names_at_once() -> None:
+    """Turns red when each reference is compared with each name, which blocks a server."""
+    properties = {f"p{i}": {"$id": f"i{i}", "$ref": f"x{i}"} for i in range(4_000)}
+    started = time.process_time()
+    assert len(all_unsupported({"properties": properties})) == 4_000
+    assert time.process_time() - started < 1

@@ -13,13 +13,17 @@ from pydantic import BaseModel
 from quire.dialect import CallArguments, CallStart, Reasoning, Text, answer_grammar
 from quire.dialect.families import DIALECTS
 from quire.engine.model_front import ModelFront
+from quire.errors import RequestError
+from quire.grammar.trial import _judge
+from quire.protocol.grammar import GrammarSpec
+from quire.rendering import Tokenizer
 from quire.server.openai.tools import asked_tools
 from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.responses.items import ItemReader
 from quire.server.responses.tools import GivenTools, given_tools
 from tests import waiting
-from tests.dialect.models import Follower, tokenizer
+from tests.dialect.models import Follower, library, tokenizer
 from tests.server.responses import (
     ASKED,
     CALL,
@@ -53,25 +57,57 @@ PATCH_CALL = (
 )
 
 
-@pytest.mark.parametrize("definition", ["[0-9]{4}", "^[0-9]{4}$", "x|[0-9]{4}"])
-def test_a_regular_expression_holds_the_whole_text(definition: str) -> None:
-    """Fault: it matches anywhere in a text that says more."""
+PIN_CALLS = {
+    "hermes": '<tool_call>\n{"name": "pin", "arguments": {"input": "%s"}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=pin>\n<parameter=input>\n%s\n</parameter>\n</function>\n"
+    "</tool_call>",
+}
+
+
+def pin_grammar(name: str, definition: str | None, tokens: Tokenizer) -> GrammarSpec:
+    """The answers of a model of a family that has to call a tool with such a text."""
     form = {"type": "grammar", "syntax": "regex", "definition": definition}
     given = given_tools([{"type": "custom", "name": "pin", "format": form}])
     tools = asked_tools(ChatRequest(messages=[], tools=given.functions)).tools
-    for name, call in (
-        ("hermes", '<tool_call>\n{"name": "pin", "arguments": {"input": "%s"}}\n</tool_call>'),
-        ("qwen3_coder", "<tool_call>\n<function=pin>\n<parameter=input>\n%s\n</parameter>\n"
-         "</function>\n</tool_call>"),
-    ):  # fmt: skip
-        tokens = tokenizer((), ("<tool_call>", "</tool_call>"))
-        spec = answer_grammar(DIALECTS[name].bound(tokens), tools, "required")
-        assert spec is not None
-        for text, fits in (("1234", True), ("rm -rf / 1234 yes", False), ("x1", False)):
-            ids = tokens.encode(call % text, add_special_tokens=False)
-            assert Follower(spec, tokens).accepts(ids) == fits, (name, text)
+    spec = answer_grammar(DIALECTS[name].bound(tokens), tools, "required")
+    assert spec is not None
+    return spec
+
+
+@pytest.mark.parametrize("name", PIN_CALLS)
+@pytest.mark.parametrize(
+    ("definition", "written"),
+    [
+        ("[0-9]{4}", "1234"),
+        ("^[0-9]{4}$", "1234"),
+        ("x|[0-9]{4}", "1234"),
+        ("(?i)yes|no", "YES"),
+        ("a{2}{3}", "aaaaaa"),
+    ],
+)
+def test_a_regular_expression_holds_the_whole_text(
+    name: str, definition: str, written: str
+) -> None:
+    """Fault: it matches anywhere in a text that says more, or it is not held."""
+    tokens = tokenizer((), ("<tool_call>", "</tool_call>"))
+    spec = pin_grammar(name, definition, tokens)
+    for text, fits in ((written, True), (f"rm -rf / {written} yes", False), ("x1", False)):
+        ids = tokens.encode(PIN_CALLS[name] % text, add_special_tokens=False)
+        assert Follower(spec, tokens).accepts(ids) == fits, text
+
+
+@pytest.mark.parametrize("name", PIN_CALLS)
+@pytest.mark.parametrize("definition", ["ab\\b", "^{x}$", "(a", "(?=a)a"])
+def test_a_regular_expression_that_cannot_be_held_is_refused(name: str, definition: str) -> None:
+    tokens = tokenizer((), ("<tool_call>", "</tool_call>"))
+    with pytest.raises(RequestError, match=r"pattern|no regular expression"):
+        spec = pin_grammar(name, definition, tokens)
+        raise RequestError(_judge(library(tokens), -(-tokens.vocab_size // 32), spec).refusal)
+
+
+def test_a_regular_expression_that_is_missing() -> None:
     with pytest.raises(RefusedError, match=r"tools\[0\].format.definition is missing"):
-        given_tools([{"type": "custom", "name": "pin", "format": {**form, "definition": None}}])
+        pin_grammar("hermes", None, tokenizer())
 
 
 def test_a_text(client: openai.OpenAI, script: Script) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from quire.dialect.keyword_rules import keywords_rule
-from quire.dialect.rules import Rules, json_grammar, refuse
+from quire.dialect.rules import Rules, json_grammar, refusal_text, refuse
 from quire.dialect.schema_types import ALL_TYPES, Schema, listed, node, resolved, types_of
 from quire.dialect.spec import ArgumentStyle, Dialect, ParameterSyntax
 from quire.dialect.tools import Tool
@@ -44,6 +44,9 @@ _BOUNDS = ("inimum", "aximum", "multipleOf")
 MAX_COUNTED_CHARS = 1_500
 """Most characters of a text that are counted up to an end spelled by tokens of text, and fewest in
 any case. The grammar library gives up at about 2,000, and its work grows with them."""
+MAX_COUNTED_PAIRS = 500_000
+"""Largest product of the most characters of a text and the fewest of another that a value may be
+instead: the grammar library compares them character by character, and gives up at a million."""
 
 
 def arguments_rule(rules: Rules, dialect: Dialect, tool: Tool, name: str, where: str) -> str:
@@ -120,8 +123,9 @@ class _Tagged:
         beside = types - _STRING
         unbounded = _unbounded(schema)
         texts: list[str] = []
-        for i, each in enumerate(_string_nodes(schema, self._root, path)):
-            texts += self._texts(*each, beside, unbounded, f"{name.upper()}_{i}")
+        lengths = self._lengths(list(_string_nodes(schema, self._root, path)))
+        for i, (its, its_path, length) in enumerate(lengths):
+            texts += self._texts(its, its_path, length, beside, unbounded, f"{name.upper()}_{i}")
         if texts and types == ALL_TYPES:
             return f"{before} {middle} ({' | '.join(texts)})"
         found = [f"{before} {middle} ({' | '.join(texts)})"] if texts else []
@@ -145,28 +149,45 @@ class _Tagged:
         self,
         schema: Schema,
         path: str,
+        length: tuple[int, int | None],
         beside: frozenset[str],
         unbounded: frozenset[str],
         name: str,
     ) -> list[str]:
-        """Return alternatives for a text that one schema allows, up to its closing tag. beside:
-        other types that the value may have. unbounded: see `_unbounded`."""
+        """Return alternatives for a text that one schema allows, up to its closing tag. length:
+        fewest and most characters. beside: other types that the value may have. unbounded: see
+        `_unbounded`."""
         rules, close = self._rules, self._syntax.close
         values = [schema["const"]] if "const" in schema else listed(schema, "enum")
         if values:
             texts = [value for value in values if isinstance(value, str)]
             return [f"{rules.plain(text)} {rules.literal(close)}" for text in texts]
-        bodies = self._bodies(schema, path)
+        pattern = self._pattern(schema, path)
         is_any = beside | _STRING == ALL_TYPES or bool(self._syntax.middle_json)
         others = [] if is_any else _read_otherwise(beside, unbounded)
-        length = self._length(schema, path)
-        if len(bodies) == 1 and not others and length == (0, None):
+        if pattern is None and not others and length == (0, None):
             name = "VALUE"
-        return [rules.up_to(name, close, bodies, others, length)]
+        return [rules.up_to(name, close, ["(?s:.*)"], others, length, pattern)]
+
+    def _lengths(self, nodes: list[_Node]) -> list[tuple[Schema, str, tuple[int, int | None]]]:
+        """Return the alternatives of a value that are texts, with their lengths (`_length`)."""
+        lengths = [self._length(*each) for each in nodes]
+        is_in_text = isinstance(self._rules.tokens.split(self._syntax.close)[0], str)
+        longest = sorted(most or 0 for _, most in lengths)[-2:]
+        found: list[tuple[Schema, str, tuple[int, int | None]]] = []
+        for (schema, path), (least, most) in zip(nodes, lengths, strict=True):
+            others = longest[:-1] if most == longest[-1] else longest
+            if is_in_text and others and least * others[-1] > MAX_COUNTED_PAIRS:
+                self._leave_out(f"{path}.minLength", f"stands beside a maxLength of {others[-1]:,}")
+                least = 0
+            found.append((schema, path, (least, most)))
+        return found
 
     def _length(self, schema: Schema, path: str) -> tuple[int, int | None]:
-        """Return the fewest and most characters of a text. What the grammar cannot count is left
-        out, or refused if strict."""
+        """Return the fewest and most characters of a text, none for listed texts. What the grammar
+        cannot count is left out, or refused if strict."""
+        if "const" in schema or listed(schema, "enum"):
+            return 0, None
         is_in_text = isinstance(self._rules.tokens.split(self._syntax.close)[0], str)
         found: dict[str, int] = {}
         for keyword in ("minLength", "maxLength"):
@@ -190,18 +211,19 @@ class _Tagged:
         if self._tool.is_strict:
             refuse(self._where, path, f"{why} and cannot be held")
 
-    def _bodies(self, schema: Schema, path: str) -> list[str]:
-        """Return regular expressions that a text has to match."""
-        bodies = ["(?s:.*)"]
-        if isinstance(pattern := schema.get("pattern"), str):
-            body = _of_pattern(pattern)
-            if body is not None:
-                bodies.append(body)
-            elif self._tool.is_strict:
-                refuse(self._where, f"{path}.pattern", "cannot be held in a tagged value")
+    def _pattern(self, schema: Schema, path: str) -> tuple[str, str] | None:
+        """Return a regular expression that a text has to match, and the error if the grammar
+        library refuses it."""
+        why = "cannot be held in a tagged value"
         if "format" in schema and self._tool.is_strict:
-            refuse(self._where, f"{path}.format", "cannot be held in a tagged value")
-        return bodies
+            refuse(self._where, f"{path}.format", why)
+        if not isinstance(pattern := schema.get("pattern"), str):
+            return None
+        body = _of_pattern(pattern)
+        if body is None and self._tool.is_strict:
+            refuse(self._where, f"{path}.pattern", why)
+        error = refusal_text(self._where, f"{path}.pattern", why) if self._tool.is_strict else ""
+        return None if body is None else (body, error)
 
 
 def _unbounded(schema: object) -> frozenset[str]:
@@ -221,6 +243,7 @@ def _read_otherwise(types: frozenset[str], words: frozenset[str]) -> list[str]:
 
 
 _ANCHOR = re.compile(r"(?<!\\)[\^$]")
+_ESCAPES_AND_CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL)
 
 
 def _of_pattern(pattern: str) -> str | None:
@@ -230,30 +253,24 @@ def _of_pattern(pattern: str) -> str | None:
     before = "" if inner != pattern else "(?s:.*)"
     is_ended = inner.endswith("$") and not inner.endswith("\\$")
     inner, after = (inner[:-1], "") if is_ended else (inner, "(?s:.*)")
-    outside = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", inner)
-    if _ANCHOR.search(outside) or "(?=" in inner or "(?!" in inner or "(?<" in inner:
+    outside = _ESCAPES_AND_CLASSES.sub("", inner)
+    looks_around = "(?=" in inner or "(?!" in inner or "(?<" in inner
+    if looks_around or _ANCHOR.search(outside) or not _is_balanced(outside):
         return None
     if "|" in re.sub(r"\([^()]*\)", "", outside) and (before != after):
-        return None
-    if not _compiles(inner):
         return None
     escaped = re.sub(r"(\\.)|/", lambda sign: sign[1] or "\\/", inner).replace("\n", "\\n")
     return f"{before}({escaped}){after}"
 
 
-_OWN_SYNTAX = re.compile(
-    r"\\[upx]\{[^{}]*\}|\\[pP]?.|\[(?:\\.|[^\]\\])*\]|(?<=\()\?P?<\w+>", re.DOTALL
-)
-"""Escapes, classes and names of groups, where dialects of regular expressions differ."""
-
-
-def _compiles(pattern: str) -> bool:
-    """Return False for a pattern whose groups and repetitions are malformed."""
-    try:
-        re.compile(_OWN_SYNTAX.sub(lambda sign: "" if sign[0][0] == "?" else "x", pattern))
-    except (re.error, RecursionError, OverflowError):
-        return False
-    return True
+def _is_balanced(text: str) -> bool:
+    """Return False if a group ends that did not begin, which could end the one around it."""
+    depth = 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _string_nodes(schema: object, root: Schema, path: str) -> Iterator[_Node]:

@@ -12,7 +12,7 @@ from quire.dialect.spec import Markers
 from quire.errors import RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 
-__all__ = ["Rules", "json_grammar", "refuse", "regex"]
+__all__ = ["Rules", "json_grammar", "refusal_text", "refuse", "regex"]
 
 MAX_SCHEMA_CHARS = 4 * 2**20
 """Most characters that the schemas of one request may add to its grammar."""
@@ -28,7 +28,12 @@ def json_grammar(schema: Schema, *, is_strict: bool) -> GrammarSpec:
 
 def refuse(where: str, path: str, why: str) -> NoReturn:
     """Raise RequestError for a keyword of a strict schema. where: the field of the request."""
-    raise RequestError(
+    raise RequestError(refusal_text(where, path, why))
+
+
+def refusal_text(where: str, path: str, why: str) -> str:
+    """Return the text of the error that `refuse` raises."""
+    return (
         f"{where} has {path}, which {why} in the format that this model calls tools in. Leave it "
         "out, or set strict to false: then it is not checked."
     )
@@ -47,12 +52,13 @@ class Rules:
         self.tokens = tokens
         self._lines: dict[str, None] = {}
         self._grammars: dict[str, dict[str, object]] = {}
+        self._patterns: dict[str, dict[str, str]] = {}
         self._num_chars = 0
 
     def spec(self, start: str) -> GrammarSpec:
         """The whole grammar, whose first rule is `start`."""
         lark = "\n".join([f"start: {start}", *self._lines])
-        source = {"lark": lark, "grammars": self._grammars}
+        source = {"lark": lark, "patterns": self._patterns, "grammars": self._grammars}
         is_strict = all(part["is_strict"] for part in self._grammars.values())
         return GrammarSpec(GrammarKind.ANSWER, json.dumps(source, ensure_ascii=False), is_strict)
 
@@ -98,15 +104,20 @@ class Rules:
         bodies: Sequence[str],
         others: Sequence[str] = (),
         length: tuple[int, int | None] = (0, None),
+        pattern: tuple[str, str] | None = None,
     ) -> str:
         """Add the terminal `name`, and return a rule for a text up to and including the first
         `end`. bodies: regular expressions that the text must match. others: those that it must not
-        match. length: fewest and most characters."""
+        match. length: fewest and most characters. pattern: one more that it must match, of a
+        client, and the error if the grammar library refuses it; empty to go on without it."""
         parts = self.tokens.split(end)
         marker = next((part for part in parts if isinstance(part, int)), None)
         first = parts[0] if isinstance(parts[0], str) else ""
         tail = regex(first)
         terms = [f"/({body}){tail}/" for body in bodies]
+        if pattern is not None:
+            terms.append(f"{name}_PATTERN")
+            self._patterns[terms[-1]] = {"regex": f"/({pattern[0]}){tail}/", "refusal": pattern[1]}
         if length != (0, None):
             least, most = (None if each is None else each + len(first) for each in length)
             terms.append(f"/(?s:.{{{least},{'' if most is None else most}}})/")

@@ -14,7 +14,12 @@ from quire.errors import RequestError
 from quire.grammar.schema import find_endless, is_too_deep
 from quire.protocol.codec import is_unicode
 from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.protocol.json_schema import find_unsupported, subschemas, without_unsupported
+from quire.protocol.json_schema import (
+    allow_others,
+    find_unsupported,
+    subschemas,
+    without_unsupported,
+)
 
 __all__ = ["grammar_text", "lenient_schemas", "refusal", "refuse_null", "without_refused"]
 
@@ -103,6 +108,8 @@ def without_refused(schema: object) -> list[str]:
                 del holder[key]
                 place = "pattern" if holder is node else "patternProperties"
                 found.append(f"{path}.{place} ({text[:80]!r} is none)")
+                if holder is not node:
+                    found += allow_others(path, node)
     return found
 
 
@@ -267,9 +274,17 @@ def _of_tags(spec: GrammarSpec, *, drops_refused: bool) -> str:
 
 
 def _of_answer(spec: GrammarSpec, *, drops_refused: bool) -> str:
-    """Rules as they are, and the grammars that they refer to, each by its own text."""
+    """Rules as they are, the patterns and the grammars that they refer to, each by its own text."""
     source = json.loads(spec.source)
-    grammars: list[dict[str, Any]] = [{"lark_grammar": source["lark"]}]
+    lines: list[str] = [source["lark"]]
+    for name, pattern in source["patterns"].items():
+        regex = pattern["regex"]
+        if drops_refused and _is_refused_regex(regex):
+            if pattern["refusal"]:
+                raise RequestError(pattern["refusal"])
+            regex = "/(?s:.*)/"
+        lines.append(f"{name}: {regex}")
+    grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join(lines)}]
     for name, part in source["grammars"].items():
         kind = GrammarKind(part["kind"])
         inner = GrammarSpec(kind, part["source"], part["is_strict"], part["whitespace"])
@@ -281,6 +296,12 @@ def _of_answer(spec: GrammarSpec, *, drops_refused: bool) -> str:
         (compiled,) = json.loads(text)["grammars"]
         grammars.append({**compiled, "name": name})
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _is_refused_regex(regex: str) -> bool:
+    """Return True if the library takes no such terminal. regex: between slashes."""
+    lark = f"start: TEXT\nTEXT: {regex}"
+    return bool(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(lark)))
 
 
 def _quoted(text: str) -> str:

@@ -105,16 +105,17 @@ def _add(found: GivenTools, given: _Named) -> None:
     function: Fields = {"name": name, "description": tool.get("description")}
     if tool["type"] == "custom":
         found.custom.add(name)
-        function["parameters"] = _text_parameter(tool, given.place)
+        text = _custom_text(tool, given.place)
+        function |= {"parameters": _only(text), "strict": True if "pattern" in text else None}
     else:
         function |= {"parameters": tool.get("parameters"), "strict": tool.get("strict")}
     said = {key: value for key, value in function.items() if value is not None}
     found.functions.append({"type": "function", "function": said})
 
 
-def _text_parameter(tool: Fields, place: str) -> Fields:
-    """Return the schema of a custom tool's one argument. A regular expression becomes its pattern,
-    which holds the whole text. The text of a grammar only tells the model what to write, and is not
+def _custom_text(tool: Fields, place: str) -> Fields:
+    """Return the schema of a custom tool's text. A regular expression becomes its pattern, which
+    holds the whole text. The text of a grammar only tells the model what to write, and is not
     enforced."""
     given = tool.get("format")
     form = {} if given is None else fields_of(given, f"{place}.format")
@@ -124,6 +125,11 @@ def _text_parameter(tool: Fields, place: str) -> Fields:
             text["pattern"] = _whole(string_of(form, "definition", f"{place}.format"))
         else:
             text["description"] = f"Text of this grammar:\n{form.get('definition')}"
+    return text
+
+
+def _only(text: Fields) -> Fields:
+    """Return the schema of the arguments of a function that takes one text."""
     return {
         "type": "object",
         "properties": {"input": text},
