@@ -157,7 +157,7 @@ class EngineSource:
 
     @cached_property
     def _chats(self) -> WholeChats | None:
-        """What tells thinking from answers; None if the model has no chats."""
+        """Reader of thinking and answers; None if the model has no chats."""
         from quire.dialect import find_dialect
         from quire.dialect.chat import WholeChats
 
