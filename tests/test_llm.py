@@ -8,12 +8,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-import pydantic
 import pytest
 import torch
 
@@ -24,11 +22,8 @@ from quire import (
     RequestError,
     SamplingParams,
     SchedulingParams,
-    StructuredOutputsParams,
 )
 from quire.bundled import bundled_model_path
-from quire.dialect import find_dialect
-from quire.outputs import ChatAnswer
 from quire.scheduler import KeyedPolicy, SequenceGroup
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -79,85 +74,6 @@ def test_each_prompt_has_its_own_parameters(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
     with pytest.raises(RequestError, match="3 prompts but 2 sampling_params"):
         llm.generate(["a", "b", "c"], params[:2])
-
-
-def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
-    conversation = [{"role": "user", "content": "Hello!"}]
-    (one,) = llm.chat(conversation, GREEDY)
-    many = llm.chat([conversation, conversation], GREEDY)
-    assert [output.outputs[0].text for output in many] == [one.outputs[0].text] * 2
-    assert one.prompt != "Hello!"
-
-
-def test_calls_of_a_chat_are_told_apart(llm: LLM) -> None:
-    """Catches calls that users of `chat` would have to find in the text, and a stop token or a stop
-    string that becomes part of an answer."""
-    name = {"type": "string", "maxLength": 4}
-    schema = {"type": "object", "properties": {"name": name}, "required": ["name"]}
-    tools = [{"type": "function", "function": {"name": "find", "parameters": schema}}]
-    renderer = llm.engine.renderer
-    dialect = find_dialect(renderer.chat_template, renderer.tokenizer)
-    marker = dialect.tokens.ids["<|tool_call|>"]
-    text = '"{\\"name\\": \\"find\\", \\"arguments\\": {\\"name\\": \\"" /[a-z]{1,4}/ "\\"}}"'
-    held = StructuredOutputsParams(grammar=f"start: <[{marker}]> {text}")
-    params = [
-        SamplingParams(temperature=1, seed=1, max_tokens=60, structured_outputs=held),
-        SamplingParams(temperature=0, max_tokens=12),
-        SamplingParams(temperature=0, max_tokens=12, stop=["e"]),
-    ]
-    conversation = [{"role": "user", "content": "Hello!"}]
-    called, free, stopped = (
-        output.outputs[0] for output in llm.chat([conversation] * 3, params, tools=tools)
-    )
-    assert called.answer is not None
-    (call,) = called.answer.tool_calls
-    assert (call.function.name, call.type, called.answer.content) == ("find", "function", None)
-    assert len(json.loads(call.function.arguments)["name"]) <= 4
-    assert call.id.startswith("call_")
-    for each in (free, stopped):
-        assert each.answer == ChatAnswer(each.text)
-    assert stopped.stop_reason == "e"
-    (plain,) = llm.chat(conversation, params[1])
-    assert plain.outputs[0].answer == ChatAnswer(plain.outputs[0].text)
-    (generated,) = llm.generate("Hello!", params[1])
-    assert generated.outputs[0].answer is None
-    with pytest.raises(RequestError):
-        llm.chat([{"role": "user", "content": "a", "tool_calls": 3}, 5], params[1])  # type: ignore[list-item]
-
-
-@dataclass
-class Said:
-    role: str
-    content: str
-
-
-class Sent(pydantic.BaseModel):
-    role: str = "user"
-    content: str | None = None
-    tool_calls: Sequence[Any] | None = None
-
-
-def test_messages_of_a_chat_may_be_objects(llm: LLM) -> None:
-    """Fault: answers are lost after they were computed; a malformed conversation of a list loses
-    all others."""
-    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
-    function = {"name": "find", "arguments": "{}"}
-    called = Sent(role="assistant", tool_calls=({"id": "a", "function": function},))
-    plain = [Said("user", "a"), called, {"role": "tool", "tool_call_id": "a", "content": "b"}]
-    chats: list[Any] = [
-        [{"role": "user", "content": "Hello!"}],
-        [Said("user", "Hello!")],
-        (Sent(content="Hello!"),),
-        [Said("user", "a"), Sent(role="assistant", content="x", tool_calls=["oops"])],
-        None,
-        plain,
-    ]
-    outputs = llm.chat(chats, GREEDY, tools=tools)
-    assert [bool(output.error) for output in outputs] == [False] * 3 + [True] * 2 + [False]
-    assert "messages[1].tool_calls[0]" in str(outputs[3].error)
-    answers = [each.outputs[0].answer for each in outputs if not each.error]
-    assert answers[0] is not None and answers[0].content
-    assert answers[1:3] == answers[:1] * 2 and answers[3] is not None
 
 
 def test_what_was_enqueued_is_not_lost(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,13 +323,6 @@ def test_a_forked_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-def test_a_chat_template_can_be_given() -> None:
-    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
-    with LLM(quiet=True, num_kv_blocks=64, chat_template=template) as engine:
-        (output,) = engine.chat([{"role": "user", "content": "hi"}], GREEDY)
-    assert output.prompt == "[user] hi"
-
-
 def test_the_bundled_model_refuses_what_it_cannot_read(llm: LLM) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     for message in ({"role": "user", "content": [image]}, {"role": "xx", "content": "hi"}):
@@ -473,13 +382,6 @@ def test_samples_that_run_on_their_own_do_not_count_as_cache_hits() -> None:
 def test_parameters_of_another_type_are_refused(llm: LLM, params) -> None:
     with pytest.raises(RequestError, match="SamplingParams"):
         llm.generate("a", params)
-
-
-@pytest.mark.parametrize("messages", [[], "hello", {"role": "user", "content": "hi"}])
-def test_a_broken_conversation_raises(llm: LLM, messages) -> None:
-    """One conversation is a single prompt: its error must not hide in an output."""
-    with pytest.raises(RequestError, match="messages"):
-        llm.chat(messages)
 
 
 def test_a_tensor_is_one_prompt(llm: LLM) -> None:

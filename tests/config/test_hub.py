@@ -204,7 +204,7 @@ def test_a_tokenizer_comes_alone(
 def test_a_tokenizer_in_a_gguf_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str | None, revision: str | None
 ) -> None:
-    """Of the hub, and then by its path."""
+    """Take the file by its name on the hub, and then by its path."""
     asked = _repository(monkeypatch, tmp_path, GGUF_FILES)
     file = resolve_tokenizer_folder("o/n:Q8_0", model, "v1")
     assert (file, asked["revision"]) == (tmp_path / "model.q8_0.gguf", revision)

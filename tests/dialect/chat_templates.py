@@ -40,6 +40,15 @@ def listed(before: str, after: str, number: str = "") -> str:
     return text.replace("\n | tojson", " | tojson").replace("ID", number)
 
 
+GLM = chatml(
+    _EACH
+    + """
+<tool_call>{{ f.name }}
+{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v if v is string else v | tojson }}</arg_value>
+{% endfor %}</tool_call>{% endfor %}"""
+)
+
 TEMPLATES: dict[str, tuple[str, str]] = {
     "hermes": (
         "hermes",
@@ -74,24 +83,11 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     ),
     "glm45": (
         "glm45",
-        chatml(
-            _EACH + """
-<tool_call>{{ f.name }}
-{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>
-<arg_value>{{ v if v is string else v | tojson }}</arg_value>
-{% endfor %}</tool_call>{% endfor %}"""
-        ),
+        GLM,
     ),
     "glm46": (
         "glm45",
-        chatml(
-            _EACH + """
-<tool_call>{{ f.name }}
-{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>
-<arg_value>{{ v if v is string else v | tojson }}</arg_value>
-{% endfor %}</tool_call>{% endfor %}"""
-        )
-        .replace(
+        GLM.replace(
             "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
             "{% endif %}",
             "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>\n{% endif %}",

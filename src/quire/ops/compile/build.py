@@ -246,7 +246,7 @@ def _compile(
             objects = build.start(isas[::-1])
             for number, isa in enumerate(objects, 1):
                 try:
-                    made = build.library(isa, objects[isa])
+                    made = build.link(isa, objects[isa])
                     _place(made, Path(staging), library_path(isa, output))
                 except CompileError as error:
                     failed[isa] = str(error)
@@ -344,7 +344,7 @@ class _Build:
                     begun[target] = self.pool.submit(_call, each[target])
         return {isa: {target: begun[target] for target in each} for isa, each in commands.items()}
 
-    def library(self, isa: Isa, objects: Mapping[Path, Future[None]]) -> Path:
+    def link(self, isa: Isa, objects: Mapping[Path, Future[None]]) -> Path:
         """Return the library of a set, linked when its objects are there. Raises CompileError."""
         for compiled in objects.values():
             compiled.result()
