@@ -37,6 +37,9 @@ _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 _COUNTS = frozenset(
     ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 )
+_MAX_COUNT = 2**31 - 1
+"""No text or list is longer, and the grammar library takes no larger numbers."""
+
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\(?:[1-9]|k<|[bB])")
 _LETTER_ESCAPE = re.compile(
     r"\\(?:[dDsSwWnrtfvaAz]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]+\}|[pP](?:[A-Z]|\{[^{}]+\}))"
@@ -123,10 +126,13 @@ def _is_well_formed(keyword: str, value: object) -> bool:
         case "type":
             names = cast("list[object]", value) if isinstance(value, list) else [value]
             return bool(names) and all(name in _TYPES for name in names)
-        case "enum" | "anyOf" | "oneOf" | "allOf":
+        case "enum":
             return isinstance(value, list) and bool(cast("list[object]", value))
-        case "required":
-            return isinstance(value, list)
+        case "anyOf" | "oneOf" | "allOf" | "required":
+            kinds = (str,) if keyword == "required" else (dict, bool)
+            return _all_are(value, *kinds) and (bool(value) or keyword == "required")
+        case "items":
+            return isinstance(value, dict | bool | list)
         case "pattern":
             return isinstance(value, str) and _is_regular(value)
         case "$ref":
@@ -140,9 +146,15 @@ def _is_well_formed(keyword: str, value: object) -> bool:
         case "multipleOf":
             return isinstance(value, int | float) and value > 0
         case _ if keyword in _COUNTS:
-            return isinstance(value, int | float) and value >= 0 and value == int(value)
+            return isinstance(value, int | float) and 0 <= value <= _MAX_COUNT and value % 1 == 0
         case _:
             return True
+
+
+def _all_are(value: object, *kinds: type) -> bool:
+    """Tell whether a value is a list of nothing but these."""
+    items = cast("list[object]", value) if isinstance(value, list) else [None]
+    return all(isinstance(item, kinds) for item in items)
 
 
 def _unsupported(placed: list[_Placed]) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -23,7 +23,7 @@ from quire.server.openai.answer import AnswerHead
 from quire.server.openai.beams import beam_rules
 from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.openai.sampling import limit_field
-from quire.server.openai.structured import dropped_keywords, structured_field
+from quire.server.openai.structured import dropped_keywords, num_schema_chars, structured_field
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import ChatRequest, GenerationRequest
 from quire.server.requests.places import Fields
@@ -120,8 +120,11 @@ class Job:
         form: AnswerForm | None = None,
     ) -> AsyncGenerator[Generation]:
         """Open a generation, as `GenerationService.open` does. A session keeps the result."""
-        if params.structured_outputs is not None or form is not None:
-            self.timeline.dropped_keywords = dropped_keywords(params.structured_outputs, form)
+        structured = params.structured_outputs
+        if structured is not None or form is not None:
+            work = functools.partial(dropped_keywords, structured, form)
+            size = num_schema_chars(structured, form)
+            self.timeline.dropped_keywords = await self.prompts.run(work, size)
         async with self.generations.open(
             self.ready,
             self._adapted(render),

@@ -7,6 +7,8 @@ import json
 from dataclasses import fields
 from typing import Any, cast
 
+import msgspec
+
 from quire.errors import RequestError
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.json_schema import all_unsupported
@@ -14,7 +16,7 @@ from quire.server.generation.parsed import AnswerForm
 from quire.server.requests.bodies import GenerationRequest
 from quire.server.requests.errors import RefusedError
 
-__all__ = ["dropped_keywords", "structured_field", "structured_outputs"]
+__all__ = ["dropped_keywords", "num_schema_chars", "structured_field", "structured_outputs"]
 
 _GUIDED = {
     "guided_json": "json",
@@ -63,6 +65,13 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
         return StructuredOutputsParams(**{k: v for k, v in asked.items() if v is not None})
     except RequestError as error:
         raise RefusedError(str(error), param=param) from error
+
+
+def num_schema_chars(structured: StructuredOutputsParams | None, form: AnswerForm | None) -> int:
+    """Return the number of characters that `dropped_keywords` has to read."""
+    given = None if structured is None else structured.json
+    text = given if isinstance(given, str) else msgspec.json.encode(given)
+    return len(text) + (0 if form is None else form.num_chars)
 
 
 def dropped_keywords(
