@@ -40,6 +40,7 @@ from quire.attention import AttentionNeeds, select_backend
 from quire.bench.record import Spread, new_record, spread_of
 from quire.bundled import smollm2_path
 from quire.config import MatrixShape, read_checkpoint, read_model_spec
+from quire.config.packed.settings import BY_TOKEN
 from quire.engine.convert import convert_model
 from quire.layers import LayerFactory
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
@@ -54,6 +55,8 @@ ROOT = Path(__file__).parents[2]
 TEXT = ROOT / "benchmarks" / "workloads" / "documentation.txt"
 WINDOW = 1024
 CONVERTED = ("int8", "int4", "int4-g64", "int4-g128", "int4-sym")
+WEIGHTS_ALONE = {"w4a16": "int4-g128"}
+"""Formats of `CONVERTED`, read as another tool's files, with activations of 16 bits."""
 
 
 class SplitMatrix:
@@ -166,9 +169,14 @@ def ask_llama_cpp(python: str, request: dict[str, Any]) -> dict[str, Any]:
 def files(source: Path, folder: Path, python: str, types: Sequence[str]) -> Iterator[Path]:
     """The model in each format, one after the other: `source`, GGUF files, folders."""
     for kind in types:
-        made = folder / (kind if kind in (*CONVERTED, *PACKED) else f"{kind}.gguf")
+        made = folder / (kind if kind in (*CONVERTED, *WEIGHTS_ALONE, *PACKED) else f"{kind}.gguf")
         if kind in CONVERTED:
             convert_model(source, made, kind)
+        elif kind in WEIGHTS_ALONE:
+            convert_model(source, made, WEIGHTS_ALONE[kind])
+            config = json.loads((made / "config.json").read_text())
+            del config["quantization_config"][BY_TOKEN]
+            (made / "config.json").write_text(json.dumps(config))
         elif kind in PACKED:
             if not (folder / "plain").exists():
                 convert_model(source, folder / "plain")
@@ -209,7 +217,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=smollm2_path(), help="a GGUF file")
     parser.add_argument("--tokens", type=positive_number, default=20_000, help="of the text")
     parser.add_argument("--threads", type=positive_number, default=2)
-    parser.add_argument("--types", nargs="+", default=[*TYPES, *CONVERTED, *PACKED])
+    parser.add_argument("--types", nargs="+", default=[*TYPES, *CONVERTED, *WEIGHTS_ALONE, *PACKED])
     parser.add_argument(
         "--llama-python",
         default=sys.executable,
