@@ -19,10 +19,12 @@ import torch
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import EngineError
 from quire.models.llama import LlamaModel
+from quire.platform import detect_platform
 from quire.runner.graphs.decode import DecodeSteps
 from quire.runner.graphs.failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
 from tests.models.families import CASES, Case, set_biases, write_checkpoint
+from tests.processors import on_each_processor, pretend_processor
 from tests.small_engines import SMALL
 from tests.waiting import WAIT_S
 
@@ -124,6 +126,30 @@ def test_captured_is_eager(
     assert captured_forward(eager).graphs is None
     if "num_kv_blocks" in more:
         assert captured.engine.client.stats().preempted_total > 0
+
+
+@on_each_processor
+@pytest.mark.parametrize(
+    "more",
+    [{"dtype": "bfloat16", "kv_cache_dtype": "int8"}, {"quantization": "int4"}],
+    ids=["bfloat16", "int4"],
+)
+def test_steps_are_captured_on_each_processor(
+    processor: str,
+    more: dict[str, Any],
+    tmp_path: Path,
+    engines: list[LLM],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Turns red when a step of some processor's kernels stays eager, or is another one."""
+    pretend_processor(processor, detect_platform().cpu, monkeypatch)
+    write_checkpoint(BY_NAME["qwen2-tied"], tmp_path)
+    settings = {**SMALL, **more}
+    engines += [LLM(str(tmp_path), enforce_eager=eager, **settings) for eager in (True, False)]
+    eager, captured = engines
+    assert_same(generate(captured), generate(eager), exact=True)
+    assert len(recorded(captured)) > 3
+    assert f"cpu_{processor}" in captured.engine.client.status.capacity.description
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.config.specs import make_platform
+from tests.processors import PROCESSORS, on_each_processor
 
 from quire.ops import kernel_timing
 from quire.ops.compile import ISAS
@@ -96,6 +98,38 @@ def test_kernels_that_are_alike_are_one_family(monkeypatch: pytest.MonkeyPatch) 
     assert kernel_families("linear", PLATFORM) == ("avx512_bf16", "avx512", "avx2")
     missing |= set(ALL)
     assert kernel_families("linear", PLATFORM) == ()
+
+
+# Each product has kernels of its own in some of the sets.
+FAMILIES_OF = {
+    "avx2": {"linear": ("avx2",), "attention": ("avx2",)},
+    "avx512": {"linear": ("avx512", "avx2"), "attention": ("avx512", "avx2")},
+    "avx512_vnni": {
+        "linear": ("avx512_vnni", "avx2"),
+        "attention": ("avx512_vnni", "avx512", "avx2"),
+    },
+    "avx512_bf16": {
+        "linear": ("avx512_bf16", "avx512_vnni", "avx2"),
+        "attention": ("avx512_bf16", "avx512_vnni", "avx512", "avx2"),
+    },
+    "amx": {
+        "linear": ("amx", "avx512_bf16", "avx512_vnni", "avx2"),
+        "attention": ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2"),
+    },
+}
+
+
+@on_each_processor
+def test_each_processor_has_the_families_of_its_flags(
+    processor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when a processor that nobody runs tests on chooses among other kernels."""
+    monkeypatch.setattr(native, "_open", lambda _: object())  # as if all sets were compiled
+    platform = make_platform(features=sorted(PROCESSORS[processor]))
+    expected = FAMILIES_OF[processor]
+    assert kernel_families("linear", platform) == expected["linear"]
+    assert kernel_families("attention", platform) == expected["attention"]
+    assert kernel_families("int8_attention", platform) == expected["attention"]
 
 
 @pytest.mark.parametrize("isa", ALL)

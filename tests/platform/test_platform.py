@@ -11,7 +11,9 @@ import pytest
 
 from quire.config import env
 from quire.errors import ConfigError
+from quire.ops.compile import ISAS
 from quire.platform import detect_cpu, detect_platform
+from quire.platform.cpu import HIDDEN_FLAGS_VARIABLE
 from tests.platform.machine_files import lay_out
 from tests.waiting import WAIT_S
 
@@ -33,6 +35,13 @@ def test_unreadable_files_give_empty_facts(tmp_path: Path) -> None:
     assert (platform.memory_bytes, platform.free_bytes, platform.swap_bytes) == (0, 0, 0)
 
 
+@pytest.fixture
+def all_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No flag is hidden, on whichever processor these tests are pretended to run."""
+    monkeypatch.delenv(HIDDEN_FLAGS_VARIABLE, raising=False)
+
+
+@pytest.mark.usefixtures("all_flags")
 def test_features_and_caches_are_parsed(tmp_path: Path) -> None:
     """Turns red when a flag is found by substring (avx2 in avx512) or a cache size misread."""
     level = "sys/devices/system/cpu/cpu0/cache/index0"
@@ -52,6 +61,22 @@ def test_features_and_caches_are_parsed(tmp_path: Path) -> None:
     assert found.cache_bytes == ((1, 49152),)
 
 
+def test_hidden_flags_are_absent_and_unknown_ones_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when a hidden flag is still seen, others go with it, or a typing error hides
+    nothing in silence."""
+    lay_out(tmp_path, {"proc/cpuinfo": "flags\t\t: fma avx512f avx512_bf16"})
+    monkeypatch.setenv(HIDDEN_FLAGS_VARIABLE, "avx512_bf16,amx_tile")
+    assert detect_cpu(tmp_path).features == {"fma", "avx512f"}
+    env.check_kernels()
+    assert set(env.KERNEL_FLAGS) == {flag for isa in ISAS for flag in isa.all_features}
+    monkeypatch.setenv(HIDDEN_FLAGS_VARIABLE, "avx512_bf16,avx512-bf16")
+    with pytest.raises(ConfigError, match=r"hides 'avx512-bf16', which no kernel asks for. Give "):
+        env.check_kernels()
+
+
+@pytest.mark.usefixtures("all_flags")
 @pytest.mark.skipif(machine() != "x86_64", reason="another system call on other processors")
 def test_tile_registers_that_the_system_refuses_are_told(tmp_path: Path) -> None:
     """Turns red when a container that hides AMX from its processes is planned as one that has it.

@@ -1,9 +1,11 @@
-"""The only file that reads the environment, but for what hides GPUs from a process, which is a fact
-of the machine (`platform/gpu.py`). Variables are for debugging and paths, not features.
+"""The only file that reads the environment, but for what hides GPUs and processor flags from a
+process, which are facts of the machine (`platform/`). Variables are for debugging and paths, not
+features.
 
 | variable | meaning |
 |---|---|
 | `QUIRE_CPU_ISA` | kernels of one instruction set (`CPU_ISAS` below), or `none` for plain torch |
+| `QUIRE_HIDDEN_CPU_FLAGS` | processor flags to take for absent (`avx512_bf16,amx_tile`) |
 | `QUIRE_GPU_KERNELS` | kernels on a GPU (`GPU_KERNELS` below), `none` for plain torch |
 | `CUDA_DEVICE_ORDER` | which number a GPU has; set here to `PCI_BUS_ID` unless the user has |
 | `OMP_NUM_THREADS` | threads that compute, up to the cores, where `num_threads` is not given |
@@ -23,10 +25,12 @@ import os
 from pathlib import Path
 
 from quire.errors import ConfigError
+from quire.platform.cpu import HIDDEN_FLAGS_VARIABLE
 
 __all__ = [
     "CPU_ISAS",
     "GPU_KERNELS",
+    "KERNEL_FLAGS",
     "KERNEL_ISAS",
     "OWN_VARIABLES",
     "block_name_secret",
@@ -61,6 +65,12 @@ KERNEL_ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
 
 CPU_ISAS = (*KERNEL_ISAS, "none")
 
+KERNEL_FLAGS = (
+    *("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni"),
+    *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"),
+)
+"""Flags of processors that kernels ask for, as Linux names them."""
+
 MIN_SECRET_CHARS = 16
 
 _PREFIX = "QUIRE_"
@@ -68,6 +78,7 @@ OWN_VARIABLES = (
     "QUIRE_BLOCK_NAME_SECRET",
     "QUIRE_CPU_ISA",
     "QUIRE_GPU_KERNELS",
+    HIDDEN_FLAGS_VARIABLE,
     "QUIRE_SOAK",
 )
 """Variables of quire that belong to no flag."""
@@ -98,9 +109,17 @@ def block_name_secret() -> bytes | None:
 
 
 def check_kernels() -> None:
-    """Raises ConfigError if a variable names kernels that do not exist, on whichever device."""
+    """Raises ConfigError if a variable names kernels, or hides flags, that do not exist, on
+    whichever device."""
     cpu_isa()
     gpu_kernels()
+    hidden = os.environ.get(HIDDEN_FLAGS_VARIABLE) or None
+    unknown = sorted(set(hidden.split(",")) - set(KERNEL_FLAGS)) if hidden else []
+    if unknown:
+        raise ConfigError(
+            f"Environment variable {HIDDEN_FLAGS_VARIABLE} hides {', '.join(map(repr, unknown))}, "
+            f"which no kernel asks for. Give some of {', '.join(KERNEL_FLAGS)}, with commas."
+        )
 
 
 def order_gpus() -> None:

@@ -10,7 +10,11 @@ from pathlib import Path
 
 from quire.platform.cgroups import read_group_limits
 
-__all__ = ["CpuFacts", "detect_cpu"]
+__all__ = ["HIDDEN_FLAGS_VARIABLE", "CpuFacts", "detect_cpu"]
+
+HIDDEN_FLAGS_VARIABLE = "QUIRE_HIDDEN_CPU_FLAGS"
+"""Variable with flags of the processor to take for absent, separated by commas. Processes that are
+started later inherit it, so a whole engine behaves as on a lesser processor."""
 
 _FLAG_KEYS = ("flags", "Features")  # x86 and Arm name the same line differently
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # as in csrc/native/processor.cpp
@@ -38,10 +42,11 @@ class CpuFacts:
 
 
 def detect_cpu(root: Path = Path("/")) -> CpuFacts:
-    """Read this machine's processor. Unknown facts are empty, never guessed. root: the folder in
-    which /proc and /sys lie."""
+    """Read this machine's processor, less the flags in `HIDDEN_FLAGS_VARIABLE`. Unknown facts are
+    empty, never guessed. root: the folder in which /proc and /sys lie."""
     lines = _read(root / "proc/cpuinfo").splitlines()
-    features = frozenset((_cpuinfo_value(lines, _FLAG_KEYS) or "").split())
+    hidden = frozenset(os.environ.get(HIDDEN_FLAGS_VARIABLE, "").split(","))
+    features = frozenset((_cpuinfo_value(lines, _FLAG_KEYS) or "").split()) - hidden
     return CpuFacts(
         architecture=host.machine(),
         model_name=_cpuinfo_value(lines, ("model name", "Model")) or host.processor(),
