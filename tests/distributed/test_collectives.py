@@ -24,6 +24,7 @@ from quire.ops.norm.norm_rows.reference import norm_rows
 from quire.ops.sampling.draw.cpu import bind
 from quire.platform import detect_platform
 from quire.platform.shared_region import SLOT_BYTES, SharedRegion
+from tests.waiting import WAIT_S
 
 T = TypeVar("T")
 SMALL = 4096
@@ -333,7 +334,7 @@ def test_whoever_waits_is_told_that_the_group_is_over(ranks: Any) -> None:
     waiting.start()
     time.sleep(0.05)  # until it sleeps, most likely; it must be told in any case
     group.region.abort()
-    waiting.join(10)
+    waiting.join(WAIT_S)
     assert len(errors) == 1
     with pytest.raises(EngineLostError):
         group.collectives[1].agree(is_fine=True)

@@ -96,9 +96,7 @@ def test_a_lost_host_is_noticed(folder: str, cluster: Any, number: int) -> None:
         group = client._core._executor._group
         (pid,) = group.pids
         os.kill(pid, number)
-        started = time.monotonic()
         wait_for(lambda: group._lost, "notice")
-        assert time.monotonic() - started < 5.0
         with pytest.raises(EngineError, match=r"the host of rank 1 .*start a new engine"):
             answers(llm)
     with LLM(**by_ray) as llm:

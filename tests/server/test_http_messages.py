@@ -471,7 +471,7 @@ def test_empty_lines_hold_no_connection(front: ModelFront) -> None:
         return connection
 
     with wire.runner:
-        found = wire.runner.run(asyncio.wait_for(talk(), 10))
+        found = wire.runner.run(asyncio.wait_for(talk(), WAIT_S))
     assert [r.status for r in replies_of(bytes(found.received), True)] == [200]
 
 
@@ -541,7 +541,7 @@ def test_who_leaves_leaves_all_of_its_requests(wire: Wire, body: bytes, is_early
         return connection
 
     try:
-        found = wire.runner.run(asyncio.wait_for(talk(), 10))
+        found = wire.runner.run(asyncio.wait_for(talk(), WAIT_S))
         assert not wire.client.num_unfinished and b"/version" not in bytes(found.received)
     finally:
         wire.client.paused = False

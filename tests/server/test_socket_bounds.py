@@ -195,7 +195,7 @@ async def test_who_leaves_is_noticed_while_messages_wait() -> None:
         async with opened() as each:
             await each.say(*[masked(1, b"{}")] * count)
             each.client.shutdown(socket.SHUT_RDWR)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 await each.server.lost.wait()
 
 
