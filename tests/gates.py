@@ -106,6 +106,18 @@ KERNELS = (
     "tests/ops/conftest.py",
     "tests/ops/tile_emulator.*",
 )
+MODELS = (
+    *KERNELS,
+    *("src/quire/models/*.py", "src/quire/models/generic/**"),
+    *("src/quire/layers/**", "src/quire/attention/**", "src/quire/quantization/**"),
+    *("src/quire/config/families/**", "src/quire/config/packed/**", "src/quire/config/gguf/**"),
+    *(
+        f"src/quire/config/{name}.py"
+        for name in ("__init__", "checkpoint", "generation", "hf", "hub", "rope", "sentence")
+    ),
+    *(f"src/quire/protocol/{name}.py" for name in ("codec", "grammar", "sampling_params")),
+    *("src/quire/foreign.py", "tests/models/families.py", "tests/models/harness.py"),
+)
 GATES = (
     Gate("kernel-sets", (), COMPILING, ("compiler",), all_sets=True, command=_compile_all_sets),
     Gate(
@@ -170,6 +182,17 @@ GATES = (
         ("tests/ops/test_providers.py", "tests/ops/test_references.py"),
         (*KERNELS, "tests/ops/test_paged_attention.py"),
         ("compiler", "torch", "numpy"),
+        sets=True,
+        vendor=True,
+    ),
+    Gate(
+        "families",
+        (
+            *("tests/models/test_golden.py", "tests/models/test_generic.py"),
+            *("tests/models/test_forward_ops.py", "tests/models/test_wanted_tokens.py"),
+        ),
+        MODELS,
+        ("compiler", "torch", "numpy", "transformers"),
         sets=True,
         vendor=True,
     ),
