@@ -101,7 +101,7 @@ KERNELS = (
     "src/quire/config/packed/table_format.py",
     "src/quire/config/quantization.py",
     "src/quire/config/shard.py",
-    "tests/profiles.py",
+    "tests/p*s.py",  # profiles and pairs, which say what tests try
     "tests/conftest.py",
     "tests/ops/conftest.py",
     "tests/ops/tile_emulator.*",
