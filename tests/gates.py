@@ -91,8 +91,10 @@ COMPILING = (
 )
 KERNELS = (
     "src/quire/ops/**",
-    "src/quire/platform/**",
-    "src/quire/distributed/**",
+    *(f"src/quire/platform/{name}.py" for name in ("__init__", "amd", "cgroups", "cpu", "facts")),
+    *(f"src/quire/platform/{name}.py" for name in ("gpu", "gpu_facts", "nvml", "shared_region")),
+    "src/quire/platform/torch_build.py",
+    *(f"src/quire/distributed/{name}.py" for name in ("__init__", "collectives", "plain")),
     "src/quire/errors.py",
     "src/quire/config/env.py",
     "src/quire/config/kv_layout.py",
@@ -116,7 +118,8 @@ MODELS = (
         for name in ("__init__", "checkpoint", "generation", "hf", "hub", "rope", "sentence")
     ),
     *(f"src/quire/protocol/{name}.py" for name in ("codec", "grammar", "sampling_params")),
-    *("src/quire/foreign.py", "tests/models/families.py", "tests/models/harness.py"),
+    *("src/quire/platform/**", "src/quire/foreign.py"),
+    *("tests/models/families.py", "tests/models/harness.py"),
 )
 GATES = (
     Gate("kernel-sets", (), COMPILING, ("compiler",), all_sets=True, command=_compile_all_sets),
