@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 # Sources of an installation, which compiles the kernels.
 SOURCES := pyproject.toml hatch_build.py src/quire/ops/compile/build.py $(wildcard src/quire/ops/csrc/*/* src/quire/ops/csrc/*/*/*)
 
+# Tests start hundreds of processes, each of which would compile quire's Python again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo serve test gates durations slowest test-real soak paper check format clean
 
 demo: $(VENV)/.installed  ## install, then generate a completion and a chat answer
