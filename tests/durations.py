@@ -16,6 +16,8 @@ from statistics import median
 
 import pytest
 
+from tests.gates import GATES, files_of
+
 ROOT = Path(__file__).parents[1]
 DURATIONS = Path(__file__).with_suffix(".json")
 NUM_SLOWEST = 10
@@ -79,7 +81,8 @@ class DurationRecord:
 
 
 def main(rooms: Sequence[str]) -> None:
-    """Print the slowest files of the rooms, which are folders or files, and what all take."""
+    """Print the slowest files of the rooms, which are folders or files, what all of them take, and
+    what those take that gates may leave out."""
     wanted = tuple(room.rstrip("/") for room in rooms) or ("tests",)
     found = {
         name: took
@@ -88,7 +91,13 @@ def main(rooms: Sequence[str]) -> None:
     }
     slowest = sorted(found, key=lambda name: -found[name])[:NUM_SLOWEST]
     lines = [f"{found[name]:8.1f} s  {name}" for name in slowest]
-    sys.stdout.write("\n".join([*lines, f"{sum(found.values()):8.1f} s  {len(found)} files", ""]))
+    groups = {path.relative_to(ROOT).as_posix() for each in GATES for path in files_of(each.tests)}
+    gated = [took for name, took in found.items() if name in groups]
+    lines += [
+        f"{sum(found.values()):8.1f} s  {len(found)} files",
+        f"{sum(gated):8.1f} s  {len(gated)} of them in groups of tests/gates.py",
+    ]
+    sys.stdout.write("\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":
