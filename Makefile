@@ -4,7 +4,10 @@ BIN := $(VENV)/bin
 # Sources of an installation, which compiles the kernels.
 SOURCES := pyproject.toml hatch_build.py src/quire/ops/compile/build.py $(wildcard src/quire/ops/csrc/*/* src/quire/ops/csrc/*/*/*)
 
-.PHONY: demo serve test slowest test-real soak paper check format clean
+# Tests start hundreds of processes, each of which would compile quire's Python again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo serve test gates durations slowest test-real soak paper check format clean
 
 demo: $(VENV)/.installed  ## install, then generate a completion and a chat answer
 	$(BIN)/quire demo
@@ -12,17 +15,35 @@ demo: $(VENV)/.installed  ## install, then generate a completion and a chat answ
 serve: $(VENV)/.installed  ## install, then serve the bundled model (FLAGS="--port 8001 path/to/a/model")
 	$(BIN)/quire serve $(FLAGS)
 
-test: $(VENV)/.installed-dev check  ## everything that CI runs, two test files at a time
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# Two files at a time, the longest first (tests/durations.py). DURATIONS names a file to write seconds to.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -p tests.durations
+ifneq ($(DURATIONS),)
+PYTEST += --record-durations $(DURATIONS)
+endif
+ROOMS ?= tests
 
-slowest: $(VENV)/.installed-dev  ## the ten slowest tests, of ROOMS or of all
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10 --durations-min 0 $(ROOMS)
+ifeq ($(origin ROOMS),file)
+test: $(VENV)/.installed-dev  ## what CI runs: lint, types and tests but for proven gates; or all tests of ROOMS="tests/server"
+	.ci/beside "make --no-print-directory check" "$(PYTEST) -p tests.gates" || { $(AGAIN); exit 1; }
+else
+test: $(VENV)/.installed-dev
+	$(PYTEST) $(ROOMS) || { $(AGAIN); exit 1; }
+endif
+AGAIN := echo "Only what failed, again: $(BIN)/python -m pytest --lf"
+
+gates: $(VENV)/.installed-dev  ## prove all groups of tests/gates.py, or GATES="sanitizers triton", and write it down
+	$(BIN)/python -m tests.gates prove $(GATES)
+
+durations: $(VENV)/.installed-dev  ## measure how long each file of tests takes, without gates
+	$(MAKE) test ROOMS=tests DURATIONS=tests/durations.json
+
+slowest: $(VENV)/.installed-dev  ## the slowest files of tests, of ROOMS or of all, as last measured
+	$(BIN)/python -m tests.durations $(ROOMS)
 
 # Factor on the examples of `make test`, their seed, and the file in benchmarks/results/soak.
 QUIRE_SOAK ?= 20
 SEED ?= $(shell date +%s)
 NAME ?= seed_$(SEED)
-ROOMS ?= tests
 
 soak: $(VENV)/.installed-dev  ## the same tests with more examples (QUIRE_SOAK=20 SEED=1 ROOMS=tests/scheduler NAME=scheduler)
 	QUIRE_SOAK=$(QUIRE_SOAK) $(BIN)/python -m pytest -p tests.soak --timeout 14400 \

@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _BUILD_FILE = "src/quire/ops/compile/build.py"
-_LIMITS_FILE = "src/quire/platform/cgroups.py"
+_PLATFORM_FILES = ("cgroups", "cpu")  # that it imports, each after those before it
 _LIBRARY_FOLDER = "src/quire/ops/_lib"
 
 
@@ -27,7 +27,8 @@ class KernelBuildHook(BuildHookInterface[Any]):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        _load("quire.platform.cgroups", root / _LIMITS_FILE)  # imported by the next one
+        for name in _PLATFORM_FILES:
+            _load(f"quire.platform.{name}", root / f"src/quire/platform/{name}.py")
         build = _load("quire_kernel_build", root / _BUILD_FILE)
         try:
             libraries = build.compile_kernels(

@@ -7,9 +7,11 @@ it. It compiles all kernels, so CI runs it once and these tests only look at fil
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 from tools.check_wheel import copied_into_the_image
 
 import quire
@@ -70,3 +72,24 @@ def test_the_image_serves_as_a_user_without_rights():
 
 def test_ci_checks_the_wheel():
     assert "tools.check_wheel" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("checks", ["true", "false"])
+@pytest.mark.parametrize("tests", ["true", "false"])
+def test_checks_beside_tests_fail_a_run_as_tests_do(
+    checks: str, tests: str, tmp_path: Path
+) -> None:
+    """Turns red when one outcome hides the other, or outputs mix."""
+    for name, status in (("checks", checks), ("tests", tests)):
+        script = tmp_path / name
+        script.write_text(f"echo {name} begin\nsleep 0.2\necho {name} end\n{status}\n")
+    commands = [f"sh {tmp_path / name}" for name in ("checks", "tests")]
+    done = subprocess.run(
+        [ROOT / ".ci" / "beside", *commands], capture_output=True, text=True, check=False
+    )
+    outcomes = {"true": "passed", "false": "FAILED"}
+    assert done.stdout.splitlines() == [
+        *("tests begin", "tests end", f"Beside it: {commands[0]}", "checks begin", "checks end"),
+        *(f"{outcomes[checks]}: {commands[0]}", f"{outcomes[tests]}: {commands[1]}"),
+    ]
+    assert (done.returncode == 0) == (checks == tests == "true")

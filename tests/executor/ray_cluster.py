@@ -7,7 +7,12 @@ import importlib
 import os
 from collections.abc import Iterator
 
+import pytest
+
+from tests.profiles import SCALE
+
 NUM_CPUS = 3
+IN_SOAKS = pytest.mark.skipif(SCALE == 1, reason="a run starts Ray once; the rest is for a soak")
 
 
 @contextlib.contextmanager

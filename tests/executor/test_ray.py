@@ -1,4 +1,5 @@
-"""Ranks that Ray places: two nodes of a cluster on this machine. Skipped without Ray."""
+"""Ranks that Ray places: two nodes of a cluster on this machine. Skipped without Ray. A run starts
+ranks once; what they do then, and how they are lost, is for a soak."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from quire.engine import build
 from quire.errors import ConfigError, EngineError
 from quire.executor.ray.cluster import RayHosts, check_nodes, check_own_host
 from tests.config.specs import GIB
-from tests.executor.ray_cluster import NUM_CPUS, ray_cluster
+from tests.executor.ray_cluster import IN_SOAKS, NUM_CPUS, ray_cluster
 from tests.models.families import Case, write_checkpoint
 from tests.waiting import wait_for
 
@@ -72,7 +73,7 @@ def answers(llm: LLM) -> list[list[int]]:
     return [list(each.outputs[0].token_ids) for each in outputs]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=IN_SOAKS)])
 def test_ranks_on_another_node_give_what_processes_give(
     folder: str, cluster: Any, ranks: int
 ) -> None:
@@ -85,6 +86,7 @@ def test_ranks_on_another_node_give_what_processes_give(
         assert answers(llm) == wanted
 
 
+@IN_SOAKS
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_host_is_noticed(folder: str, cluster: Any, number: int) -> None:
     """The process that holds a host's ranks is killed or stopped, as when its host is lost. Turns
@@ -150,6 +152,7 @@ def test_one_rank_needs_no_ray(folder: str) -> None:
         LLM(**settings(folder, distributed_executor_backend="ray"))
 
 
+@IN_SOAKS
 def test_ranks_meet_again_after_a_deep_sleep(folder: str, cluster: Any) -> None:
     """Turns red when ranks that load their weights again read addresses of the first time."""
     by_ray = settings(folder, tensor_parallel_size=2, distributed_executor_backend="ray")
@@ -161,6 +164,7 @@ def test_ranks_meet_again_after_a_deep_sleep(folder: str, cluster: Any) -> None:
             assert answers(llm) == wanted
 
 
+@IN_SOAKS
 def test_a_rank_that_cannot_start_says_so_at_once(
     folder: str, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

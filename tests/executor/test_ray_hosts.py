@@ -1,5 +1,6 @@
 """Two network namespaces of this machine as two hosts: Ray starts ranks on both, the network
-between them fails, one of them ends. Skipped without Ray, or where namespaces cannot be made."""
+between them fails, one of them ends. In soaks; skipped without Ray, or where namespaces cannot be
+made."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ import pytest
 
 from quire import LLM
 from tests.executor import host_engine
+from tests.executor.ray_cluster import IN_SOAKS
 from tests.models.families import Case, write_checkpoint
 from tests.waiting import wait_for
 
 pytestmark = [
+    IN_SOAKS,
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),

@@ -17,6 +17,7 @@ from tests.waiting import WAIT_S
 
 from quire.ops.compile import ISAS, SOURCE_FOLDER, CompileError, build, build_hash, compile_kernels
 from quire.ops.compile.__main__ import main
+from quire.platform.cpu import detect_cpu
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
 
@@ -26,8 +27,9 @@ GIB = 2**30
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the smallest source of kernels. Each set compiles it for itself."""
+    monkeypatch.delenv("QUIRE_KERNEL_SETS", raising=False)
     folder = tmp_path / "sources"
     folder.mkdir()
     source = 'extern "C" const char* hash() { return QUIRE_BUILD_HASH; }\n'
@@ -158,6 +160,43 @@ def test_the_compiler_may_have_arguments(
     assert len(compile_kernels(tmp_path / "lib", sources=sources, isas=["avx2"])) == 1
 
 
+@pytest.mark.parametrize(
+    ("choice", "made"),
+    [
+        ("", [isa.name for isa in ISAS]),
+        ("all", [isa.name for isa in ISAS]),
+        ("avx2, avx512", ["avx512", "avx2"]),
+        ("native", ["avx512", "avx2"]),
+    ],
+)
+def test_the_sets_to_compile_may_be_chosen(
+    choice: str,
+    made: list[str],
+    sources: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Turns red when an install for one processor compiles what others run, or less than its own
+    runs; or when sets that the caller names are left out."""
+    avx512 = next(isa for isa in ISAS if isa.name == "avx512")
+    facts = replace(detect_cpu(), features=frozenset(avx512.features))
+    monkeypatch.setattr(build, "detect_cpu", lambda: facts)
+    monkeypatch.setenv("QUIRE_KERNEL_SETS", choice)
+    libraries = compile_kernels(tmp_path / "lib", sources=sources)
+    assert [path.stem.removeprefix("libquire_") for path in libraries] == made
+    [named] = compile_kernels(tmp_path / "named", sources=sources, isas=["avx512_vnni"])
+    assert named.stem == "libquire_avx512_vnni"
+
+
+def test_a_set_that_does_not_exist_is_named(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Turns red when a misspelled set makes an install without kernels in silence."""
+    monkeypatch.setenv("QUIRE_KERNEL_SETS", "avx2,avx1024")
+    with pytest.raises(CompileError, match=r"'avx2,avx1024'; give all, native, or names of amx, "):
+        compile_kernels(tmp_path / "lib", sources=sources)
+
+
 @pytest.mark.parametrize(("command", "reason"), [("c++ '", "No closing quotation"), ("{}", "run")])
 def test_a_compiler_that_does_not_run_is_named(
     command: str, reason: str, sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -267,6 +306,21 @@ def test_a_library_of_the_same_sources_is_kept(
     assert all(recompiled())
 
 
+def test_by_hand_what_is_missing_may_be_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Turns red when `--missing` compiles for minutes what is there."""
+    kept: list[object] = []
+
+    def compile_some(output: Path, **options: object) -> tuple[Path, ...]:
+        kept.append(options["keep_current"])
+        return ()
+
+    monkeypatch.setattr("quire.ops.compile.__main__.compile_kernels", compile_some)
+    assert [main(["--output", str(tmp_path), *more]) for more in ([], ["--missing"])] == [0, 0]
+    assert kept == [False, True]
+
+
 HOOK = """
 import json, sys
 from pathlib import Path
@@ -301,8 +355,8 @@ def test_an_install_gets_the_sets_that_can_be_compiled(
     failed, or when installing quire needs what is installed only afterwards."""
     root = tmp_path / "checkout"
     ops = root / "src/quire/ops"
-    loaded = ("src/quire/ops/compile/build.py", "src/quire/platform/cgroups.py")
-    for name in ("hatch_build.py", *loaded):
+    platform = ("src/quire/platform/cgroups.py", "src/quire/platform/cpu.py")
+    for name in ("hatch_build.py", "src/quire/ops/compile/build.py", *platform):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
     shutil.copytree(sources, ops / "csrc")

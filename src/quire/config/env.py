@@ -11,6 +11,7 @@ features.
 | `OMP_NUM_THREADS` | threads that compute, up to the cores, where `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
 | `QUIRE_BLOCK_NAME_SECRET` | names of KV blocks are keyed by it; random in each engine if unset |
+| `QUIRE_KERNEL_SETS` | read where kernels are compiled: `all`, `native`, or names of sets |
 | `QUIRE_SOAK` | read by quire's own tests: how many times as many examples they try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
@@ -79,6 +80,7 @@ OWN_VARIABLES = (
     "QUIRE_CPU_ISA",
     "QUIRE_GPU_KERNELS",
     HIDDEN_FLAGS_VARIABLE,
+    "QUIRE_KERNEL_SETS",
     "QUIRE_SOAK",
 )
 """Variables of quire that belong to no flag."""

@@ -6,14 +6,10 @@ Started by tests/ops/test_triton.py, as interpreted_providers.py is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.attention import test_select
-from tests.bench import test_gpu_script
 from tests.ops import test_paged_attention as cpu
 from tests.ops.triton.interpreter import repair_interpreter
 
@@ -140,17 +136,3 @@ def test_a_broken_token_stays_hidden_from_earlier_queries(
     cpu.test_a_broken_token_stays_hidden_from_earlier_queries(
         paged_attention, 40, cache_dtype, window, bad
     )
-
-
-@pytest.mark.parametrize("name", ["decode-tiles", "prompt-tiles"])
-def test_the_benchmark_of_tiles_runs_dry(name: str, tmp_path: Path) -> None:
-    """As the other parts: tests/bench/test_gpu_script.py; these call kernels by themselves."""
-    script = import_module("benchmarks.gpu.__main__")
-    test_gpu_script.test_a_part_runs_dry(name, script, tmp_path)
-
-
-def test_the_backend_serves_a_layer_of_a_pool() -> None:
-    """As the other backends: tests/attention/test_select.py."""
-    assert test_select.BACKENDS["triton"].refusal(test_select.PLATFORM, test_select.NEEDS) is None
-    test_select.test_plan_and_run_serve_a_layer_of_a_pool("triton")
-    test_select.test_metadata_that_a_kernel_cannot_read_are_refused("triton")

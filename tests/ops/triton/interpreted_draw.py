@@ -10,14 +10,10 @@ import pytest
 import torch
 from tests.ops.triton.interpreter import repair_interpreter
 from tests.profiles import SCALE
-from tests.sampling.rows import Tokens, sampler
-from tests.sampling.test_sampler_law import some_logits
 
 from quire.ops import ALL_OPS
 from quire.ops.sampling.draw.noise import gumbel, token_bits
 from quire.ops.sampling.draw.triton import draw
-from quire.protocol import SamplingParams
-from quire.sampling import DeviceColumns, DeviceSampler, SamplingState
 
 repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf
@@ -82,23 +78,3 @@ def test_the_noise_is_that_of_the_formula() -> None:
     noise = gumbel(bits)
     won = noise.gather(1, drawn.long()[:, None])[:, 0]
     assert (noise.amax(dim=1) - won < 8e-6).all()
-
-
-def test_the_device_sampler_draws_the_tokens_of_the_host() -> None:
-    """Turns red when a graph of these kernels would give other tokens than the host's sampler."""
-    vocab_size, many = 4500, []
-    for temperature in (0.0, 0.7, 1.5):
-        for top_k, top_p, min_p in ((0, 1.0, 0.0), (7, 0.9, 0.0), (0, 0.80037, 0.05), (1, 1.0, 0)):
-            many.append(
-                SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-            )
-    state = SamplingState(len(many), vocab_size)
-    for slot, params in enumerate(many):
-        state.enter(slot, params, seed=slot * 2**60 + 5, sample_index=slot)
-    logits = torch.from_numpy(np.stack([some_logits(vocab_size, slot) for slot in range(12)]))
-    slots = np.random.default_rng(0).permutation(len(many))
-    positions = slots + 100
-    device = DeviceSampler(state, DeviceColumns.of_state(state, torch.device("cpu")), draw)
-    got = device.sample(logits, torch.from_numpy(slots), torch.from_numpy(positions))
-    expected = sampler(state).sample(logits, slots, positions, Tokens())
-    assert got.token_ids.tolist() == expected.token_ids.tolist()

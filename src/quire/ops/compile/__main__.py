@@ -15,6 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m quire.ops.compile", description=__doc__)
     parser.add_argument("--output", type=Path, default=LIBRARY_FOLDER)
     parser.add_argument("--isa", action="append", choices=[isa.name for isa in ISAS])
+    parser.add_argument("--missing", action="store_true", help="keep those of these sources")
     parser.add_argument("--sanitize", action="store_true", help="address and undefined behaviour")
     options = parser.parse_args(arguments)
     try:
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.output,
             isas=options.isa,
             sanitize=options.sanitize,
+            keep_current=options.missing,
             report=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
         )
         problem = None

@@ -1,7 +1,7 @@
 """Compiles the C++ kernels into one library per instruction set; one of them is chosen at run time.
 
 `python -m quire.ops.compile` uses it by hand, `hatch_build.py` at installation. Then no package is
-there yet: it imports the standard library, and one file that the hook loads before.
+there yet: it imports the standard library, and two files that the hook loads before.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from quire.platform.cgroups import read_group_limits
+from quire.platform.cpu import detect_cpu
 
 __all__ = [
     "ISAS",
@@ -170,16 +171,20 @@ def compile_kernels(
 ) -> tuple[Path, ...]:
     """Compile every instruction set of this architecture (or those named) into `output`, and return
     the libraries, the best one first. Sets that compiler or assembler do not know are left out.
+    Where none are named, `QUIRE_KERNEL_SETS` may choose: "all", "native" (those that this processor
+    runs), or names with commas between them.
 
     keep_current: keep a library that was made from these sources, for which no compiler is needed;
     does not apply to sanitized ones. report: receives a line for each set, narrowest set first.
 
-    Raises CompileError if there are no kernels for this architecture, if `CXX` is "none", and, with
-    all others in place, if a set cannot be compiled. Its old library stays. Where a run is
-    interrupted, the next one goes on.
+    Raises CompileError if there are no kernels for this architecture, if `CXX` is "none", if
+    `QUIRE_KERNEL_SETS` names no sets, and, with all others in place, if a set cannot be compiled.
+    Its old library stays. Where a run is interrupted, the next one goes on.
     """
     if os.environ.get("CXX") == "none":
         raise CompileError("CXX=none leaves them out")
+    if isas is None:
+        isas = _chosen_sets()
     wanted = [
         isa
         for isa in ISAS
@@ -204,6 +209,23 @@ def compile_kernels(
     if failed or not libraries:
         raise CompileError(_reasons(failed or unknown), libraries)
     return libraries
+
+
+def _chosen_sets() -> tuple[str, ...] | None:
+    """Return the names of the sets that `QUIRE_KERNEL_SETS` chooses, or None for all."""
+    choice = os.environ.get("QUIRE_KERNEL_SETS", "").strip()  # of the build too, as `CXX` is
+    if choice in ("", "all"):
+        return None
+    known = tuple(isa.name for isa in ISAS)
+    if choice == "native":
+        cpu = detect_cpu()
+        return tuple(isa.name for isa in ISAS if cpu.has(*isa.all_features))
+    names = tuple(name.strip() for name in choice.split(","))
+    if not set(names) <= set(known):
+        raise CompileError(
+            f"QUIRE_KERNEL_SETS is {choice!r}; give all, native, or names of {', '.join(known)}"
+        )
+    return names
 
 
 def num_jobs(root: Path = Path("/")) -> int:

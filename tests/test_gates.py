@@ -1,0 +1,227 @@
+"""What lets a group of tests be left out, and what makes it run again."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests import gates
+from tests.gates import GATES, Gate, Proof
+
+ROOT = gates.ROOT
+NAMES = [gate.name for gate in GATES]
+OWN = ("quire", "tests", "tools")
+BY_TESTS = [gate for gate in GATES if gate.tests]
+
+
+def name_of(gate: Gate) -> str:
+    return gate.name
+
+
+def proof_of(gate: Gate, **more: object) -> Proof:
+    """A pass on this machine, just now."""
+    model, vendor, sets = gates.this_processor()
+    proof = Proof(gates.digest_of(gate), "abc", "2026-01-01", model, vendor, sets, 7, 1.0)
+    return replace(proof, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=GATES, ids=name_of)
+def copied(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Gate, Path]:
+    """A group, and a folder with all its files."""
+    gate: Gate = request.param
+    for path in gates.files_of((*gate.tests, *gate.covers)):
+        target = tmp_path / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return gate, tmp_path
+
+
+def test_one_byte_makes_a_group_run_and_a_move_does_not(copied: tuple[Gate, Path]) -> None:
+    """Of a source, of a test, of a header. Turns red when a change is left unproven, or when moved
+    files cost a proof."""
+    gate, root = copied
+    proofs = {gate.name: [proof_of(gate)]}
+    assert isinstance(gates.standing(gate, proofs, root), Proof)
+    for glob in (*gate.tests, *gate.covers):
+        path = gates.files_of([glob], root)[-1]
+        before = path.read_bytes()
+        path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        assert gates.standing(gate, proofs, root) == "what it depends on has changed", path
+        path.write_bytes(before)
+    for glob in gate.covers:
+        if glob.endswith("**"):
+            moved = gates.files_of([glob], root)[0]
+            elsewhere = root / glob.removesuffix("**") / "a_new_folder" / "of_another.name"
+            elsewhere.parent.mkdir()
+            moved.rename(elsewhere)
+            (elsewhere.parent / "__pycache__").mkdir()
+            (elsewhere.parent / "__pycache__" / "made.pyc").write_bytes(b"made")
+    assert isinstance(gates.standing(gate, proofs, root), Proof)
+    assert gates.files_of((*gate.tests, *gate.covers), root)[0].exists()
+
+
+@pytest.mark.parametrize("gate", GATES, ids=name_of)
+def test_another_version_of_a_tool_makes_a_group_run(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs, versions = {gate.name: [proof_of(gate)]}, gates.version_of
+    for tool in ("python", *gate.tools):
+        assert versions(tool) != "none"
+        with monkeypatch.context() as other:
+            newer = lambda each, tool=tool: versions(each) + "1" * (each == tool)  # noqa: E731
+            other.setattr(gates, "version_of", newer)
+            assert gates.standing(gate, proofs) == "what it depends on has changed", tool
+
+
+@pytest.mark.parametrize("gate", GATES, ids=name_of)
+def test_another_processor_is_not_proven(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when kernels count as proven that the machine of the proof could not run."""
+    proofs = {gate.name: [proof_of(gate, vendor="A", sets=("avx512", "avx2"))]}
+
+    def is_proven(vendor: str, *sets: str) -> bool:
+        monkeypatch.setattr(gates, "this_processor", lambda: ("a machine", vendor, sets))
+        return isinstance(gates.standing(gate, proofs), Proof)
+
+    assert is_proven("A", "avx512", "avx2") and is_proven("A", "avx2") and is_proven("A")
+    assert is_proven("B", "avx2") == (not gate.vendor)
+    assert is_proven("A", "avx512_vnni", "avx512", "avx2") == (not gate.sets)
+
+
+def test_each_glob_matches_and_no_test_file_is_in_two_groups() -> None:
+    """Turns red when a renamed file is no longer covered, or no longer left out."""
+    files = [path for gate in GATES for path in gates.files_of(gate.tests)]
+    assert len(files) == len(set(files)) and all(path.name.startswith("test_") for path in files)
+    for gate in GATES:
+        assert bool(gate.tests) != bool(gate.command)
+        for glob in (*gate.tests, *gate.covers):
+            assert gates.files_of([glob]), f"{gate.name}: nothing is called {glob}"
+    assert len(set(NAMES)) == len(NAMES) and not any(set(name) & set(" ,") for name in NAMES)
+    assert set(gates.read_proofs()) <= set(NAMES)
+
+
+def module_file(name: str) -> Path | None:
+    """The file of one of our modules, or None."""
+    base = ROOT / ("src" if name.startswith("quire") else "")
+    path = base.joinpath(*name.split("."))
+    found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return found if name.split(".")[0] in OWN and found.is_file() else None
+
+
+@cache
+def imported(path: Path) -> frozenset[Path]:
+    """Files that give names to this one. A package between them does not count."""
+    tree, found = ast.parse(path.read_text(encoding="utf-8")), set[Path | None]()
+    types_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in types_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {module_file(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inside = module_file(f"{node.module}.{alias.name}")
+                found.add(inside or module_file(node.module))
+    return frozenset(path for path in found if path is not None)
+
+
+@pytest.mark.parametrize("gate", BY_TESTS, ids=name_of)
+def test_a_group_covers_all_that_it_imports(gate: Gate) -> None:
+    """Turns red when a test, or a module that it imports, comes to depend on a file whose changes
+    would not be seen."""
+    covered = gates.files_of((*gate.tests, *gate.covers))
+    for path in covered:
+        if path.suffix == ".py":
+            missing = imported(path) - set(covered)
+            assert not missing, f"{path.relative_to(ROOT)} imports {sorted(missing)}"
+
+
+TOY = """
+import sys
+from pathlib import Path
+import pytest
+from tests import gates
+
+root = Path(sys.argv[1])
+gates.ROOT, gates.RECORD = root, root / "gates.json"
+gates.GATES = (
+    gates.Gate("toy", ("room/test_toy.py",), ("covered",), ("numpy",)),
+    gates.Gate("idle", ("room/test_idle.py",), ("covered",), ()),
+)
+options = ["-q", "-p", "tests.gates", "-p", "no:cacheprovider", "-c", "/dev/null"]
+sys.exit(pytest.main([*options, "--rootdir", sys.argv[1], "-n", "1", *sys.argv[2:]]))
+"""
+
+
+def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
+    """From nothing to a proof, to a change, to a failure. Turns red when a group is left out that
+    is not proven, when only skipped tests or failures count as a proof, or when a run other than
+    `make gates` writes the file."""
+    room, record = tmp_path / "room", tmp_path / "gates.json"
+    room.mkdir()
+    (tmp_path / "covered").write_text("1")
+    (room / "test_toy.py").write_text("def test_toy():\n    assert open('covered').read() != '0'\n")
+    (room / "test_idle.py").write_text("import pytest\npytest.skip('', allow_module_level=True)\n")
+    (room / "test_other.py").write_text("def test_other():\n    pass\n")
+
+    def run(*options: str) -> str:
+        words = [sys.executable, "-W", "ignore", "-c", TOY, str(tmp_path), *options]
+        done = subprocess.run(
+            words, cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PATH": "/usr/bin"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert not done.stderr, done.stderr
+        return done.stdout
+
+    assert "toy: to run, since nobody has proven it yet" in (out := run("room"))
+    assert "2 passed" in out and not record.exists()
+    out = run("--prove", "toy,idle", "room/test_toy.py", "room/test_idle.py")
+    assert "toy: proven" in out and "idle: no test of room/test_idle.py ran" in out
+    [proof] = json.loads(record.read_text())["toy"]
+    assert (proof["tests"], proof["sets"]) == (1, [])
+    kept = record.read_bytes()
+    out = run("room")
+    assert "1 passed" in out and "toy: not run; 1 passed in " in out and "(gates.json)" in out
+    assert "1 passed" in run("room/test_toy.py"), "who names a file wants it to run"
+    (tmp_path / "covered").write_text("0")
+    assert "1 failed, 1 passed" in (out := run("room"))
+    assert "toy: to run, since what it depends on has changed" in out
+    assert "toy: 1 failed" in run("--prove", "toy", "room/test_toy.py")
+    assert record.read_bytes() == kept
+
+
+def test_all_sets_are_compiled_where_a_group_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns red when CI compiles what nobody has to prove, or leaves out what has to be. Before an
+    installation the groups count whose tools are there."""
+    proofs = {gate.name: [proof_of(gate)] for gate in GATES}
+    monkeypatch.setattr(gates, "read_proofs", lambda: proofs)
+    assert gates.sets_to_compile() == "native"
+    for name in ("attention", "wheel"):
+        del proofs[name]
+    assert gates.sets_to_compile() == "native"
+    del proofs["tiles"]
+    assert gates.sets_to_compile() == "all"
+    versions = gates.version_of
+    monkeypatch.setattr(
+        gates, "version_of", lambda tool: "none" if tool == "torch" else versions(tool)
+    )
+    assert gates.sets_to_compile() == "native"
+    del proofs["kernel-sets"]
+    assert gates.sets_to_compile() == "all"
+
+
+def test_a_group_that_does_not_exist_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"No gates sanitizer; there are: kernel-sets, "):
+        gates.main(["prove", "sanitizer"])
