@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import pairs
 from tests.profiles import SCALE
 
 # No example fails for its time, since others use the machine too. With CI set, examples are the
@@ -23,6 +24,10 @@ settings.load_profile("quire")
 # The suite proves what CPUs compute, on any machine; benchmarks/gpu has the proofs of a GPU.
 for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
     os.environ[name] = ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(pairs)
 
 
 @pytest.fixture
