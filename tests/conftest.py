@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from quire.config.env import limit_spinning
 from tests import pairs
 from tests.profiles import SCALE
 
@@ -20,6 +21,9 @@ settings.register_profile(
     derandomize="CI" in os.environ and SCALE == 1,
 )
 settings.load_profile("quire")
+
+# Two files run at a time: threads of torch that spin for each other would take most of the time.
+limit_spinning()
 
 # The suite proves what CPUs compute, on any machine; benchmarks/gpu has the proofs of a GPU.
 for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
