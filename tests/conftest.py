@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from quire.config.env import limit_spinning
 from tests import pairs
-from tests.profiles import SCALE
+from tests.profiles import IS_CI, SCALE
 
 # No example fails for its time, since others use the machine too. With CI set, examples are the
 # same in every run, so that a run judges the change and nothing else; elsewhere they are new ones.
@@ -18,7 +18,7 @@ settings.register_profile(
     max_examples=100 * SCALE,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ and SCALE == 1,
+    derandomize=IS_CI,
 )
 settings.load_profile("quire")
 
