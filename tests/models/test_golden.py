@@ -15,7 +15,10 @@ import pytest
 import torch
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint
 from tests.models.harness import BLOCK_SIZE, PagedModel
+from tests.pairs import LAWS_BY_PAIRS
 from transformers import DynamicCache
+
+pytestmark = LAWS_BY_PAIRS
 
 TOLERANCE = 1e-4
 """Relative to the largest logit; float32 sums in another order differ by about 1e-6."""
