@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -32,6 +33,14 @@ for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(pairs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light_collections() -> None:
+    """Let the garbage collector skip what lives longer than a file: modules and collected tests are
+    half a million objects, so that tests which collect would spend most of their time there."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
