@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.lost_tests import lost, read
 
 from tests.pairs import Case, cover, pairs_of
 
@@ -108,3 +109,17 @@ def test_marked_tests_run_pairs_and_a_soak_all(tmp_path: Path) -> None:
     assert (len(all_laws), len(few_laws)) == (27, 10)
     left_out = next(name for name in all_laws if name not in kept)
     assert collected(f"{laws}::{left_out}") == [left_out]
+
+
+def test_cases_that_a_run_lost_are_found_again() -> None:
+    """Turns red when a test can vanish unseen."""
+    before = read(
+        ["tests/a.py::test_x[1]", "tests/a.py::test_x[2-y]", "tests/a.py::test_z", "2 tests"]
+    )
+    soak = {"soak": before}
+    assert lost(before, before, soak) == {}
+    after = read(["tests/a.py::test_x[1]", "tests/b.py::test_z"])
+    x, z = "tests/a.py::test_x", "tests/a.py::test_z"
+    assert lost(before, after, soak) == {x: {"soak": 1}, z: {"soak": 1}}
+    assert lost(before, after, {}) == {x: {"table": 1}, z: {"table of tests/b.py::test_z": 1}}
+    assert lost(before, read([]), {}) == {x: {"gone": 2}, z: {"gone": 1}}
