@@ -25,17 +25,18 @@ Case = dict[str, Hashable]
 """Values by the names of parameters."""
 
 
-def pairs_of(case: Case) -> list[Hashable]:
-    """Return what a case shows: each two of its values; the value where there is one alone."""
-    return list(itertools.combinations(case.items(), min(2, len(case))))
+def pairs_of(case: Case, size: int = 2) -> list[Hashable]:
+    """Return what a case shows: each `size` of its values, or all where there are fewer."""
+    return list(itertools.combinations(case.items(), min(size, len(case))))
 
 
-def cover(cases: Sequence[Case]) -> list[int]:
+def cover(cases: Sequence[Case], size: int = 2) -> list[int]:
     """Return places of the cases to keep, in order: in these occurs every pair that occurs in any.
 
-    Greedy: the next one has most pairs that are still missing, the first one of several.
+    Greedy: the next one has most pairs that are still missing, the first one of several. size: 1
+    for single values instead of pairs.
     """
-    missing = {i: set(pairs_of(case)) for i, case in enumerate(cases)}
+    missing = {i: set(pairs_of(case, size)) for i, case in enumerate(cases)}
     kept: list[int] = []
     while missing:
         best = max(missing, key=lambda i: len(missing[i]))
