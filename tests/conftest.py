@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -7,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.profiles import SCALE
+from quire.config.env import limit_spinning
+from tests import pairs
+from tests.profiles import IS_CI, SCALE
 
 # No example fails for its time, since others use the machine too. With CI set, examples are the
 # same in every run, so that a run judges the change and nothing else; elsewhere they are new ones.
@@ -16,13 +19,28 @@ settings.register_profile(
     max_examples=100 * SCALE,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ and SCALE == 1,
+    derandomize=IS_CI,
 )
 settings.load_profile("quire")
+
+# Two files run at a time: threads of torch that spin for each other would take most of the time.
+limit_spinning()
 
 # The suite proves what CPUs compute, on any machine; benchmarks/gpu has the proofs of a GPU.
 for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
     os.environ[name] = ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(pairs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light_collections() -> None:
+    """Let the garbage collector skip what lives longer than a file: modules and collected tests are
+    half a million objects, so that tests which collect would spend most of their time there."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

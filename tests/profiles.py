@@ -1,9 +1,12 @@
-"""How much property tests, state machines and seeded simulations try. `QUIRE_SOAK` multiplies it;
-without it the examples are few, and in state machines the same ones every time.
+"""How much property tests, state machines and seeded simulations try. `QUIRE_SOAK` multiplies it.
+
+With `CI` set, and no soak, examples are the same in every run, and state machines and simulations
+try a third: a run judges the change and nothing else. `make test` elsewhere tries new ones.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +14,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-__all__ = ["SCALE", "examples", "machine_settings", "seeds", "under_seed"]
+__all__ = ["IS_CI", "SCALE", "examples", "machine_settings", "seeds", "under_seed"]
 
 SCALE = int(os.environ.get("QUIRE_SOAK", "1"))
+IS_CI = "CI" in os.environ and SCALE == 1
+"""Whether every run does the same."""
 
 
 def examples(count: int, **more: Any) -> settings:
@@ -24,10 +29,10 @@ def examples(count: int, **more: Any) -> settings:
 def machine_settings(examples: int, steps: int = 50) -> settings:
     """For state machines and slow properties: no deadline, since others use the machine too."""
     return settings(
-        max_examples=examples * SCALE,
+        max_examples=scaled(examples),
         stateful_step_count=steps,
         deadline=None,
-        derandomize=SCALE == 1,
+        derandomize=IS_CI,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
@@ -35,7 +40,12 @@ def machine_settings(examples: int, steps: int = 50) -> settings:
 
 def seeds(count: int, first: int = 0) -> Sequence[int]:
     """Of simulations that are random by their seed: the usual ones and, when soaking, more."""
-    return range(first, first + count * SCALE)
+    return range(first, first + scaled(count))
+
+
+def scaled(count: int) -> int:
+    """Examples of what costs much: a third in CI, but one."""
+    return math.ceil(count / 3) if IS_CI else count * SCALE
 
 
 @contextmanager

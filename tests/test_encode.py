@@ -13,7 +13,10 @@ import torch
 
 from quire import LLM, AsyncLLM, PoolingParams, RequestError, SamplingParams
 from tests.models.families import CASES, write_checkpoint
+from tests.pairs import LAWS_BY_PAIRS
 from tests.small_engines import SMALL, Maker, small_engines
+
+pytestmark = LAWS_BY_PAIRS
 
 NAMES = ("mistral-window", "qwen2-mixed", "gemma2", "gpt2")
 POOLINGS = pytest.mark.parametrize("pooling", ["last", "cls", "mean"])

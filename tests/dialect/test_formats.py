@@ -23,7 +23,10 @@ from quire.rendering import Tokenizer
 from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import Follower, tokenizer, walk
 from tests.dialect.written import WRITERS, encoded, plain
+from tests.pairs import LAWS_BY_PAIRS
 from tests.profiles import examples
+
+pytestmark = LAWS_BY_PAIRS
 
 NAMES = sorted(name for name, each in DIALECTS.items() if each.style is not ArgumentStyle.CHANNELS)
 KINDS = [(name, kind) for name in NAMES for kind in ("special", "added", "text")]

@@ -14,6 +14,7 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import Renderer
 from tests.dialect.answers import Answer, read
 from tests.dialect.models import tokenizer
+from tests.pairs import BY_PAIRS
 
 TOKENS = tokenizer((), ("<tool_call>", "</tool_call>", "<think>", "</think>"))
 DIALECT = DIALECTS["hermes"].bound(TOKENS)
@@ -41,6 +42,7 @@ def answered(
 TEXTS = ["Hi\n\n   \n\n  there", "Hi\n\n", "Hi there\n", "Hi \n \n\n \n", "Hi.\n\nSo.\n\n"]
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("stop", ["\n\n", "\n", " \n", ".\n", "  t", "x"])
 @pytest.mark.parametrize("included", [False, True])

@@ -23,6 +23,9 @@ from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import EOS, TURN, Follower, tokenizer, walk
 from tests.dialect.test_formats import ALL, model
 from tests.dialect.written import WRITERS, encoded, plain
+from tests.pairs import LAWS_BY_PAIRS
+
+pytestmark = LAWS_BY_PAIRS
 
 THOUGHT = "Is it <b> or {x}?\n\nYes: <tool_call> is no call."
 ANSWERS = [

@@ -25,6 +25,7 @@ from quire.ops.sampling.draw.cpu import bind
 from quire.platform import detect_platform
 from quire.platform.shared_region import SLOT_BYTES, SharedRegion
 from tests.waiting import WAIT_S
+from tests.pairs import BY_PAIRS
 
 T = TypeVar("T")
 SMALL = 4096
@@ -88,6 +89,7 @@ def as_tree(parts: list[torch.Tensor], op: str) -> torch.Tensor:
     return one + other if op == "sum" else torch.maximum(one, other)
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32])
 @pytest.mark.parametrize("op", ["sum", "max"])
 def test_all_reduce(ranks: Any, op: Any, dtype: torch.dtype) -> None:
@@ -108,6 +110,7 @@ def test_nan_stays(ranks: Any) -> None:
             assert got.isnan().tolist() == [False, True, True, False]
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_sums_of_rows_are_rounded_once(ranks: Any, has_bias: bool, dtype: torch.dtype) -> None:

@@ -31,6 +31,9 @@ from quire.protocol.control import (
     Wake,
 )
 from tests.engine.fake_engine import FakeEngine
+from tests.pairs import LAWS_BY_PAIRS
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 WINDOWS = pytest.mark.parametrize("windows", [(None,), (6,), (None, 5, None, 5)])

@@ -15,8 +15,11 @@ import pytest
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from tests.engine.test_laws import assert_same, model, workload  # noqa: F401  a fixture
+from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
 from tests.small_engines import SMALL
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 

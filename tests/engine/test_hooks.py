@@ -18,7 +18,10 @@ from quire.protocol import EngineRequest, FinishReason
 from quire.protocol.beam_search import BeamRules
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
+from tests.pairs import LAWS_BY_PAIRS
 from tests.waiting import WAIT_S
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 V = 1000

@@ -15,8 +15,11 @@ from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.step import LateInput, StepResult
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
+from tests.pairs import LAWS_BY_PAIRS
 from tests.scheduler.beam_reference import search
 from tests.speculation.test_laws import eager_policy
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 V = 1000

@@ -22,7 +22,10 @@ from quire.ops.native.binding import native_unavailable
 from quire.platform import detect_platform
 from quire.protocol.request import EngineRequest
 from tests.models.families import CASES, GEMMA4_WHOLE, write_checkpoint
+from tests.pairs import LAWS_BY_PAIRS
 from tests.small_engines import Maker, small_engines
+
+pytestmark = LAWS_BY_PAIRS
 
 GAP = 1e-3
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])

@@ -13,6 +13,7 @@ import pytest
 from quire.platform.interrupts import held
 from quire.protocol import FinishReason, StepPlan, StepResult
 from tests.engine.fake_engine import FakeEngine
+from tests.pairs import BY_PAIRS
 
 
 class Unreliable:
@@ -158,6 +159,7 @@ class Cutting:
         raise KeyboardInterrupt
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("has_taken", [True, False])
 @pytest.mark.parametrize("step_id", range(6))

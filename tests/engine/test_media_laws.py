@@ -11,6 +11,9 @@ from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
 from tests.engine.fake_engine import FakeEngine
+from tests.pairs import LAWS_BY_PAIRS
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 WINDOWS = pytest.mark.parametrize("windows", [(None,), (6,), (None, 5, None, 5)])

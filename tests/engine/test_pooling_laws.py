@@ -16,6 +16,9 @@ from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import EMPTY_INTS
 from quire.runner.pooling import PoolPiece, VectorPools
 from tests.engine.fake_engine import FakeEngine
+from tests.pairs import LAWS_BY_PAIRS
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 POOLINGS = pytest.mark.parametrize("pooling", ["last", "cls", "mean"])

@@ -22,8 +22,11 @@ from quire.protocol.messages import Add, ClientMessage, CoreMessage, Extend, Out
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
 from tests.engine.process_harness import FAKE_MODEL, Collected
+from tests.pairs import LAWS_BY_PAIRS
 from tests.profiles import machine_settings
 from tests.scheduler.beam_reference import search
+
+pytestmark = LAWS_BY_PAIRS
 
 
 def new_engine() -> FakeEngine:

@@ -31,7 +31,10 @@ from tests.engine.test_laws import (  # noqa: F401  fixtures
     run,
     workload,
 )
+from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
+
+pytestmark = LAWS_BY_PAIRS
 
 
 @pytest.fixture(autouse=True)

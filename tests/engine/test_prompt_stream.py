@@ -16,6 +16,7 @@ from quire.engine.clients.prompt_stream import PromptStream
 from quire.errors import RequestError
 from quire.protocol import EngineRequest, StepPlan, StepResult
 from quire.protocol.control import ExtendPrompt
+from tests.pairs import BY_PAIRS
 from tests.profiles import seeds
 
 TEXT = "The capital of France is Paris, and the capital of Portugal is Lisbon; that of Italy is"
@@ -33,6 +34,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
         assert engine.engine.client.stats().num_used_blocks == 0
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("seed", seeds(6))
 @pytest.mark.parametrize("whole", [TEXT, IDS], ids=["text", "ids"])
 def test_pieces_are_the_whole(llm: LLM, whole: str | list[int], seed: int) -> None:

@@ -12,7 +12,10 @@ from quire.protocol.control import ResetPrefixCache, Sleep, UpdateWeights, Wake
 from quire.protocol.recovery import ALWAYS_SWAP
 from tests.engine.fake_engine import FakeEngine
 from tests.kv_cache.model import make_layout
+from tests.pairs import LAWS_BY_PAIRS
 from tests.scheduler.simulation import POISON_OUTSIDE, Setup, Simulation
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 BREAKS = pytest.mark.parametrize("breaks", [False, True], ids=["once", "twice"])

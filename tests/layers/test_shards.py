@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.ranks import on_ranks
+from tests.pairs import BY_PAIRS
 
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.shard import ONE_RANK, Shard, Share
@@ -124,6 +125,7 @@ def test_int4_sums_of_kernels_equal_those_of_the_reference(quantization: str, ro
         assert (near | (got.isnan() & other.isnan())).all()
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("quantization", [None, "int4", "int4-sym", "int4-g64"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.lora.adapters import CONFIG, merge, modules_of, write_adapter
 from tests.lora.test_adapters import LLAMA, PROMPTS, answers, assert_close, engine
 from tests.models.families import Case, write_checkpoint
+from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.test_token_columns import KERNELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,6 +32,8 @@ from quire.lora.bank import HostAdapter
 from quire.lora.request import LoRARequest
 from quire.ops import build_op_set
 from quire.platform import detect_platform
+
+pytestmark = LAWS_BY_PAIRS
 
 RANK, SCALE = 4, 2.0
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -37,16 +37,24 @@ class Computing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Case, Path]:
+    folder = tmp_path_factory.mktemp(request.param.name)
+    write_checkpoint(request.param, folder, torch.bfloat16)
+    return request.param, folder
+
+
 @pytest.mark.skipif(not KERNELS, reason="no compiled kernels here")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_decode_forward_is_operations_alone(
-    case: Case, quantization: str | None, tmp_path: Path
+    checkpoint: tuple[Case, Path], quantization: str | None
 ) -> None:
     """Turns red when a layer adds, converts or copies by itself: on one thread, by other bits for
     another number of rows, and unseen by whoever records the operations of a step."""
-    write_checkpoint(case, tmp_path, torch.bfloat16)
-    paged = PagedModel(tmp_path, "best", case.max_positions, quantization)
+    case, folder = checkpoint
+    paged = PagedModel(folder, "best", case.max_positions, quantization)
     if paged.backend_name == "reference":
         pytest.skip("no kernel does what this model's attention does")
     paged.step({0: [3, 1, 4], 1: [5]})

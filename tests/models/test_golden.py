@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint
 from tests.models.harness import BLOCK_SIZE, PagedModel
+from tests.pairs import LAWS_BY_PAIRS
 from transformers import DynamicCache
+
+pytestmark = LAWS_BY_PAIRS
 
 TOLERANCE = 1e-4
 """Relative to the largest logit; float32 sums in another order differ by about 1e-6."""
@@ -81,6 +85,37 @@ def test_prefix_hit(golden: Golden, paged: PagedModel) -> None:
     later = paged.step({0: tokens[known:], 1: tokens[known:]})
     assert_equal({0: torch.cat([first, later[0]])}, {0: wanted})
     assert_equal({1: later[1]}, {1: wanted[known:]})
+
+
+class SeenRows:
+    """Stands before a layer and notes how many rows each call has."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self.counts: list[int] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.counts.append(len(x))
+        return self._layer(x)
+
+
+def test_hidden_states_of_wanted_tokens(golden: Golden, paged: PagedModel) -> None:
+    """Turns red when a forward that is asked for some tokens' hidden states computes others behind
+    its last attention."""
+    token_ids, positions, step = paged.inputs(golden.sequences)
+    wanted = torch.tensor([len(token_ids) - 1, 0, 3])
+    layers: Any = paged.model
+    seen = [SeenRows(block.output) for block in layers.blocks]
+    for block, output in zip(layers.blocks, seen, strict=True):
+        block.output = output
+    with torch.inference_mode():
+        everything = paged.model.forward(token_ids, positions, step)
+        some = paged.model.forward(token_ids, positions, replace(step, wanted_tokens=wanted))
+    torch.testing.assert_close(some, everything[wanted])
+    if paged.backend_name != "reference":
+        assert torch.equal(some, everything[wanted])
+    whole = len(token_ids)
+    assert [each.counts for each in seen] == [[whole, whole]] * (len(seen) - 1) + [[whole, 3]]
 
 
 def chunks(sequences: dict[int, list[int]], sizes: list[int]) -> Iterator[dict[int, list[int]]]:

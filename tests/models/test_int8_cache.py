@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.models.families import Case, random_sequences, set_biases, write_checkpoint
 from tests.models.harness import PagedModel
+from tests.pairs import BY_PAIRS
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -79,6 +80,7 @@ def divergence(folder: Path, implementation: str) -> float:
     return float((exact.exp() * (exact - rounded)).sum(1).mean())
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("implementation", ["reference", "best"])
 @pytest.mark.parametrize("part", ["k", "v"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_paged_attention import arguments
+from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Case, Team
@@ -121,6 +122,7 @@ def test_weights_that_are_rounded_do_not_move_a_constant(queries: int) -> None:
     assert torch.equal(result, value.repeat_interleave(2, dim=0).expand_as(result))
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("broken", [300, 301])
 @pytest.mark.parametrize("window", [None, 40])

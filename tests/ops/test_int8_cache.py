@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Team
@@ -60,6 +61,7 @@ def test_an_element_is_off_by_half_a_step(
     assert (error <= 0.50001 * top / 127 + 127 * 1.2e-38).all()
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 17, 39])

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_paged_attention import arguments, scales
+from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Case, Provider, Team
@@ -172,6 +173,7 @@ def softmax_over(
     return torch.einsum("hqn,nhd->qhd", weights / total[..., None], values)
 
 
+@BY_PAIRS
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES, ids=str)
 def test_a_whole_prompt_is_full_attention(
     provider: Provider, dtype: torch.dtype, cache_dtype: torch.dtype
@@ -193,6 +195,7 @@ def test_a_whole_prompt_is_full_attention(
     )
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES, ids=str)
 def test_a_last_key_at_the_own_position_changes_no_bit(
@@ -207,6 +210,7 @@ def test_a_last_key_at_the_own_position_changes_no_bit(
     assert torch.equal(call(*arguments(batch), 0.2, window, **scales(batch), last_key=own), causal)
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("window", [None, 70, 600])
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES, ids=str)
 def test_a_query_has_the_same_bits_whatever_is_computed_beside_it(
@@ -227,6 +231,7 @@ def test_a_query_has_the_same_bits_whatever_is_computed_beside_it(
             assert torch.equal(part, whole[low:high]), f"queries {low} to {high}, {threads} threads"
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES, ids=str)

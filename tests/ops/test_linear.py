@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
 from quire.errors import EngineError
@@ -59,6 +60,7 @@ def test_any_shape_equals_the_reference(
             assert difference is None, f"{provider.name}: {difference}"
 
 
+@BY_PAIRS
 @pytest.mark.parametrize(("outputs", "depth"), [(1, 1), (33, 7), (257, 129), (640, 512)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("provider", OP.providers, ids=lambda provider: provider.name)

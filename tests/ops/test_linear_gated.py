@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
 from quire.errors import ConfigError, EngineError
@@ -163,6 +164,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
             assert_same_bits(matrix(x[:rows]), alone[:rows], f"{rows} rows, {team}")
 
 
+@BY_PAIRS
 @each_kernel
 @pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("width", [32, 225])

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_linear_gated import INT4, INT8, LINEAR, arguments_of, assert_same_bits
+from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
 from quire.ops import Op, Provider, Team
@@ -70,6 +71,7 @@ def test_blocks_of_nearly_as_many_rows_as_may_wait(rows: int, dtype: torch.dtype
         check_places(op, rows, 70, 32, None, (dtype, dtype))
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("op", [LINEAR, INT8, INT4], ids=lambda op: op.name)
 @pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("outputs", [2048 + 64, 2048 + 6])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
 from quire.ops import ALL_OPS, Case, Provider, Team
@@ -92,6 +93,7 @@ def score_options(names: Collection[str], num_heads: int) -> dict[str, object]:
 CUTS = ((0, 1), (1, 64), (63, 66), (100, 107), (511, 513), (0, 513), (512, 1200), (1199, 1200))
 
 
+@BY_PAIRS
 @pytest.mark.parametrize(
     ("window", "scored"),
     [
@@ -274,6 +276,7 @@ def test_nan_stays_in_its_own_row(kernel: Kernel, cache_dtype: torch.dtype) -> N
     assert result[2].isfinite().all()
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
 from quire.errors import EngineError
@@ -85,6 +86,7 @@ def test_a_row_does_not_depend_on_the_batch(name: str, provider: Any, dtype: tor
         assert torch.equal(CALLS[name](alone, rows, x), whole[rows])
 
 
+@BY_PAIRS
 @pytest.mark.parametrize(
     "provider", [pytest.param(p, id=p.name) for p in ALL_OPS["embedding"].providers]
 )

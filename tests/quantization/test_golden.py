@@ -18,6 +18,7 @@ from quire.config import MatrixShape
 from quire.quantization import QuantizedFormats
 from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_ops
+from tests.pairs import BY_PAIRS
 
 TOLERANCE = 1e-5
 """Of the norm of the difference by the norm of the logits; float32 sums differ by about 2e-7."""
@@ -68,6 +69,7 @@ def round_activations(module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[to
     return ((inputs[0] / scale).round() * scale,)
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("implementation", ["reference", "best"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("name", NAMES)

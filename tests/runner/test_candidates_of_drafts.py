@@ -25,8 +25,11 @@ from quire.protocol.step import (
     TokenCandidates,
 )
 from tests.models.families import CASES, write_checkpoint
+from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
 from tests.small_engines import SMALL
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 CANDIDATES, DRAWING, PROBE = 0, 1, 2

@@ -11,6 +11,7 @@ import torch
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from quire.runner.launch import Runner
+from tests.pairs import BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -61,6 +62,7 @@ def break_model(llm: LLM, monkeypatch: pytest.MonkeyPatch, position: int, *, rai
         monkeypatch.setattr(owner, "_model", model)
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("raises", [False, True], ids=["nan", "exception"])
 @pytest.mark.parametrize("position", [15, 39, BROKEN_AT], ids=["mid-prompt", "prompt", "decode"])
 def test_a_broken_row_fails_alone(

@@ -14,6 +14,7 @@ from quire import LLM, RequestOutput, SamplingParams
 from tests.engine.test_device_laws import assert_as_on_host
 from tests.engine.test_laws import assert_same, params, workload
 from tests.models.families import CASES, write_checkpoint
+from tests.pairs import BY_PAIRS
 from tests.small_engines import SMALL
 
 BY_NAME = {case.name: case for case in CASES}
@@ -91,6 +92,7 @@ def same(got: Sequence[RequestOutput], expected: Sequence[RequestOutput], on_dev
         assert_same(got, expected, exact=True)
 
 
+@BY_PAIRS
 @DEPTHS
 @pytest.mark.parametrize(
     ("name", "more"),

@@ -23,10 +23,13 @@ from quire.sampling import sampler
 from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
 from tests.engine.test_device_laws import assert_as_on_host
 from tests.engine.test_laws import assert_same, has_kernels, workload
+from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
 from tests.runner.test_drafts import Watch
 from tests.small_engines import SMALL
 from tests.waiting import WAIT_S
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 PLACES = pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])

@@ -9,7 +9,10 @@ import pytest
 
 from quire.errors import RequestError
 from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams
+from tests.pairs import LAWS_BY_PAIRS
 from tests.scheduler.simulation import Setup, Simulation
+
+pytestmark = LAWS_BY_PAIRS
 
 ROOMY = Setup(num_blocks=120, max_num_seqs=8, max_num_batched_tokens=32)
 PROMPT = [1, 2, 3, 4, 5]

@@ -17,11 +17,14 @@ from quire.protocol import EnterRow, FinishReason, SamplingParams, StepPlan
 from quire.protocol.step import StepResult, TokenLogprobs
 from quire.runner.drafts import draw_in_turns
 from quire.runner.rows import RowTable
+from tests.pairs import LAWS_BY_PAIRS
 from tests.profiles import seeds, under_seed
 from tests.scheduler.expected import expected_tokens, make_model
 from tests.scheduler.proposers import Knows, Wrong
 from tests.scheduler.random_moves import random_setup, walk
 from tests.scheduler.simulation import Setup, Simulation
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 PLAIN = make_model((None,), has_state=False)

@@ -7,6 +7,7 @@ import pytest
 
 from quire.errors import EngineError, RequestError
 from quire.protocol import EMPTY_INTS, FinishReason, StepResult
+from tests.pairs import BY_PAIRS
 from tests.scheduler.simulation import POISON_OUTSIDE, Setup, Simulation
 
 POISONED = [4, 5, 6, 7, POISON_OUTSIDE]
@@ -188,6 +189,7 @@ def test_results_come_in_order():
         simulation.scheduler.apply(StepResult(7, EMPTY_INTS, EMPTY_INTS))
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("windows", [(None,), (3,), (None, 4)])
 @pytest.mark.parametrize("num_host_blocks", [0, 60])

@@ -24,11 +24,14 @@ from quire.protocol.step import IntArray
 from quire.runner.rows import RowTable
 from quire.scheduler.constraints.unsent import Question, Verdict
 from quire.scheduler.sequence import MAX_UNJUDGED
+from tests.pairs import LAWS_BY_PAIRS
 from tests.profiles import seeds, under_seed
 from tests.scheduler.expected import VOCAB, Asked, expected_tokens
 from tests.scheduler.proposers import Once
 from tests.scheduler.random_moves import random_move, random_setup, with_states
 from tests.scheduler.simulation import Client, Setup, Simulation
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 PROMPT = (4, 9, 2, 7, 5)

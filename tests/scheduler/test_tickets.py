@@ -7,7 +7,10 @@ import pytest
 
 from quire.protocol import FinishReason, SchedulingParams
 from quire.scheduler.sequence import GroupState, SequenceGroup
+from tests.pairs import LAWS_BY_PAIRS
 from tests.scheduler.simulation import Setup, Simulation
+
+pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 STEPS = pytest.mark.parametrize("steps", [0, 1, 3, 6])

@@ -13,6 +13,7 @@ from quire.engine.model_front import ModelFront
 from quire.server.http import protocol
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
+from tests.pairs import BY_PAIRS
 from tests.server.running import RunningServer
 from tests.server.wire import Connection, Wire, replies_of
 from tests.waiting import WAIT_S
@@ -94,6 +95,7 @@ OFFERS = {
 }
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("split", [whole, at_the_body, byte_by_byte])
 @pytest.mark.parametrize("framing", ["length", "chunks"])
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
@@ -310,6 +312,7 @@ def test_a_body_that_was_not_asked_for_may_never_come(
     assert statuses(complete) == [status, 200] and not complete.is_closed
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("body", [BODY, STREAMED])
 @pytest.mark.parametrize(
     "rest",

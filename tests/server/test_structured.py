@@ -10,6 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.pairs import BY_PAIRS
 from tests.server.running import MODEL, RunningServer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -135,6 +136,7 @@ def test_a_refusal_is_a_status_and_costs_no_other_request(
 BAD: dict[str, Any] = {"type": "strin"}
 
 
+@BY_PAIRS
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize(

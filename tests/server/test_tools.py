@@ -14,8 +14,11 @@ from quire.engine.model_front import ModelFront
 from quire.protocol.request import EngineRequest
 from quire.server.generation import prompts
 from quire.server.generation.parsed import AnswerForm
+from tests.pairs import LAWS_BY_PAIRS
 from tests.server.running import bundled_front
 from tests.server.scripted import Script, as_joined, hermes_front, joined, without_ids
+
+pytestmark = LAWS_BY_PAIRS
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -19,6 +19,7 @@ from quire.models.heads.weights import read_head_weights
 from quire.protocol import EngineRequest
 from quire.protocol.step import StepPlan
 from tests.engine.test_laws import assert_same
+from tests.pairs import LAWS_BY_PAIRS
 from tests.speculation.head_reference import Target, guess
 from tests.speculation.head_writer import (
     HEAD_METHODS,
@@ -40,6 +41,8 @@ from tests.speculation.test_laws import (
     totals,
     within,
 )
+
+pytestmark = LAWS_BY_PAIRS
 
 __all__ = ["engines", "expected"]  # fixtures
 

@@ -10,6 +10,9 @@ import pytest
 from quire.speculation import Acceptance, DraftPolicy
 from quire.speculation.policy import RESTS
 from quire.speculation.step_times import DecodeStep, StepTimes
+from tests.pairs import LAWS_BY_PAIRS
+
+pytestmark = LAWS_BY_PAIRS
 
 Seconds = Callable[[int], float]
 
