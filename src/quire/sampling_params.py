@@ -3,11 +3,17 @@
 from quire.idioms import missing_name
 from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.grammar import StructuredOutputsParams
-from quire.protocol.sampling_params import LogitsProcessor, RequestOutputKind, SamplingParams
+from quire.protocol.sampling_params import (
+    LogitsProcessor,
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 
 __all__ = [
     "BeamSearchParams",
     "LogitsProcessor",
+    "RepetitionDetectionParams",
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",

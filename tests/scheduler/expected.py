@@ -25,6 +25,18 @@ class Asked:
     seed: int
     sample_index: int = 0
     adapter: str = ""
+    repeats: tuple[int, int, int] | None = None
+    """Sizes of the shortest and the longest pattern, and how often it ends an output."""
+
+    def repeats_at(self, tokens: tuple[int, ...]) -> bool:
+        """True if an output ends with a pattern as often as that."""
+        if self.repeats is None or len(tokens) < self.min_tokens:
+            return False
+        shortest, longest, count = self.repeats
+        return any(
+            len(tokens) >= size * count and tokens[-size * count :] == tokens[-size:] * count
+            for size in range(shortest, longest + 1)
+        )
 
     def may_stop_at(self, token: int, num_tokens: int) -> bool:
         """True if this token ends an output whose last one it is. num_tokens: of the output."""
@@ -55,7 +67,7 @@ def expected_output(model: FakeModel, asked: Asked) -> tuple[int, ...]:
         model, asked.prompt, asked.max_tokens, asked.seed, asked.sample_index, asked.adapter
     )
     for count, token in enumerate(tokens, start=1):
-        if asked.may_stop_at(token, count):
+        if asked.may_stop_at(token, count) or asked.repeats_at(tokens[:count]):
             return tokens[:count]
     return tokens
 

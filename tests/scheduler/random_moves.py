@@ -112,6 +112,9 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
         seed=rng.randrange(2),
         stop=stop,
         min_tokens=rng.choice((0, 0, min(3, max_tokens or 3))),
+        repeats=rng.choice((None, None, (1, 1, 2), (1, 3, 2), (2, 2, 2)))
+        if beams is None
+        else None,
         salt=rng.choice(("", "", "", "other")),
         resume_at=rng.choice((0, 0, 0, 1, 4)),
         lateness=rng.choice((0.0, 0.0, 0.0, 2.5, 10.0)),

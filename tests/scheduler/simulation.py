@@ -33,6 +33,7 @@ from quire.protocol import (
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
+from quire.protocol.sampling_params import RepetitionDetectionParams
 from quire.scheduler import (
     Feasibility,
     Policy,
@@ -115,6 +116,14 @@ class Client:
     beams: BeamRules | None = None
     tokens: list[int] = field(default_factory=list)
     finish: SequenceFinish | None = None
+
+
+def repetition_of(repeats: tuple[int, int, int] | None) -> RepetitionDetectionParams | None:
+    """The parameter of `Asked.repeats`."""
+    if repeats is None:
+        return None
+    shortest, longest, count = repeats
+    return RepetitionDetectionParams(longest, shortest, count)
 
 
 def _adapter_ref(digest: str) -> AdapterRef:
@@ -251,6 +260,7 @@ class Simulation:
         seed: int = 0,
         stop: frozenset[int] = frozenset(),
         min_tokens: int = 0,
+        repeats: tuple[int, int, int] | None = None,
         salt: str = "",
         resume_at: int = 0,
         lateness: float = 0.0,
@@ -273,7 +283,7 @@ class Simulation:
         first = len(self.clients)
         if n > 1 or max_tokens is None or given is not None or beams is not None:
             resume_at = 0
-        asked = Asked(prompt, max_tokens or 1, stop, min_tokens, seed, adapter=adapter)
+        asked = Asked(prompt, max_tokens or 1, stop, min_tokens, seed, 0, adapter, repeats)
         whole = self._uncut(asked)
         output = whole[: min(resume_at, len(whole) - 1)]
         request = EngineRequest(
@@ -284,6 +294,7 @@ class Simulation:
                 max_tokens=max_tokens,
                 n=n,
                 min_tokens=min_tokens,
+                repetition_detection=repetition_of(repeats),
                 prompt_logprobs=prompt_logprobs,
                 logprobs=logprobs,
             ),
@@ -596,5 +607,7 @@ class Simulation:
 
     def _check_end(self, asked: Asked, tokens: tuple[int, ...], finish: SequenceFinish) -> None:
         is_stop = asked.may_stop_at(tokens[-1], len(tokens))
-        assert finish.reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
+        repeats = len(tokens) < asked.max_tokens and asked.repeats_at(tokens)
+        reason = FinishReason.REPETITION if repeats else FinishReason.LENGTH
+        assert finish.reason is (FinishReason.STOP if is_stop else reason)
         assert finish.stop_token_id == (tokens[-1] if is_stop else None)

@@ -128,7 +128,7 @@ def test_a_request_that_comes_with_its_stop_token_is_refused():
     simulation.drain()
     tokens = simulation.clients[handle].tokens
     stop = frozenset({tokens[2]})
-    with pytest.raises(RequestError, match=f"ends in its stop token {tokens[2]}"):
+    with pytest.raises(RequestError, match=rf"has ended \(stop\) with token {tokens[2]}"):
         simulation.resume([1, 2, 3], tokens[:3], max_tokens=8, stop=stop)
 
 

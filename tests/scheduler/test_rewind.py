@@ -145,7 +145,7 @@ class Edited(Simulation):
             )
             for token in self.editor.rule(known, drawn) or (drawn,):
                 output = (*output, token)
-                is_stop = asked.may_stop_at(token, len(output))
+                is_stop = asked.may_stop_at(token, len(output)) or asked.repeats_at(output)
                 if is_stop or len(output) >= asked.max_tokens:
                     return output, False
 

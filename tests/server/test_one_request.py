@@ -344,6 +344,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ([A], [B, END], [4095]),
     "ignore_eos": (True,),
     "include_stop_str_in_output": (True,),
+    "repetition_detection": ({"max_pattern_size": 2, "min_count": 2},),
     "skip_special_tokens": (False,),
     "logit_bias": ({"74": 100}, {"9": -100.0}, {"4095": 100}),
     "logprobs": (0, 2, True),
@@ -579,3 +580,31 @@ def test_defaults_without_a_meaning_are_found_at_start(
             find_model(unread)
     else:
         assert find_model(unread).spec.generation.sampling() == {}
+
+
+# --- outputs that repeat themselves ---------------------------------------------------------------
+
+
+def test_an_output_that_repeats_itself_ends(server: RunningServer) -> None:
+    """Turns red when a loop goes on to max_tokens, or an API says another reason."""
+    loop = {"max_pattern_size": 1, "min_count": 3}
+    asked = {"logit_bias": {str(A): 100}, "max_tokens": 40, "temperature": 0}
+    with waiting.PatientClient(base_url=server.url) as http:
+        for path, given in (
+            (TEXT, {"prompt": "x"}),
+            (CHAT, {"messages": [{"role": "user", "content": "x"}]}),
+        ):
+            body = {**asked, **given, "repetition_detection": loop}
+            reply = http.post(path, json=body).json()
+            (choice,) = reply["choices"]
+            assert (choice["finish_reason"], choice["stop_reason"]) == (
+                "repetition",
+                "repetition_detected",
+            )
+            assert reply["usage"]["completion_tokens"] == 3
+            late = http.post(path, json={**body, "min_tokens": 7}).json()
+            assert late["usage"]["completion_tokens"] == 7
+            reply = http.post(path, json={**body, "repetition_detection": {"min_count": 1, "x": 2}})
+            assert reply.status_code == 400
+            assert "repetition_detection.x is no field" in reply.json()["error"]["message"]
+    server.wait_until_idle()

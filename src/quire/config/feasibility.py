@@ -264,8 +264,9 @@ def _check_resumable(request: EngineRequest, max_total: int) -> None:
             f"the request comes with {len(output)} output tokens and may have "
             f"{max_total - len(request.prompt_token_ids)}: nothing is left to generate"
         )
-    if len(output) and request.is_stop(int(output[-1]), len(output)):
+    reason = request.ending(output, has_room=True) if len(output) else None
+    if reason is not None:
         raise RequestError(
-            f"the request comes with output that ends in its stop token {int(output[-1])}: "
-            "nothing is left to generate"
+            f"the request comes with output that has ended ({reason}) with token "
+            f"{int(output[-1])}: nothing is left to generate"
         )

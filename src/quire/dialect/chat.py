@@ -101,7 +101,7 @@ class ChatReader:
         self._num_taken += len(new)
         if not is_last:
             return self._reader.take(new, None).parts
-        is_text = isinstance(completion.stop_reason, str)
+        is_text = completion.finish_reason == "stop" and isinstance(completion.stop_reason, str)
         update = self._reader.take(new, None if is_text else _finish(completion))
         parts = update.parts
         if update.ending is None:  # a stop string that is a token, which the text does not contain

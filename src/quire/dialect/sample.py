@@ -110,8 +110,7 @@ class PartsReader:
             return Ending(FinishReason.STOP, stopped)
         if finish is None:
             return None
-        is_end = finish.stop_token_id in self._end_token_ids
-        return Ending(finish.reason, None if is_end else finish.stop_token_id)
+        return Ending.of(finish, self._end_token_ids)
 
 
 def _text(text: str) -> list[Part]:

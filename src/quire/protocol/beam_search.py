@@ -143,6 +143,11 @@ def check_beam_sampling(
             f"stop has {min(text_stops)[:80]!r}, but with beam search (use_beam_search) only "
             "tokens end a sequence: use stop_token_ids, or stop strings that are one special token"
         )
+    if params.repetition_detection is not None:
+        raise RequestError(
+            "repetition_detection has no place in beam search (use_beam_search), which compares "
+            "whole sequences: leave it out"
+        )
     for name, value, off in (
         ("top_k", max(params.top_k, 0), 0),
         ("top_p", params.top_p, 1.0),

@@ -74,7 +74,8 @@ class ChatAnswer:
 class CompletionOutput:
     """One sample of a request, so far.
 
-    finish_reason: "stop", "length", "content_filter", "abort" or "error"; None while it runs.
+    finish_reason: "stop", "length", "content_filter", "repetition", "abort" or "error"; None while
+    it runs.
     stop_reason: the stop string or stop token id that ended it, None if the model's end-of-sequence
     token did. answer: the parts of an answer of `LLM.chat` that has ended.
     """

@@ -39,6 +39,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
     DEADLINE = "deadline"
     CONTENT_FILTER = "content_filter"
+    REPETITION = "repetition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,18 @@ class EngineRequest:
     def is_stop(self, token: int, num_output: int) -> bool:
         """Return whether `token`, the last of `num_output`, ends a sequence of this request."""
         return token in self.stop_token_ids and num_output >= self.params.min_tokens
+
+    def ending(self, output_ids: IntArray, *, has_room: bool) -> FinishReason | None:
+        """Return why an output ends with its last token, or None if it goes on: the rule of the
+        scheduler, of beams and of requests that resume. has_room: it may have a further token."""
+        if self.is_stop(int(output_ids[-1]), len(output_ids)):
+            return FinishReason.STOP
+        if not has_room:
+            return FinishReason.LENGTH
+        repeats = self.params.repetition_detection
+        if repeats is not None and len(output_ids) >= self.params.min_tokens:
+            return FinishReason.REPETITION if repeats.ends(output_ids) else None
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,16 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quire.errors import RequestError, quoted
 from quire.foreign import ForeignName, explaining
 from quire.protocol.codec import is_unicode
 from quire.protocol.grammar import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = [
     "GREEDY_TEMPERATURE",
@@ -21,6 +25,7 @@ __all__ = [
     "MAX_SAMPLES",
     "NUMBER_BOUNDS",
     "LogitsProcessor",
+    "RepetitionDetectionParams",
     "RequestOutputKind",
     "SamplingParams",
     "TokensLeft",
@@ -56,6 +61,70 @@ class RequestOutputKind(enum.IntEnum):
     FINAL_ONLY = 2
 
 
+@dataclass(frozen=True, slots=True)
+class RepetitionDetectionParams:
+    """End of an output that has fallen into a loop; the names and meanings are those of vLLM.
+
+    max_pattern_size: tokens of the longest pattern that counts; 0 switches it off.
+    min_pattern_size: tokens of the shortest one; 0 is 1. min_count: times that it stands at the end
+    of the output, one after the other, at least 2.
+
+    Raises RequestError naming the field, its value and what it may be.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        name = "repetition_detection"
+        for field, low, advice in (
+            ("max_pattern_size", 0, "0 switches it off"),
+            ("min_pattern_size", 0, "0 is 1"),
+            ("min_count", 2 if self.max_pattern_size else 0, "a pattern repeats from 2 on"),
+        ):
+            value = getattr(self, field)
+            object.__setattr__(
+                self, field, _integer(f"{name}.{field}", value, low, _MAX_INT, advice)
+            )
+        if self.min_pattern_size > self.max_pattern_size:
+            raise RequestError(
+                f"{name}.min_pattern_size is {self.min_pattern_size}, more than max_pattern_size, "
+                f"which is {self.max_pattern_size}. Lower it or raise max_pattern_size."
+            )
+
+    @classmethod
+    def of(cls, given: object) -> RepetitionDetectionParams | None:
+        """Return parameters from themselves, None, or an object of JSON with their fields."""
+        if given is None or isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            raise RequestError(
+                f"repetition_detection is {quoted(given)}. Give RepetitionDetectionParams(...)."
+            )
+        values = cast("Mapping[str, Any]", given)
+        unknown = sorted(set(values) - set(cls.__slots__))
+        if unknown:
+            raise RequestError(
+                f"repetition_detection.{unknown[0]} is no field. Use some of: "
+                f"{', '.join(cls.__slots__)}."
+            )
+        return cls(**values)
+
+    def ends(self, output_ids: npt.NDArray[np.int32]) -> bool:
+        """Return True if an output ends with a pattern that is there often enough."""
+        length = len(output_ids)
+        for size in range(max(self.min_pattern_size, 1), self.max_pattern_size + 1):
+            span = size * self.min_count
+            if span > length:
+                return False
+            if output_ids[-1] != output_ids[-1 - size]:
+                continue  # most often, so that a step pays little
+            if (output_ids[length - span + size :] == output_ids[length - span : -size]).all():
+                return True
+        return False
+
+
 _OF_BEAMS = "LLM.beam_search with BeamSearchParams does it"
 
 FOREIGN_PARAMS: Mapping[str, ForeignName] = {
@@ -71,7 +140,6 @@ FOREIGN_PARAMS: Mapping[str, ForeignName] = {
     "skip_reading_prefix_cache": ForeignName("a cache_salt of the prompt's own does the same"),
     "thinking_token_budget": ForeignName("answers are not parsed for reasoning yet"),
     "output_text_buffer_length": ForeignName("it follows from stop", None),
-    "repetition_detection": ForeignName("repetition_penalty works against repetitions"),
     "stop_reason": ForeignName("outputs tell it"),
 }
 """Parameters of vLLM's that have no counterpart."""
@@ -99,7 +167,8 @@ class SamplingParams:
     as many as leave room for max_tokens. output_kind: of the outputs of a stream.
     structured_outputs: to which language the output belongs; where that ends so does the output,
     whatever min_tokens and ignore_eos say. hooks: names of output hooks that the engine offers, to
-    watch the output beside those that watch every one.
+    watch the output beside those that watch every one. repetition_detection: end of an output that
+    repeats itself.
 
     They do not change: `clone(temperature=0)` gives others, as `dataclasses.replace` does. Names
     that have no counterpart here are passed over where their value asks for nothing.
@@ -132,6 +201,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     logits_processors: Sequence[LogitsProcessor] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
     hooks: Sequence[str] = ()
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     """Token spellings of `bad_words`; filled by rendering, or by a user without a tokenizer."""
@@ -150,6 +220,7 @@ class SamplingParams:
         self._check_texts()
         self._check_token_ids()
         self._check_processors()
+        self._set("repetition_detection", RepetitionDetectionParams.of(self.repetition_detection))
         structured = cast("object", self.structured_outputs)
         if structured is not None and not isinstance(structured, StructuredOutputsParams):
             raise RequestError(

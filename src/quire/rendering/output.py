@@ -1,6 +1,8 @@
 """The text of one output sequence: detokenizing, stop strings, and which tokens are kept."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from quire.errors import RequestError
@@ -24,10 +26,18 @@ class TextDelta(NamedTuple):
 
 class Ending(NamedTuple):
     """End of an output, as clients read it. stop_reason: the stop string or the stop token id, None
-    for an end token of the model."""
+    for an end token of the model; a word for a loop."""
 
     reason: FinishReason
     stop_reason: int | str | None = None
+
+    @classmethod
+    def of(cls, finish: SequenceFinish, end_token_ids: Collection[int]) -> Ending:
+        """Return the end that the engine gave. end_token_ids: end tokens of the model."""
+        if finish.reason is FinishReason.REPETITION:
+            return cls(finish.reason, "repetition_detected")  # as in vLLM
+        is_end = finish.stop_token_id in end_token_ids
+        return cls(finish.reason, None if is_end else finish.stop_token_id)
 
 
 class OutputUpdate(NamedTuple):
@@ -108,8 +118,7 @@ class OutputRenderer:
             return Ending(FinishReason.STOP, self.stopped)
         if finish is None:
             return None
-        is_end = finish.stop_token_id in self._eos_token_ids
-        return Ending(finish.reason, None if is_end else finish.stop_token_id)
+        return Ending.of(finish, self._eos_token_ids)
 
     def append(self, token_ids: Sequence[int], ends_with_stop_token: bool = False) -> TextDelta:
         """Take new tokens and return the text that is certain now.

@@ -221,12 +221,9 @@ class ResultIntake:
         table.num_known[slots] = ends
         self._give(slots, tokens)
         self._prefixes.publish(slots)
-        stopped = table.stops(slots, tokens)
-        ended = stopped | (ends >= table.max_total[slots])
-        for i in ended.nonzero()[0].tolist():
-            sequence = table.at(int(slots[i]))
-            stop = int(tokens[i]) if stopped[i] else None
-            self._end(sequence, stop)
+        for i in table.may_end(slots, tokens).nonzero()[0].tolist():
+            slot = int(slots[i])
+            self._end_if_due(table.at(slot), table.known_tokens(slot))
 
     def _give(self, slots: Slots, tokens: IntArray) -> None:
         """Send tokens [R] to the clients of `slots` [R], but for those that wait for verdicts."""
@@ -244,11 +241,17 @@ class ResultIntake:
         else:
             self._outputs.logprobs(sequence.handle, entry)
 
-    def _end(self, sequence: Sequence, stop_token_id: int | None) -> None:
-        """Handle the last token of a sequence. A watched sequence keeps its slot and blocks until
-        the verdict, which may continue it."""
-        reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
-        finish = SequenceFinish(sequence.handle, reason, stop_token_id)
+    def _end_if_due(self, sequence: Sequence, token_ids: IntArray) -> None:
+        """End a sequence if the last of its tokens does so. A watched sequence keeps its slot and
+        blocks until the verdict, which may continue it."""
+        group = sequence.group
+        output = token_ids[len(group.request.prompt_token_ids) :]
+        has_room = len(token_ids) < group.max_total_tokens
+        reason = group.request.ending(output, has_room=has_room)
+        if reason is None:
+            return
+        stop = int(output[-1]) if reason is FinishReason.STOP else None
+        finish = SequenceFinish(sequence.handle, reason, stop)
         if not sequence.group.is_watched:
             self._lifecycle.finish(sequence, finish)
             return
@@ -378,12 +381,7 @@ class ResultIntake:
             self._unsent.append(sequence, token)
         else:
             self._outputs.tokens(np.array([sequence.handle]), np.array([token], np.int32))
-        request = sequence.group.request
-        num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
-        if request.is_stop(token, num_output):
-            self._end(sequence, token)
-        elif len(sequence.token_ids) >= sequence.group.max_total_tokens:
-            self._end(sequence, None)
+        self._end_if_due(sequence, sequence.token_ids)
 
     def _fail_rows(self, step: InFlight, result: StepResult) -> None:
         """Fail the requests of failed rows. Blocks published since the step was planned may be

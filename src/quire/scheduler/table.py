@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 from quire.scheduler.sequence import Sequence
 
@@ -13,7 +14,7 @@ __all__ = ["NUM_STOP_COLUMNS", "SequenceTable"]
 Slots = npt.NDArray[np.int64]
 
 NUM_STOP_COLUMNS = 4
-"""Stop token ids compared array-wise; a sequence with more has the rest in `more_stops`."""
+"""Stop token ids compared array-wise; any token of a sequence with more `looks_back`."""
 
 
 NEVER = np.iinfo(np.int64).max
@@ -32,7 +33,8 @@ class SequenceTable:
     tokens that must not be computed yet: the last one while the prompt is open, since the row
     would then draw; all while a rewind is due. is_watched: whether verdicts decide what the
     client gets. is_paused: whether the slot computes nothing before the next verdict.
-    is_masked: whether a grammar says what is drawn. guesses_from: number of the step from which
+    is_masked: whether a grammar says what is drawn. looks_back: whether any token may end the
+    sequence. guesses_from: number of the step from which
     on drafts are asked for (`Drafts`). generation: rises when a slot changes
     hands, so that late results find no stranger.
     """
@@ -46,7 +48,6 @@ class SequenceTable:
         self.num_computed = np.zeros(max_num_seqs, np.int64)
         self.num_drafted = np.zeros(max_num_seqs, np.int64)
         self.max_total = np.zeros(max_num_seqs, np.int64)
-        self.min_total = np.zeros(max_num_seqs, np.int64)
         self.handle = np.zeros(max_num_seqs, np.int64)
         self.account = np.zeros(max_num_seqs, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
@@ -59,11 +60,12 @@ class SequenceTable:
         self.generation = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
-        self.more_stops: dict[int, frozenset[int]] = {}
+        self.looks_back = np.zeros(max_num_seqs, np.bool_)
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._has_drafted = False  # ever: a plain step is not to pay for drafts
         self.has_watched = False  # likewise
-        self.num_masked = self.num_guessed = self.num_spare = 0  # slots of such groups
+        # Slots of such groups.
+        self.num_masked = self.num_guessed = self.num_spare = self.num_looking_back = 0
 
     @property
     def num_free(self) -> int:
@@ -81,7 +83,6 @@ class SequenceTable:
         self.num_computed[slot] = num_computed
         self.num_drafted[slot] = 0
         self.max_total[slot] = group.max_total_tokens
-        self.min_total[slot] = self.num_prompt[slot] + group.request.params.min_tokens
         self.handle[slot] = sequence.handle
         self.account[slot] = group.account
         self.standing[slot] = 0
@@ -96,7 +97,7 @@ class SequenceTable:
         self.num_spare += group.is_spare
         self.guesses_from[slot] = 0 if group.is_guessed else NEVER
         self.live[slot] = True
-        self._set_stops(slot, group.request.stop_token_ids)
+        self._set_stops(slot, group.request)
         sequence.slot = slot
         return slot
 
@@ -104,7 +105,7 @@ class SequenceTable:
         """The prompt of a slot grows; nothing has been generated yet."""
         start, count = int(self.num_known[slot]), len(token_ids)
         self.token_ids[slot, start : start + count] = token_ids
-        for column in (self.num_known, self.num_total, self.num_prompt, self.min_total):
+        for column in (self.num_known, self.num_total, self.num_prompt):
             column[slot] += count
 
     def close(self, slot: int, max_total: int) -> None:
@@ -163,12 +164,13 @@ class SequenceTable:
         self.num_held_back[slot] = 0
         self.num_computed[slot] = num_computed
 
-    def _set_stops(self, slot: int, stops: frozenset[int]) -> None:
-        ordered = sorted(stops)
+    def _set_stops(self, slot: int, request: EngineRequest) -> None:
+        ordered = sorted(request.stop_token_ids)
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : len(ordered)] = ordered[:NUM_STOP_COLUMNS]
-        if len(ordered) > NUM_STOP_COLUMNS:
-            self.more_stops[slot] = frozenset(ordered[NUM_STOP_COLUMNS:])
+        has_more = len(ordered) > NUM_STOP_COLUMNS
+        self.looks_back[slot] = has_more or request.params.repetition_detection is not None
+        self.num_looking_back += int(self.looks_back[slot])
 
     def leave(self, sequence: Sequence) -> int:
         """Take the slot back; the sequence keeps its known tokens."""
@@ -184,7 +186,8 @@ class SequenceTable:
         self.is_watched[slot] = self.is_paused[slot] = False
         self.generation[slot] += 1
         self.standing[slot] = 0
-        self.more_stops.pop(slot, None)
+        self.num_looking_back -= int(self.looks_back[slot])
+        self.looks_back[slot] = False
         self._free.append(slot)
         return slot
 
@@ -204,12 +207,13 @@ class SequenceTable:
             raise LookupError(f"slot {slot} is empty")
         return sequence
 
-    def stops(self, slots: Slots, tokens: IntArray) -> npt.NDArray[np.bool_]:
-        """Return which of the tokens [N], just appended to `slots`, end their sequences."""
-        hit = (tokens[:, None] == self.stop_ids[slots]).any(axis=1)
-        if self.more_stops:
-            for i, slot in enumerate(slots.tolist()):
-                more = self.more_stops.get(slot)
-                if more is not None and int(tokens[i]) in more:
-                    hit[i] = True
-        return hit & (self.num_known[slots] >= self.min_total[slots])
+    def may_end(self, slots: Slots, tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Return which of the tokens [N], just appended to `slots`, may end their sequences: all
+        that do, and few others. `EngineRequest.ending` decides."""
+        num_known = self.num_known[slots]
+        hit = (tokens[:, None] == self.stop_ids[slots]).any(axis=1) | (
+            num_known >= self.max_total[slots]
+        )
+        if self.num_looking_back:
+            hit |= self.looks_back[slots]
+        return hit

@@ -163,7 +163,7 @@ def _ending(
     reason: str, stop: int | str | None, reader: BlockReader
 ) -> tuple[StopReason, str | None]:
     """Return the reason of the end, and the stop sequence that was found."""
-    if reason == "length":
+    if reason in ("length", "repetition"):  # a text that was cut; the API knows no loops
         return "max_tokens", None
     if reason == "content_filter":
         return "refusal", None

@@ -38,7 +38,7 @@ __all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
 
 Render = Callable[[], Awaitable[RenderedPrompt]]
 
-TextEnding = Literal["stop", "length", "content_filter"]
+TextEnding = Literal["stop", "length", "content_filter", "repetition"]
 """Values of finish_reason that OpenAI clients accept for text. All other endings are errors."""
 
 
@@ -250,6 +250,8 @@ class Generation:
             return "length"
         if ending.reason is FinishReason.CONTENT_FILTER:
             return "content_filter"
+        if ending.reason is FinishReason.REPETITION:
+            return "repetition"
         assert finish is not None
         if ending.reason is FinishReason.DEADLINE:
             raise RefusedError(

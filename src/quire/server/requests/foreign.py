@@ -51,7 +51,6 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "parallel_tool_calls": (_TOOLS, (True, False)),
     "prediction": ("predicted outputs are offered for chats", _NONE),
     "prompt_embeds": ("messages are text; send it to /v1/completions", _NONE),
-    "repetition_detection": ("there is none; set max_tokens and stop", _NONE),
     "return_prompt_text": ("send echo to completions", (False,)),
     "return_token_offsets": ("they are not computed", (False,)),
     "stream_interval": ("chunks go out as tokens come", (1,)),

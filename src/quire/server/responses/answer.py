@@ -202,7 +202,7 @@ class ResponsesAnswer:
         response = self.response
         response.status = "completed"
         if reason != "stop":
-            is_cut = reason == "length"
+            is_cut = reason in ("length", "repetition")  # the API knows no loops
             response.status = "incomplete"
             why = "max_output_tokens" if is_cut else "content_filter"
             response.incomplete_details = {"reason": why}

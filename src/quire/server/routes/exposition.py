@@ -25,7 +25,7 @@ from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_
 __all__ = ["Exposition", "adapters_metric", "rank_metrics"]
 
 _LABELS = ("model_name", "engine")
-_ENDINGS = ("stop", "length", "content_filter", "abort", "error")
+_ENDINGS = ("stop", "length", "content_filter", "repetition", "abort", "error")
 
 
 class Exposition:
