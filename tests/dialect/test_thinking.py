@@ -105,6 +105,12 @@ def test_a_prompt_that_opened_or_closed_it(kind: str) -> None:
     assert parser.num_reasoning_tokens == 0
     parts, _ = parsed(dialect, tokens, encoded(tokens, "cut off "), thinking=Thinking.OPEN)
     assert read(parts) == Answer("", "cut off")
+    for again, state in (("<think>\n", Thinking.OPEN), ("<think>\n<think>", Thinking.NONE)):
+        ids = encoded(tokens, again + "so <think></think>\n\nfine")
+        for cuts in ((), range(len(ids))):
+            parts, _ = parsed(dialect, tokens, ids, cuts, thinking=state)
+            said = "so" if kind == "special" else "so <think>"
+            assert read(parts) == Answer("fine", said), (again, kind)
     spec = answer_grammar(dialect, TOOLS, "required", thinking=Thinking.OPEN)
     assert spec is not None
     call = WRITERS["hermes"](Answer(calls=(("now", {}),)))

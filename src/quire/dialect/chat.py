@@ -83,6 +83,7 @@ class WholeChats:
             prompt_token_ids=prompt_token_ids,
             num_prior_calls=_num_calls(messages),
             skip_special_tokens=params.skip_special_tokens,
+            is_held=False,
         )
         return ChatReader(PartsReader(parser, params, stop_tokens={}, end_token_ids=self._ends))
 
