@@ -210,7 +210,7 @@ class _AnswerReader:
         self.is_thinking = True
         yield from self._spaces()
         while (yield from self._begins(opening)):  # some models repeat what the prompt has
-            pass
+            yield from self._spaces()
         is_closed = yield from self._flow(Reasoning, closing)
         self.is_thinking = not is_closed
         self.held_space = ""
