@@ -28,7 +28,7 @@ CALL = '{"tool_calls": [{"name": "f", "arguments": {"a": true}}]}'
 END = "<|end|>"
 NO_SYSTEM = "{{ raise_exception('no system') if messages[0].role == 'system' }}"
 TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -101,6 +101,52 @@ def test_calls_and_results_of_earlier_turns_are_texts(http: httpx.Client, script
     assert found["content"] == "Yes."
 
 
+CALLED_AND_DONE: list[dict[str, Any]] = [
+    *MESSAGES,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": true}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "done"},
+]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tools": []}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": [TOOL]}],
+    ids=str,
+)
+def test_calls_of_earlier_turns_are_texts_whatever_tools_there_are(
+    http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    """Catches a handoff to an agent without tools that is refused, or loses the calls."""
+    asked = {"messages": CALLED_AND_DONE, "max_tokens": 1, **fields}
+    reply = http.post(CHAT, json=asked)
+    assert reply.status_code == 200, reply.text
+    tools = {"tools": fields["tools"]} if "tools" in fields else {}
+    shown = prompt_of(http, messages=CALLED_AND_DONE, **tools)
+    assert CALL in shown and "(f):" in shown and "done" in shown
+
+
+def test_other_apis_send_such_turns_too(http: httpx.Client) -> None:
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": tr'},
+        {"type": "function_call_output", "call_id": "1", "output": "done"},
+    ]
+    reply = http.post("/v1/responses", json={"input": items, "max_output_tokens": 16})
+    assert reply.status_code == 200, reply.text
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": True}}
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]},
+    ]
+    reply = http.post("/v1/messages", json={"model": "bundled", "messages": turns, "max_tokens": 1})
+    assert reply.status_code == 200, reply.text
+
+
 @pytest.mark.parametrize(
     ("messages", "in_system", "roles"),
     [
@@ -118,4 +164,4 @@ def test_where_tools_are_described(
     found = described(messages, "Call f.", in_system=in_system)
     assert [message["role"] for message in found] == roles
     assert "Call f." in json.dumps(found)
-    assert messages != found and all("tool_calls" not in message for message in messages)
+    assert messages != found

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from quire.dialect import Dialect
-from quire.dialect.conversation import described, with_call_ids
+from quire.dialect.conversation import described, prepared
 from quire.dialect.harmony_template import own_template
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
@@ -125,7 +125,7 @@ class PromptRenderer:
         them."""
         messages = self._checked_messages(body.messages)
         if dialect is not None:
-            messages = with_call_ids(messages, dialect.ids)
+            messages = prepared(messages, dialect)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)
