@@ -137,7 +137,8 @@ class PromptRenderer:
             self._check_template(body.chat_template)
             return await self._pool.run(work)  # it has to be compiled first
         size = num_chars + CHARS_PER_MESSAGE * len(messages)
-        if size > SHORT_CHARS or self._has_slow_template:
+        is_slow = self._has_slow_template or _needs_time(renderer, body, messages)
+        if size > SHORT_CHARS or is_slow:
             return await self._pool.run(work)
         return self._timed(work)
 
@@ -262,6 +263,14 @@ class PromptRenderer:
                 f"(max_prompt_chars, {highest}). Shorten it.",
                 param=param,
             )
+
+
+def _needs_time(
+    renderer: Renderer, body: ChatRequest | TokenizeRequest, messages: list[dict[str, Any]]
+) -> bool:
+    """Return True if control tokens in what was sent make the first such chat a slow one."""
+    tokenizer = renderer.tokenizer
+    return tokenizer is not None and tokenizer.control_tokens.needs_time([messages, body.tools])
 
 
 def _num_message_chars(messages: Sequence[dict[str, Any]]) -> int:
