@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from quire.dialect.conversation import described
 from quire.engine.model_front import ModelFront
 from quire.rendering import ChatTemplate, Renderer
-from tests.server.running import bundled_front
+from tests import waiting
+from tests.server.running import RunningServer, bundled_front, running_server
 from tests.server.scripted import Script, as_joined
 
 CHAT = "/v1/chat/completions"
@@ -145,6 +147,56 @@ def test_other_apis_send_such_turns_too(http: httpx.Client) -> None:
     ]
     reply = http.post("/v1/messages", json={"model": "bundled", "messages": turns, "max_tokens": 1})
     assert reply.status_code == 200, reply.text
+
+
+THINKS = "{# <think> </think> #}" + TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[RunningServer]:
+    """A model whose markers of thinking are several tokens each."""
+    with running_server(front_of(THINKS)) as server:
+        yield server
+        server.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        (
+            "/v1/messages",
+            {
+                "thinking": {"type": "enabled", "budget_tokens": 3},
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            },
+        ),
+        (CHAT, {"thinking_token_budget": 3, "tools": [TOOL]}),
+        (CHAT, {"thinking_token_budget": 0}),
+        ("/v1/responses", {"thinking_token_budget": 3}),
+    ],
+    ids=str,
+)
+def test_a_budget_of_thinking_needs_no_marker_that_is_a_token(
+    thinker: RunningServer, path: str, fields: dict[str, Any]
+) -> None:
+    """Catches a refusal that names a field which the client never sent, and a budget that is not
+    held."""
+    asked = {"model": "bundled", "max_tokens": 40, **fields}
+    asked |= {"input": "hi"} if "responses" in path else {"messages": MESSAGES}
+    asked |= {"max_output_tokens": asked.pop("max_tokens")} if "responses" in path else {}
+    with waiting.PatientClient(base_url=thinker.url) as http:
+        reply = http.post(path, json=asked)
+        assert reply.status_code == 200, reply.text
+        budget = fields.get("thinking_token_budget")
+        if path != CHAT:
+            return
+        with Script(thinker, front_of(THINKS)) as script:
+            seed = script.tell("<think>" + " so" * budget + "</think>Yes." + END)
+            asked = {**asked, "tools": None, "seed": seed}
+            message = http.post(path, json=asked).json()["choices"][0]["message"]
+            found = (message.get("reasoning") or "", message["content"])
+            assert found == (" ".join(["so"] * budget), "Yes.")
 
 
 @pytest.mark.parametrize(
