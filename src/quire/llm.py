@@ -321,14 +321,21 @@ class LLM(VectorMethods):
         """Keep the K/V of a prefix for prompts that start with its tokens, the partly filled last
         block too, for `ttl_s` seconds or until `unpin_prefix`.
 
-        prompt: as in `generate`, or the first messages of conversations. An equal prefix is pinned
-        once, for as long as either call asked. Raises RequestError if it cannot be served, or takes
-        more of the cache than may be pinned.
+        prompt: as in `generate`, or the first messages of conversations, as in `chat`. An equal
+        prefix is pinned once, for as long as either call asked. Raises RequestError if it cannot be
+        served, or takes more of the cache than may be pinned.
         """
         renderer = self._engine.renderer
         if holds_messages(prompt):
-            messages = cast("Sequence[Message]", prompt)
-            rendered = renderer.render_chat(messages, add_generation_prompt=False)
+            chats = self._chats(renderer.chat_template, None)
+            rendered = self._render_chat(
+                cast("Sequence[Message]", prompt),
+                chats,
+                add_generation_prompt=False,
+                chat_template=None if chats is None else chats.template,
+            )
+            if isinstance(rendered, RequestError):
+                raise rendered
         else:
             rendered = renderer.render_prompt(cast("Prompt", prompt))
         is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)

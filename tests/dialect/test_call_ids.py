@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.dialect.chat import WholeChats
-from quire.dialect.conversation import with_call_ids
+from quire.dialect.conversation import in_call_order, prepared, with_call_ids
 from quire.dialect.families import DIALECTS
 from quire.dialect.spec import IdStyle
 from quire.errors import RequestError
@@ -73,6 +73,45 @@ def test_nothing_is_changed_in_place(style: IdStyle) -> None:
     before = repr(TALK)
     with_call_ids(TALK, style)
     assert repr(TALK) == before
+
+
+def contents(messages: list[dict[str, Any]]) -> list[object]:
+    return [message["content"] for message in messages]
+
+
+def test_results_are_in_the_order_of_their_calls() -> None:
+    """Fault: a template that shows no ids gives one call the result of another."""
+    assert [m.get("tool_call_id") for m in in_call_order(TALK)][2:4] == [LONG, "b"]
+    three = [turn(*(call("f", each) for each in "abc")), *map(result, "cab"), USER]
+    again = [*three, turn(call("g", "a"), call("g", "b")), *map(result, "ba"), result("x")]
+    found = [m.get("tool_call_id") for m in in_call_order(again)]
+    assert found == [None, "a", "b", "c", None, None, "a", "b", "x"]
+    apart = [turn(call("f", "a"), call("f", "b")), result("b"), USER, result("a")]
+    assert in_call_order(apart) == apart
+
+
+def test_results_in_words_name_their_calls() -> None:
+    """Fault: results name ids that the calls in the prompt do not show."""
+    called = turn(call("f", "a"), call("g", "b"), call("f", "c"))
+    dialect = DIALECTS["generic"]
+    results = [{**result(each), "content": f"of {each}"} for each in "cba"]
+    shown = [str(each) for each in contents(prepared([USER, called, *results], dialect))[2:]]
+    assert [each.split() for each in shown] == [
+        ["(f,", "call", "1):", "of", "a"],
+        ["(g):", "of", "b"],
+        ["(f,", "call", "2):", "of", "c"],
+    ]
+    older = {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "f", "arguments": "{}"},
+    }
+    said = {"role": "function", "name": "f", "content": "x"}
+    found = prepared([USER, older, said], dialect)
+    assert [message["role"] for message in found] == ["user", "assistant", "user"]
+    assert '"name": "f"' in found[1]["content"] and found[2]["content"].startswith("(f):")
+    (lost,) = prepared([result("z")], dialect)
+    assert lost["content"].startswith("(z):")
 
 
 class Sent:

@@ -3,6 +3,8 @@ meant, however it is cut."""
 
 from __future__ import annotations
 
+import json
+
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, given
@@ -83,6 +85,9 @@ def test_what_is_written_is_allowed_and_read(name: str, kind: str) -> None:
         parts, parser = parsed(dialect, tokens, ids)
         assert read(parts).without_ids == answer, plain(text)
         assert parser.has_calls == bool(answer.calls)
+        for cuts in ((), range(len(ids))):
+            free = parsed(dialect, tokens, ids, cuts, is_held=False)[0]
+            assert read(free).without_ids == answer, plain(text)
         assert Follower(spec, tokens).accepts(ids), plain(text)
 
 
@@ -165,3 +170,116 @@ def test_random_models_write_calls_that_validate(name: str, kind: str, choice: T
             assert len(found.calls) <= 1 or (parallel and not isinstance(choice, NamedTool))
             assert choice in ("auto", "required") or found.calls[0][0] == "get_weather"
     assert num_ended >= 1
+
+
+def tagged(arguments: str) -> str:
+    return f'<tool_call>{{"name": "get_weather", "arguments": {arguments}}}</tool_call>'
+
+
+OSLO = '{"city": "Oslo"}'
+IN_STRING = json.dumps(OSLO)
+CALLED = Answer(calls=(("get_weather", {"city": "Oslo"}),))
+NOTHING = Answer(calls=(("now", {}),))
+LOOSE: dict[str, tuple[str, str, Answer]] = {
+    "string": ("hermes", tagged(IN_STRING), CALLED),
+    "string, later": ("kimi_k2", WRITERS["kimi_k2"](CALLED).replace(OSLO, IN_STRING), CALLED),
+    "string, bare": (
+        "llama3_json",
+        WRITERS["llama3_json"](CALLED).replace(OSLO, IN_STRING),
+        CALLED,
+    ),
+    "arguments first": (
+        "hermes",
+        f'<tool_call>{{"arguments": {OSLO}, "name": "get_weather"}}</tool_call> Done.',
+        Answer(" Done.", calls=CALLED.calls),
+    ),
+    "parameters": (
+        "granite",
+        f'<|tool_call|>[{{"name":"get_weather","parameters":{OSLO}}}]',
+        CALLED,
+    ),
+    "OpenAI's object": (
+        "hermes",
+        '<tool_call>{"type": "function", "function": {"name": "get_weather", "arguments": '
+        f"{OSLO}}}}}",
+        CALLED,
+    ),
+    "other members": (
+        "llama3_json",
+        f'{{"type": "function", "name": "get_weather", "parameters": {OSLO}}}',
+        CALLED,
+    ),
+    "no arguments": ("hermes", '<tool_call>{"name": "now"}</tool_call>', NOTHING),
+    "null": ("deepseek_v31", WRITERS["deepseek_v31"](NOTHING).replace("{}", "null"), NOTHING),
+    "function, tags": (
+        "qwen3_coder",
+        "I look.\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n"
+        "</tool_call>",
+        Answer("I look.", calls=CALLED.calls),
+    ),
+    "function, one line": (
+        "hermes",
+        "<function=get_weather><parameter=city>Oslo</parameter></function>",
+        CALLED,
+    ),
+    "function, JSON": ("llama3_json", f"<function=get_weather>{OSLO}</function>", CALLED),
+    "function, nothing": ("mistral", "<function=now></function>", NOTHING),
+    "tags on one line": (
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>",
+        CALLED,
+    ),
+}
+MALFORMED: dict[str, tuple[str, str]] = {
+    "no value": ("hermes", tagged('{"city": }')),
+    "no object in the string": ("hermes", tagged('"Oslo"')),
+    "a list": ("hermes", tagged('["Oslo"]')),
+    "NaN": ("hermes", tagged('{"days": NaN}')),
+    "missing": ("hermes", '<tool_call>{"name": "get_weather"}</tool_call>'),
+    "unknown": ("hermes", '<tool_call>{"name": "sing", "arguments": {}}</tool_call>'),
+    "never closed": ("hermes", tagged('{"city": "Oslo')[:-14]),
+    "cut": ("kimi_k2", WRITERS["kimi_k2"](CALLED).partition("Oslo")[0]),
+    "bare": ("llama3_json", '{"name": "get_weather", "parameters": {"city": Oslo}}'),
+    "JSON that is no call": ("llama3_json", '{"city": "Oslo"}'),
+    "keywords": ("pythonic", "[get_weather(city=)]"),
+    "no keyword": ("pythonic", '[get_weather("Oslo")]'),
+    "tags": ("qwen3_coder", "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
+    "open tag": (
+        "glm45",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</tool_call>",
+    ),
+    "words in a function": ("hermes", "Use <function=get_weather>Oslo</function> for it."),
+    "second of two": ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {"a": }}] and so on'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["added", "text"])
+def test_free_calls_are_read_as_they_were_meant(kind: str) -> None:
+    """Catches arguments that are lost where no grammar holds the model to its format."""
+    for label, (name, text, answer) in LOOSE.items():
+        dialect, tokens = model(name, kind)
+        ids = encoded(tokens, text)
+        for cuts in ((), range(len(ids))):
+            parts, _ = parsed(dialect, tokens, ids, cuts, is_held=False)
+            assert read(parts).without_ids == answer, (label, cuts)
+
+
+@pytest.mark.parametrize("kind", ["added", "text"])
+def test_malformed_calls_are_text(kind: str) -> None:
+    """Catches a call with arguments that nobody wrote, and text that is lost with it."""
+    for label, (name, text) in MALFORMED.items():
+        dialect, tokens = model(name, kind)
+        ids = encoded(tokens, text)
+        for cuts in ((), range(len(ids))):
+            parts, parser = parsed(dialect, tokens, ids, cuts, is_held=False)
+            assert read(parts) == Answer(plain(text)), (label, cuts)
+            assert not parser.has_calls
+
+
+def test_whole_calls_before_a_malformed_one_count() -> None:
+    dialect, tokens = model("mistral", "added")
+    rest = ', {"name": "now", "arguments": {"a": }}] and so on'
+    ids = encoded(tokens, '[TOOL_CALLS][{"name": "now", "arguments": {}}' + rest)
+    for cuts in ((), range(len(ids))):
+        found = read(parsed(dialect, tokens, ids, cuts, is_held=False)[0])
+        assert found.without_ids == Answer(rest, calls=NOTHING.calls)

@@ -302,6 +302,23 @@ def test_messages_are_read_however_they_are_cut(
     assert parser.num_reasoning_tokens == len(encoded(TOKENS, answer.reasoning.replace("\n", "")))
 
 
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        ("{}", Answer(calls=(("now", {}),))),
+        ('"{\\"a\\": 1}"', Answer(calls=(("now", {"a": 1}),))),
+        ('{"a": }', Answer('{"a": }')),
+        ('{"a": 1', Answer('{"a": 1')),
+    ],
+)
+def test_a_call_that_no_grammar_holds(body: str, answer: Answer) -> None:
+    """Catches a call with arguments that are none."""
+    is_cut = body.count("{") > body.count("}")
+    ids = encoded(TOKENS, CALL.replace("{}", body).removesuffix("<|call|>" if is_cut else ""))
+    for cuts in ((), range(len(ids))):
+        assert read(parsed(HARMONY, TOKENS, ids, cuts, is_held=False)[0]).without_ids == answer
+
+
 @pytest.mark.parametrize(("text", "answer"), ANSWERS)
 def test_the_grammar_takes_them(text: str, answer: Answer) -> None:
     """Without the stop token, which ends the answer."""

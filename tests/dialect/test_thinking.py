@@ -16,7 +16,6 @@ from quire.dialect import (
     thinking_at_end,
 )
 from quire.dialect.families import DIALECTS
-from quire.errors import RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.rendering import Tokenizer
 from tests.dialect.answers import TOOLS, Answer, parsed, read
@@ -90,10 +89,10 @@ def test_a_line_break_may_come_before_it(name: str, kind: str) -> None:
     free = answer_grammar(dialect, TOOLS)
     assert free is not None
     assert Follower(free, tokens).accepts(encoded(tokens, "\n\nYes."))
-    bound = answer_grammar(dialect, TOOLS, thinking_budget=0) if kind != "text" else None
-    if bound is not None:
-        assert Follower(bound, tokens).accepts(encoded(tokens, "\n<think></think>\nYes."))
-        assert not Follower(bound, tokens).accepts(encoded(tokens, thought + "Yes."))
+    bound = answer_grammar(dialect, TOOLS, thinking_budget=0)
+    assert bound is not None
+    assert Follower(bound, tokens).accepts(encoded(tokens, "\n<think></think>\nYes."))
+    assert not Follower(bound, tokens).accepts(encoded(tokens, thought + "Yes."))
 
 
 @pytest.mark.parametrize("kind", ["special", "added", "text"])
@@ -108,6 +107,12 @@ def test_a_prompt_that_opened_or_closed_it(kind: str) -> None:
     assert parser.num_reasoning_tokens == 0
     parts, _ = parsed(dialect, tokens, encoded(tokens, "cut off "), thinking=Thinking.OPEN)
     assert read(parts) == Answer("", "cut off")
+    for again, state in (("<think>\n", Thinking.OPEN), ("<think>\n<think>", Thinking.NONE)):
+        ids = encoded(tokens, again + "so <think></think>\n\nfine")
+        for cuts in ((), range(len(ids))):
+            parts, _ = parsed(dialect, tokens, ids, cuts, thinking=state)
+            said = "so" if kind == "special" else "so <think>"
+            assert read(parts) == Answer("fine", said), (again, kind)
     spec = answer_grammar(dialect, TOOLS, "required", thinking=Thinking.OPEN)
     assert spec is not None
     call = WRITERS["hermes"](Answer(calls=(("now", {}),)))
@@ -160,33 +165,51 @@ def test_a_continued_answer() -> None:
     assert thinking_at_end(dialect, prompt, tokens) is Thinking.CLOSED
 
 
-@pytest.mark.parametrize("kind", ["special", "added"])
+@pytest.mark.parametrize("kind", ["special", "added", "text"])
 @pytest.mark.parametrize("budget", [0, 1, 5])
 @pytest.mark.parametrize("state", [Thinking.OPEN, Thinking.NONE])
 def test_a_budget_ends_it(kind: str, budget: int, state: Thinking) -> None:
-    """With one end marker, and a call behind it. Behind a start marker that is a token of text, the
-    library does not count a first token of one byte."""
+    """With one end marker, and a call behind it. An end marker of several tokens may begin within
+    the budget."""
     dialect, tokens = thinkers(kind)
-    num_free = int(kind == "added" and state is Thinking.NONE and budget > 1)
+    longest_end = len("</think>") - 1 if kind == "text" else 0
     for choice in ("auto", "required"):
         spec = answer_grammar(dialect, TOOLS, choice, thinking=state, thinking_budget=budget)
         assert spec is not None
-        for seed in range(4):
-            ids = walk(spec, tokens, seed, phrases=["<think>"])
+        for seed in range(6):
+            ids = walk(spec, tokens, seed, phrases=["<think>", "</th"])
             if ids is None:
                 continue
             parts, parser = parsed(dialect, tokens, ids, thinking=state)
-            assert parser.num_reasoning_tokens <= budget + num_free
+            assert parser.num_reasoning_tokens <= budget + longest_end
             assert ids.count(tokens.token_id("</think>") or 0) <= 1
             assert read(parts).calls or choice == "auto"
     alone = answer_grammar(dialect, (), thinking=state, thinking_budget=budget)
     assert alone is not None
 
 
-def test_a_budget_needs_an_end_that_is_a_token() -> None:
-    dialect, _ = thinkers("text")
-    with pytest.raises(RequestError, match="</think>"):
-        answer_grammar(dialect, TOOLS, thinking_budget=3)
+@pytest.mark.parametrize("kind", ["special", "added", "text"])
+@pytest.mark.parametrize("end", ["</think>", "Here is my answer:", "<channel|>"])
+def test_a_budget_holds_thoughts_of_one_byte(kind: str, end: str) -> None:
+    """Catches one token too many behind a start marker, and a marker of several tokens that ends
+    nothing."""
+    family = replace(DIALECTS["hermes"], thinking=("<think>", end))
+    texts = (*family.markers, "<think>", *(() if " " in end else (end,)))
+    tokens = {
+        "special": lambda: tokenizer(texts),
+        "added": lambda: tokenizer((), texts),
+        "text": lambda: tokenizer(),
+    }[kind]()
+    dialect = family.bound(tokens)
+    spec = answer_grammar(dialect, TOOLS, thinking_budget=40)
+    assert spec is not None
+    cases = {"": True, "abc": True, f"a{end[:5]}\n": True, "x" * 40: True, "x" * 41: False}
+    for thought, is_legal in cases.items():
+        ids = encoded(tokens, f"<think>{thought}{end}Yes.")
+        assert Follower(spec, tokens).accepts(ids) == is_legal, thought
+        if is_legal:
+            assert read(parsed(dialect, tokens, ids)[0]) == Answer("Yes.", thought.rstrip())
+    assert not Follower(spec, tokens).accepts(encoded(tokens, "<think>abc"))
 
 
 @pytest.mark.parametrize("kind", ["special", "added", "text"])

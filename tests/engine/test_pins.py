@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -15,6 +16,12 @@ PREFIX = [5 + i % 300 for i in range(41)]
 TTL_S = 2.0
 """Longer than the step that computes a prefix takes on a busy machine: it counts from its start."""
 PROMPTS = [[*PREFIX, 9], [*PREFIX, 10, 11], PREFIX, PREFIX[:-1]]
+
+
+@dataclass
+class Said:
+    role: str
+    content: str
 
 
 @pytest.fixture
@@ -44,6 +51,7 @@ def test_a_pinned_prefix_changes_no_token(llm: LLM) -> None:
 def test_messages_are_pinned_as_the_template_writes_them(llm: LLM) -> None:
     system = {"role": "system", "content": "You are a short-spoken clerk."}
     pin = llm.pin_prefix([system])
+    assert llm.pin_prefix([Said(**system)]).handle == pin.handle  # an object, as in `chat`
     (answer,) = llm.chat([system, {"role": "user", "content": "Hello"}], GREEDY, use_tqdm=False)
     assert answer.num_cached_tokens == pin.num_tokens
 
@@ -51,6 +59,7 @@ def test_messages_are_pinned_as_the_template_writes_them(llm: LLM) -> None:
 def test_equal_texts_are_one_pin(llm: LLM) -> None:
     pins = [llm.pin_prefix("The sea is wide and the sky is blue.") for _ in range(3)]
     assert len({pin.handle for pin in pins}) == len(llm.pinned_prefixes()) == 1
+    assert llm.pinned_prefixes()[0].hits == 0  # nothing was asked with it
     assert llm.unpin_prefix(pins[2]) and not llm.unpin_prefix(pins[0])
 
 

@@ -15,6 +15,7 @@ import pytest
 from quire.errors import RequestError
 from quire.rendering import ChatTemplate
 from quire.rendering.messages import without_optional_nulls
+from tests.dialect.chat_templates import TEMPLATES
 
 Message = dict[str, Any]
 
@@ -90,15 +91,17 @@ CASES: dict[str, Message] = {
 }
 
 
-def forms_of_content(content: object) -> list[object]:
+def forms_of_content(content: object, role: str) -> list[object]:
     """What may stand for a content, as it is first."""
+    nothing = [""] if role in ("assistant", "tool") else []
     if content is None:
-        return [None, MISSING]
+        return [None, MISSING, *nothing]
     if isinstance(content, str):
         return [content, [{"type": "text", "text": content}]]
     if isinstance(content, list):
-        return [content, "\n".join(part["text"] for part in content)]
-    return [MISSING]
+        text = "\n".join(part["text"] for part in content)
+        return [content, text, *([[{"type": "text", "text": text}]] if content else [])]
+    return [MISSING, *nothing]
 
 
 def forms_of_call(arguments: object) -> list[object]:
@@ -117,7 +120,7 @@ def forms_of(given: Message) -> Iterator[Message]:
         called = [{"tool_calls": calls(form)} for form in forms_of_call(arguments)]
     elif "tool_calls" in given:
         called = [{"tool_calls": None}, {}]
-    contents = forms_of_content(given.get("content", MISSING))
+    contents = forms_of_content(given.get("content", MISSING), given["role"])
     for content, fields, tool_calls in itertools.product(contents, others, called):
         yield message(content=content, **fields, **tool_calls)
 
@@ -384,3 +387,80 @@ def test_instructions_without_a_question_behind_them() -> None:
     assert template.render([*ASKED, message("system", "two")]) == "[U]q[A]a[U]two"
     with pytest.raises(RequestError, match="takes text only"):
         template.render([*ASKED, message("system", 5), message("user", ONE_PART)])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ m.content[0]['text'] }}{% endfor %}",
+        "{% for m in messages %}{{ (m.content | first).text }}{% endfor %}",
+        "{% for m in messages %}{{ m.content[-1].text }}{% endfor %}",
+    ],
+)
+def test_a_template_that_shows_one_part_gets_all_texts_in_it(source: str) -> None:
+    """Fault: the second part of a message is lost without a word."""
+    assert render(source, [message("user", TWO_PARTS)]) == "uno\ndue"
+    assert render(source, [message("user", "uno")]) == "uno"
+    with pytest.raises(RequestError, match="'image'"):
+        render(source, [message("user", [*ONE_PART, {"type": "image"}])])
+
+
+CONCATENATES = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + ';' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        message("assistant", None, tool_calls=calls({})),
+        message("assistant", None, reasoning_content="due"),
+        message("assistant", None, refusal=None),
+        message("assistant"),
+    ],
+)
+def test_a_template_that_takes_no_null_gets_an_empty_content(given: Message) -> None:
+    """Fault: "can only concatenate str" for an answer that clients send back as it came."""
+    assert render(CONCATENATES, [ASK, given, ASK]) == "user:question;assistant:;user:question;"
+
+
+BROKEN = {
+    '{"city": "Os': "Os",
+    '{"city": "Os", "days": [1, {"n': "Os",
+    '{"city": "Os", "days"': "Os",
+    '{"city": Os}': "Os",
+    '["Os"]': "Os",
+    "Os": "Os",
+    '"{\\"city\\": \\"Os\\"}"': "Os",
+    '{"city": "Os\\': "",
+    "{": "",
+    "null": "",
+}
+"""Arguments that are no JSON object, and what of them is shown."""
+
+
+def templates_of_calls() -> dict[str, str]:
+    folder = Path(__file__).parent / "templates"
+    found = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.jinja")}
+    return {**SOURCES, **found, **{f"form {name}": text for name, (_, text) in TEMPLATES.items()}}
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), templates_of_calls().items(), ids=lambda each: each[:20]
+)
+def test_broken_arguments_of_earlier_calls_are_shown(name: str, source: str) -> None:
+    """Fault: a call that `max_tokens` cut, and that the client sends back, ends a conversation."""
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    result = message("tool", "done", tool_call_id="abcdefghi", name="lookup")
+
+    def shown(arguments: object) -> str | None:
+        chat = [ASK, message("assistant", None, tool_calls=calls(arguments)), result, ASK]
+        try:
+            return template.render(chat)
+        except RequestError:
+            return None
+
+    whole = shown('{"city": "Os"}')
+    for arguments, part in BROKEN.items():
+        found = shown(arguments)
+        assert (found is None) == (whole is None), (name, arguments)
+        if found is not None and whole is not None and "Os" in whole:
+            assert part in found, (name, arguments)

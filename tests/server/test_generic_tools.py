@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from quire.dialect.conversation import described
 from quire.engine.model_front import ModelFront
 from quire.rendering import ChatTemplate, Renderer
-from tests.server.running import bundled_front
+from tests import waiting
+from tests.server.running import RunningServer, bundled_front, running_server
 from tests.server.scripted import Script, as_joined
 
 CHAT = "/v1/chat/completions"
@@ -28,7 +30,7 @@ CALL = '{"tool_calls": [{"name": "f", "arguments": {"a": true}}]}'
 END = "<|end|>"
 NO_SYSTEM = "{{ raise_exception('no system') if messages[0].role == 'system' }}"
 TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -101,6 +103,102 @@ def test_calls_and_results_of_earlier_turns_are_texts(http: httpx.Client, script
     assert found["content"] == "Yes."
 
 
+CALLED_AND_DONE: list[dict[str, Any]] = [
+    *MESSAGES,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": true}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "done"},
+]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tools": []}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": [TOOL]}],
+    ids=str,
+)
+def test_calls_of_earlier_turns_are_texts_whatever_tools_there_are(
+    http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    """Catches a handoff to an agent without tools that is refused, or loses the calls."""
+    asked = {"messages": CALLED_AND_DONE, "max_tokens": 1, **fields}
+    reply = http.post(CHAT, json=asked)
+    assert reply.status_code == 200, reply.text
+    tools = {"tools": fields["tools"]} if "tools" in fields else {}
+    shown = prompt_of(http, messages=CALLED_AND_DONE, **tools)
+    assert CALL in shown and "(f):" in shown and "done" in shown
+
+
+def test_other_apis_send_such_turns_too(http: httpx.Client) -> None:
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": tr'},
+        {"type": "function_call_output", "call_id": "1", "output": "done"},
+    ]
+    reply = http.post("/v1/responses", json={"input": items, "max_output_tokens": 16})
+    assert reply.status_code == 200, reply.text
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": True}}
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]},
+    ]
+    reply = http.post("/v1/messages", json={"model": "bundled", "messages": turns, "max_tokens": 1})
+    assert reply.status_code == 200, reply.text
+
+
+THINKS = "{# <think> </think> #}" + TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[RunningServer]:
+    """A model whose markers of thinking are several tokens each."""
+    with running_server(front_of(THINKS)) as server:
+        yield server
+        server.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        (
+            "/v1/messages",
+            {
+                "thinking": {"type": "enabled", "budget_tokens": 3},
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            },
+        ),
+        (CHAT, {"thinking_token_budget": 3, "tools": [TOOL]}),
+        (CHAT, {"thinking_token_budget": 0}),
+        ("/v1/responses", {"thinking_token_budget": 3}),
+    ],
+    ids=str,
+)
+def test_a_budget_of_thinking_needs_no_marker_that_is_a_token(
+    thinker: RunningServer, path: str, fields: dict[str, Any]
+) -> None:
+    """Catches a refusal that names a field which the client never sent, and a budget that is not
+    held."""
+    asked = {"model": "bundled", "max_tokens": 40, **fields}
+    asked |= {"input": "hi"} if "responses" in path else {"messages": MESSAGES}
+    asked |= {"max_output_tokens": asked.pop("max_tokens")} if "responses" in path else {}
+    with waiting.PatientClient(base_url=thinker.url) as http:
+        reply = http.post(path, json=asked)
+        assert reply.status_code == 200, reply.text
+        budget = fields.get("thinking_token_budget")
+        if path != CHAT:
+            return
+        with Script(thinker, front_of(THINKS)) as script:
+            seed = script.tell("<think>" + " so" * budget + "</think>Yes." + END)
+            asked = {**asked, "tools": None, "seed": seed}
+            message = http.post(path, json=asked).json()["choices"][0]["message"]
+            found = (message.get("reasoning") or "", message["content"])
+            assert found == (" ".join(["so"] * budget), "Yes.")
+
+
 @pytest.mark.parametrize(
     ("messages", "in_system", "roles"),
     [
@@ -118,4 +216,4 @@ def test_where_tools_are_described(
     found = described(messages, "Call f.", in_system=in_system)
     assert [message["role"] for message in found] == roles
     assert "Call f." in json.dumps(found)
-    assert messages != found and all("tool_calls" not in message for message in messages)
+    assert messages != found

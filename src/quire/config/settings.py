@@ -101,6 +101,11 @@ class ModelSettings:
     chat_template: str | None = _setting(
         None, "file of a chat template, or the template itself, in place of the model's own"
     )
+    control_tokens_in_content: bool = _setting(
+        False,
+        "take control tokens that messages spell out for what they are, so that a user's text may "
+        "end its turn; otherwise they are text",
+    )
     revision: str | None = _setting(None, "branch, tag or commit of a Hugging Face id")
     download_dir: str | None = _setting(None, "where fetched checkpoints are kept")
     load_format: str = _setting(

@@ -15,9 +15,14 @@ from quire.dialect.tools import Tool
 __all__ = [
     "KEYWORD_CHARACTERS",
     "Emit",
+    "all_before",
+    "dumped",
     "read_arguments",
     "read_json_string",
     "read_json_value",
+    "read_keywords",
+    "refuse_constant",
+    "typed",
 ]
 
 Emit = Callable[[str], None]
@@ -82,7 +87,7 @@ def read_tagged(dialect: Dialect, tool: Tool, text: GrowingText, emit: Emit) -> 
     key_end = syntax.key_end
     separator = "{"
     while (yield from text.is_at(syntax.open)):
-        key = yield from _all_before(text, key_end)
+        key = yield from all_before(text, key_end)
         types = tool.types_of(key)
         is_text = types == frozenset(("string",))
         if syntax.middle_json:
@@ -97,7 +102,7 @@ def read_tagged(dialect: Dialect, tool: Tool, text: GrowingText, emit: Emit) -> 
             yield from _pass_before(text, syntax.close, lambda said: emit(dumped(said)[1:-1]))
             emit('"')
         else:
-            value = yield from _all_before(text, syntax.close)
+            value = yield from all_before(text, syntax.close)
             emit(typed(value, types))
     emit("{}" if separator == "{" else "}")
 
@@ -114,7 +119,8 @@ def _pass_before(text: GrowingText, target: str, emit: Emit) -> Waiting:
         yield from text.more()
 
 
-def _all_before(text: GrowingText, target: str) -> Generator[None, None, str]:
+def all_before(text: GrowingText, target: str) -> Generator[None, None, str]:
+    """Return the text before a target, which is read."""
     parts: list[str] = []
     yield from _pass_before(text, target, parts.append)
     return "".join(parts)
@@ -129,14 +135,15 @@ def typed(value: str, types: frozenset[str]) -> str:
     """Return the JSON text of a value of one of `types`: unchanged if it is one that is no string,
     otherwise as a string."""
     try:
-        found = json.loads(value, parse_constant=_refuse)
+        found = json.loads(value, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return dumped(value)
     is_json = not isinstance(found, str) and json_types(found) & types
     return value.strip() if is_json or "string" not in types else dumped(value)
 
 
-def _refuse(constant: str) -> object:
+def refuse_constant(constant: str) -> object:
+    """Refuse NaN and infinities, which Python alone reads as JSON."""
     raise ValueError(constant)
 
 

@@ -6,8 +6,9 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
+from quire.dialect.loose import checked_arguments
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
-from quire.dialect.reading import GrowingText, Waiting
+from quire.dialect.reading import CutError, GrowingText, Waiting
 from quire.dialect.rules import Rules, json_grammar
 from quire.dialect.spec import Dialect, Thinking
 from quire.dialect.tools import Tool
@@ -24,10 +25,16 @@ class ChannelReader:
     """Reads the text of one answer, in which characters stand for markers (`Markers.coded`)."""
 
     def __init__(
-        self, dialect: Dialect, tools: Sequence[Tool], thinking: Thinking, parts: list[Part]
+        self,
+        dialect: Dialect,
+        tools: Sequence[Tool],
+        thinking: Thinking,
+        parts: list[Part],
+        *,
+        is_held: bool,
     ) -> None:
         """parts: where they go. thinking: OPEN if the prompt ends within an analysis, CLOSED if
-        within another message."""
+        within another message. is_held: as in `AnswerParser`."""
         self.text = GrowingText()
         self.num_calls = 0
         self.is_thinking = False
@@ -37,7 +44,8 @@ class ChannelReader:
         self._message, self._channel = map(dialect.tokens.coded, ("<|message|>", "<|channel|>"))
         ends = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
         self._ends = frozenset(map(dialect.tokens.coded, ends))
-        self._tools = {tool.name for tool in tools}
+        self._tools = {tool.name: tool for tool in tools}
+        self._is_held = is_held
         self._said: set[type[Part]] = set()
         self._thinking = thinking
         self._parts = parts
@@ -62,7 +70,8 @@ class ChannelReader:
         recipient = _RECIPIENT.search(header)
         channel = _CHANNEL.match(header.rpartition(self._channel)[2])
         if recipient is not None and recipient[1] in self._tools:
-            yield from self._call(recipient[1])
+            read = self._call if self._is_held else self._free_call
+            yield from read(recipient[1])
         elif channel is not None and channel[0] == "analysis":
             yield from self._analysis()
         else:
@@ -99,6 +108,26 @@ class ChannelReader:
         self.is_in_calls = False
         if is_empty:
             emit("{}")
+
+    def _free_call(self, name: str) -> Waiting:
+        """Read a call that no grammar holds: it is text if it is malformed or cut."""
+        said: list[str] = []
+        is_cut = False
+        try:
+            yield from self._pass_on(said.append)
+        except CutError:
+            is_cut = True
+        written = "".join(said)
+        arguments = None if is_cut else checked_arguments(written, self._tools[name])
+        if arguments is None:
+            self._separate(Text)
+            self._parts.append(Text(written))
+        else:
+            index, self.num_calls = self.num_calls, self.num_calls + 1
+            self._parts.append(CallStart(index, f"call_{secrets.token_hex(12)}", name))
+            self._parts.append(CallArguments(index, arguments))
+        if is_cut:
+            raise CutError
 
     def _pass_on(self, emit: Callable[[str], None]) -> Waiting:
         """Pass on the content of a message, up to its end marker, which is read."""

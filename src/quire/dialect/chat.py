@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from quire.dialect.conversation import described, with_call_ids
+from quire.dialect.conversation import described, prepared
 from quire.dialect.harmony_template import own_template
 from quire.dialect.parser import AnswerParser
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
@@ -48,7 +48,7 @@ class WholeChats:
     def conversation(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages as plain data, with ids of calls in the family's form, and the tools in
         words if the template has no place for them. RequestError for malformed messages."""
-        found = with_call_ids(checked_messages(messages, text_only=True), self._dialect.ids)
+        found = prepared(checked_messages(messages, text_only=True), self._dialect)
         if not (self._tools and self._dialect.describes_tools):
             return found
         return described(found, tools_prompt(self._tools))
@@ -83,6 +83,7 @@ class WholeChats:
             prompt_token_ids=prompt_token_ids,
             num_prior_calls=_num_calls(messages),
             skip_special_tokens=params.skip_special_tokens,
+            is_held=False,
         )
         return ChatReader(PartsReader(parser, params, stop_tokens={}, end_token_ids=self._ends))
 

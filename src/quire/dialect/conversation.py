@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from quire.dialect.spec import IdStyle
+from quire.dialect.spec import Dialect, IdStyle
 from quire.rendering.messages import joined_contents
 
-__all__ = ["described", "with_call_ids"]
+__all__ = ["described", "in_call_order", "prepared", "with_call_ids"]
 
 Message = dict[str, Any]
 
@@ -19,11 +19,18 @@ SHORT_LENGTH = 9
 """Letters and digits of an id of `IdStyle.SHORT`."""
 
 
+def prepared(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
+    """Return a conversation as the model's prompts have it: ids of calls in its own form, results
+    in the order of their calls, and both as texts if the template has no place for them. A request
+    without tools has the same."""
+    found = in_call_order(with_call_ids(messages, dialect.ids))
+    return _as_texts(found) if dialect.describes_tools else found
+
+
 def described(messages: Sequence[Message], text: str, *, in_system: bool = True) -> list[Message]:
-    """Return copies of `messages` with `text`, which describes tools, and with calls and their
-    results as texts. in_system: put it into the system message, otherwise into the user's first
-    one, since some templates have no system message."""
-    found = [_as_text(message) for message in messages]
+    """Return `messages` with `text`, which describes tools. in_system: put it into the system
+    message, otherwise into the user's first one, since some templates have no system message."""
+    found = list(messages)
     roles = ("system", "developer") if in_system else ("user",)
     for index, message in enumerate(found):
         if message.get("role") in roles and (index == 0 or not in_system):
@@ -31,6 +38,23 @@ def described(messages: Sequence[Message], text: str, *, in_system: bool = True)
             found[index] = {**message, "content": joined_contents(*both)}
             return found
     return [{"role": roles[0], "content": text}, *found]
+
+
+def in_call_order(messages: Sequence[Message]) -> list[Message]:
+    """Return `messages` with the results of a turn's calls in the order of these: many templates
+    show no ids, and clients send results as they come."""
+    found: list[Message] = []
+    first = 0  # of the results of one turn
+    places: dict[object, int] = {}
+    for message in messages:
+        if message.get("role") != "tool" or message.get("tool_call_id") not in places:
+            places = {call.get("id"): place for place, call in enumerate(_calls_of(message))}
+            first = len(found) + 1
+            found.append(message)
+            continue
+        found.append(message)
+        found[first:] = sorted(found[first:], key=lambda each: places[each["tool_call_id"]])
+    return found
 
 
 def with_call_ids(messages: Sequence[Message], style: IdStyle) -> list[Message]:
@@ -67,17 +91,40 @@ def _call_id(call: Mapping[str, Any], number: int, style: IdStyle) -> str:
     return hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:SHORT_LENGTH]
 
 
-def _as_text(message: Message) -> Message:
+def _calls_of(message: Message) -> list[Message]:
+    """The calls of a message, also one of the older API."""
     calls: object = message.get("tool_calls")
-    if message.get("role") == "tool":
-        name: object = message.get("name") or message.get("tool_call_id") or "the tool"
-        return {"role": "user", "content": joined_contents(f"({name}):", message.get("content"))}
-    if not isinstance(calls, list) or not calls:
-        return message
-    written = [_call(cast("Mapping[str, Any]", call)) for call in cast("list[object]", calls)]
-    text = json.dumps({"tool_calls": written}, ensure_ascii=False)
-    kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": joined_contents(message.get("content"), text)}
+    if isinstance(calls, list) and calls:
+        return cast("list[Message]", calls)
+    call: object = message.get("function_call")
+    return [{"function": call}] if isinstance(call, dict) else []
+
+
+def _as_texts(messages: Sequence[Message]) -> list[Message]:
+    """Calls and results as texts. A result has the name of its tool and, beside others of it, the
+    number of its call."""
+    found: list[Message] = []
+    titles: dict[object, str] = {}
+    for message in messages:
+        if message.get("role") in ("tool", "function"):
+            given: object = message.get("tool_call_id")
+            title = titles.get(given) or message.get("name") or given or "the tool"
+            content = joined_contents(f"({title}):", message.get("content"))
+            found.append({"role": "user", "content": content})
+            continue
+        calls = _calls_of(message)
+        if not calls:
+            found.append(message)
+            continue
+        written = [_call(call) for call in calls]
+        names = [call["name"] for call in written]
+        for place, (call, name) in enumerate(zip(calls, names, strict=True)):
+            number = f", call {names[: place + 1].count(name)}" if names.count(name) > 1 else ""
+            titles[call.get("id")] = f"{name}{number}"
+        text = json.dumps({"tool_calls": written}, ensure_ascii=False)
+        kept = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
+        found.append({**kept, "content": joined_contents(message.get("content"), text)})
+    return found
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

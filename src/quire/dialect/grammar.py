@@ -9,7 +9,6 @@ from quire.dialect.channels import channel_grammar
 from quire.dialect.rules import Rules, regex
 from quire.dialect.spec import ArgumentStyle, Dialect, IdStyle, Thinking
 from quire.dialect.tools import Tool, ToolChoice, chosen_tools
-from quire.errors import RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 
 __all__ = ["answer_grammar"]
@@ -37,7 +36,7 @@ def answer_grammar(
 
     parallel: allows several calls. thinking: state in which the prompt leaves the model.
     thinking_budget: most tokens of its thinking. response: grammar of the text, where the answer is
-    no call. Raises RequestError for tools or a budget that cannot be enforced.
+    no call. Raises RequestError for tools that cannot be enforced.
     """
     chosen = chosen_tools(tools, tool_choice)
     if dialect.describes_tools and not chosen:
@@ -83,26 +82,38 @@ class _Answer:
         assert self._dialect.thinking is not None
         opening, closing = self._dialect.thinking
         rules = self.rules
-        if closing in rules.tokens.ids:
-            limit = "" if budget is None else f"[max_tokens={budget}]"
-            rules.add(f"THOUGHT: {rules.text_without(closing)}")
-            rules.add(f"thought{limit}: THOUGHT")
-            thought = f"{'thought' if budget != 0 else ''} {rules.literal(closing)} GAP"
-        elif budget is None:
+        first, *others = rules.tokens.split(opening)
+        if budget is None and closing not in rules.tokens.ids:
             rules.add(f"thought[lazy]: /(?s:.*)/ {rules.literal(closing)}")
             thought = "thought GAP"
         else:
-            raise RequestError(
-                f"thinking_token_budget is {budget}, but the end of this model's thinking, "
-                f"{closing!r}, is no single token, so it cannot be held. Leave it out."
-            )
+            # The library does not count a first token of one byte behind a token that is text.
+            is_text = not others and isinstance(first, int) and opening not in rules.tokens.special
+            starts_late = is_text and self._state is not Thinking.OPEN
+            most = budget - 1 if budget is not None and budget > 1 and starts_late else budget
+            thought = f"{self._thought(closing, most)} GAP"
         rules.add(f"GAP: {_GAP}")
         if self._state is Thinking.OPEN:
             return thought
-        first, *others = rules.tokens.split(opening)
         spaced = _behind_spaces(first) if isinstance(first, str) else f"GAP {rules.one(first)}"
         whole = f"{spaced} {' '.join(map(rules.one, others))} {thought}"
         return f"({whole} | GAP)" if is_before_call else f"({whole})?"
+
+    def _thought(self, closing: str, most: int | None) -> str:
+        """Write thinking of at most so many tokens, and its end marker. One that is no token may
+        begin within them: then it is written once more, or is complete."""
+        rules = self.rules
+        end = rules.literal(closing)
+        if most == 0:
+            return end
+        limit = "" if most is None else f"[max_tokens={most}]"
+        rules.add(f"THOUGHT: {rules.text_without(closing)}")
+        rules.add(f"thought{limit}: THOUGHT")
+        if closing in rules.tokens.ids:
+            return f"thought {end}"
+        name, *rest = rules.up_to("THOUGHT_END", closing, ["(?s:.*)"]).split(" ")
+        rules.add(f"whole{limit}: {name}")
+        return f"(thought {end} | {' '.join(('whole', *rest))})"
 
     def text(self) -> str:
         """Write an answer without calls, from behind the thinking on."""

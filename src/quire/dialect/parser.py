@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from quire.dialect.arguments import read_arguments, read_json_string, read_json_value
 from quire.dialect.channels import ChannelReader
+from quire.dialect.loose import (
+    FUNCTION,
+    Written,
+    function_call,
+    loosened,
+    named_arguments,
+    object_call,
+    rest_of_close,
+)
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.dialect.reading import CutError, GrowingText, Reading, Waiting
 from quire.dialect.spec import ArgumentStyle, Dialect, IdStyle, Thinking
@@ -33,11 +42,14 @@ class AnswerParser:
         prompt_token_ids: Sequence[int] = (),
         num_prior_calls: int = 0,
         skip_special_tokens: bool = True,
+        is_held: bool = True,
     ) -> None:
         """tools: those that the answer may call. thinking: state in which the prompt leaves the
         model (`thinking_at_end`). prompt_token_ids: the tokens that the text continues.
         num_prior_calls: of the conversation, from which `IdStyle.COUNTED` counts.
-        skip_special_tokens: leave special tokens that are no markers out of the text."""
+        skip_special_tokens: leave special tokens that are no markers out of the text. is_held: a
+        grammar makes all calls whole, so they are passed on as they grow; otherwise each is read
+        whole first, and is text if it is malformed."""
         self._tokens = dialect.tokens
         self._symbols = dialect.tokens.symbols
         self._detokenizer = IncrementalDetokenizer(
@@ -45,9 +57,11 @@ class AnswerParser:
         )
         self._parts: list[Part] = []
         self._reader = (
-            ChannelReader(dialect, tools, thinking, self._parts)
+            ChannelReader(dialect, tools, thinking, self._parts, is_held=is_held)
             if dialect.style is ArgumentStyle.CHANNELS
-            else _AnswerReader(dialect, tools, thinking, num_prior_calls, self._parts)
+            else _AnswerReader(
+                dialect, tools, thinking, num_prior_calls, self._parts, is_held=is_held
+            )
         )
         self._routine: Waiting | None = self._reader.answer()
         self._num_reasoning_tokens = 0
@@ -138,13 +152,18 @@ class _AnswerReader:
         thinking: Thinking,
         num_prior_calls: int,
         parts: list[Part],
+        *,
+        is_held: bool,
     ) -> None:
         """parts: where they go."""
         self.text = GrowingText()
         self.num_calls = 0
         self.is_thinking = False
         self.is_in_calls = False
-        self._dialect = dialect.coded()
+        self._is_held = is_held
+        self._dialect, self._has_objects = dialect.coded(), False
+        if not is_held:
+            self._dialect, self._has_objects = loosened(self._dialect)
         self._tokens = dialect.tokens
         self._tools = {tool.name: tool for tool in tools}
         self._thinking = thinking
@@ -160,14 +179,27 @@ class _AnswerReader:
         elif self._dialect.is_bare:
             yield from self._calls_or_text()
         else:
-            trigger = self._dialect.trigger
-            while (yield from self._flow(Text, trigger)):
-                before, self.held_space = self.held_space, ""
-                self.text.keep()
-                if not (yield from self._section(self._dialect.opening.removeprefix(trigger))):
-                    self.text.rewind()  # it was no call
-                    self.held_space = before
-                    self._emit(Text, trigger)
+            yield from self._text_and_calls()
+
+    def _text_and_calls(self) -> Waiting:
+        trigger = self._dialect.trigger
+        starts = [trigger] if self._is_held else [trigger, FUNCTION]
+        while found := (yield from self._flow(Text, *starts)):
+            before, self.held_space = self.held_space, ""
+            num_before = self.num_calls
+            self.text.keep()
+            try:
+                if found == FUNCTION != trigger:
+                    yield from self._function()
+                else:
+                    yield from self._section(self._dialect.opening.removeprefix(trigger))
+            except CutError:
+                if self._is_held:
+                    raise
+            self.text.rewind()  # what was kept is no call
+            if self.num_calls == num_before:
+                self.held_space = before
+                self._emit(Text, found)
 
     def _think(self) -> Waiting:
         if self._dialect.thinking is None or self._thinking is Thinking.CLOSED:
@@ -177,6 +209,8 @@ class _AnswerReader:
             return
         self.is_thinking = True
         yield from self._spaces()
+        while (yield from self._begins(opening)):  # some models repeat what the prompt has
+            yield from self._spaces()
         is_closed = yield from self._flow(Reasoning, closing)
         self.is_thinking = not is_closed
         self.held_space = ""
@@ -202,21 +236,21 @@ class _AnswerReader:
         except CutError:
             return
 
-    def _flow(self, kind: type[Text | Reasoning], target: str) -> Reading:
-        """Pass on text up to a target, which is read. Returns True if it came. White space waits
-        for what follows it."""
+    def _flow(self, kind: type[Text | Reasoning], *targets: str) -> Generator[None, None, str]:
+        """Pass on text up to the first of some targets, which is read. Returns it, or an empty text
+        if none came. White space waits for what follows it."""
         while True:
-            text, found = self.text.before(target)
+            text, found = self.text.before(*targets)
             self._emit(kind, text)
             if found:
-                return True
+                return found
             try:
                 yield from self.text.more()
             except CutError:
                 self._emit(kind, self.text.take(len(self.text.waiting)))
                 if kind is Text:
                     self._emit_space()
-                return False
+                return ""
 
     def _rest(self) -> Waiting:
         """Pass on all that comes, as text."""
@@ -242,15 +276,17 @@ class _AnswerReader:
         self.text.keep()
         try:
             yield from self.text.skip_spaces()
-            if (yield from self.text.is_exactly_at(self._dialect.opening)):
+            if not self._is_held and (yield from self.text.is_at(FUNCTION)):
+                yield from self._function()
+            elif (yield from self._is_at_opening()):
                 yield from self._section("")
         except CutError:
-            if self.num_calls:
+            if self.num_calls and self._is_held:
                 return
+        self.text.rewind()  # what was kept is no call
         if self.num_calls:
             yield from self._rest()
             return
-        self.text.rewind()
         if self._dialect.text_wrap is None or not (
             yield from self._begins(self._dialect.text_wrap[0])
         ):
@@ -262,6 +298,12 @@ class _AnswerReader:
         else:
             yield from read_json_value(self.text, self._emit_text)
 
+    def _is_at_opening(self) -> Reading:
+        opening = self._dialect.opening
+        if self._is_held:
+            return (yield from self.text.is_exactly_at(opening))
+        return (yield from self.text.is_at(opening))
+
     def _emit_text(self, coded: str) -> None:
         self._emit(Text, coded)
 
@@ -269,20 +311,44 @@ class _AnswerReader:
         """Read calls from behind the trigger on; `rest` is left of its opening. Returns True if
         there is one. The text behind the last one is left unread."""
         dialect, num_before = self._dialect, self.num_calls
-        self.is_in_calls = True
+        self.is_in_calls = self._is_held
         found = yield from self.text.is_at(rest)
         while found and (yield from self._call()):
             if not any(dialect.section) and not dialect.is_bare:
                 break
             if dialect.section[1] and (yield from self.text.is_at(dialect.section[1])):
                 break
+            if not self._is_held:
+                self.text.keep()
             found = yield from self.text.is_at(dialect.separator + dialect.open)
         self.is_in_calls = False
         return self.num_calls > num_before
 
+    def _function(self) -> Waiting:
+        """Read a call from behind `FUNCTION` on, if it is one."""
+        end = self._tokens.coded("</tool_call>")
+        call = yield from function_call(self._dialect, self.text, self._tools, end)
+        if call is not None:
+            self._add(call)
+
+    def _add(self, call: Written) -> None:
+        """Pass on a call that was read whole."""
+        self.text.forget()
+        index, self.num_calls = self.num_calls, self.num_calls + 1
+        self._parts.append(CallStart(index, self._id(call.name, index, call.id), call.name))
+        shown = self._tokens.shown(call.arguments, with_special=True)
+        self._parts.append(CallArguments(index, shown))
+
     def _call(self) -> Reading:
-        """Read one call from its name on. Returns True if it is one."""
+        """Read one call from its name on, or its object. Returns True if it is one."""
         dialect, text = self._dialect, self.text
+        if self._has_objects:
+            call = yield from object_call(text, self._tools)
+            if call is None:
+                return False
+            self._add(call)
+            yield from text.is_at(dialect.close)
+            return True
         yield from text.skip_spaces()
         tool = self._tools.get((yield from text.run(NAME_CHARACTERS)))
         if tool is None:
@@ -294,6 +360,13 @@ class _AnswerReader:
             given = yield from text.run(_ID_CHARACTERS)
         if not (yield from text.is_at(dialect.middle)):
             return False
+        if not self._is_held:
+            arguments = yield from named_arguments(dialect, tool, text)
+            if arguments is None:
+                return False
+            self._add(Written(tool.name, arguments, given))
+            yield from text.is_at(rest_of_close(dialect))
+            return True
         text.forget()
         index, self.num_calls = self.num_calls, self.num_calls + 1
         self._parts.append(CallStart(index, self._id(tool.name, index, given), tool.name))

@@ -112,15 +112,17 @@ class GrowingText:
             found += self.take(1)
         return found
 
-    def before(self, target: str) -> tuple[str, bool]:
-        """Read the text that certainly comes before a target, and the target if it is there.
-        Returns the text, and True if the target was there."""
-        place = self._text.find(target)
-        if place >= 0:
-            text = self.take(place)
-            self.take(len(target))
-            return text, True
-        held = 0 if self._is_whole else min(len(target) - 1, len(self._text))
-        while held and not target.startswith(self._text[-held:]):
+    def before(self, *targets: str) -> tuple[str, str]:
+        """Read the text that certainly comes before the first of some targets, and the target if it
+        is there. Returns the text, and the target or an empty text."""
+        places = {place: t for t in targets if (place := self._text.find(t)) >= 0}
+        if places:
+            found = places[min(places)]
+            text = self.take(min(places))
+            self.take(len(found))
+            return text, found
+        most = 0 if self._is_whole else max(map(len, targets)) - 1
+        held = min(most, len(self._text))
+        while held and not any(target.startswith(self._text[-held:]) for target in targets):
             held -= 1
-        return self.take(len(self._text) - held), False
+        return self.take(len(self._text) - held), ""

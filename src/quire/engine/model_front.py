@@ -96,4 +96,5 @@ def _load_renderer(settings: EngineSettings, folder: Path, vocab_size: int) -> R
         vocab_size=vocab_size,
         skip_tokenizer_init=settings.skip_tokenizer_init,
         chat_template=settings.chat_template,
+        control_tokens_in_content=settings.control_tokens_in_content,
     )

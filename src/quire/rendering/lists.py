@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -33,7 +34,10 @@ def holds_lists(messages: object) -> bool:
 
 
 def holds_messages(prompt: object) -> bool:
-    """Return whether these are the messages of a conversation and not a prompt."""
+    """Return whether these are the messages of a conversation, of which each is a dict or an object
+    of an SDK, and not a prompt."""
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         return False
-    return isinstance(cast("Sequence[object]", prompt)[0], Mapping)
+    first = cast("Sequence[object]", prompt)[0]
+    is_object = dataclasses.is_dataclass(first) or callable(getattr(first, "model_dump", None))
+    return isinstance(first, Mapping) or is_object

@@ -9,14 +9,14 @@ from typing import Any, NoReturn, cast
 
 from quire.errors import RequestError
 
-__all__ = ["REASONING_FIELDS", "TEXT_PART_TYPES", "check_messages"]
+__all__ = ["REASONING_FIELDS", "ROLES_WITH_CONTENT", "TEXT_PART_TYPES", "check_messages"]
 
 # Names for a message's reasoning, the standard one first. Templates of gpt-oss read `thinking`.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 TEXT_PART_TYPES = ("text", "input_text", "output_text")
 # Messages of other roles may do without: an answer that only calls tools, a tool without output,
 # and roles whose meaning the template alone knows.
-_ROLES_WITH_CONTENT = ("user", "system", "developer")
+ROLES_WITH_CONTENT = ("user", "system", "developer")
 _STRING_FIELDS = ("name", "tool_call_id", "refusal", *REASONING_FIELDS)
 _MAX_SHOWN = 80
 _MISSING = object()
@@ -76,7 +76,7 @@ def _check_content(place: str, content: object, role: str, text_only: bool) -> N
         parts = cast("list[object]", content)
     elif content is not None and content is not _MISSING:
         _refuse(place, content, _CONTENT)
-    if not parts and role in _ROLES_WITH_CONTENT:
+    if not parts and role in ROLES_WITH_CONTENT:
         _refuse(
             place, cast("object", content), f'A message of role "{role}" needs content. {_CONTENT}'
         )

@@ -2,15 +2,25 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from quire.errors import RequestError, quoted
-from quire.rendering.message_check import REASONING_FIELDS, TEXT_PART_TYPES, check_messages
+from quire.rendering.message_check import (
+    REASONING_FIELDS,
+    ROLES_WITH_CONTENT,
+    TEXT_PART_TYPES,
+    check_messages,
+)
 
 Message = dict[str, Any]
-ContentForm = Literal["string", "parts", "either"]
-"""Forms of `content` that a branch of a template accepts: text, a list of typed parts, or both."""
+
+# A string, whose end may be missing, or a sign outside of strings.
+_JSON_SIGNS = re.compile(r'"(?:[^"\\]++|\\.)*+("?)|[{}\[\],]', re.DOTALL)
+ContentForm = Literal["string", "parts", "either", "part"]
+"""Forms of `content` that a branch of a template accepts: text, a list of typed parts, both, or a
+list of which it shows one text part alone."""
 ArgumentsForm = Literal["object", "string", "either"]
 """Forms of `arguments` of a tool call that a template accepts: an object, its JSON text, or
 both."""
@@ -108,6 +118,18 @@ def without_optional_nulls(messages: list[Message]) -> list[Message] | None:
     ]
 
 
+def without_null_contents(messages: list[Message]) -> list[Message] | None:
+    """`messages` with an empty text for each content that is null or missing and may be so; None if
+    there is none."""
+    filled = [
+        message
+        if message.get("content") is not None or message["role"] in ROLES_WITH_CONTENT
+        else {**message, "content": ""}
+        for message in messages
+    ]
+    return None if filled == messages else filled
+
+
 def joined_contents(first: object, second: object) -> object:
     """Both contents as one: a text if both are, or else a list of parts. None is no text."""
     contents = [content for content in (first, second) if content is not None and content != ""]
@@ -127,11 +149,16 @@ def _fit_message(
 ) -> Message:
     fitted = dict(message)
     content = message.get("content")
-    if isinstance(content, str) and content and content_form == "parts":
+    if isinstance(content, str) and content and content_form in ("parts", "part"):
         fitted["content"] = [{"type": "text", "text": content}]
     elif isinstance(content, list):
         parts = [_normal_part(part) for part in cast("list[Any]", content)]
-        fitted["content"] = parts if content_form != "string" else _joined_text(parts, index)
+        if content_form == "string":
+            fitted["content"] = _joined_text(parts, index)
+        elif content_form == "part" and len(parts) > 1:
+            fitted["content"] = [{"type": "text", "text": _joined_text(parts, index)}]
+        else:
+            fitted["content"] = parts
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         fitted["tool_calls"] = [
@@ -179,23 +206,56 @@ def _fit_call(call: Any, form: ArgumentsForm) -> Any:
     if isinstance(function, dict):
         return {**fields, "function": _fit_call(function, form)}
     arguments = fields.get("arguments")
-    if isinstance(arguments, str) and (form == "object" or not arguments.strip()):
-        parsed = None if form == "string" else _json_object(arguments)
-        return fields if parsed is None else {**fields, "arguments": parsed}
+    if isinstance(arguments, str) and form == "object":
+        return {**fields, "arguments": _object_of(arguments)}
+    if isinstance(arguments, str) and not arguments.strip() and form != "string":
+        return {**fields, "arguments": {}}
     if isinstance(arguments, dict) and form == "string":
         return {**fields, "arguments": json.dumps(arguments, ensure_ascii=False)}
     return fields
 
 
-def _json_object(text: str) -> dict[str, Any] | None:
-    """The object that `text` spells; an empty text is an empty object; None for anything else."""
-    if not text.strip():
+def _object_of(text: str) -> dict[str, Any]:
+    """The object that `text` spells, or what came of it where an answer was cut; an empty text is
+    an empty object. Any other text is the value of one argument, so that nothing is lost."""
+    if text.strip() in ("", "null"):
         return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+    for whole in (text, *_endings(text)):
+        try:
+            value = json.loads(whole)
+            value = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            return cast("dict[str, Any]", value)
+    return {"arguments": text}
+
+
+def _endings(text: str) -> Iterator[str]:
+    """Yield a JSON text that was cut off, ended: within the value that was cut, or else before the
+    member that was. Nothing for a text that was not cut."""
+    closing, last = _closing(text)
+    if closing:
+        yield text + closing
+        if last:
+            yield text[:last] + _closing(text[:last])[0]
+
+
+def _closing(text: str) -> tuple[str, int]:
+    """Return the signs that a JSON text lacks at its end, and where its last whole member ends."""
+    opened: list[str] = []
+    quote, last = "", 0
+    for sign in _JSON_SIGNS.finditer(text):
+        if sign[0][0] == '"':
+            quote = "" if sign[1] else '"'
+        elif sign[0] in "{[":
+            opened.append("}" if sign[0] == "{" else "]")
+            last = sign.end()
+        elif sign[0] == ",":
+            last = sign.start()
+        elif opened:
+            opened.pop()
+    return quote + "".join(reversed(opened)), last
 
 
 def _with_reasoning_names(message: Message) -> Message:

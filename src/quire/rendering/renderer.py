@@ -15,6 +15,7 @@ from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import MediaSpan
 from quire.rendering.chat_template.template import ChatTemplate
+from quire.rendering.control_tokens import ChatText, Spans
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
 from quire.rendering.folder import require_folder
 from quire.rendering.messages import checked_messages
@@ -47,6 +48,7 @@ class RenderedPrompt:
     embeddings; the token ids there are 0. embeds: what has to be given to the engine before it is
     known how many tokens the prompt has; there are none then. prediction: token ids of the output
     that the client expects. adapter: that computes it. second_start: as in `EngineRequest`.
+    own: control tokens of the text that its template wrote, if content has others (`ChatText`).
     """
 
     token_ids: list[int]
@@ -57,6 +59,7 @@ class RenderedPrompt:
     adapter: AdapterRef | None = None
     prediction: tuple[int, ...] = ()
     second_start: int = 0
+    own: Spans | None = None
 
     def with_embeds(self, info: MediaInfo, handle: int) -> Self:
         """Return the prompt as embeddings from end to end, which the engine has under `handle`."""
@@ -114,7 +117,8 @@ class Renderer:
 
     `tokenizer` None is an engine without tokenizer: only token ids go in, and outputs have no
     text. `vocab_size` is the number of embeddings of the model, which bounds the token ids that a
-    request may send; None takes the tokenizer's.
+    request may send; None takes the tokenizer's. control_tokens_in_content: what spells a control
+    token in a message is one, and no text.
     """
 
     def __init__(
@@ -122,6 +126,8 @@ class Renderer:
         tokenizer: Tokenizer | None,
         chat_template: ChatTemplate | None = None,
         vocab_size: int | None = None,
+        *,
+        control_tokens_in_content: bool = False,
     ) -> None:
         if vocab_size is None and tokenizer is None:
             raise ConfigError(
@@ -130,6 +136,7 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._takes_control_tokens = control_tokens_in_content
         self._vocab_size = vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
     @classmethod
@@ -140,6 +147,7 @@ class Renderer:
         vocab_size: int | None = None,
         skip_tokenizer_init: bool = False,
         chat_template: str | Path | None = None,
+        control_tokens_in_content: bool = False,
     ) -> "Renderer":
         """Load tokenizer and chat template of a model folder or GGUF file.
 
@@ -156,7 +164,9 @@ class Renderer:
             template = ChatTemplate.from_folder(folder, special)
         else:
             template = ChatTemplate(_template_text(chat_template), special, is_given=True)
-        return cls(tokenizer, template, vocab_size)
+        return cls(
+            tokenizer, template, vocab_size, control_tokens_in_content=control_tokens_in_content
+        )
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -229,7 +239,8 @@ class Renderer:
         Chat templates write BOS themselves, so none is added by default. `chat_template` replaces
         the model's for this call. Raises RequestError as `ChatTemplate.render` does, when there is
         no template or no tokenizer, and when the prompt is longer than `max_prompt_chars`, which
-        is found before it is tokenized.
+        is found before it is tokenized. Texts of messages and tools that are spelled like control
+        tokens stay texts (`ControlTokens`).
         """
         tokenizer = self._require_tokenizer("a chat")
         template = chat_template or self._chat_template
@@ -240,26 +251,40 @@ class Renderer:
             )
         variables = dict(chat_template_kwargs or {})
         template.check_kwargs(variables)
-        text = template.render(
-            checked_messages(messages, text_only=True),
-            tools,
-            documents,
-            add_generation_prompt,
-            continue_final_message,
-            **variables,
-        )
+        given = {
+            "messages": checked_messages(messages, text_only=True),
+            "tools": tools,
+            "documents": documents,
+            "variables": variables,
+        }
+
+        def render(values: dict[str, Any]) -> str:
+            return template.render(
+                values["messages"],
+                values["tools"],
+                values["documents"],
+                add_generation_prompt,
+                continue_final_message,
+                **values["variables"],
+            )
+
+        if self._takes_control_tokens:
+            chat = ChatText(render(given))
+        else:
+            chat = tokenizer.control_tokens.rendered(render, given)
+        text = chat.text
         if max_prompt_chars is not None and len(text) > max_prompt_chars:
             raise RequestError(
                 f"The chat template made a prompt of {len(text)} characters of these messages, but "
                 f"at most {max_prompt_chars} are taken (max_prompt_chars). Send less."
             )
-        token_ids = tokenizer.encode(text, add_special_tokens)
+        token_ids = tokenizer.encode_chat(chat, add_special_tokens)
         if not token_ids:
             raise RequestError(
                 "The chat template made an empty prompt of these messages. "
                 "Send a message with content."
             )
-        return RenderedPrompt(self._within_vocabulary(token_ids), text)
+        return RenderedPrompt(self._within_vocabulary(token_ids), text, own=chat.own)
 
     def request_template(self, source: str) -> ChatTemplate:
         """The chat template that a request brought itself; RequestError when it is broken.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.protocol.codec import is_unicode
+from quire.rendering.control_tokens import ChatText, ControlTokens
 from quire.rendering.detokenize import IncrementalDetokenizer
 from quire.rendering.folder import TokenizerFiles, TokenSpec, read_tokenizer_files
 from quire.rendering.gguf import read_gguf_tokenizer
@@ -50,6 +51,14 @@ class Tokenizer:
         self._cleans_up_spaces = files.cleans_up_spaces and not is_bpe
         self._tables = {skip: TokenTable(self, self._plan, skip) for skip in (True, False)}
         self._named = {name: token.content for name, token in files.named.items()}
+        taken = (  # others are no tokens in a text
+            (token.content, index)
+            for index, token in added.items()
+            if not (token.special and files.splits_special_tokens)
+        )
+        unknown = (self._named.get("unk_token"), getattr(backend.model, "unk_token", None))
+        unknown_ids = frozenset(i for i, token in added.items() if token.content in unknown)
+        self._control_tokens = ControlTokens(backend, dict(taken), self._special_ids, unknown_ids)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
@@ -112,6 +121,11 @@ class Tokenizer:
         return self._files.model_max_length
 
     @property
+    def control_tokens(self) -> ControlTokens:
+        """Tokens that templates write turns with."""
+        return self._control_tokens
+
+    @property
     def decoder_plan(self) -> DecoderPlan:
         """Rules that turn token strings into text."""
         return self._plan
@@ -129,6 +143,20 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:
             raise _not_text(text) from error
+
+    def encode_chat(self, chat: ChatText, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a rendered chat; RequestError as in `encode`."""
+        if chat.own is None:
+            return self.encode(chat.text, add_special_tokens)
+        if not _is_text(chat.text):
+            raise _not_text(chat.text)
+        found = self._control_tokens.encode(chat.text, chat.own)
+        if not add_special_tokens:
+            return found
+        bare, whole = self.encode("a", False), self.encode("a")
+        starts = range(len(whole) - len(bare) + 1)
+        first = next((i for i in starts if whole[i : i + len(bare)] == bare), 0)
+        return [*whole[:first], *found, *whole[first + len(bare) :]]
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True

@@ -123,12 +123,13 @@ class PinnedPrefixes:
 
     def note_hit(self, hit: PrefixHit, sequence: Sequence) -> None:
         """Count a hit for the pins that a sequence entered with. All sequences of a request count
-        once, however often they enter."""
+        once, however often they enter; one that pins a prefix itself does not count."""
         counted = sequence.group.pins_hit
+        is_pin = sequence.group.request.pin_seconds is not None
         for pin in list(self._pins.values()):
             is_used = hit.num_tokens >= min(len(pin.token_ids), len(sequence.token_ids) - 1)
             if is_used and _starts_with(sequence.token_ids, pin, sequence):
-                pin.hits += pin.handle not in counted
+                pin.hits += not is_pin and pin.handle not in counted
                 counted.add(pin.handle)
                 self._pins[pin.handle] = self._pins.pop(pin.handle)
 

@@ -1,5 +1,6 @@
 """Chat templates: messages to the text of a prompt, as transformers' `apply_chat_template`."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from quire.rendering.messages import (
     fit_messages,
     plain_data,
     plain_messages,
+    without_null_contents,
     without_optional_nulls,
 )
 
@@ -222,7 +224,8 @@ class ChatTemplate:
         return _cut_at_mark(text, last_text) if continue_final_message else text
 
     def _run(self, chosen: _Compiled, variables: dict[str, Any]) -> str:
-        """Render with all nulls; if the template can't take those of optional fields, without."""
+        """Render with all nulls; if the template can't take those of optional fields, without, and
+        if it can't take those of contents, with empty texts."""
         budget = self._environment.budget()
         fewer = without_optional_nulls(variables["messages"])
         if fewer is not None:
@@ -234,7 +237,16 @@ class ChatTemplate:
                 if _is_over_limits(error):
                     raise
             variables = {**variables, "messages": fewer}
-        return _run(self._environment, chosen.template, variables, budget)
+        try:
+            return _run(self._environment, chosen.template, variables, budget)
+        except RequestError as error:
+            filled = without_null_contents(variables["messages"])
+            if filled is None or _is_over_limits(error):
+                raise
+            with contextlib.suppress(RequestError):  # the first error tells more
+                variables = {**variables, "messages": filled}
+                return _run(self._environment, chosen.template, variables, budget)
+            raise
 
     def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
         """RequestError when a request sets a variable that is the engine's to set."""
@@ -369,15 +381,19 @@ class _Probe:
         """None if the template does not show such a message anywhere."""
         two_parts = [{"type": "text", "text": text} for text in (_PROBE, _PROBE[::-1])]
         shown: list[tuple[bool, bool]] = []
+        is_one_part = False
         for place in places:
             as_text = self._shows(place.filled(_PROBE), [_PROBE])
             as_parts = self._shows(place.filled(two_parts), [_PROBE, _PROBE[::-1]])
             if not as_parts and not as_text:  # it may read the first part only
                 as_parts = self._shows(place.filled(two_parts[:1]), [_PROBE])
+                is_one_part = is_one_part or as_parts
             if as_text or as_parts:
                 shown.append((as_text, as_parts))
         if not shown:
             return None
+        if is_one_part and all(as_parts for _, as_parts in shown):
+            return "part"
         if all(as_parts for _, as_parts in shown):
             return "either" if all(as_text for as_text, _ in shown) else "parts"
         return "string"

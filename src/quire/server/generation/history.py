@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from quire.rendering import RenderedPrompt, Tokenizer
+from quire.rendering.control_tokens import ChatText, shifted
 
 __all__ = ["continued"]
 
@@ -27,17 +28,23 @@ def continued(
     if text is None:
         return prompt, 0
     num_kept = num_chars = start = 0
+    own = frozenset(prompt.own or ())
     for end, token_id in enumerate(previous, start=1):
         if not tokenizer.is_special(token_id):
             continue
         piece = tokenizer.decode(previous[start:end], skip_special_tokens=False)
         if not text.startswith(piece, num_chars):
             break
+        past = num_chars + len(piece)
+        mark = tokenizer.decode([token_id], skip_special_tokens=False)
+        if prompt.own is not None and (past - len(mark), past) not in own:
+            break  # here it is text
         start = num_kept = end
         num_chars += len(piece)
     if not num_kept:
         return prompt, 0
-    rest = tokenizer.encode(text[num_chars:], add_special_tokens=False) if text[num_chars:] else []
+    left = None if prompt.own is None else shifted(prompt.own, num_chars)
+    rest = tokenizer.encode_chat(ChatText(text[num_chars:], left)) if text[num_chars:] else []
     if tokenizer.decode(rest, skip_special_tokens=False) != text[num_chars:]:
         return prompt, 0
     return replace(prompt, token_ids=[*previous[:num_kept], *rest]), num_kept

@@ -82,9 +82,7 @@ class AnswerForm:
                 response=request.grammar,
             )
         except RequestError as error:
-            is_budget = str(error).startswith("thinking_token_budget")
-            param = "thinking_token_budget" if is_budget else "tools"
-            raise RefusedError(str(error), param=param) from error
+            raise RefusedError(str(error), param="tools") from error
         except (RecursionError, TypeError, ValueError) as error:
             raise RefusedError(
                 "A schema of the tools is nested too deeply, or has a keyword with a value of the "

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from quire.dialect import Dialect
-from quire.dialect.conversation import described, with_call_ids
+from quire.dialect.conversation import described, prepared
 from quire.dialect.harmony_template import own_template
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
@@ -125,7 +125,7 @@ class PromptRenderer:
         them."""
         messages = self._checked_messages(body.messages)
         if dialect is not None:
-            messages = with_call_ids(messages, dialect.ids)
+            messages = prepared(messages, dialect)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
         self._check_chars(num_chars, max_model_len, "messages")
         most = self._limits.prompt_chars(max_model_len)
@@ -137,7 +137,8 @@ class PromptRenderer:
             self._check_template(body.chat_template)
             return await self._pool.run(work)  # it has to be compiled first
         size = num_chars + CHARS_PER_MESSAGE * len(messages)
-        if size > SHORT_CHARS or self._has_slow_template:
+        is_slow = self._has_slow_template or _needs_time(renderer, body, messages)
+        if size > SHORT_CHARS or is_slow:
             return await self._pool.run(work)
         return self._timed(work)
 
@@ -262,6 +263,14 @@ class PromptRenderer:
                 f"(max_prompt_chars, {highest}). Shorten it.",
                 param=param,
             )
+
+
+def _needs_time(
+    renderer: Renderer, body: ChatRequest | TokenizeRequest, messages: list[dict[str, Any]]
+) -> bool:
+    """Return True if control tokens in what was sent make the first such chat a slow one."""
+    tokenizer = renderer.tokenizer
+    return tokenizer is not None and tokenizer.control_tokens.needs_time([messages, body.tools])
 
 
 def _num_message_chars(messages: Sequence[dict[str, Any]]) -> int:
