@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags.bench import count
 from quire.cli.flags.engine import read_settings
+from quire.cli.flags.output import check_output_flag
 from quire.cli.flags.workload import add_workload_flags, read_workload
 from quire.cli.parser import CommandParser
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
+from quire.platform.outputs import check_output
 
 if TYPE_CHECKING:
     from quire.config.model_spec import ModelSpec
@@ -56,6 +58,8 @@ def is_asked(options: argparse.Namespace) -> bool:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was asked for, and write its files. ConfigError if nothing fits."""
+    for flag, path in (("--html", options.html), ("--plot", options.plot)):
+        check_output_flag(options, flag, path)
     settings = read_settings(options)
     name, spec = _model_of(options, settings)
     if options.workload is None:
@@ -170,7 +174,7 @@ def _given_shape(settings: EngineSettings) -> dict[str, Any]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        check_output("the page", path).write(text)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}). Give another file."

@@ -27,9 +27,11 @@ from quire.server.generation.backend import Backend, describe
 from quire.server.http.gate import InternalCaller
 from quire.server.requests.errors import OVERLOADED, error_reply
 
-__all__ = ["PARTIAL", "BatchCounts", "BatchRunner", "NoRoomError"]
+__all__ = ["BESIDE", "PARTIAL", "BatchCounts", "BatchRunner", "NoRoomError"]
 
 PARTIAL = ".partial"
+BESIDE = (PARTIAL, PARTIAL + ".ordered")
+"""Endings of the files that a run writes next to the target."""
 GOOD = 200
 FIRST_FAULT = 500
 """Statuses from here on are the server's fault, so a later run asks again."""
@@ -245,7 +247,7 @@ class BatchRunner:
 
     def _put_in_order(self, places: dict[str, _Place], *, is_whole: bool = True) -> None:
         """is_whole: every line has an answer."""
-        ordered = self._target.with_name(self._target.name + PARTIAL + ".ordered")
+        ordered = self._target.with_name(self._target.name + BESIDE[1])
         with self._aside.open("rb") as aside, ordered.open("wb") as file:
             for line in self._lines():
                 if line.fault:
