@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import quire
 from quire.cli.parser import CommandParser, print_error
 from quire.errors import ConfigError, QuireError, RequestError
+from quire.foreign import nearest
 from quire.platform.streams import claim_streams
 
 __all__ = ["main"]
@@ -80,12 +81,29 @@ def _run(given: Sequence[str]) -> int:
         subparser = subparsers.add_parser(name, help=text, description=about)
         if command is not None and name == chosen:
             command.add_arguments(subparser)
+    _check_command(parser, given, chosen)
     options = parser.parse_args(given)
     if command is None:
         parser.print_help()
         return EXIT_USAGE
     _warn_of_unknown_variables(parser)
     return command.run(options)
+
+
+def _check_command(parser: CommandParser, given: Sequence[str], chosen: str | None) -> None:
+    """End with an error unless a known command comes first, or nothing but flags of `quire`."""
+    if not given or given[0] in ("-h", "--help", "--version") or given[0] in COMMANDS:
+        return
+    if given[0].startswith("-"):
+        text = " ".join(["serve", *([chosen] if chosen and chosen not in COMMANDS else [])])
+        parser.error(f"no such flag: {given[0]}; begin with a command, such as `quire {text}`")
+    from quire.cli.flags.foreign import command_advice
+
+    near = nearest(given[0], COMMANDS)
+    advice = command_advice(given[0]) or (
+        f"did you mean {near}?" if near else f"it is one of {', '.join(COMMANDS)}"
+    )
+    parser.error(f"no such command: {given[0]}; {advice}")
 
 
 def _warn_of_unknown_variables(parser: CommandParser) -> None:

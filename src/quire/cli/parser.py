@@ -4,6 +4,8 @@ be set in the environment and in a file."""
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast
@@ -20,6 +22,8 @@ LAYERS_HELP = (
     "over the environment"
 )
 _MAX_IN_USAGE = 15
+_NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
+"""Values, for argparse as for us."""
 _NO_TWIN = ("--help", "--version", "--config")
 
 
@@ -94,6 +98,7 @@ class CommandParser(argparse.ArgumentParser):
             self._with_dashes(str(argument))
             for argument in (sys.argv[1:] if args is None else args)
         ]
+        self._refuse_unknown(given)
         parsed, rest = super().parse_known_args(given, namespace)
         for argument in rest:
             if argument.startswith("-"):
@@ -101,6 +106,17 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"one argument too many: {argument}")
         self._fill(parsed, given)
         return parsed, rest
+
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """Find the flag that an argument names in part, for the base class: none does. It joins a
+        value to a one-letter flag (`-ofile`), unless the whole is a flag, here or elsewhere."""
+        name, letter = option_string.partition("=")[0], option_string[:2]
+        action = self._option_string_actions.get(letter)
+        if action is None or action.nargs == 0 or option_string.startswith("--"):
+            return []
+        if self.has_flag("-" + name) or _flag_advice(name, self) is not None:
+            return []
+        return [each for each in super()._get_option_tuples(option_string) if each[1] == letter]
 
     def _with_dashes(self, argument: str) -> str:
         """`--max_model_len` is `--max-model-len`."""
@@ -110,14 +126,32 @@ class CommandParser(argparse.ArgumentParser):
             return f"{dashed}{equals}{value}"
         return argument
 
+    def _refuse_unknown(self, given: Sequence[str]) -> None:
+        """End with an error for the first flag that is none, before one for what is missing. A
+        command with subcommands leaves theirs to them."""
+        if any(isinstance(action.choices, dict) for action in self._actions):
+            return
+        for argument in itertools.takewhile(lambda each: each != "--", given):
+            name = argument.partition("=")[0]
+            is_flag = argument[:1] == "-" and argument != "-" and " " not in argument
+            if not is_flag or _NEGATIVE.match(argument) or self.has_flag(name):
+                continue
+            if not (self.has_flag(argument) or self._get_option_tuples(argument)):
+                self._refuse(name, "no such flag")
+
     def _refuse(self, name: str, complaint: str) -> NoReturn:
         flags = [
             flag
             for flag in self._option_string_actions
             if flag.startswith("--") and self.is_shown(flag)
         ]
-        near = nearest(name, flags)
-        self.error(f"{complaint}: {name}" + (f"; did you mean {near}?" if near else ""))
+        near = nearest(name if name.startswith("--") else "-" + name, flags)
+        advice = _flag_advice(name, self)
+        if advice is None and near:
+            advice = f"did you mean {near}?"
+        elif advice is None and not name.startswith("--"):
+            advice = "flags have two dashes and whole names here"
+        self.error(f"{complaint}: {name}" + (f"; {advice}" if advice else ""))
 
     def _fill(self, parsed: argparse.Namespace, arguments: Sequence[str]) -> None:
         """Set what the command line leaves out from the environment, then from the file."""
@@ -185,6 +219,12 @@ class CommandParser(argparse.ArgumentParser):
         names = [action.dest for action in self._actions if not action.option_strings]
         flags = ["--" + name for name in names if getattr(parsed, name, None) is not None]
         return {action for flag in flags if (action := self._named(flag)) is not None}
+
+
+def _flag_advice(flag: str, parser: CommandParser) -> str | None:
+    from quire.cli.flags.foreign import flag_advice  # which is above this module
+
+    return flag_advice(flag, parser)
 
 
 def print_error(message: str) -> None:
