@@ -32,7 +32,7 @@ def config(folder: Path, text: str) -> str:
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = config(tmp_path, "port: 9001\nhost: localhost\nmax-queue-s: 3\n")
+    file = config(tmp_path, "\ufeffport: 9001\nhost: localhost\nmax-queue-s: 3\n")
     monkeypatch.setenv("QUIRE_PORT", "9002")
     monkeypatch.setenv("QUIRE_MAX_QUEUE_S", "4")
     found = read_server_settings(parse("--config", file, "--max-queue-s=5"))

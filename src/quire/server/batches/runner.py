@@ -22,7 +22,13 @@ from starlette.types import ASGIApp
 from quire.errors import ConfigError, EngineError, QuireError
 from quire.protocol.status import EngineState
 from quire.server.batches.caller import Called, call
-from quire.server.batches.lines import BatchLine, error_line, read_line, result_line
+from quire.server.batches.lines import (
+    BatchLine,
+    error_line,
+    read_line,
+    result_line,
+    texts_of_lines,
+)
 from quire.server.generation.backend import Backend, describe
 from quire.server.http.gate import InternalCaller
 from quire.server.requests.errors import OVERLOADED, error_reply
@@ -202,9 +208,8 @@ class BatchRunner:
     def _lines(self) -> Iterator[BatchLine]:
         seen: set[str] = set()
         with self._source.open("rb") as file:
-            for text in file:
-                if text.strip():
-                    yield read_line(text.strip(), seen, self._max_line_bytes, self._route)
+            for text in texts_of_lines(file):
+                yield read_line(text, seen, self._max_line_bytes, self._route)
 
     async def _lines_by_slices(self) -> AsyncGenerator[BatchLine]:
         """Yield the lines. A thread reads them, since a continued batch may begin with any number
