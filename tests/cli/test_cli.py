@@ -16,6 +16,8 @@ from quire.cli.flags.engine import given_settings
 from quire.cli.flags.foreign import flag_advice
 from quire.cli.main import COMMANDS, main
 from quire.cli.parser import CommandParser
+from tests.client.scripted_server import Script, serve_script
+from tests.waiting import WAIT_S
 
 QWEN = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")
 
@@ -237,3 +239,15 @@ def test_the_page_for_users_of_llama_cpp_says_what_the_refusals_say() -> None:
         assert advice is not None, flag
         ours = re.match(r"--[\w-]+", advice)
         assert ours is None or ours[0] in said or ours[0] == "--model", (flag, advice, said)
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_closed_input_is_an_empty_one(command: str) -> None:
+    """Fault: a traceback."""
+    code = "import sys; from quire.cli.main import main; sys.exit(main())"
+    shell = 'exec "$0" -c "$1" "$2" --url "$3" <&-'
+    with serve_script(Script()) as url:
+        asked = ["sh", "-c", shell, sys.executable, code, command, url]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "Traceback" not in done.stderr

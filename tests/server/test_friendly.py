@@ -5,11 +5,14 @@ from __future__ import annotations
 import codecs
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from quire.cli.flags.fields import given_fields
 from quire.cli.flags.server import add_server_flags, read_server_settings
@@ -20,6 +23,8 @@ from quire.protocol.status import EngineState, EngineStatus
 from quire.protocol.step import REPORT_IT
 from quire.sampling.sampler import not_finite
 from quire.server.generation.backend import Backend
+from quire.server.http.server import uvicorn_config
+from quire.server.http.tls import tls_context
 from quire.server.processes.listening import listening
 from quire.server.requests.errors import RefusedError
 from quire.server.settings import ServerSettings
@@ -183,6 +188,42 @@ def test_what_to_do_goes_by_the_error() -> None:
         pass
     with pytest.raises(ConfigError, match="107 bytes"), listening(ServerSettings(uds="/x" * 99)):
         pass
+
+
+@pytest.mark.parametrize("given", ["llm", "/llm", "llm/", "/llm/", "//llm//"])
+def test_a_root_path_has_one_slash_in_front_and_none_behind(given: str) -> None:
+    """Fault: the printed URLs were http://127.0.0.1:8000llm and …/llm//v1."""
+    settings = ServerSettings(root_path=given)
+    assert (settings.root_path, settings.url) == ("/llm", "http://127.0.0.1:8000/llm")
+    assert ServerSettings(root_path="/").url == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize("given", ["http://a/llm", "/a b", "/a?b=1", "/a/../b", "/a//b", "/ä"])
+def test_what_is_no_root_path_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="root_path is"):
+        ServerSettings(root_path=given)
+
+
+def test_an_encrypted_key_needs_the_file_of_its_password(tmp_path: Path) -> None:
+    """Fault: the start asked at the terminal, or hung without one."""
+    key, cert, password = (tmp_path / name for name in ("key.pem", "cert.pem", "password"))
+    made = ["-newkey", "rsa:2048", "-passout", "pass:secret", "-keyout", str(key), "-days", "2"]
+    asked = ["openssl", "req", "-x509", *made, "-subj", "/CN=me", "-out", str(cert)]
+    subprocess.run(asked, check=True, capture_output=True)
+    files = {"ssl_keyfile": str(key), "ssl_certfile": str(cert)}
+    with pytest.raises(ConfigError, match=r"is encrypted.*ssl_keyfile_password_file"):
+        tls_context(ServerSettings(**files))
+    given = ServerSettings(**files, ssl_keyfile_password_file=str(password))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tls_context(given)
+    password.write_text("wrong\n")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        tls_context(given)
+    password.write_text("secret\n")
+    assert tls_context(given) is not None
+    assert uvicorn_config(Starlette(), given).ssl is not None  # uvicorn reads the files once more
+    with pytest.raises(ConfigError, match="goes with ssl_keyfile"):
+        ServerSettings(ssl_keyfile_password_file=str(password))
 
 
 @pytest.mark.parametrize(
