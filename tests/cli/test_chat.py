@@ -42,7 +42,8 @@ def test_a_conversation_remembers_and_forgets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An answer that is not sent back makes every turn the first."""
-    lines(monkeypatch, "\ufeffHi", "", "And?", "/system Be brief.", "New", "/what", "/exit", "never")
+    asked = "\ufeffHi", "", "And?", "/system Be brief.", "New", "/what", "/exit", "never"
+    lines(monkeypatch, *asked)
     script = Script()
     with serve_script(script) as url:
         assert main(["chat", "--url", url, "--temperature", "0.5", "--seed", "7"]) == 0
