@@ -210,7 +210,7 @@ def test_an_encrypted_key_needs_the_file_of_its_password(tmp_path: Path) -> None
     made = ["-newkey", "rsa:2048", "-passout", "pass:secret", "-keyout", str(key), "-days", "2"]
     asked = ["openssl", "req", "-x509", *made, "-subj", "/CN=me", "-out", str(cert)]
     subprocess.run(asked, check=True, capture_output=True)
-    files = {"ssl_keyfile": str(key), "ssl_certfile": str(cert)}
+    files: dict[str, Any] = {"ssl_keyfile": str(key), "ssl_certfile": str(cert)}
     with pytest.raises(ConfigError, match=r"is encrypted.*ssl_keyfile_password_file"):
         tls_context(ServerSettings(**files))
     given = ServerSettings(**files, ssl_keyfile_password_file=str(password))
