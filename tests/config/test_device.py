@@ -99,23 +99,21 @@ def test_a_share_too_small_is_named_and_to_be_raised() -> None:
         (make_spec(), {"max_num_batched_tokens": 200_000}, GIB, "Free some memory, or lower max_"),
         (make_spec(), {}, GIB // 4, "Free some memory, raise memory_utilization, lower max"),
         (make_spec(num_parameters=10**10), {}, 10 * GIB, "memory, or use quantization='int8' or"),
-        (make_spec(num_parameters=10**10), {}, 4 * GIB, "Free some memory, or use a smaller model."),
+        (make_spec(num_parameters=10**10), {}, 4 * GIB, "some memory, or use a smaller model."),
     ],
-)  # fmt: skip
+)
 def test_only_advice_that_helps_is_given(
     spec: ModelSpec, given: dict[str, Any], free: int, advice: str
 ) -> None:
     """Fault: int4 was advised for 10 MiB of weights, and the process was called activations."""
-    with pytest.raises(ConfigError, match="a process of 512.0 MiB") as found:
+    with pytest.raises(ConfigError, match=r"a process of 512\.0 MiB") as found:
         resolve(EngineSettings(**given), spec, None, make_platform(free))
     assert advice in str(found.value)
 
 
 def test_a_context_that_does_not_fit_is_told_with_all_that_it_takes() -> None:
     """Fault: the advice followed "the KV cache can have 0": tables were not named."""
-    with pytest.raises(
-        ConfigError, match=r"needs (\d+) KV blocks \(.*\) and tables of .* are left "
-    ):
+    with pytest.raises(ConfigError, match=r"needs \d+ KV blocks .* tables of .* are left for both"):
         resolve(EngineSettings(max_model_len=10**9), make_spec(), None, make_platform())
     few = EngineSettings(max_model_len=100_000, num_kv_blocks=5)
     with pytest.raises(ConfigError, match=r"and the KV cache can have 5\. Give at most .*=80,"):
