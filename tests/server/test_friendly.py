@@ -276,3 +276,35 @@ def test_a_fault_of_the_model_is_not_to_be_sent_again() -> None:
     for message in (not_finite(3), REPORT_IT):
         assert "again" not in message
     assert "An equal request gives the same" in not_finite(3)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "words"),
+    [
+        (CHAT, {"n_predict": 5}, "Did you mean 'max_tokens'?"),
+        (TEXT, {"num_predict": 5}, "Did you mean 'max_tokens'?"),
+        (CHAT, {"repeat_penalty": 1.1}, "Did you mean 'repetition_penalty'?"),
+        (TEXT, {"stop_sequences": ["a"]}, "Did you mean 'stop'?"),
+        (CHAT, {"mirostat": 2}, "There is no field 'mirostat'. Leave it out."),
+        (CHAT, {"functions": [{"name": "f"}]}, '"function": …}.'),
+        (TEXT, {"tools": [{}]}, "send messages and tools to /v1/chat/completions."),
+        (CHAT, {"web_search_options": {}}, "but the server searches nothing. Leave it out."),
+    ],
+)
+def test_a_hint_says_one_thing_that_helps(
+    http: httpx.Client, path: str, field: dict[str, Any], words: str
+) -> None:
+    """Fault: n_predict was "Did you mean 'prediction'?", and tools were to be sent and left out."""
+    body = {CHAT: BODY, TEXT: {"prompt": "a"}}[path]
+    reply = http.post(path, json={"model": MODEL, **body, **field})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].endswith(words)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/sleep"), ("GET", "/is_paused")])
+def test_a_closed_route_says_what_opens_it(http: httpx.Client, method: str, path: str) -> None:
+    reply = http.request(method, path)
+    assert reply.status_code == 404
+    assert "--enable-engine-control" in reply.json()["error"]["message"]
+    other = http.post("/sleepy").json()["error"]["message"]
+    assert "--enable-engine-control" not in other

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from quire.bundled import named_model
 from quire.cli.parser import CommandParser
 from quire.config.hub import resolve_model_folder
 from quire.config.quantization import QUANTIZATIONS
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from quire.engine.convert import convert_model
 
     check_new_folder(options.out)  # before a repository is fetched
-    folder = resolve_model_folder(options.model, options.revision, None)
+    folder = resolve_model_folder(named_model(options.model), options.revision, None)
     convert_model(folder, options.out, options.quantization, plain_head=options.plain_head)
     print(f"wrote {options.out}")
     return 0

@@ -53,8 +53,7 @@ def given_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def read_settings(options: argparse.Namespace) -> EngineSettings:
     """Settings from parsed flags; the bundled model if none is named. Raises ConfigError."""
-    from quire.bundled import bundled_model_path
+    from quire.bundled import named_model
 
-    return EngineSettings.from_options(
-        {"model": str(bundled_model_path()), **given_settings(options)}
-    )
+    given = given_settings(options)
+    return EngineSettings.from_options({**given, "model": named_model(given.get("model"))})
