@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast
 
-from quire.cli.layers import LayerValue, config_layer, environment_layer
+from quire.cli.layers import LayerValue, config_layer, environment_layer, user_layer
 from quire.foreign import nearest
 from quire.platform.streams import say
 
@@ -21,6 +21,7 @@ LAYERS_HELP = (
     "switch is true or false, and several values are separated by commas. The command line wins "
     "over the environment"
 )
+USERS_HELP = "; last comes the user's file, ~/.config/quire.yaml."
 _MAX_IN_USAGE = 15
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 """Values, for argparse as for us."""
@@ -31,7 +32,8 @@ class CommandParser(argparse.ArgumentParser):
     """Exits with status 2 and one line on stderr when the arguments are wrong.
 
     A flag that the command line leaves out takes its value from the environment, then from the file
-    that `--config` names, if the command has that flag (see `add_config_flag`).
+    that `--config` names, if the command has that flag (see `add_config_flag`), then from the
+    user's file of defaults. `sources` of what is parsed has these values by their `dest`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -81,7 +83,7 @@ class CommandParser(argparse.ArgumentParser):
             self.usage = " ".join(["%(prog)s [--flag VALUE ...]", *names])
         if self.epilog is None and any(self.twins()):
             file = ", and the environment over the file of --config"
-            self.epilog = LAYERS_HELP + (file if self.has_flag("--config") else "") + "."
+            self.epilog = LAYERS_HELP + (file if self.has_flag("--config") else "") + USERS_HELP
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
@@ -157,10 +159,25 @@ class CommandParser(argparse.ArgumentParser):
         """Set what the command line leaves out from the environment, then from the file."""
         given = {action for argument in arguments if (action := self._named(argument)) is not None}
         given |= self._given_by_position(parsed)
+        if not hasattr(parsed, "sources"):
+            parsed.sources = {}
         for value in environment_layer(self.twins(), self._needs_value):
             self._fill_one(value, parsed, given)
         if self.has_flag("--config") and parsed.config is not None:
             self._fill_from_file(parsed.config, parsed, given)
+        if any(self.twins()):
+            for value in self.users_defaults():
+                if self.has_flag(value.flag):
+                    self._fill_one(value, parsed, given)
+
+    def users_defaults(self) -> list[LayerValue]:
+        """Return what the user's file says of the command, or of all. Raises ConfigError."""
+        from quire.cli.main import COMMANDS  # which is above this module
+
+        own = self.prog.split()[1:2]
+        reads = [*own, *(["serve"] if self._file_owner is not None else [])]
+        found = user_layer([name for name in reads if name in COMMANDS], COMMANDS)
+        return [value for value in found if value.flag not in _NO_TWIN]
 
     def _fill_from_file(
         self, path: str, parsed: argparse.Namespace, given: set[argparse.Action]
@@ -187,6 +204,7 @@ class CommandParser(argparse.ArgumentParser):
         if value.content is None:
             return
         given.add(action)
+        parsed.sources[action.dest] = value
         try:
             if action.nargs == 0:
                 self._fill_switch(action, value, parsed)

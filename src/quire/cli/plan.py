@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, replace
 
 from quire.cli import capacity_plan
-from quire.cli.flags.engine import add_engine_flags, read_settings
+from quire.cli.flags.engine import add_engine_flags, read_settings, setting_sources
 from quire.cli.parser import CommandParser, print_note
 from quire.config.render_plan import render_plan
 from quire.config.settings import EngineSettings
@@ -34,7 +34,15 @@ def run(options: argparse.Namespace) -> int:
     kernels = choose_kernels(_without_weights(read_settings(options)), platform)
     plan = plan_startup(kernels.settings, platform)
     plan = replace(plan, resolved=kernels.explained(plan.resolved))
-    print(json.dumps(_as_json(plan), indent=2) if options.json else render_plan(plan.resolved))
+    sources = {name: value.source for name, value in setting_sources(options).items()}
+    if options.json:
+        print(json.dumps({**_as_json(plan), "sources": sources}, indent=2))
+        return 0
+    print(render_plan(plan.resolved))
+    if sources:
+        print("given elsewhere")
+        width = max(map(len, sources))
+        print("\n".join(f"  {name:<{width}}  {source}" for name, source in sources.items()))
     return 0
 
 
