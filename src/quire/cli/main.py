@@ -14,7 +14,7 @@ from quire.errors import ConfigError, QuireError, RequestError
 from quire.foreign import nearest
 from quire.platform.streams import claim_streams
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "command_parsers", "main"]
 
 COMMANDS: Mapping[str, str] = {
     "serve": "serve a model to OpenAI clients",
@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "check this machine and the kernels that it would run",
     "simulate": "serve a workload on devices that are not at hand, in simulated time",
     "bench": "measure throughput, latency, or a running server",
+    "completion": "print a script by which a shell completes commands and flags",
 }
 """Name and help; the module is `quire.cli.<name>`, with `_` for `-`."""
 
@@ -110,13 +111,15 @@ def _warn_of_unknown_variables(parser: CommandParser) -> None:
     """Warn of unknown variables: a misspelt one would silently leave a default."""
     from quire.cli.variables import warn_of_unknown_variables
 
-    def all_parsers() -> Iterator[CommandParser]:
-        for name in COMMANDS:
-            whole = CommandParser(prog=f"quire {name}")
-            _load(name).add_arguments(whole)
-            yield whole
+    warn_of_unknown_variables(parser, command_parsers)
 
-    warn_of_unknown_variables(parser, all_parsers)
+
+def command_parsers() -> Iterator[CommandParser]:
+    """The parsers of all commands."""
+    for name in COMMANDS:
+        whole = CommandParser(prog=f"quire {name}")
+        _load(name).add_arguments(whole)
+        yield whole
 
 
 def _load(name: str) -> Command:

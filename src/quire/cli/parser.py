@@ -65,6 +65,31 @@ class CommandParser(argparse.ArgumentParser):
                 for parser in cast("dict[str, CommandParser]", action.choices).values():
                     yield from parser.with_subparsers()
 
+    def shown_flags(self) -> Iterator[tuple[str, argparse.Action]]:
+        """The flags that the help shows."""
+        for flag, action in self._option_string_actions.items():
+            if self.is_shown(flag):
+                yield flag, action
+
+    def subcommands(self) -> dict[str, tuple[CommandParser, str]]:
+        """The parsers of the subcommands, with their help, by name."""
+        found: dict[str, tuple[CommandParser, str]] = {}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  it has no other name
+                texts = {each.dest: each.help or "" for each in action._choices_actions}  # noqa: SLF001
+                for name, parser in action.choices.items():
+                    found[name] = cast(CommandParser, parser), texts.get(name, "")
+        return found
+
+    def choices_by_position(self) -> list[str]:
+        """What may stand at the place of an argument that is no flag, where only some words may."""
+        return [
+            str(choice)
+            for action in self._actions
+            if not action.option_strings and not isinstance(action.choices, dict)
+            for choice in action.choices or ()
+        ]
+
     def twins(self) -> Iterator[str]:
         """The flags that have a twin in the environment."""
         for flag in self._option_string_actions:
