@@ -89,19 +89,23 @@ MODELS: Mapping[str, dict[str, Any]] = {
 
 _HEAD = """# Models by memory
 
-What runs in so much *free* memory, on a CPU: the format with the most bits in which a context of at least 4,096 tokens fits,
-and the longest context of one request in it. Weights, cache, activations and the process count together, within the
-nine tenths of the free memory that an engine takes. On a GPU it is about the same. `quire plan MODEL` answers for your machine,
-and `quire plan MODEL --memory --accelerators NAME` for one that is not at hand.
+What runs in so much *free* memory, on a CPU: the format with the most bits in which a context of at
+least 4,096 tokens fits, and the longest context of one request in it. Weights, cache, activations
+and the process count together, within the nine tenths of the free memory that an engine takes. On a
+GPU it is about the same. `quire plan MODEL` answers for your machine, and
+`quire plan MODEL --memory --accelerators NAME` for one that is not at hand.
 
 """
 
 _FOOT = """
-`int8` and `int4` stand for `--quantization` of a checkpoint in 16 bits ([what they cost in quality](quantization.md#quality)). A
-GGUF file, or another quantized checkpoint, takes about its own size on the disk. More requests at once share the memory beside
-the weights: divide it by the tokens that each has, times the bytes of a token. `--kv-cache-dtype int8` halves these.
+`int8` and `int4` stand for `--quantization` of a checkpoint in 16 bits
+([what they cost in quality](quantization.md#quality)). A GGUF file, or another quantized
+checkpoint, takes about its own size on the disk. More requests at once share the memory beside the
+weights: divide it by the tokens that each has, times the bytes of a token. `--kv-cache-dtype int8`
+halves these.
 
-`python -m tools.memory_table` computes this page with the arithmetic of `quire plan`, from the sizes in the models' config.json.
+`python -m tools.memory_table` computes this page with the arithmetic of `quire plan`, from the
+sizes in the models' config.json.
 """
 
 

@@ -198,6 +198,12 @@ def test_a_root_path_has_one_slash_in_front_and_none_behind(given: str) -> None:
     assert ServerSettings(root_path="/").url == "http://127.0.0.1:8000"
 
 
+def test_a_log_level_is_one_of_four() -> None:
+    assert ServerSettings(log_level="warning").log_level == "warning"
+    with pytest.raises(ConfigError, match=r"log_level is 'loud'.*debug, info, warning, error"):
+        ServerSettings(log_level="loud")
+
+
 @pytest.mark.parametrize("given", ["http://a/llm", "/a b", "/a?b=1", "/a/../b", "/a//b", "/ä"])
 def test_what_is_no_root_path_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="root_path is"):

@@ -18,6 +18,8 @@ LONG_KEY_CHARS = 16
 """Fewest characters of a key without a warning, since a shorter one can be guessed. 128 bits take
 32 characters in hexadecimal, 22 in base64."""
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s\"']+")
 """An Origin header (RFC 6454, section 7), or `*` for all of them."""
 
@@ -89,6 +91,9 @@ class ServerSettings:
         False, "open the routes that pause the engine, let it sleep, and reset its prefix cache"
     )
     profile_dir: str = _setting("quire-profile", "folder of the traces of /start_profile")
+    log_level: str = _setting(
+        "info", "least severe lines of the log: debug, info, warning or error"
+    )
     enable_log_requests: bool = _setting(False, "log the parameters of each request")
     disable_access_log: bool = _setting(False, "log no line per request")
     disable_log_stats: bool = _setting(False, "log no figures every 10 seconds")
@@ -108,6 +113,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         _check_range("port", self.port, 0, 65535)
         _check_range("api_server_count", self.api_server_count, 1, 64)
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(
+                f"log_level is {self.log_level!r}. Give one of {', '.join(LOG_LEVELS)}."
+            )
         _check_range("render_threads", self.render_threads, 1, 64)
         _check_range("num_kept_timelines", self.num_kept_timelines, 0, 100_000)
         if not self.shutdown_timeout >= 0 or not self.log_stats_interval > 0:

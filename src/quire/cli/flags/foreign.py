@@ -31,7 +31,7 @@ _SWITCHES = (
 _OF_SERVER: Mapping[str, ForeignName] = {
     "chat_template_content_format": ForeignName("it is read from the chat template itself", None),
     "uvicorn_log_level": ForeignName(
-        "--disable-access-log and --disable-log-stats quiet the server", None
+        "--log-level, --disable-access-log and --disable-log-stats quiet the server", None
     ),
     "stream_interval": ForeignName("a reader that falls behind gets larger chunks", None),
     "max_log_len": ForeignName("prompts are never logged", None),
@@ -184,7 +184,7 @@ _FLAGS_ELSEWHERE: Mapping[str, _Elsewhere] = {
     **_rows("--repeat-penalty", "--repetition-penalty", command=_CHAT),
     **_rows("-r --reverse-prompt", "--stop", command=_CHAT),
     **_rows("-cnv --conversation -i --interactive", note="`quire chat` holds a conversation"),
-    **_rows("-v --verbose -lv --log-verbosity", "--enable-log-requests"),
+    **_rows("-v --verbose -lv --log-verbosity", "--log-level"),
 }
 """Flags of llama.cpp and Ollama that no command here has."""
 
