@@ -73,7 +73,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@echo "Installing packages, then compiling kernels: minutes on a few cores. What is done stays, if it is interrupted."
+	$(BIN)/python -m pip install --disable-pip-version-check -v -e .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)

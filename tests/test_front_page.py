@@ -107,3 +107,11 @@ def test_the_site_lists_every_page():
     docs = ROOT / "docs"
     pages = sorted(str(path.relative_to(docs)) for path in docs.rglob("*.md"))
     assert sorted(files(site["nav"])) == pages
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_installation_says_what_torch_costs(page: str) -> None:
+    """Turns red when the link to builds for CPUs goes, or an index is written down."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert "https://pytorch.org/get-started/locally/" in text and "gigabytes" in text
+    assert "download.pytorch" not in text

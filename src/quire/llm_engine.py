@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from quire.bundled import bundled_model_path
+from quire.bundled import named_model
 from quire.config.settings import EngineSettings
 from quire.engine.build import Engine, build_engine
 from quire.engine_args import EngineArgs
@@ -41,7 +41,8 @@ def built_engine(settings: Mapping[str, Any]) -> Engine:
     """An engine by the settings' names; of the bundled model if none is named. output_hooks: a list
     of what `load_hooks` takes."""
     model, hooks = settings.get("model"), settings.get("output_hooks") or ()
-    chosen = {**settings, "model": str(bundled_model_path()) if model is None else model}
+    name = named_model(model) if model is None or isinstance(model, str) else model
+    chosen = {**settings, "model": name}
     chosen.pop("output_hooks", None)
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise ConfigError(f"Setting output_hooks cannot be {hooks!r:.80}. Give a list of hooks.")

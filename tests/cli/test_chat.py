@@ -42,13 +42,15 @@ def test_a_conversation_remembers_and_forgets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An answer that is not sent back makes every turn the first."""
-    lines(monkeypatch, "Hi", "", "And?", "/system Be brief.", "New", "/what", "/exit", "never")
+    asked = "\ufeffHi", "", "And?", "/system Be brief.", "New", "/what", "/exit", "never"
+    lines(monkeypatch, *asked)
     script = Script()
     with serve_script(script) as url:
         assert main(["chat", "--url", url, "--temperature", "0.5", "--seed", "7"]) == 0
     bodies = [body for path, body in script.seen if path == "/v1/chat/completions"]
     roles = [[message["role"] for message in body["messages"]] for body in bodies]
     assert roles == [["user"], ["user", "assistant", "user"], ["system", "user"]]
+    assert bodies[1]["messages"][0]["content"] == "Hi"  # without the mark of byte order
     assert bodies[1]["messages"][1]["content"] == "Hello there."
     assert bodies[0]["model"] == "tiny"
     assert (bodies[0]["temperature"], bodies[0]["seed"]) == (0.5, 7)

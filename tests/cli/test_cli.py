@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from quire import __version__
+from quire.cli import run_batch, serve
+from quire.cli.flags.engine import given_settings
+from quire.cli.flags.foreign import flag_advice
 from quire.cli.main import COMMANDS, main
+from quire.cli.parser import CommandParser
+from tests.client.scripted_server import Script, serve_script
+from tests.waiting import WAIT_S
 
 QWEN = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")
 
@@ -115,7 +122,7 @@ def test_errors_are_one_line_and_status_2() -> None:
         (["bench"], "required: {throughput,latency,serve} (see quire bench --help)"),
         (["serve", "a", "b"], "one argument too many: b (see quire serve --help)"),
         (["bench", "latency", "a", "b"], "too many: b (see quire bench latency --help)"),
-        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["nonsense"], "no such command: nonsense; it is one of serve, chat, "),
         (["plan", "--depth", "few"], "invalid int value: 'few'"),
     ],
 )
@@ -165,3 +172,82 @@ def test_the_model_is_named_once_or_not_at_all(capsys: pytest.CaptureFixture[str
     assert "5.5 M parameters" in capsys.readouterr().out
     assert main(["plan", QWEN, "--model", QWEN]) == 2
     assert "twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("serve -c 1024", "-c; --max-model-len does it here"),
+        ("serve -t 2", "-t; --num-threads does it here"),
+        ("plan -d 2", "no such flag: -d; flags have two dashes and whole names here"),
+        ("serve -p 9000", "-p; `quire chat --quick` does it; --port is the port"),
+        ("serve -m a.gguf", "-m; --model does it here"),
+        ("convert -m a.gguf out", "-m; `quire serve --model` does it"),
+        ("serve -hf a/b", "-hf; --model does it here"),
+        ("serve -ngl=99", "-ngl; the model is on one device as a whole, which --device names"),
+        ("chat --n-gpu-layers 9", "--n-gpu-layers; the model is on one device"),
+        ("serve --ctx-size=4096", "--ctx-size; --max-model-len does it here"),
+        ("chat -n 20", "-n; --max-tokens does it here"),
+        ("plan --host 0.0.0.0", "--host; `quire serve --host` does it"),
+        ("chat --host localhost", "--host; --url does it here"),
+        ("run-batch -i a -ot b", "no such flag: -ot"),
+        ("run-batch -input-file a", "no such flag: -input-file; did you mean --input-file?"),
+        ("chat -hi", "no such flag: -hi"),
+        ("serve --ollama-thing", "no such flag: --ollama-thing"),
+        ("-m a.gguf", "no such flag: -m; begin with a command, such as `quire serve a.gguf`"),
+        ("run llama3", "no such command: run; `quire chat MODEL` does it here"),
+        ("pull llama3", "no such command: pull; a model is fetched when it is first named"),
+        ("list", "no such command: list; "),
+        ("collect-env", "no such command: collect-env; `quire doctor` does it here"),
+        ("server", "no such command: server; `quire serve MODEL` does it here"),
+        ("benhc serve", "no such command: benhc; did you mean bench?"),
+    ],
+)  # fmt: skip
+def test_a_foreign_flag_or_command_names_what_does_it_here(
+    given: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: short flags were read as the beginning of others: -t started two ranks."""
+    with pytest.raises(SystemExit) as ended:
+        main(given.split())
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_one_letter_flag_takes_its_value_joined_to_it() -> None:
+    parser = CommandParser(prog="quire run-batch")
+    run_batch.add_arguments(parser)
+    options = parser.parse_args(["-ia.jsonl", "-o=b.jsonl", "-tp", "2"])
+    assert (options.input_file, options.output_file) == ("a.jsonl", "b.jsonl")
+    assert given_settings(options) == {"tensor_parallel_size": 2}
+
+
+def test_the_page_for_users_of_llama_cpp_says_what_the_refusals_say() -> None:
+    """Each flag in the page's table that is none of ours has its advice, and it is the page's."""
+    page = (Path(__file__).parents[2] / "docs" / "from-llama-cpp.md").read_text()
+    parser = CommandParser(prog="quire serve")
+    serve.add_arguments(parser)
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", page.split("## Requests")[0], re.MULTILINE)
+    named = [
+        (flag, said)
+        for theirs, said in rows
+        for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", theirs)
+        if not parser.has_flag(flag)
+    ]
+    assert len(named) > 10
+    for flag, said in named:
+        advice = flag_advice(flag, parser)
+        assert advice is not None, flag
+        ours = re.match(r"--[\w-]+", advice)
+        assert ours is None or ours[0] in said or ours[0] == "--model", (flag, advice, said)
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_closed_input_is_an_empty_one(command: str) -> None:
+    """Fault: a traceback."""
+    code = "import sys; from quire.cli.main import main; sys.exit(main())"
+    shell = 'exec "$0" -c "$1" "$2" --url "$3" <&-'
+    with serve_script(Script()) as url:
+        asked = ["sh", "-c", shell, sys.executable, code, command, url]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "Traceback" not in done.stderr

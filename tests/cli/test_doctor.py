@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -14,7 +15,8 @@ from quire.bench.diagnosis import diagnose, render_diagnosis
 from quire.cli.main import main
 from quire.errors import ConfigError
 from quire.ops import ALL_OPS, CheckReport, Op, Provider, force_gpu_kernels
-from tests.config.specs import make_gpu_platform
+from quire.platform.torch_build import TorchBuild, torch_sizes
+from tests.config.specs import make_gpu_platform, make_platform
 
 NORM = ALL_OPS["rms_norm"]
 
@@ -139,3 +141,68 @@ def test_it_says_at_once_what_takes_so_long(
     assert main(["doctor", "--json"]) == 0
     assert "comparing every kernel" in said[0]
     assert said[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("cxx", "words"),
+    [
+        ("none", "none: CXX=none leaves them out"),
+        ("no-such-compiler", "none: no C++ compiler (no-such-compiler) on the path"),
+        ("'", "none: CXX is"),
+        ("{mine} --of-mine", "mine 9.1 --of-mine --version"),
+        ("{mine}", "mine 9.1 --version"),
+        ("{silent}", "{silent} --version fails (status 3)"),
+    ],
+)
+def test_the_compiler_is_that_of_the_build(
+    cxx: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: it named c++, whatever CXX said."""
+    named = {"mine": str(tmp_path / "mine"), "silent": str(tmp_path / "silent")}
+    for name, script in (("mine", 'echo "mine 9.1 $@"; echo more'), ("silent", "exit 3")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n".replace("\\\n", "\n"))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("CXX", cxx.format(**named))
+    found = examine(monkeypatch, with_provider("same", NORM.reference))
+    assert f"compiler     {words.format(**named)}" in render_diagnosis(found)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "build", "words"),
+    [
+        (False, TorchBuild("2.13.0+cpu", None, None), "for CPUs, 3.00 GiB installed"),
+        (
+            False,
+            TorchBuild("2.13.0+cu128", (12, 8), None),
+            "for CUDA 12.8, 3.00 GiB installed, of which 2.00 GiB serve GPUs alone; there is none "
+            "here: builds for CPUs are at https://pytorch.org/get-started/locally/",
+        ),
+        (
+            True,
+            TorchBuild("2.13.0", (12, 8), None),
+            "for CUDA 12.8, 3.00 GiB installed, of which 2.00 GiB serve GPUs alone",
+        ),
+        (True, TorchBuild("2.13.0", None, (6, 4)), "for ROCm 6.4, 3.00 GiB installed"),
+    ],
+)
+def test_torch_is_named_with_what_it_costs(
+    gpu: bool, build: TorchBuild, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (3 * 2**30, 2 * 2**30 if build.cuda else 0)
+    monkeypatch.setattr(diagnosis, "find_torch_build", lambda: build)
+    monkeypatch.setattr(diagnosis, "torch_sizes", lambda: size)
+    op = with_provider("same", NORM.reference)
+    monkeypatch.setattr(diagnosis, "ALL_OPS", MappingProxyType({op.name: op}))
+    found = diagnose(replace(make_platform(), gpu=make_gpu_platform().gpu if gpu else None))
+    lines = render_diagnosis(found).splitlines()
+    assert f"torch build  {words}" in lines
+
+
+def test_sizes_of_torch_are_those_of_the_installed_files(tmp_path: Path) -> None:
+    for name, size in (("torch", 100), ("nvidia-cublas-cu12", 70), ("triton", 9), ("torchlike", 4)):
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / "RECORD").write_text(f"{name}/a.so,sha256=x,{size}\n{name}/RECORD,,\n")
+    assert torch_sizes([str(tmp_path)]) == (179, 79)
+    assert torch_sizes()[0] > 2**20

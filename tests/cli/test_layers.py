@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from quire.cli.flags.server import read_server_settings
 from quire.cli.main import main
 from quire.cli.parser import CommandParser
 from quire.errors import ConfigError
+from tests.client.scripted_server import Script, serve_script
 
 KEYS = ("a" * 16, "b" * 16)
 
@@ -32,7 +36,7 @@ def config(folder: Path, text: str) -> str:
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = config(tmp_path, "port: 9001\nhost: localhost\nmax-queue-s: 3\n")
+    file = config(tmp_path, "\ufeffport: 9001\nhost: localhost\nmax-queue-s: 3\n")
     monkeypatch.setenv("QUIRE_PORT", "9002")
     monkeypatch.setenv("QUIRE_MAX_QUEUE_S", "4")
     found = read_server_settings(parse("--config", file, "--max-queue-s=5"))
@@ -287,3 +291,88 @@ def test_a_plan_reads_the_file_of_a_server(
         assert f"--{key}; did you mean {near}?" in said
     assert main(["plan", "--config", config(tmp_path, "port: 1\nkv-cache-dtype: int8\n")]) == 0
     assert "int8" in capsys.readouterr().out
+
+
+@pytest.fixture
+def defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of the user's own file, which a test writes."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home" / "quire.yaml"
+
+
+def test_the_users_file_comes_last(
+    tmp_path: Path, defaults: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults.write_text(
+        "\ufeffport: 1\nhost: a\nroot-path: b\nmax-queue-s: 4\ntemperature: 0.5\n"
+        "serve:\n  max-queue-s: 5\n  uds: c\nchat:\n  uds: not read here\n",
+        encoding="utf-8",
+    )
+    file = config(tmp_path, "port: 2\nhost: localhost\n")
+    monkeypatch.setenv("QUIRE_PORT", "3")
+    found = read_server_settings(parse("--config", file, "--root-path", "/d"))
+    assert (found.port, found.host, found.root_path) == (3, "localhost", "/d")
+    assert (found.limits.max_queue_s, found.uds) == (5.0, "c"), "a command's section comes first"
+    assert read_server_settings(parse("--config", file, "--port", "4")).port == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: [", "{} is not YAML"),
+        ("- port", "{} is not a list of flags"),
+        ("depth: few", "depth in {} cannot be 'few'"),
+        ("serve: 3", "serve in {} is 3. Write its flags below it"),
+    ],
+)
+def test_a_broken_users_file_is_named(
+    text: str, words: str, defaults: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defaults.write_text(text)
+    with contextlib.suppress(SystemExit):
+        assert main(["plan"]) == 2
+    assert words.format(defaults) in capsys.readouterr().err
+
+
+def test_a_plan_says_where_values_come_from(
+    tmp_path: Path,
+    defaults: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    defaults.write_text("block-size: 32\nnum-threads: 1\nblok-size: 3\nport: 3\nseed: 4\n")
+    monkeypatch.setenv("QUIRE_MAX_MODEL_LEN", "64")
+    file = config(tmp_path, "max-num-seqs: 3\n")
+    assert main(["plan", "--config", file, "--num-threads", "2"]) == 0
+    shown = capsys.readouterr()
+    rows = dict(re.findall(r"^  (\w+) +(\S+ .+)$", shown.out.split("given elsewhere")[1], re.M))
+    assert rows == {
+        "max_model_len": "the variable QUIRE_MAX_MODEL_LEN",
+        "max_num_seqs": f"max-num-seqs in {file}",
+        "block_size": f"block-size in {defaults}",
+        "seed": f"seed in {defaults}",
+    }
+    assert f"blok-size in {defaults} sets nothing; did you mean block-size?" in shown.err
+    assert shown.err.count("sets nothing") == 1, "port is another command's"
+    assert main(["plan", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"]["num_threads"].endswith(str(defaults))
+    monkeypatch.delenv("QUIRE_MAX_MODEL_LEN")
+    defaults.unlink()
+    assert main(["plan", "--max-model-len", "64"]) == 0
+    assert "given elsewhere" not in capsys.readouterr().out
+
+
+def test_the_users_defaults_of_an_engine_start_none(
+    defaults: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A chat asks the server that is there, whatever model the file names for servers."""
+    defaults.write_text("model: /no/such/model\nmax-model-len: 64\ntemperature: 0.25\n")
+    script = Script()
+    with serve_script(script) as url:
+        assert main(["chat", "-q", "Hi", "--url", url]) == 0
+        assert script.seen[-1][1]["temperature"] == 0.25
+        defaults.write_text(f"url: {url}\n")
+        assert main(["chat", "-q", "Hi"]) == 0
+        assert main(["chat", "-q", "Hi", "/no/such/model"]) == 2
+    assert "/no/such/model: no such folder" in capsys.readouterr().err

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from quire.config import ModelSpec
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
@@ -86,8 +88,36 @@ def test_advice_names_what_fills_the_memory() -> None:
 def test_a_share_too_small_is_named_and_to_be_raised() -> None:
     """Turns red when the error blames the model for a share that the user gave."""
     small = EngineSettings.from_options({"gpu_memory_utilization": 0.001})
-    with pytest.raises(ConfigError, match=r"\(0\.1% of .*raise memory_utilization.*'int4'"):
+    with pytest.raises(ConfigError, match=r"\(0\.1% of .*raise memory_utilization\.$"):
         resolve(small, make_spec(), None, make_gpu_platform(80 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "free", "advice"),
+    [
+        (make_spec(), {"memory_utilization": 0.01}, 20 * GIB, "Free some memory, or raise memory"),
+        (make_spec(), {"max_num_batched_tokens": 200_000}, GIB, "Free some memory, or lower max_"),
+        (make_spec(), {}, GIB // 4, "Free some memory, raise memory_utilization, lower max"),
+        (make_spec(num_parameters=10**10), {}, 10 * GIB, "memory, or use quantization='int8' or"),
+        (make_spec(num_parameters=10**10), {}, 4 * GIB, "some memory, or use a smaller model."),
+    ],
+)
+def test_only_advice_that_helps_is_given(
+    spec: ModelSpec, given: dict[str, Any], free: int, advice: str
+) -> None:
+    """Fault: int4 was advised for 10 MiB of weights, and the process was called activations."""
+    with pytest.raises(ConfigError, match=r"a process of 512\.0 MiB") as found:
+        resolve(EngineSettings(**given), spec, None, make_platform(free))
+    assert advice in str(found.value)
+
+
+def test_a_context_that_does_not_fit_is_told_with_all_that_it_takes() -> None:
+    """Fault: the advice followed "the KV cache can have 0": tables were not named."""
+    with pytest.raises(ConfigError, match=r"needs \d+ KV blocks .* tables of .* are left for both"):
+        resolve(EngineSettings(max_model_len=10**9), make_spec(), None, make_platform())
+    few = EngineSettings(max_model_len=100_000, num_kv_blocks=5)
+    with pytest.raises(ConfigError, match=r"and the KV cache can have 5\. Give at most .*=80,"):
+        resolve(few, make_spec(), None, make_platform())
 
 
 def test_what_does_not_fit_is_told_of_fewer_bits() -> None:
@@ -96,8 +126,8 @@ def test_what_does_not_fit_is_told_of_fewer_bits() -> None:
     for quantization, words in advice.items():
         with pytest.raises(ConfigError, match=words):
             resolve(
-                EngineSettings(memory_utilization=0.001, quantization=quantization),
-                make_spec(),
+                EngineSettings(quantization=quantization),
+                make_spec(num_parameters=50 * 10**9),
                 None,
                 make_gpu_platform(80 * GIB),
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tools import memory_table
 from tools.settings_reference import REFERENCE, render_reference
 
 from quire.bundled import bundled_model_path
@@ -264,6 +265,11 @@ def test_what_resolve_forgets_to_choose_is_missed_at_once() -> None:
     """A narrowed field has no default: the open value of its section must not pass for one."""
     with pytest.raises(TypeError, match="max_num_seqs"):
         ResolvedScheduler(max_num_batched_tokens=4)  # type: ignore[call-arg]
+
+
+def test_the_page_of_models_by_memory_is_what_plans_compute() -> None:
+    page = memory_table.PAGE.read_text(encoding="utf-8")
+    assert page == memory_table.render_page(), "run python -m tools.memory_table"
 
 
 def test_the_settings_reference_is_up_to_date() -> None:

@@ -103,7 +103,7 @@ def sanitizer_runtime(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The shared library that must be loaded before Python; skips when the compiler has none."""
     folder = tmp_path_factory.mktemp("probe")
     try:
-        compiler = build._compiler()
+        compiler = build.find_compiler()
     except build.CompileError as error:
         pytest.skip(str(error))
     source = folder / "probe.cpp"

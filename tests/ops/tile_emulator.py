@@ -62,7 +62,7 @@ def tiles_unavailable() -> str | None:
     if lacking:
         return f"the processor lacks {', '.join(lacking)}"
     try:
-        compiler = build._compiler()
+        compiler = build.find_compiler()
     except build.CompileError as error:
         return str(error)
     return None if build._knows(compiler, AMX) else f"{compiler[0]} knows no tiles"
@@ -99,7 +99,7 @@ def _load(
 def build_emulator(folder: Path) -> Path:
     """Compile it into `folder`."""
     target = folder / "tile_emulator.so"
-    command = [*build._compiler(), "-shared", *_FLAGS, str(SOURCE), "-o", str(target)]
+    command = [*build.find_compiler(), "-shared", *_FLAGS, str(SOURCE), "-o", str(target)]
     subprocess.run(command, check=True, timeout=600)
     return target
 

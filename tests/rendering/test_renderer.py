@@ -152,15 +152,17 @@ def test_sources_of_the_template(form: str, tmp_path: Path) -> None:
         config["chat_template"] = {"default": TEMPLATE, "tool_use": tool_use}
     elif form in ("jinja", "named"):
         config["chat_template"] = "{{ bos_token }}the file comes first"
-        (tmp_path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+        (tmp_path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8-sig")
     if form == "named":
         (tmp_path / "additional_chat_templates").mkdir()
         (tmp_path / "additional_chat_templates/tool_use.jinja").write_text(tool_use)
     write_folder(tmp_path, llama3_like(), tokenizer_config=config)
     if form == "json":
-        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+        text = json.dumps({"chat_template": TEMPLATE})
+        (tmp_path / "chat_template.json").write_text(text, encoding="utf-8-sig")
     renderer = Renderer.from_folder(tmp_path)
     assert "user\nHi" in str(renderer.render_chat(CHAT).text)
+    assert "\ufeff" not in str(renderer.render_chat(CHAT).text)
     if form in ("list", "dict", "named"):
         tools = [{"type": "function", "function": {"name": "f"}}]
         assert renderer.render_chat(CHAT, tools).text == "<|begin|>tools"
@@ -168,7 +170,7 @@ def test_sources_of_the_template(form: str, tmp_path: Path) -> None:
 
 def test_template_of_the_operator(folder: Path, tmp_path: Path) -> None:
     """Fault: --chat-template is ignored, or a wrong path is found by the first user."""
-    (tmp_path / "mine.jinja").write_text("{{ bos_token }}mine")
+    (tmp_path / "mine.jinja").write_text("{{ bos_token }}mine", encoding="utf-8-sig")
     for source in (tmp_path / "mine.jinja", str(tmp_path / "mine.jinja"), "{{ bos_token }}mine"):
         renderer = Renderer.from_folder(folder, chat_template=source)
         assert renderer.render_chat(CHAT).text == "<|begin|>mine"

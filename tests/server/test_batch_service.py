@@ -112,6 +112,12 @@ class Harness:
             await asyncio.sleep(0.01)
 
 
+def test_a_mark_of_byte_order_costs_no_line(harness: Harness) -> None:
+    """Fault: the first line was no JSON."""
+    found = harness.ended(harness.add(b"\xef\xbb\xbf" + lines(2)))
+    assert (found.status, found.request_counts.completed) == ("completed", 2)
+
+
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[Harness]:
     found = Harness(tmp_path)

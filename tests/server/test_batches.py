@@ -97,7 +97,7 @@ def test_each_kind_is_answered_in_order(tmp_path: Path) -> None:
         line("response", "/v1/responses", input="hi", max_output_tokens=3),
         line("message", "/v1/messages", model=MODEL, messages=MESSAGES, max_tokens=3),
     ]
-    source.write_text("\n\n".join(lines) + "\n")
+    source.write_text("\n\n".join(lines) + "\n", encoding="utf-8-sig")  # as editors may write it
     counts = run(InMemoryClient(), source, target)
     assert counts == BatchCounts(num_lines=5)
     found = answers(target)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import codecs
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from quire.cli.flags.fields import given_fields
 from quire.cli.flags.server import add_server_flags, read_server_settings
@@ -20,6 +23,8 @@ from quire.protocol.status import EngineState, EngineStatus
 from quire.protocol.step import REPORT_IT
 from quire.sampling.sampler import not_finite
 from quire.server.generation.backend import Backend
+from quire.server.http.server import uvicorn_config
+from quire.server.http.tls import tls_context
 from quire.server.processes.listening import listening
 from quire.server.requests.errors import RefusedError
 from quire.server.settings import ServerSettings
@@ -185,6 +190,48 @@ def test_what_to_do_goes_by_the_error() -> None:
         pass
 
 
+@pytest.mark.parametrize("given", ["llm", "/llm", "llm/", "/llm/", "//llm//"])
+def test_a_root_path_has_one_slash_in_front_and_none_behind(given: str) -> None:
+    """Fault: the printed URLs were http://127.0.0.1:8000llm and …/llm//v1."""
+    settings = ServerSettings(root_path=given)
+    assert (settings.root_path, settings.url) == ("/llm", "http://127.0.0.1:8000/llm")
+    assert ServerSettings(root_path="/").url == "http://127.0.0.1:8000"
+
+
+def test_a_log_level_is_one_of_four() -> None:
+    assert ServerSettings(log_level="warning").log_level == "warning"
+    with pytest.raises(ConfigError, match=r"log_level is 'loud'.*debug, info, warning, error"):
+        ServerSettings(log_level="loud")
+
+
+@pytest.mark.parametrize("given", ["http://a/llm", "/a b", "/a?b=1", "/a/../b", "/a//b", "/ä"])
+def test_what_is_no_root_path_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="root_path is"):
+        ServerSettings(root_path=given)
+
+
+def test_an_encrypted_key_needs_the_file_of_its_password(tmp_path: Path) -> None:
+    """Fault: the start asked at the terminal, or hung without one."""
+    key, cert, password = (tmp_path / name for name in ("key.pem", "cert.pem", "password"))
+    made = ["-newkey", "rsa:2048", "-passout", "pass:secret", "-keyout", str(key), "-days", "2"]
+    asked = ["openssl", "req", "-x509", *made, "-subj", "/CN=me", "-out", str(cert)]
+    subprocess.run(asked, check=True, capture_output=True)
+    files: dict[str, Any] = {"ssl_keyfile": str(key), "ssl_certfile": str(cert)}
+    with pytest.raises(ConfigError, match=r"is encrypted.*ssl_keyfile_password_file"):
+        tls_context(ServerSettings(**files))
+    given = ServerSettings(**files, ssl_keyfile_password_file=str(password))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tls_context(given)
+    password.write_text("wrong\n")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        tls_context(given)
+    password.write_text("secret\n")
+    assert tls_context(given) is not None
+    assert uvicorn_config(Starlette(), given).ssl is not None  # uvicorn reads the files once more
+    with pytest.raises(ConfigError, match="goes with ssl_keyfile"):
+        ServerSettings(ssl_keyfile_password_file=str(password))
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -235,3 +282,35 @@ def test_a_fault_of_the_model_is_not_to_be_sent_again() -> None:
     for message in (not_finite(3), REPORT_IT):
         assert "again" not in message
     assert "An equal request gives the same" in not_finite(3)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "words"),
+    [
+        (CHAT, {"n_predict": 5}, "Did you mean 'max_tokens'?"),
+        (TEXT, {"num_predict": 5}, "Did you mean 'max_tokens'?"),
+        (CHAT, {"repeat_penalty": 1.1}, "Did you mean 'repetition_penalty'?"),
+        (TEXT, {"stop_sequences": ["a"]}, "Did you mean 'stop'?"),
+        (CHAT, {"mirostat": 2}, "There is no field 'mirostat'. Leave it out."),
+        (CHAT, {"functions": [{"name": "f"}]}, '"function": …}.'),
+        (TEXT, {"tools": [{}]}, "send messages and tools to /v1/chat/completions."),
+        (CHAT, {"web_search_options": {}}, "but the server searches nothing. Leave it out."),
+    ],
+)
+def test_a_hint_says_one_thing_that_helps(
+    http: httpx.Client, path: str, field: dict[str, Any], words: str
+) -> None:
+    """Fault: n_predict was "Did you mean 'prediction'?", and tools were to be sent and left out."""
+    body = {CHAT: BODY, TEXT: {"prompt": "a"}}[path]
+    reply = http.post(path, json={"model": MODEL, **body, **field})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].endswith(words)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/sleep"), ("GET", "/is_paused")])
+def test_a_closed_route_says_what_opens_it(http: httpx.Client, method: str, path: str) -> None:
+    reply = http.request(method, path)
+    assert reply.status_code == 404
+    assert "--enable-engine-control" in reply.json()["error"]["message"]
+    other = http.post("/sleepy").json()["error"]["message"]
+    assert "--enable-engine-control" not in other

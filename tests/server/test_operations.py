@@ -101,7 +101,7 @@ def test_a_trace_has_lengths_and_times_and_no_text(front: ModelFront, tmp_path: 
     ]
     assert [(r.output_tokens, r.n, r.pieces) for r in read_trace(path)] == [(6, 1, ()), (6, 3, ())]
     assert lines[0]["prompt_tokens"] == lines[1]["prompt_tokens"] > 1
-    with pytest.raises(ConfigError, match=r"record_trace is .* cannot be written"):
+    with pytest.raises(ConfigError, match=r"record_trace is .* which is a folder"):
         TraceRecorder(str(tmp_path))
 
 
@@ -195,7 +195,10 @@ def test_timeline_of_a_request(http: httpx.Client) -> None:
     assert http.get("/admin/requests/unknown").status_code == 404
 
 
-def test_line_of_figures(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("device", "words"), [("cpu", "CPU KV cache"), ("cuda", "GPU KV cache"), ("", "KV cache")]
+)
+def test_line_of_figures(device: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     line, metrics = StatsLine(10.0, clock=lambda: now[0]), ServerMetrics()
     stats = EngineStats(
@@ -206,15 +209,15 @@ def test_line_of_figures(caplog: pytest.LogCaptureFixture) -> None:
     metrics.prompt_tokens, metrics.generation_tokens = 500, 1000
     for second in range(1, 11):
         now[0] = float(second)
-        line.tick(stats, metrics)
+        line.tick(stats, metrics, device)
     assert caplog.messages == [
         "Engine 000: Avg prompt throughput: 50.0 tokens/s, Avg generation throughput: 100.0 "
-        "tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 25.0%, Prefix cache hit "
+        f"tokens/s, Running: 2 reqs, Waiting: 0 reqs, {words} usage: 25.0%, Prefix cache hit "
         "rate: 40.0%"
     ]
     for second in (20.0, 30.0, 40.0):
         now[0] = second
-        line.tick(EngineStats(), metrics)
+        line.tick(EngineStats(), metrics, device)
     assert len(caplog.messages) == 2, "an idle engine says so once"
 
 

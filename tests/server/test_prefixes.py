@@ -285,9 +285,9 @@ def test_a_prefix_that_is_too_large_ends_the_start() -> None:
 
 def test_files_of_texts_and_messages(tmp_path: Path, front: ModelFront) -> None:
     text, chat = tmp_path / "policy.txt", tmp_path / "clerk.json"
-    text.write_text("Größe\nzwei\n", encoding="utf-8")
+    text.write_text("Größe\nzwei\n", encoding="utf-8-sig")
     messages = [{"role": "system", "content": "You are a clerk."}]
-    chat.write_text(json.dumps(messages))
+    chat.write_text(json.dumps(messages), encoding="utf-8-sig")
     files = read_prefix_files([str(text), str(chat), str(text)])
     assert [file.content for file in files] == ["Größe\nzwei", messages]
     first, second = render_prefixes(files, front.renderer)

@@ -297,7 +297,8 @@ def test_bad_tls_files_are_one_clear_line(short_tmp: Path) -> None:
 
 def test_a_unix_socket_serves_and_is_removed(short_tmp: Path) -> None:
     path = short_tmp / "socket"
-    with serving(short_tmp, uds=str(path)) as server:
+    code = CODE.replace("uds=", "log_level='warning', uds=")
+    with serving(short_tmp, uds=str(path), code=code) as server:
         wait_for(path.exists, "socket")
         with waiting.PatientClient(
             transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost"
@@ -306,6 +307,7 @@ def test_a_unix_socket_serves_and_is_removed(short_tmp: Path) -> None:
             assert http.post(CHAT, json={**LONG, "max_tokens": 3}).status_code == 200
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 0
+    assert "INFO " not in server.text, "log_level"
     assert list(short_tmp.iterdir()) == []
 
 

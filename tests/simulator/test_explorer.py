@@ -16,7 +16,9 @@ from quire.cli.main import main
 from quire.errors import ConfigError
 from quire.simulator.explorer import MemoryQuestion, explore, render_memory, render_page
 from quire.simulator.models import model_spec
+from tests.gguf_writer import Tensor, write_gguf
 
+QWEN = Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b"
 LLAMA = model_spec("llama-13b")
 QUESTION = MemoryQuestion(context=2048, tokens=200, batch=32, device_bytes=40 * 2**30)
 
@@ -175,3 +177,56 @@ def test_the_command_writes_the_page_and_prints_the_table(
     assert main(["plan", "--memory", "--json", "--tokens", "9"]) == 0
     assert json.loads(capsys.readouterr().out)["kv_per_token"] > 0
     assert main(["plan", "opt-66b", "--html", str(tmp_path / "no" / "x.html")]) == 2
+
+
+def test_the_command_counts_the_bits_of_the_file_and_this_machines_memory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Faults: 16 bits for each weight of a GGUF file, and 80 GiB of a device that nobody named."""
+    names = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes = {"token_embd": (96, 32), **{f"blk.0.{name}": (32, 32) for name in names}}
+    tensors = {
+        f"{name}.weight": Tensor("Q4_0", shape, bytes(shape[0] * 18))
+        for name, shape in shapes.items()
+    }
+    settings = {f"llama.{key}": value for key, value in {
+        "block_count": 1, "context_length": 64, "embedding_length": 32, "feed_forward_length": 32,
+        "attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-6,
+    }.items()} | {"general.architecture": "llama"}  # fmt: skip
+    path = write_gguf(tmp_path / "model.gguf", settings, tensors)
+    found: dict[str, dict[str, float]] = {}
+    for name, flags in {
+        "file": [], "int8": ["--quantization", "int8"], "float32": ["--dtype", "float32"],
+    }.items():  # fmt: skip
+        assert main(["plan", str(path), *flags, "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert main(["plan", str(path), *flags, "--memory", "--json"]) == 0
+        found[name] = json.loads(capsys.readouterr().out)
+        assert found[name]["weights"] == plan["memory"]["fixed"]["weights"], name
+    assert found["file"]["bits_per_weight"] < 6 < found["int8"]["bits_per_weight"] < 16
+    page = tmp_path / "page.html"
+    assert main(["plan", str(path), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "bits in the mean" in shown and "80.0 GiB" not in shown
+    assert "on this machine" in shown
+    assert shown.strip() in page.read_text(encoding="utf-8")
+    assert embedded(page.read_text())["question"]["weight_bits"] == 0  # type: ignore[index]
+    assert main(["plan", str(path), "--memory", "--accelerators", "h100"]) == 0
+    assert "of 80.0 GiB, NVIDIA H100" in capsys.readouterr().out
+
+
+def test_a_folder_with_a_config_alone_is_planned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Fault: a refusal, though a plan reads no weights."""
+    config = json.loads((QWEN / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(tmp_path), "--max-model-len", "64"]) == 0
+    shown = capsys.readouterr()
+    assert "474.0 M parameters" in shown.out and "counted by config.json" in shown.out
+    assert main(["plan", str(tmp_path), "--memory"]) == 0
+    assert "16.0 bits in the mean" in capsys.readouterr().out
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(tmp_path)]) == 2
+    assert "no *.safetensors file" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,18 +11,20 @@ import torch
 
 from quire.bench.machine import Machine, describe_machine
 from quire.config import env
+from quire.config.memory.plan import format_bytes
 from quire.config.resolve import Decision
 from quire.config.settings import EngineSettings
 from quire.engine.kernel_choice import choose_kernels
 from quire.ops import ALL_OPS, Op, build_op_set, check_provider, force_gpu_kernels, force_isa
 from quire.ops.check import Outcomes, reference_outcomes
-from quire.ops.compile import ISAS
+from quire.ops.compile import ISAS, CompileError, find_compiler
 from quire.ops.native.binding import native_unavailable
 from quire.platform import Platform, detect_platform
+from quire.platform.torch_build import find_torch_build, torch_sizes
 
 __all__ = ["Diagnosis", "OpDiagnosis", "ProviderDiagnosis", "diagnose", "render_diagnosis"]
 
-COMPILERS = ("c++", "g++", "clang++")
+TORCH_PAGE = "https://pytorch.org/get-started/locally/"
 _OPERATIONS = {"linear_isa": "linear", "attention_isa": "paged_attention"}
 _DEVICE_NAMES = {"cpu": "the CPU", "cuda": "the GPU"}
 MAX_FAILURES = 3
@@ -54,12 +55,14 @@ class OpDiagnosis:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """gpu_problem: why no engine can compute on a GPU and what to do, None if one can. compiler:
-    its first line of --version, or None. kernels: by instruction set, None if they are loaded, else
-    why not. products: which of them an engine would choose for products of 16 bits, and why."""
+    its first line of --version, or why there is none. torch_build: for which devices it was made,
+    and its size. kernels: by instruction set, None if they are loaded, else why not. products:
+    which of them an engine would choose for products of 16 bits, and why."""
 
     machine: Machine
     gpu_problem: str | None
-    compiler: str | None
+    compiler: str
+    torch_build: str
     kernels: dict[str, str | None]
     products: tuple[Decision, ...]
     ops: tuple[OpDiagnosis, ...]
@@ -85,7 +88,8 @@ def diagnose(platform: Platform | None = None, seed: int = 0) -> Diagnosis:
     return Diagnosis(
         machine=describe_machine(platform),
         gpu_problem=platform.gpu_problem,
-        compiler=_find_compiler(),
+        compiler=_describe_compiler(),
+        torch_build=_describe_torch(platform.gpu is not None),
         kernels={isa.name: native_unavailable(isa.name, platform) for isa in ISAS},
         products=products,
         ops=tuple(
@@ -107,7 +111,8 @@ def render_diagnosis(found: Diagnosis) -> str:
         # A GPU that is there is named by the machine's own lines.
         label = "no GPU" if found.machine.gpu == "none" else "not served"
         lines.append(f"{label:<13}{found.gpu_problem}")
-    lines.append(f"compiler     {found.compiler or 'none'}")
+    lines.append(f"torch build  {found.torch_build}")
+    lines.append(f"compiler     {found.compiler}")
     for isa, reason in found.kernels.items():
         lines.append(f"kernels      {isa}: {reason or 'loaded'}")
     lines += [f"{each.name:<13} {each.value}: {each.reason}" for each in found.products]
@@ -176,12 +181,31 @@ def _diagnose_op(op: Op, chosen: str, platform: Platform, seed: int) -> OpDiagno
     return OpDiagnosis(op.name, platform.device, chosen, tuple(found))
 
 
-def _find_compiler() -> str | None:
-    for name in COMPILERS:
-        path = shutil.which(name)
-        if path is not None:
-            answer = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, check=False
-            )
-            return next(iter(answer.stdout.splitlines()), path)
-    return None
+def _describe_compiler() -> str:
+    """Return the first line that the compiler of a build says of itself, or why there is none."""
+    try:
+        command = [*find_compiler(), "--version"]
+    except CompileError as error:
+        return f"none: {error}"
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{' '.join(command)} fails ({error.strerror})"
+    if answer.returncode:
+        return f"{' '.join(command)} fails (status {answer.returncode})"
+    return next(iter(answer.stdout.splitlines()), command[0])
+
+
+def _describe_torch(has_gpu: bool) -> str:
+    """Return for which devices torch was built, and what it takes on the disk."""
+    build, (total, of_gpus) = find_torch_build(), torch_sizes()
+    what, version = "CPUs", build.cuda or build.hip
+    if version is not None:
+        what = f"{'CUDA' if build.cuda else 'ROCm'} {version[0]}.{version[1]}"
+    text = f"for {what}, {format_bytes(total)} installed"
+    if version is None or not of_gpus:
+        return text
+    text += f", of which {format_bytes(of_gpus)} serve GPUs alone"
+    if has_gpu:
+        return text
+    return f"{text}; there is none here: builds for CPUs are at {TORCH_PAGE}"

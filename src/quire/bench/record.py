@@ -13,6 +13,7 @@ from typing import Any
 from quire.bench.machine import Limits, Machine, current_commit, describe_machine
 from quire.config.resolve import Resolved
 from quire.errors import ConfigError
+from quire.platform.outputs import check_output
 
 __all__ = ["BenchRecord", "Spread", "new_record", "percentile", "spread_of"]
 
@@ -44,9 +45,10 @@ class BenchRecord:
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises ConfigError if the file cannot be written."""
+        output = check_output("the record of the run", path, makes_folder=True)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+            output.path.parent.mkdir(parents=True, exist_ok=True)
+            output.write(json.dumps(asdict(self), indent=2) + "\n")
         except OSError as error:
             raise ConfigError(
                 f"Results cannot be written to {path} ({error.strerror}). Give another file."

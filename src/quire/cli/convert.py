@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from quire.bundled import named_model
 from quire.cli.parser import CommandParser
 from quire.config.hub import resolve_model_folder
 from quire.config.quantization import QUANTIZATIONS
+from quire.platform.outputs import check_new_folder
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     """Convert. ConfigError, and so status 2, if the model cannot be loaded or `out` is there."""
     from quire.engine.convert import convert_model
 
-    folder = resolve_model_folder(options.model, options.revision, None)
+    check_new_folder(options.out)  # before a repository is fetched
+    folder = resolve_model_folder(named_model(options.model), options.revision, None)
     convert_model(folder, options.out, options.quantization, plain_head=options.plain_head)
     print(f"wrote {options.out}")
     return 0

@@ -105,6 +105,7 @@ def ask_lines() -> Iterator[str]:
     if is_terminal:
         _allow_editing()
     was_interrupted = False
+    mark = "\ufeff"  # of byte order, which a file may begin with
     while True:
         try:
             line = input(PROMPT if is_terminal else "")
@@ -120,6 +121,7 @@ def ask_lines() -> Iterator[str]:
             print("Ctrl-C once more, or Ctrl-D, ends.", file=sys.stderr)
             continue
         was_interrupted = False
+        line, mark = line.removeprefix(mark), ""
         if line.strip():
             yield line
 

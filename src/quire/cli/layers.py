@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from quire.errors import ConfigError, quoted
 
-__all__ = ["LayerValue", "config_layer", "environment_layer"]
+__all__ = ["LayerValue", "config_layer", "environment_layer", "user_layer"]
 
 _SWITCH = {"true": True, "1": True, "yes": True, "on": True}
 _SWITCH |= {"false": False, "0": False, "no": False, "off": False}
@@ -18,12 +18,14 @@ _SWITCH |= {"false": False, "0": False, "no": False, "off": False}
 @dataclass(frozen=True, slots=True)
 class LayerValue:
     """The value of one flag. source: where it stands, for an error. content: text, or what YAML
-    reads: a number, a truth value, a list, a mapping (for flags that take JSON), None."""
+    reads: a number, a truth value, a list, a mapping (for flags that take JSON), None. is_default:
+    it is of the user's file for all commands, and asks for nothing by itself."""
 
     flag: str
     source: str
     content: Any
     advice: str = ""
+    is_default: bool = False
 
     @property
     def shown(self) -> str:
@@ -83,10 +85,39 @@ def config_layer(path: str) -> list[LayerValue]:
     """The flags of a YAML file, whose keys may be written with or without dashes in front, and with
     dashes or underscores inside; a value that is left out is None. Raises ConfigError if it cannot
     be read or is no such file."""
+    return [LayerValue(_as_flag(key), f"{key} in {path}", value) for key, value in _keys_of(path)]
+
+
+def user_layer(sections: Sequence[str], commands: Container[str]) -> list[LayerValue]:
+    """The flags of the user's file, those of the sections of commands first. commands: names of all
+    sections. Empty if there is no file. Raises ConfigError as `config_layer`."""
+    from quire.config import env
+
+    path = env.user_config_file()
+    if not path.is_file():
+        return []
+    keys = dict(_keys_of(str(path)))
+    found: list[LayerValue] = []
+    for section in sections:
+        content = keys.get(section) or {}
+        if not isinstance(content, dict):
+            raise ConfigError(
+                f"{section} in {path} is {quoted(content)}. Write its flags below it, indented."
+            )
+        for key, value in cast("dict[str, Any]", content).items():
+            source = f"{key} of {section} in {path}"
+            found.append(LayerValue(_as_flag(str(key)), source, value, is_default=True))
+    for key, value in keys.items():
+        if key not in commands:
+            found.append(LayerValue(_as_flag(key), f"{key} in {path}", value, is_default=True))
+    return found
+
+
+def _keys_of(path: str) -> list[tuple[str, Any]]:
     import yaml
 
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             content = yaml.safe_load(file)
     except OSError as error:
         raise ConfigError(
@@ -101,10 +132,7 @@ def config_layer(path: str) -> list[LayerValue]:
         return []
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{path} is not a list of flags. Write one `flag: value` a line.")
-    return [
-        LayerValue(_as_flag(key), f"{key} in {path}", value)
-        for key, value in cast("dict[str, Any]", content).items()
-    ]
+    return list(cast("dict[str, Any]", content).items())
 
 
 def _as_flag(key: str) -> str:

@@ -11,9 +11,10 @@ from typing import Protocol, cast
 import quire
 from quire.cli.parser import CommandParser, print_error
 from quire.errors import ConfigError, QuireError, RequestError
+from quire.foreign import nearest
 from quire.platform.streams import claim_streams
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "command_parsers", "main"]
 
 COMMANDS: Mapping[str, str] = {
     "serve": "serve a model to OpenAI clients",
@@ -27,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "check this machine and the kernels that it would run",
     "simulate": "serve a workload on devices that are not at hand, in simulated time",
     "bench": "measure throughput, latency, or a running server",
+    "completion": "print a script by which a shell completes commands and flags",
 }
 """Name and help; the module is `quire.cli.<name>`, with `_` for `-`."""
 
@@ -80,6 +82,7 @@ def _run(given: Sequence[str]) -> int:
         subparser = subparsers.add_parser(name, help=text, description=about)
         if command is not None and name == chosen:
             command.add_arguments(subparser)
+    _check_command(parser, given, chosen)
     options = parser.parse_args(given)
     if command is None:
         parser.print_help()
@@ -88,17 +91,35 @@ def _run(given: Sequence[str]) -> int:
     return command.run(options)
 
 
+def _check_command(parser: CommandParser, given: Sequence[str], chosen: str | None) -> None:
+    """End with an error unless a known command comes first, or nothing but flags of `quire`."""
+    if not given or given[0] in ("-h", "--help", "--version") or given[0] in COMMANDS:
+        return
+    if given[0].startswith("-"):
+        text = " ".join(["serve", *([chosen] if chosen and chosen not in COMMANDS else [])])
+        parser.error(f"no such flag: {given[0]}; begin with a command, such as `quire {text}`")
+    from quire.cli.flags.foreign import command_advice
+
+    near = nearest(given[0], COMMANDS)
+    advice = command_advice(given[0]) or (
+        f"did you mean {near}?" if near else f"it is one of {', '.join(COMMANDS)}"
+    )
+    parser.error(f"no such command: {given[0]}; {advice}")
+
+
 def _warn_of_unknown_variables(parser: CommandParser) -> None:
     """Warn of unknown variables: a misspelt one would silently leave a default."""
     from quire.cli.variables import warn_of_unknown_variables
 
-    def all_parsers() -> Iterator[CommandParser]:
-        for name in COMMANDS:
-            whole = CommandParser(prog=f"quire {name}")
-            _load(name).add_arguments(whole)
-            yield whole
+    warn_of_unknown_variables(parser, command_parsers)
 
-    warn_of_unknown_variables(parser, all_parsers)
+
+def command_parsers() -> Iterator[CommandParser]:
+    """The parsers of all commands."""
+    for name in COMMANDS:
+        whole = CommandParser(prog=f"quire {name}")
+        _load(name).add_arguments(whole)
+        yield whole
 
 
 def _load(name: str) -> Command:

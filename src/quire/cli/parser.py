@@ -4,11 +4,13 @@ be set in the environment and in a file."""
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast
 
-from quire.cli.layers import LayerValue, config_layer, environment_layer
+from quire.cli.layers import LayerValue, config_layer, environment_layer, user_layer
 from quire.foreign import nearest
 from quire.platform.streams import say
 
@@ -19,7 +21,10 @@ LAYERS_HELP = (
     "switch is true or false, and several values are separated by commas. The command line wins "
     "over the environment"
 )
+USERS_HELP = "; last comes the user's file, ~/.config/quire.yaml."
 _MAX_IN_USAGE = 15
+_NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
+"""Values, for argparse as for us."""
 _NO_TWIN = ("--help", "--version", "--config")
 
 
@@ -27,7 +32,8 @@ class CommandParser(argparse.ArgumentParser):
     """Exits with status 2 and one line on stderr when the arguments are wrong.
 
     A flag that the command line leaves out takes its value from the environment, then from the file
-    that `--config` names, if the command has that flag (see `add_config_flag`).
+    that `--config` names, if the command has that flag (see `add_config_flag`), then from the
+    user's file of defaults. `sources` of what is parsed has these values by their `dest`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,6 +65,31 @@ class CommandParser(argparse.ArgumentParser):
                 for parser in cast("dict[str, CommandParser]", action.choices).values():
                     yield from parser.with_subparsers()
 
+    def shown_flags(self) -> Iterator[tuple[str, argparse.Action]]:
+        """The flags that the help shows."""
+        for flag, action in self._option_string_actions.items():
+            if self.is_shown(flag):
+                yield flag, action
+
+    def subcommands(self) -> dict[str, tuple[CommandParser, str]]:
+        """The parsers of the subcommands, with their help, by name."""
+        found: dict[str, tuple[CommandParser, str]] = {}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  it has no other name
+                texts = {each.dest: each.help or "" for each in action._choices_actions}  # noqa: SLF001
+                for name, parser in action.choices.items():
+                    found[name] = cast(CommandParser, parser), texts.get(name, "")
+        return found
+
+    def choices_by_position(self) -> list[str]:
+        """What may stand at the place of an argument that is no flag, where only some words may."""
+        return [
+            str(choice)
+            for action in self._actions
+            if not action.option_strings and not isinstance(action.choices, dict)
+            for choice in action.choices or ()
+        ]
+
     def twins(self) -> Iterator[str]:
         """The flags that have a twin in the environment."""
         for flag in self._option_string_actions:
@@ -77,7 +108,7 @@ class CommandParser(argparse.ArgumentParser):
             self.usage = " ".join(["%(prog)s [--flag VALUE ...]", *names])
         if self.epilog is None and any(self.twins()):
             file = ", and the environment over the file of --config"
-            self.epilog = LAYERS_HELP + (file if self.has_flag("--config") else "") + "."
+            self.epilog = LAYERS_HELP + (file if self.has_flag("--config") else "") + USERS_HELP
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
@@ -94,6 +125,7 @@ class CommandParser(argparse.ArgumentParser):
             self._with_dashes(str(argument))
             for argument in (sys.argv[1:] if args is None else args)
         ]
+        self._refuse_unknown(given)
         parsed, rest = super().parse_known_args(given, namespace)
         for argument in rest:
             if argument.startswith("-"):
@@ -101,6 +133,17 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"one argument too many: {argument}")
         self._fill(parsed, given)
         return parsed, rest
+
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """Find the flag that an argument names in part, for the base class: none does. It joins a
+        value to a one-letter flag (`-ofile`), unless the whole is a flag, here or elsewhere."""
+        name, letter = option_string.partition("=")[0], option_string[:2]
+        action = self._option_string_actions.get(letter)
+        if action is None or action.nargs == 0 or option_string.startswith("--"):
+            return []
+        if self.has_flag("-" + name) or _flag_advice(name, self) is not None:
+            return []
+        return [each for each in super()._get_option_tuples(option_string) if each[1] == letter]
 
     def _with_dashes(self, argument: str) -> str:
         """`--max_model_len` is `--max-model-len`."""
@@ -110,23 +153,56 @@ class CommandParser(argparse.ArgumentParser):
             return f"{dashed}{equals}{value}"
         return argument
 
+    def _refuse_unknown(self, given: Sequence[str]) -> None:
+        """End with an error for the first flag that is none, before one for what is missing. A
+        command with subcommands leaves theirs to them."""
+        if any(isinstance(action.choices, dict) for action in self._actions):
+            return
+        for argument in itertools.takewhile(lambda each: each != "--", given):
+            name = argument.partition("=")[0]
+            is_flag = argument[:1] == "-" and argument != "-" and " " not in argument
+            if not is_flag or _NEGATIVE.match(argument) or self.has_flag(name):
+                continue
+            if not (self.has_flag(argument) or self._get_option_tuples(argument)):
+                self._refuse(name, "no such flag")
+
     def _refuse(self, name: str, complaint: str) -> NoReturn:
         flags = [
             flag
             for flag in self._option_string_actions
             if flag.startswith("--") and self.is_shown(flag)
         ]
-        near = nearest(name, flags)
-        self.error(f"{complaint}: {name}" + (f"; did you mean {near}?" if near else ""))
+        near = nearest(name if name.startswith("--") else "-" + name, flags)
+        advice = _flag_advice(name, self)
+        if advice is None and near:
+            advice = f"did you mean {near}?"
+        elif advice is None and not name.startswith("--"):
+            advice = "flags have two dashes and whole names here"
+        self.error(f"{complaint}: {name}" + (f"; {advice}" if advice else ""))
 
     def _fill(self, parsed: argparse.Namespace, arguments: Sequence[str]) -> None:
         """Set what the command line leaves out from the environment, then from the file."""
         given = {action for argument in arguments if (action := self._named(argument)) is not None}
         given |= self._given_by_position(parsed)
+        if not hasattr(parsed, "sources"):
+            parsed.sources = {}
         for value in environment_layer(self.twins(), self._needs_value):
             self._fill_one(value, parsed, given)
         if self.has_flag("--config") and parsed.config is not None:
             self._fill_from_file(parsed.config, parsed, given)
+        if any(self.twins()):
+            for value in self.users_defaults():
+                if self.has_flag(value.flag):
+                    self._fill_one(value, parsed, given)
+
+    def users_defaults(self) -> list[LayerValue]:
+        """Return what the user's file says of the command, or of all. Raises ConfigError."""
+        from quire.cli.main import COMMANDS  # which is above this module
+
+        own = self.prog.split()[1:2]
+        reads = [*own, *(["serve"] if self._file_owner is not None else [])]
+        found = user_layer([name for name in reads if name in COMMANDS], COMMANDS)
+        return [value for value in found if value.flag not in _NO_TWIN]
 
     def _fill_from_file(
         self, path: str, parsed: argparse.Namespace, given: set[argparse.Action]
@@ -153,6 +229,7 @@ class CommandParser(argparse.ArgumentParser):
         if value.content is None:
             return
         given.add(action)
+        parsed.sources[action.dest] = value
         try:
             if action.nargs == 0:
                 self._fill_switch(action, value, parsed)
@@ -185,6 +262,12 @@ class CommandParser(argparse.ArgumentParser):
         names = [action.dest for action in self._actions if not action.option_strings]
         flags = ["--" + name for name in names if getattr(parsed, name, None) is not None]
         return {action for flag in flags if (action := self._named(flag)) is not None}
+
+
+def _flag_advice(flag: str, parser: CommandParser) -> str | None:
+    from quire.cli.flags.foreign import flag_advice  # which is above this module
+
+    return flag_advice(flag, parser)
 
 
 def print_error(message: str) -> None:

@@ -8,10 +8,11 @@ import json
 from dataclasses import asdict, replace
 
 from quire.cli import capacity_plan
-from quire.cli.flags.engine import add_engine_flags, read_settings
-from quire.cli.parser import CommandParser
+from quire.cli.flags.engine import add_engine_flags, read_settings, setting_sources
+from quire.cli.parser import CommandParser, print_note
 from quire.config.render_plan import render_plan
-from quire.config.startup import StartupPlan, plan_startup
+from quire.config.settings import EngineSettings
+from quire.config.startup import StartupPlan, find_model, lacks_weights, plan_startup
 from quire.engine.kernel_choice import choose_kernels, see_kernels
 from quire.platform import detect_platform
 
@@ -30,11 +31,30 @@ def run(options: argparse.Namespace) -> int:
     if capacity_plan.is_asked(options):
         return capacity_plan.run(options)
     platform = see_kernels(detect_platform())
-    kernels = choose_kernels(read_settings(options), platform)
+    kernels = choose_kernels(_without_weights(read_settings(options)), platform)
     plan = plan_startup(kernels.settings, platform)
     plan = replace(plan, resolved=kernels.explained(plan.resolved))
-    print(json.dumps(_as_json(plan), indent=2) if options.json else render_plan(plan.resolved))
+    sources = {name: value.source for name, value in setting_sources(options).items()}
+    if options.json:
+        print(json.dumps({**_as_json(plan), "sources": sources}, indent=2))
+        return 0
+    print(render_plan(plan.resolved))
+    if sources:
+        print("given elsewhere")
+        width = max(map(len, sources))
+        print("\n".join(f"  {name:<{width}}  {source}" for name, source in sources.items()))
     return 0
+
+
+def _without_weights(settings: EngineSettings) -> EngineSettings:
+    """The settings, by which config.json alone counts where a folder has no weights."""
+    if settings.load_format == "dummy":
+        return settings
+    folder = find_model(settings).folder
+    if not lacks_weights(folder):
+        return settings
+    print_note(f"{folder} has no weights, so they are counted by config.json")
+    return replace(settings, load_format="dummy")
 
 
 def _parser_of_serve() -> CommandParser:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.flags.output import check_output_flag
 from quire.cli.flags.server import add_adapter_flags, read_server_settings
 from quire.cli.parser import CommandParser
 from quire.config.settings import EngineSettings
@@ -28,6 +29,9 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Status 1 if a line has no good answer. ConfigError if the engine cannot start."""
+    from quire.server.batches.runner import BESIDE
+
+    check_output_flag(options, "--output-file", options.output_file, beside=BESIDE)
     settings = EngineSettings.from_options(given_settings(options))
     check_early(settings)
     from quire.server.processes.batch_run import run_batch

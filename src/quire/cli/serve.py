@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.flags.output import check_output_flag
 from quire.cli.flags.server import add_server_flags, read_server_settings
 from quire.cli.parser import CommandParser
 from quire.config.settings import EngineSettings
@@ -31,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
             f"--api-key-weights are for --scheduling-policy fair, not for "
             f"{settings.scheduling_policy}. Choose it, or leave them out."
         )
+    check_output_flag(options, "--record-trace", server_settings.record_trace)
     check_early(settings)  # before the port opens
     from quire.server import run_server
 

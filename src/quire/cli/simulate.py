@@ -117,9 +117,16 @@ def _shape_values(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_paper(options: argparse.Namespace) -> int:
-    from quire.simulator.paper import FIGURES, make_figures, write_figure, write_table
+    from quire.simulator.paper import (
+        FIGURES,
+        check_folder,
+        make_figures,
+        write_figure,
+        write_table,
+    )
 
     keys = options.figures or list(FIGURES)
+    check_folder(options.paper, keys)
     scale = options.scale or 1.0
     for figure in make_figures(keys, jobs=options.jobs or 2, scale=scale):
         write_figure(figure, options.paper, scale)

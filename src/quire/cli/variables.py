@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from quire.cli.layers import LayerValue
 from quire.cli.parser import CommandParser, print_note
 from quire.config import env
 from quire.foreign import nearest
@@ -20,25 +21,37 @@ _KUBERNETES = re.compile(
 def warn_of_unknown_variables(
     parser: CommandParser, other_parsers: Callable[[], Iterable[CommandParser]]
 ) -> None:
-    """A line on stderr for each variable `QUIRE_…` that no command knows. It is no error: the
-    variables of other programs may begin alike.
+    """A line on stderr for each variable `QUIRE_…`, and each key of the user's file, that no
+    command knows. It is no error: the variables of other programs may begin alike.
 
     parser: of the command that runs. other_parsers: of all commands; made only where it is needed.
     """
-    unknown = _unknown([parser])
-    if not unknown:
+    unknown, keys = _unknown([parser]), _unknown_keys(parser)
+    if not (unknown or keys):
         return
     parsers = list(other_parsers())
-    shown = {
-        env.flag_variable(flag)
-        for known in _with_subparsers(parsers)
-        for flag in known.twins()
-        if known.is_shown(flag)
-    }
+    every = list(_with_subparsers(parsers))
+    flags = {flag for known in every for flag in known.twins() if known.is_shown(flag)}
+    shown = {env.flag_variable(flag) for flag in flags}
     for name in sorted(unknown & _unknown(parsers)):
         near = nearest(name, [*shown, *env.OWN_VARIABLES])
         advice = f"; did you mean {near}?" if near else ""
         print_note(f"warning: the variable {name} sets nothing{advice}")
+    for value in keys:
+        if not any(known.has_flag(value.flag) for known in every):
+            near = nearest(value.flag, flags)
+            advice = f"; did you mean {near.lstrip('-')}?" if near else ""
+            print_note(f"warning: {value.source} sets nothing{advice}")
+
+
+def _unknown_keys(parser: CommandParser) -> list[LayerValue]:
+    """Return what the user's file says of flags that the running command does not have."""
+    running = next((each for each in parser.with_subparsers() if any(each.twins())), None)
+    if running is None:
+        return []
+    leaves = list(running.with_subparsers())
+    found = running.users_defaults()
+    return [each for each in found if not any(leaf.has_flag(each.flag) for leaf in leaves)]
 
 
 def _unknown(parsers: Iterable[CommandParser]) -> set[str]:

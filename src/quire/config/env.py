@@ -15,6 +15,7 @@ features.
 | `QUIRE_SOAK` | read by quire's own tests: how many times as many examples they try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
+| `XDG_CONFIG_HOME` | where the user's file of defaults is, `quire.yaml`; `~/.config` if unset |
 | `XDG_CACHE_HOME` | where measurements of this machine are kept, in `quire`; `~/.cache` if unset |
 | `TORCHINDUCTOR_CACHE_DIR` | where torch keeps what it compiles; set here unless the user has |
 | `TRITON_INTERPRET` | Triton's own: 1 runs its kernels on a CPU, slowly; for tests |
@@ -49,6 +50,7 @@ __all__ = [
     "order_gpus",
     "quire_variables",
     "triton_interpreter",
+    "user_config_file",
 ]
 
 SPIN_COUNT = "1000"
@@ -134,6 +136,12 @@ def cache_folder() -> Path:
     """Return the folder for measurements that are kept between starts. It may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base or "~/.cache").expanduser() / "quire"
+
+
+def user_config_file() -> Path:
+    """Return the file of the user's defaults of flags. It may not exist."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(base) / "quire.yaml"
 
 
 def keep_compiled() -> None:

@@ -168,7 +168,7 @@ class RawConfig:
 def read_json(path: Path) -> RawConfig:
     """The JSON object in `path`. Raises ConfigError if it cannot be read or is not an object."""
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        data: Any = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); check the path and its permissions"

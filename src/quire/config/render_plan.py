@@ -32,7 +32,7 @@ def render_plan(plan: Resolved, extra: Sequence[Decision] = ()) -> str:
 
 def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
     memory, fixed, settings = plan.memory, plan.memory.fixed, plan.settings
-    loaded = "made up" if settings.load_format == "dummy" else "from the files"
+    loaded = "counted by config.json" if settings.load_format == "dummy" else "from the files"
     kept = settings.dtype
     taken = "taken from the system as they fill"
     if settings.device != "cpu":

@@ -10,6 +10,8 @@ from pathlib import Path
 from quire.config import env
 from quire.config.checkpoint import Checkpoint, read_checkpoint
 from quire.config.families import read_model_spec
+from quire.config.gguf import is_gguf
+from quire.config.hf import read_json
 from quire.config.hub import local_folder, resolve_model_folder
 from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
@@ -25,6 +27,7 @@ __all__ = [
     "StartupPlan",
     "check_early",
     "find_model",
+    "lacks_weights",
     "plan_startup",
     "with_threads",
 ]
@@ -65,6 +68,14 @@ def find_model(settings: EngineSettings) -> FoundModel:
         longest=settings.max_model_len,
     )
     return FoundModel(folder, spec)
+
+
+def lacks_weights(folder: Path) -> bool:
+    """Return whether a folder has a config.json that says all of the model's sizes, and no weights
+    of any kind. Those of a quantized model are as its files have them."""
+    if is_gguf(folder) or any(folder.glob("*.safetensors*")) or any(folder.glob("*.bin")):
+        return False
+    return read_json(folder / "config.json").section("quantization_config") is None
 
 
 def check_early(settings: EngineSettings) -> None:

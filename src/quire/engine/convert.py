@@ -18,6 +18,7 @@ from quire.config.quantization import QUANTIZATIONS
 from quire.config.sentence import module_folders
 from quire.errors import ConfigError
 from quire.platform import detect_platform
+from quire.platform.outputs import check_new_folder
 from quire.rendering.gguf import read_gguf_templates, read_gguf_tokenizer
 
 __all__ = ["convert_model"]
@@ -46,8 +47,7 @@ def convert_model(
     if quantization is not None and quantization not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise ConfigError(f"quantization cannot be {quantization!r}. Give one of: {known}.")
-    if out.exists():
-        raise ConfigError(f"{out} is there already; name a folder that does not exist yet")
+    check_new_folder(out)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies within {folder}; name a folder beside it")
     spec = replace(read_model_spec(folder), dtype=DTYPE)

@@ -66,6 +66,8 @@ def claim_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  it was closed
+        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         given: Any = getattr(sys, name)
         if given is not None:

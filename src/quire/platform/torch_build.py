@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-__all__ = ["TorchBuild", "find_torch_build"]
+__all__ = ["TorchBuild", "find_torch_build", "torch_sizes"]
+
+_OF_GPUS = ("nvidia-", "cuda-", "triton", "pytorch-triton")
+"""Beginnings of the names of packages that torch brings for GPUs."""
 
 _LINE = r"^{name}\s*(?::[^=]*)?=\s*['\"](.+?)['\"]"
 
@@ -35,6 +40,19 @@ def find_torch_build(folder: Path | None = None) -> TorchBuild:
         text = ""
     version = _value(text, "__version__") or ""
     return TorchBuild(version, _pair(_value(text, "cuda")), _pair(_value(text, "hip")))
+
+
+def torch_sizes(path: list[str] | None = None) -> tuple[int, int]:
+    """Return the bytes of torch and the packages that it brings for GPUs, and of these alone, as
+    they were installed. path: where packages are looked for; all of Python's if None."""
+    where: dict[str, Any] = {} if path is None else {"path": path}
+    sizes: dict[str, int] = {}
+    for found in distributions(**where):
+        name = (found.metadata["Name"] or "").lower().replace("_", "-")
+        if name == "torch" or name.startswith(_OF_GPUS):
+            sizes.setdefault(name, sum(file.size or 0 for file in found.files or ()))
+    total = sum(sizes.values())
+    return total, total - sizes.get("torch", 0)
 
 
 def _value(text: str, name: str) -> str | None:

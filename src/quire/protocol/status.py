@@ -56,7 +56,7 @@ class EngineCapacity:
     groups: window (None is full attention) and tokens per block, of each layer group. All blocks
         come from one pool.
     uses_priority: requests may name a priority. draws_tokens, num_classes: as in `ModelSpec`.
-    description: a sentence on the kernels that serve.
+    description: a sentence on the kernels that serve. device: on which the KV cache is.
     """
 
     max_model_len: int
@@ -70,6 +70,7 @@ class EngineCapacity:
     description: str = ""
     draws_tokens: bool = True
     num_classes: int = 0
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)

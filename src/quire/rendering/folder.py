@@ -76,7 +76,7 @@ def require_folder(path: str | Path) -> Path:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, an empty one without the file; ConfigError if it is broken."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
@@ -156,7 +156,7 @@ def read_chat_templates(path: str | Path) -> dict[str, str]:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The chat template {str(path)!r} cannot be read ({error}). "

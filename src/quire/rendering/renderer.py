@@ -485,7 +485,7 @@ def _template_text(source: str | Path) -> str:
         return source
     path = Path(source)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The chat template {str(path)!r} cannot be read ({error}). "

@@ -79,12 +79,16 @@ def create_app(
 
     app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan)
     generating, others = _routers(services)
+    control = control_router(services)
+    if settings.enable_engine_control:
+        others = (*others, control)
+    closed = () if settings.enable_engine_control else control.routes
     routes: list[BaseRoute] = []
     for router in (*generating, *others):
         app.include_router(router)
         routes += router.routes
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
-        app.add_exception_handler(kind, functools.partial(_reply, routes))
+        app.add_exception_handler(kind, functools.partial(_reply, routes, closed))
     _describe(app, settings)
     # The middleware that is added last is the first that a request meets.
     hot = [route for router in generating for route in generating_routes(router)]
@@ -124,8 +128,6 @@ def _routers(services: Services) -> tuple[tuple[APIRouter, ...], tuple[APIRouter
         batches_router(services),
         sessions_router(services),
     )
-    if services.settings.enable_engine_control:
-        others = (*others, control_router(services))
     return generating, others
 
 
@@ -160,14 +162,16 @@ class _HeadAsGet:
         scope["route"] = as_get.get("route")  # the name under which it is counted
 
 
-async def _reply(routes: Iterable[BaseRoute], request: Request, error: Exception) -> Response:
+async def _reply(
+    routes: Iterable[BaseRoute], closed: Iterable[BaseRoute], request: Request, error: Exception
+) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     headers: dict[str, str] = {}
     if isinstance(error, HTTPException):
         if error.status_code == 405:
             headers["allow"] = ", ".join(_methods(routes, request.scope))
-        error = _as_refused(routes, request, error)
+        error = _as_refused(routes, closed, request, error)
     reply = error_reply(error, request.scope)
     return Response(reply.body, reply.status, {**reply.headers, **headers})
 
@@ -182,13 +186,19 @@ def _methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
 
 
 def _as_refused(
-    routes: Iterable[BaseRoute], request: Request, error: HTTPException
+    routes: Iterable[BaseRoute],
+    closed: Iterable[BaseRoute],
+    request: Request,
+    error: HTTPException,
 ) -> RefusedError:
-    """Answer unknown routes and methods in the shape of all other errors."""
+    """Answer unknown routes and methods in the shape of all other errors. closed: routes that a
+    switch would open."""
     path = request.url.path[:128]
     if error.status_code == 404:
         versioned = {**request.scope, "path": f"/v1{request.url.path}"}
         meant = f"Did you mean '/v1{path}'?" if _methods(routes, versioned) else "See /docs."
+        if _methods(closed, request.scope):
+            meant = "It is closed: the server opens it with --enable-engine-control."
         return RefusedError(f"There is no route {path!r}. {meant}", status=404)
     if error.status_code == 405:
         return RefusedError(f"{request.method[:16]} does not go with {path!r}.", status=405)
@@ -226,4 +236,5 @@ async def _tick(services: Services) -> None:
         services.waiting.observe(stats.prompt_tokens_total - stats.cached_tokens_total)
         services.waiting.observe_speed(stats.prefill_tokens_per_s)
         if not settings.disable_log_stats:
-            line.tick(stats, services.metrics)
+            capacity = client.status.capacity
+            line.tick(stats, services.metrics, "" if capacity is None else capacity.device)

@@ -18,8 +18,13 @@ LONG_KEY_CHARS = 16
 """Fewest characters of a key without a warning, since a shorter one can be guessed. 128 bits take
 32 characters in hexadecimal, 22 in base64."""
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s\"']+")
 """An Origin header (RFC 6454, section 7), or `*` for all of them."""
+
+_ROOT_PATH = re.compile(r"[\w.~!$&'()*+,;=@%-]+(/[\w.~!$&'()*+,;=@%-]+)*", re.ASCII)
+"""Segments of a path (RFC 3986, section 3.3), with slashes between them; a colon is a host's."""
 
 _KEY_ADVICE = "`python -c 'import secrets; print(secrets.token_hex())'` makes one."
 
@@ -37,6 +42,9 @@ class ServerSettings:
     port: int = _setting(8000, "port to listen on; 0 picks a free one")
     uds: str | None = _setting(None, "path of a Unix socket, in place of host and port")
     ssl_keyfile: str | None = _setting(None, "file of the TLS key")
+    ssl_keyfile_password_file: str | None = _setting(
+        None, "file of the password that the TLS key is encrypted with"
+    )
     ssl_certfile: str | None = _setting(None, "file of the TLS certificate")
     root_path: str = _setting("", "path under which a proxy serves this server")
     served_model_name: tuple[str, ...] = _setting(
@@ -83,6 +91,9 @@ class ServerSettings:
         False, "open the routes that pause the engine, let it sleep, and reset its prefix cache"
     )
     profile_dir: str = _setting("quire-profile", "folder of the traces of /start_profile")
+    log_level: str = _setting(
+        "info", "least severe lines of the log: debug, info, warning or error"
+    )
     enable_log_requests: bool = _setting(False, "log the parameters of each request")
     disable_access_log: bool = _setting(False, "log no line per request")
     disable_log_stats: bool = _setting(False, "log no figures every 10 seconds")
@@ -102,6 +113,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         _check_range("port", self.port, 0, 65535)
         _check_range("api_server_count", self.api_server_count, 1, 64)
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(
+                f"log_level is {self.log_level!r}. Give one of {', '.join(LOG_LEVELS)}."
+            )
         _check_range("render_threads", self.render_threads, 1, 64)
         _check_range("num_kept_timelines", self.num_kept_timelines, 0, 100_000)
         if not self.shutdown_timeout >= 0 or not self.log_stats_interval > 0:
@@ -125,6 +140,9 @@ class ServerSettings:
                 )
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_keyfile and ssl_certfile go together. Give both or neither.")
+        if self.ssl_keyfile_password_file is not None and self.ssl_keyfile is None:
+            raise ConfigError("ssl_keyfile_password_file goes with ssl_keyfile. Give both.")
+        object.__setattr__(self, "root_path", _as_root_path(self.root_path))
         if not (self.is_local or self.api_key or self.insecure_no_auth):
             raise ConfigError(
                 f"host is {self.host!r}, which other machines can reach, and there is no api_key. "
@@ -172,6 +190,19 @@ class ServerSettings:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         return f"{scheme}://{host}:{self.port}{self.root_path}"
+
+
+def _as_root_path(given: str) -> str:
+    """Return the path with one slash in front and none behind, empty for the root."""
+    path = given.strip("/")
+    if not path:
+        return ""
+    if not _ROOT_PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
+        raise ConfigError(
+            f"root_path is {given[:80]!r}, which is no path. Give one such as /llm, without a host "
+            "and a query."
+        )
+    return f"/{path}"
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

@@ -7,11 +7,18 @@ from typing import Any
 
 from quire.cli.flags.fields import add_field_flags, as_flag, given_fields
 from quire.cli.flags.foreign import add_foreign_flags, check_foreign_flags
+from quire.cli.layers import LayerValue
 from quire.cli.parser import CommandParser
 from quire.config.settings import ALIASES, EngineSettings, setting_fields
 from quire.errors import ConfigError
 
-__all__ = ["add_engine_flags", "given_settings", "read_settings"]
+__all__ = [
+    "add_engine_flags",
+    "default_settings",
+    "given_settings",
+    "read_settings",
+    "setting_sources",
+]
 
 _PREFIX = "setting:"
 
@@ -51,10 +58,25 @@ def given_settings(options: argparse.Namespace) -> dict[str, Any]:
     return given if model is None else {"model": model, **given}
 
 
+def default_settings(options: argparse.Namespace) -> set[str]:
+    """The settings that the user's file gives, by name: no command was asked for them."""
+    return {name for name, value in setting_sources(options).items() if value.is_default}
+
+
+def setting_sources(options: argparse.Namespace) -> dict[str, LayerValue]:
+    """The settings that the environment or a file gives, by name, with where they stand."""
+    sources = {
+        name.removeprefix(_PREFIX): value
+        for name, value in options.sources.items()
+        if name.startswith(_PREFIX)
+    }
+    model = options.sources.get("model_flag")
+    return sources if model is None else {"model": model, **sources}
+
+
 def read_settings(options: argparse.Namespace) -> EngineSettings:
     """Settings from parsed flags; the bundled model if none is named. Raises ConfigError."""
-    from quire.bundled import bundled_model_path
+    from quire.bundled import named_model
 
-    return EngineSettings.from_options(
-        {"model": str(bundled_model_path()), **given_settings(options)}
-    )
+    given = given_settings(options)
+    return EngineSettings.from_options({**given, "model": named_model(given.get("model"))})

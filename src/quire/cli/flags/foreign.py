@@ -1,11 +1,12 @@
-"""Flags of vLLM without a counterpart here: those that are not needed are accepted with a line that
-says why, and those whose feature is missing are refused with a line that says so."""
+"""Flags and commands of other programs. vLLM's flags without a counterpart are accepted where they
+are not needed, with a line that says why, and refused where a feature is missing. Those of
+llama.cpp and Ollama are refused with a line that names what does the same here."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.cli.flags.fields import as_flag
 from quire.cli.parser import CommandParser, print_note
@@ -13,7 +14,7 @@ from quire.config.foreign import FOREIGN_SETTINGS
 from quire.errors import ConfigError
 from quire.foreign import ForeignName
 
-__all__ = ["add_foreign_flags", "check_foreign_flags"]
+__all__ = ["add_foreign_flags", "check_foreign_flags", "command_advice", "flag_advice"]
 
 _PREFIX = "foreign:"
 
@@ -30,7 +31,7 @@ _SWITCHES = (
 _OF_SERVER: Mapping[str, ForeignName] = {
     "chat_template_content_format": ForeignName("it is read from the chat template itself", None),
     "uvicorn_log_level": ForeignName(
-        "--disable-access-log and --disable-log-stats quiet the server", None
+        "--log-level, --disable-access-log and --disable-log-stats quiet the server", None
     ),
     "stream_interval": ForeignName("a reader that falls behind gets larger chunks", None),
     "max_log_len": ForeignName("prompts are never logged", None),
@@ -56,9 +57,20 @@ _OF_SERVER: Mapping[str, ForeignName] = {
 
 _SHORT: Mapping[str, tuple[str, ...]] = {
     "compilation_config": ("-cc",),
-    "optimization_level": ("-O0", "-O1", "-O2", "-O3"),
+    "optimization_level": ("-O", "-O0", "-O1", "-O2", "-O3"),
+    "attention_config": ("-ac",),
     "pipeline_parallel_size": ("-pp",),
     "enable_expert_parallel": ("-ep",),
+    "decode_context_parallel_size": ("-dcp",),
+    "prefill_context_parallel_size": ("-pcp",),
+    "data_parallel_rank": ("-dpn",),
+    "data_parallel_start_rank": ("-dpr",),
+    "data_parallel_size_local": ("-dpl",),
+    "data_parallel_address": ("-dpa",),
+    "data_parallel_rpc_port": ("-dpp",),
+    "data_parallel_backend": ("-dpb",),
+    "data_parallel_hybrid_lb": ("-dph",),
+    "data_parallel_external_lb": ("-dpe",),
 }
 
 
@@ -96,10 +108,126 @@ def _add(parser: CommandParser, flags: list[str], name: str) -> None:
         "default": argparse.SUPPRESS,
         "help": argparse.SUPPRESS,
     }
-    levels = [flag for flag in flags if flag.startswith("-O")]
+    levels = [flag for flag in flags if flag.startswith("-O") and flag != "-O"]
     named = [flag for flag in flags if flag not in levels]
     if levels:
         parser.add_argument(*levels, action="store_true", **common)
     if name.startswith(("enable_", "disable_")) or name in _SWITCHES:
         common["action"] = argparse.BooleanOptionalAction
     parser.add_argument(*named, **common)
+
+
+class _Elsewhere(NamedTuple):
+    """What does the work of another program's flag. flags: the first that a command has is named.
+    command: one that has the first flag. note: more to know, or why no flag is needed."""
+
+    flags: tuple[str, ...] = ()
+    command: str = "quire serve"
+    note: str = ""
+
+    def advice(self, parser: CommandParser) -> str:
+        found = next((flag for flag in self.flags if parser.has_flag(flag)), None)
+        if found is not None:
+            said = [f"{found} does it here"]
+        elif self.flags:
+            said = [f"`{self.command} {self.flags[0]}` does it"]
+        else:
+            said = []
+        return "; ".join([*said, *([self.note] if self.note else [])])
+
+
+def _rows(words: str, *flags: str, command: str = "quire serve", note: str = "") -> Any:
+    return dict.fromkeys(words.split(), _Elsewhere(flags, command, note))
+
+
+_CHAT = "quire chat"
+_FLAGS_ELSEWHERE: Mapping[str, _Elsewhere] = {
+    **_rows("-m -mu --model-url", "--model", note="or the name alone, a path or a repository"),
+    **_rows("-hf -hfr --hf-repo", "--model", note="or the name alone, such as org/name:Q4_K_M"),
+    **_rows("-hff --hf-file", "--model", note="or the name alone, such as org/name:Q4_K_M"),
+    **_rows("-hft --hf-token", note="set HF_TOKEN in the environment"),
+    **_rows("-c --ctx-size --context-length --num-ctx", "--max-model-len"),
+    **_rows("-t --threads -tb --threads-batch", "--num-threads"),
+    **_rows("-b --batch-size -ub --ubatch-size", "--max-num-batched-tokens"),
+    **_rows("-np --parallel", "--max-num-seqs"),
+    **_rows(
+        "-ngl --gpu-layers --n-gpu-layers -ngld --n-cpu-moe -ncmoe -cmoe --cpu-moe -ot "
+        "--override-tensor",
+        note="the model is on one device as a whole, which --device names",
+    ),
+    **_rows("-mg --main-gpu -dev", "--device"),
+    **_rows("-sm --split-mode -ts --tensor-split", "--tensor-parallel-size"),
+    **_rows("-fa --flash-attn", note="attention reads the cache by blocks in any case"),
+    **_rows("-ctk --cache-type-k -ctv --cache-type-v", "--kv-cache-dtype", note="int8 is q8_0"),
+    **_rows("-cb --cont-batching", note="requests always share steps"),
+    **_rows("--mmap --no-mmap --mlock", note="weights are read once, and stay in memory"),
+    **_rows("-md --model-draft --draft-max", "--speculative-config"),
+    **_rows("-a --alias", "--served-model-name"),
+    **_rows("--jinja", note="chat templates are always rendered"),
+    **_rows("--chat-template-file", "--chat-template"),
+    **_rows("--lora", "--lora-modules", note="with --enable-lora, as name=path"),
+    **_rows("--mmproj -mm", note="models take text only"),
+    **_rows("--reasoning-format", "--reasoning-parser"),
+    **_rows("--ssl-key-file", "--ssl-keyfile"),
+    **_rows("--ssl-cert-file", "--ssl-certfile"),
+    **_rows("--api-key-file", note="set QUIRE_API_KEY in the environment"),
+    **_rows("-to --timeout", "--total-timeout-s"),
+    **_rows("--host", "--host", "--url"),
+    **_rows("--port", "--port", "--url"),
+    **_rows("--fit", note="it is always on; `quire plan` shows what fits"),
+    **_rows("--metrics --embedding --embeddings --rerank --reranking", note="it is always on"),
+    **_rows("-s", "--seed"),
+    **_rows("-p -f --prompt --file", "--quick", command=_CHAT, note="--port is the port"),
+    **_rows("-sys -sysf --system-prompt-file", "--system-prompt", command=_CHAT),
+    **_rows("-n --predict --n-predict --num-predict", "--max-tokens", command=_CHAT),
+    **_rows("--temp", "--temperature", command=_CHAT),
+    **_rows("--repeat-penalty", "--repetition-penalty", command=_CHAT),
+    **_rows("-r --reverse-prompt", "--stop", command=_CHAT),
+    **_rows("-cnv --conversation -i --interactive", note="`quire chat` holds a conversation"),
+    **_rows("-v --verbose -lv --log-verbosity", "--log-level"),
+}
+"""Flags of llama.cpp and Ollama that no command here has."""
+
+_COMMANDS_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("run", "cli", "llama-cli"), "`quire chat MODEL` does it here"),
+    **dict.fromkeys(("generate", "completion"), "`quire complete MODEL` does it here"),
+    **dict.fromkeys(
+        ("start", "server", "llama-server", "api_server", "embed", "embedding"),
+        "`quire serve MODEL` does it here",
+    ),
+    **dict.fromkeys(
+        ("pull", "download"),
+        "a model is fetched when it is first named, such as `quire serve ORG/NAME`",
+    ),
+    **dict.fromkeys(
+        ("list", "ls"),
+        "fetched models are in the cache of Hugging Face, which `hf cache ls` lists",
+    ),
+    **dict.fromkeys(
+        ("rm", "delete"),
+        "fetched models are in the cache of Hugging Face, from which `hf cache rm` takes them",
+    ),
+    "ps": "a server lists its models at /v1/models",
+    "stop": "Ctrl-C ends `quire serve`",
+    "show": "`quire plan MODEL` does it here",
+    "info": "`quire plan MODEL` does it here",
+    "collect-env": "`quire doctor` does it here",
+    **dict.fromkeys(("quantize", "llama-quantize", "create"), "`quire convert` does it here"),
+    "llama-bench": "`quire bench latency MODEL` does it here",
+    **dict.fromkeys(("cp", "push"), "a model is a folder or a file, which other programs copy"),
+    "help": "`quire --help` does it here",
+    "version": "`quire --version` does it here",
+}
+"""Commands of Ollama, llama.cpp and vLLM that do not exist here."""
+
+
+def flag_advice(flag: str, parser: CommandParser) -> str | None:
+    """Return what does the work of a flag that the parser's command does not have, if another
+    program has it."""
+    found = _FLAGS_ELSEWHERE.get(flag)
+    return None if found is None else found.advice(parser)
+
+
+def command_advice(command: str) -> str | None:
+    """Return what does the work of another program's command, if one has it."""
+    return _COMMANDS_ELSEWHERE.get(command)

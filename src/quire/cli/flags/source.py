@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.flags.engine import add_engine_flags, default_settings, given_settings
 from quire.cli.flags.sampling import add_sampling_flags, given_sampling
 from quire.cli.parser import CommandParser, print_note
 from quire.cli.text_source import EngineSource, ServerSource, TextSource
@@ -54,7 +54,10 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
     if "seed" in settings:
         sampling["seed"] = settings["seed"]
     _refuse_text(settings.get("model"))
-    wants_engine = bool(settings.keys() - {"seed", "quiet"})
+    wants_engine = bool(settings.keys() - {"seed", "quiet"} - default_settings(options))
+    url = options.sources.get("url")
+    if wants_engine and url is not None and url.is_default:
+        options.url = None
     if wants_engine and options.url is not None:
         engine_flags = ", ".join(sorted(settings))
         raise ConfigError(

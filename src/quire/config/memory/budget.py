@@ -24,12 +24,13 @@ class MemoryBudget:
     """free: bytes that no program has, 0 if the machine does not say. limit: the most that the
     engine may take in all, None if `free` is unknown. words: what the limit is, for people.
     is_shared: other programs of the machine need this memory too, so that the KV cache does not
-    take all that is left unless told to."""
+    take all that is left unless told to. spare: bytes more that memory_utilization=1 would give."""
 
     free: int
     limit: int | None
     words: str
     is_shared: bool
+    spare: int = 0
 
 
 def host_budget(settings: EngineSettings, platform: Platform) -> MemoryBudget:
@@ -38,7 +39,8 @@ def host_budget(settings: EngineSettings, platform: Platform) -> MemoryBudget:
     limit = int(free * share) if free else None
     of = f"{_percent(share)} of {format_bytes(free)} free memory"
     words = f"{format_bytes(limit or 0)} that may be used ({of})"
-    return MemoryBudget(free, limit, words, is_shared=settings.memory_utilization is None)
+    is_shared = settings.memory_utilization is None
+    return MemoryBudget(free, limit, words, is_shared=is_shared, spare=free - (limit or 0))
 
 
 def device_budget(settings: EngineSettings, total: int, free: int) -> MemoryBudget:
@@ -53,7 +55,8 @@ def device_budget(settings: EngineSettings, total: int, free: int) -> MemoryBudg
         limit = int(free * FREE_SHARE)
         words = f"other programs leave {format_bytes(free)} of the GPU's {format_bytes(total)}"
     words = f"{format_bytes(limit)} that may be used ({words})"
-    return MemoryBudget(free, limit, words, is_shared=False)
+    most = min(total, int(free * FREE_SHARE))
+    return MemoryBudget(free, limit, words, is_shared=False, spare=max(most - limit, 0))
 
 
 def check_host_memory(swap_bytes: int, platform: Platform) -> None:

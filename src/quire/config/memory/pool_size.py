@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.config.kv_layout import KVLayout
 from quire.config.memory.budget import MemoryBudget
 from quire.config.memory.fixed_bytes import FixedOf
-from quire.config.memory.plan import MemoryPlan, format_bytes, largest_context
+from quire.config.memory.plan import FixedBytes, MemoryPlan, format_bytes, largest_context
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
@@ -167,20 +167,15 @@ class PoolSizing:
             return
         if left < page:
             fixed = self._fixed(SHORTEST_CONTEXT)
-            narrower = {None: "quantization='int8' or 'int4', ", "int8": "quantization='int4', "}
-            quantize = narrower.get(self._settings.quantization, "")
             # Swap space fills a CPU's memory alone, and graphs that of a GPU.
             parts = ["activations", "tables"]
             parts += ["swap space"] * bool(fixed.swap) + ["graphs"] * bool(fixed.graphs)
-            smaller = ["max_num_batched_tokens", "max_num_seqs"]
-            smaller += ["swap_space"] * bool(fixed.swap)
+            rest = fixed.total - fixed.weights - fixed.runtime
             raise ConfigError(
-                f"The model does not fit: weights of {format_bytes(fixed.weights)}, "
-                f"{_listed(parts, 'and')} of {format_bytes(fixed.total - fixed.weights)} leave no "
-                f"KV block of the {self._budget.words}. Free some memory, raise "
-                f"memory_utilization, lower {_listed(smaller, 'or')}, "
-                f"{'set enforce_eager, ' if fixed.graphs else ''}or use "
-                f"{quantize}a smaller dtype or a smaller model."
+                f"The model does not fit: weights of {format_bytes(fixed.weights)}, a process of "
+                f"{format_bytes(fixed.runtime)}, {_listed(parts, 'and')} of {format_bytes(rest)} "
+                f"leave no KV block of the {self._budget.words}. "
+                f"{self._remedies(fixed, page - left)}."
             )
         left = self._left(self._settings.max_model_len or SHORTEST_CONTEXT) or 0
         if asked is not None and page <= left < asked * page:
@@ -197,6 +192,29 @@ class PoolSizing:
                 f"of the {self._budget.words}. Give at most {limit}."
             )
 
+    def _remedies(self, fixed: FixedBytes, missing: int) -> str:
+        """Return what gives the missing bytes: only what can give all of them alone, unless nothing
+        can."""
+        narrower = {
+            None: ("quantization='int8' or 'int4', ", 3 * fixed.weights // 4),
+            "int8": ("quantization='int4', ", fixed.weights // 2),
+        }
+        quantize, saved = narrower.get(self._settings.quantization, ("", 0))
+        smaller = ["max_num_batched_tokens", "max_num_seqs"]
+        smaller += ["swap_space"] * bool(fixed.swap)
+        eager = ", set enforce_eager" if fixed.graphs else ""
+        given = {
+            "raise memory_utilization": self._budget.spare,
+            f"lower {_listed(smaller, 'or')}{eager}": fixed.total - fixed.weights - fixed.runtime,
+            f"use {quantize}a smaller dtype or a smaller model": saved or fixed.weights,
+        }
+        if 0 < saved < missing <= fixed.weights:
+            given["use a smaller model"] = fixed.weights
+        enough = [words for words, size in given.items() if size >= missing]
+        found = ["free some memory", *(enough or given)]
+        text = found[0] if len(found) == 1 else f"{', '.join(found[:-1])}, or {found[-1]}"
+        return text[0].upper() + text[1:]
+
     def _check_asked_context(self, asked: int) -> None:
         claimed = self._spec.max_context
         if asked > claimed and self._spec.has_learned_positions:
@@ -210,11 +228,17 @@ class PoolSizing:
         advice = f"Give at most max_model_len={longest}, or more memory to the KV cache."
         if longest < SHORTEST_CONTEXT:
             advice = "Give more memory to the KV cache."
-        blocks = self._blocks_for(asked)
+        blocks, pool = self._blocks_for(asked), self._asked_blocks()
+        there = f"the KV cache can have {pool}"
+        if pool is None or blocks <= pool:  # the tables take part of what there is
+            tables = self._fixed(asked).tables
+            left = max((self._left(asked) or 0) + tables, 0)
+            there = f"tables of {format_bytes(tables)}, and {format_bytes(left)} are left for both"
+            if pool is not None:
+                there += f" with a KV cache of {self._pool_words()}"
         raise ConfigError(
             f"max_model_len={asked} does not fit: one such sequence needs {blocks} KV blocks "
-            f"({format_bytes(blocks * self._page)}), and the KV cache can have "
-            f"{self._largest_pool(asked)}. {advice}"
+            f"({format_bytes(blocks * self._page)}) and {there}. {advice}"
         )
 
     def _pool_words(self) -> str:

@@ -8,6 +8,7 @@ from quire.ops.compile.build import (
     Isa,
     build_hash,
     compile_kernels,
+    find_compiler,
     library_path,
     maker,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "Isa",
     "build_hash",
     "compile_kernels",
+    "find_compiler",
     "library_path",
     "maker",
 ]

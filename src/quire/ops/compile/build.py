@@ -30,6 +30,7 @@ __all__ = [
     "Isa",
     "build_hash",
     "compile_kernels",
+    "find_compiler",
     "library_path",
     "maker",
     "num_jobs",
@@ -197,7 +198,7 @@ def compile_kernels(
         if keep_current:
             missing = [isa for isa in wanted if not _is_current(isa, sources, output)]
         if missing:
-            compiler = _compiler()
+            compiler = find_compiler()
             unknown = _unknown(compiler, missing, report)
             known = [isa for isa in missing if isa not in unknown]
             if known:
@@ -329,10 +330,12 @@ def _knows(compiler: Sequence[str], isa: Isa) -> bool:
     return True
 
 
-def _compiler() -> tuple[str, ...]:
-    """Return the words with which its commands begin. `CXX` may be a path, or a command with
-    arguments such as "ccache g++"."""
+def find_compiler() -> tuple[str, ...]:
+    """Return the words with which the compiler's commands begin. `CXX` may be a path, or a command
+    with arguments such as "ccache g++". Raises CompileError if there is none, or it is "none"."""
     named = os.environ.get("CXX", "")  # the build's own convention, not a setting of the engine
+    if named == "none":
+        raise CompileError("CXX=none leaves them out")
     try:
         words = [named] if shutil.which(named) else shlex.split(named)
     except ValueError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import IO
 
 import msgspec
 
-__all__ = ["BATCH_ROUTES", "BatchLine", "error_line", "read_line", "result_line"]
+__all__ = ["BATCH_ROUTES", "BatchLine", "error_line", "read_line", "result_line", "texts_of_lines"]
 
 BATCH_ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
@@ -54,6 +57,17 @@ class _Asked(msgspec.Struct):
         if self.deadline_s != _NULL:
             return "The body has deadline_s, but a batch waits for spare capacity. Leave it out."
         return ""
+
+
+def texts_of_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file that are not blank, without the mark of byte order that some
+    programs write first."""
+    is_first = True
+    for text in file:
+        stripped = (text.removeprefix(codecs.BOM_UTF8) if is_first else text).strip()
+        is_first = False
+        if stripped:
+            yield stripped
 
 
 def read_line(text: bytes, seen: set[str], max_bytes: int, route: str | None = None) -> BatchLine:

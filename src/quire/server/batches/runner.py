@@ -22,14 +22,22 @@ from starlette.types import ASGIApp
 from quire.errors import ConfigError, EngineError, QuireError
 from quire.protocol.status import EngineState
 from quire.server.batches.caller import Called, call
-from quire.server.batches.lines import BatchLine, error_line, read_line, result_line
+from quire.server.batches.lines import (
+    BatchLine,
+    error_line,
+    read_line,
+    result_line,
+    texts_of_lines,
+)
 from quire.server.generation.backend import Backend, describe
 from quire.server.http.gate import InternalCaller
 from quire.server.requests.errors import OVERLOADED, error_reply
 
-__all__ = ["PARTIAL", "BatchCounts", "BatchRunner", "NoRoomError"]
+__all__ = ["BESIDE", "PARTIAL", "BatchCounts", "BatchRunner", "NoRoomError"]
 
 PARTIAL = ".partial"
+BESIDE = (PARTIAL, PARTIAL + ".ordered")
+"""Endings of the files that a run writes next to the target."""
 GOOD = 200
 FIRST_FAULT = 500
 """Statuses from here on are the server's fault, so a later run asks again."""
@@ -200,9 +208,8 @@ class BatchRunner:
     def _lines(self) -> Iterator[BatchLine]:
         seen: set[str] = set()
         with self._source.open("rb") as file:
-            for text in file:
-                if text.strip():
-                    yield read_line(text.strip(), seen, self._max_line_bytes, self._route)
+            for text in texts_of_lines(file):
+                yield read_line(text, seen, self._max_line_bytes, self._route)
 
     async def _lines_by_slices(self) -> AsyncGenerator[BatchLine]:
         """Yield the lines. A thread reads them, since a continued batch may begin with any number
@@ -245,7 +252,7 @@ class BatchRunner:
 
     def _put_in_order(self, places: dict[str, _Place], *, is_whole: bool = True) -> None:
         """is_whole: every line has an answer."""
-        ordered = self._target.with_name(self._target.name + PARTIAL + ".ordered")
+        ordered = self._target.with_name(self._target.name + BESIDE[1])
         with self._aside.open("rb") as aside, ordered.open("wb") as file:
             for line in self._lines():
                 if line.fault:

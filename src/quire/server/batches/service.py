@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError, EngineError
-from quire.server.batches.lines import read_line
+from quire.server.batches.lines import read_line, texts_of_lines
 from quire.server.batches.runner import PARTIAL, BatchRunner, NoRoomError
 from quire.server.batches.store import BatchStore, KeptBatch
 from quire.server.generation.backend import Backend
@@ -244,13 +244,11 @@ def _survey(source: Path, route: str, most: int, max_line_bytes: int) -> tuple[i
     seen: set[str] = set()
     total, num_faulty, faults = 0, 0, list[str]()
     with source.open("rb") as file:
-        for text in file:
-            if not text.strip():
-                continue
+        for text in texts_of_lines(file):
             total += 1
             if total > most:
                 break
-            fault = read_line(text.strip(), seen, max_line_bytes, route).fault
+            fault = read_line(text, seen, max_line_bytes, route).fault
             num_faulty += bool(fault)
             if fault and len(faults) < MAX_SHOWN_FAULTS:
                 faults.append(f"Line {total}: {fault}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from quire.bundled import bundled_model_path
+from quire.bundled import BUNDLED_NAME, named_model
 from quire.config.adapters import named
 from quire.config.settings import EngineSettings, setting_values
 from quire.config.startup import find_model
@@ -27,8 +27,6 @@ __all__ = [
     "served_names",
     "with_model",
 ]
-
-BUNDLED_NAME = "bundled"
 
 _THINK = ("<think>", "</think>")
 _THINKING: Mapping[str, tuple[str, str] | None] = {
@@ -114,7 +112,6 @@ def front_settings(settings: EngineSettings) -> dict[str, SettingValue]:
 
 
 def with_model(settings: EngineSettings) -> EngineSettings:
-    """Return the settings, with the bundled model where they name none."""
-    if settings.model is not None:
-        return settings
-    return replace(settings, model=str(bundled_model_path()))
+    """Return the settings with the path of a model that quire or a package brings, where they name
+    it or none. Raises ConfigError if the package is missing."""
+    return replace(settings, model=named_model(settings.model))

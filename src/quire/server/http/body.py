@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import difflib
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -14,9 +13,10 @@ import msgspec
 from starlette.requests import Request
 
 from quire.errors import clipped, quoted
+from quire.foreign import nearest
 from quire.server.http.body_shape import check_shape_by_turns
 from quire.server.requests.errors import RefusedError
-from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED
+from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED, OTHER_NAMES
 from quire.server.requests.limits import Limits
 
 __all__ = ["BodyDecoder", "BodyReader", "BytesInFlight", "unknown_names"]
@@ -181,11 +181,12 @@ class BodyDecoder(Generic[Body]):
             reason, neutral = NOT_OFFERED[name]
             if value is None or any(_is_same(value, item) for item in neutral):
                 return
-            raise RefusedError(
-                f"{name} is {quoted(value)}, but {reason}. Leave it out.", param=name
-            )
-        near = difflib.get_close_matches(name[:_MAX_SHOWN], self._names, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+            # A reason with two parts says in the second what to send instead.
+            advice = "" if ";" in reason else " Leave it out."
+            raise RefusedError(f"{name} is {quoted(value)}, but {reason}.{advice}", param=name)
+        meant = [each for each in OTHER_NAMES.get(name, ()) if each in self._names]
+        near = meant[0] if meant else nearest(name[:_MAX_SHOWN], self._names)
+        hint = f"Did you mean {near!r}?" if near else "Leave it out."
         raise RefusedError(f"There is no field {quoted(name)}. {hint}", param=name[:_MAX_SHOWN])
 
 

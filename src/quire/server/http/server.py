@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from quire.errors import EngineError
 from quire.server.http.protocol import limited_protocol
-from quire.server.http.tls import tls_context
+from quire.server.http.tls import key_password, tls_context
 from quire.server.settings import ServerSettings
 
 __all__ = ["HttpServer", "uvicorn_config"]
@@ -38,6 +38,7 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         timeout_keep_alive=int(limits.keep_alive_timeout_s),
         timeout_graceful_shutdown=LAST_RESPONSES_S,
         ssl_keyfile=settings.ssl_keyfile,
+        ssl_keyfile_password=key_password(settings),
         ssl_certfile=settings.ssl_certfile,
     )
     config.load()

@@ -44,7 +44,7 @@ def render_prefixes(files: Sequence[PrefixFile], renderer: Renderer) -> list[Ren
 
 def _read(path: str) -> str | list[dict[str, Any]]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(
             f"The file of --pin-prefix cannot be read: {path} ({error.strerror}). Give another one."

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,10 @@ from quire.config.settings import EngineSettings
 from quire.engine.supervision.host import host_engine
 from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.errors import EngineError
+from quire.platform.outputs import check_output
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
-from quire.server.batches.runner import BatchCounts, BatchRunner
+from quire.server.batches.runner import BESIDE, BatchCounts, BatchRunner
 from quire.server.generation.backend import Backend
 from quire.server.generation.served_model import core_settings, load_served_model
 from quire.server.requests.limits import Limits
@@ -53,11 +56,33 @@ def run_batch(
 
     named: settings with the adapters that requests may name. Raises ConfigError if a file is wrong
     or the engine cannot start with these settings, EngineError if the engine ends for good. On
-    KeyboardInterrupt the answers so far are kept for the next run. make_supervisor: as in
-    `host_engine`.
+    KeyboardInterrupt the answers so far are kept for the next run, unless the target is a pipe or a
+    device, which gets them all at the end. make_supervisor: as in `host_engine`.
     """
     server = replace(named, limits=BATCH_LIMITS, disable_log_stats=True)
-    return asyncio.run(_run(engine, server, source, target, make_supervisor))
+    output = check_output("The file of answers", target, [source], beside=BESIDE)
+
+    def answer(place: Path) -> BatchCounts:
+        return asyncio.run(_run(engine, server, source, place, make_supervisor))
+
+    if not output.is_stream:
+        return answer(output.path)
+    with tempfile.TemporaryDirectory(prefix="quire-batch-") as folder:
+        whole = Path(folder) / "answers.jsonl"
+        counts = answer(whole)
+        _send(whole, output.path)
+    return counts
+
+
+def _send(whole: Path, stream: Path) -> None:
+    """Write the answers to a pipe or a device. Raises EngineError if it takes them no more."""
+    try:
+        with whole.open("rb") as source, stream.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    except OSError as error:
+        raise EngineError(
+            f"The answers cannot be written to {stream} ({error.strerror}). Give a file instead."
+        ) from error
 
 
 def _advance(bar: tqdm[Any]) -> None:

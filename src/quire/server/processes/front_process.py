@@ -54,6 +54,7 @@ def main() -> int:
     owner = _claim_output()
     try:
         launch = read_message(sys.stdin.fileno(), Codec[FrontLaunch](FrontLaunch))
+        logging.getLogger().setLevel(launch.server.log_level.upper())
         with (
             socket.socket(fileno=launch.listener) as listener,
             asyncio.Runner(loop_factory=new_loop) as runner,

@@ -139,7 +139,9 @@ class Owner:
         line = StatsLine(self._settings.log_stats_interval)
         while True:
             await asyncio.sleep(TICK_S)
-            line.tick(client.stats, fronts.board.total().metrics)
+            capacity = client.status.capacity
+            device = "" if capacity is None else capacity.device
+            line.tick(client.stats, fronts.board.total().metrics, device)
 
     async def _drain(self, fronts: Fronts, supervision: asyncio.Task[None]) -> None:
         logger.info("Shutting down: open requests may end. A second signal ends them.")

@@ -40,7 +40,7 @@ def run_server(
     be read or pinned, or the engine cannot start with these settings; EngineError if the engine or
     the HTTP server ends for good without a signal. make_supervisor: as in `host_engine`.
     """
-    log_to_stderr()
+    log_to_stderr(server.log_level)
     if server.key_warning is not None:
         logger.warning(server.key_warning)
     with listening(server) as listeners:

@@ -21,10 +21,10 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def log_to_stderr() -> None:
-    """The line format that users of such servers know."""
+def log_to_stderr(level: str = "info") -> None:
+    """The line format that users of such servers know. level: as in `ServerSettings`."""
     logging.basicConfig(
-        level=logging.INFO,
+        level=level.upper(),
         format="%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
         datefmt="%m-%d %H:%M:%S",
     )

@@ -31,8 +31,8 @@ class StatsLine:
         self._last = _Reading(clock(), 0, 0)
         self._was_idle = True
 
-    def tick(self, stats: EngineStats, metrics: ServerMetrics) -> None:
-        """Call it more often than lines are due."""
+    def tick(self, stats: EngineStats, metrics: ServerMetrics, device: str) -> None:
+        """Call it more often than lines are due. device: of the KV cache, empty if unknown."""
         now = _Reading(self._clock(), metrics.prompt_tokens, metrics.generation_tokens)
         seconds = now.time - self._last.time
         if seconds < self._interval_s:
@@ -47,12 +47,13 @@ class StatsLine:
         logger.log(
             level,
             "Engine 000: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f "
-            "tokens/s, Running: %d reqs, Waiting: %d reqs, GPU KV cache usage: %.1f%%, Prefix "
+            "tokens/s, Running: %d reqs, Waiting: %d reqs, %sKV cache usage: %.1f%%, Prefix "
             "cache hit rate: %.1f%%",
             prompt_tokens / seconds,
             generation_tokens / seconds,
             stats.num_running,
             stats.num_waiting,
+            {"": "", "cpu": "CPU "}.get(device, "GPU "),
             100 * stats.kv_cache_usage,
             100 * stats.cached_tokens_total / looked_up if looked_up else 0.0,
         )

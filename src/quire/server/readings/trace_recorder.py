@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import os
+from pathlib import Path
 from typing import TextIO
 
 from quire.errors import ConfigError
+from quire.platform.outputs import check_output
 from quire.server.readings.timeline import Timeline
 
 logger = logging.getLogger("quire.server")
@@ -27,12 +31,18 @@ class TraceRecorder:
         self._file: TextIO | None = None
         if not path:
             return
+        output = check_output("record_trace", Path(path))
+        # A pipe without a reader fails at once, and a slow one ends the trace, not the server.
+        flags = os.O_WRONLY | (os.O_NONBLOCK if output.is_stream else os.O_APPEND | os.O_CREAT)
         try:
-            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  kept open
+            self._file = open(  # noqa: SIM115  kept open
+                os.open(output.path, flags, 0o666), "a", encoding="utf-8", buffering=1
+            )
         except OSError as error:
             raise ConfigError(
-                f"record_trace is {path!r}, which cannot be written ({error.strerror}). Give "
-                "another file."
+                f"record_trace is {path!r}, which cannot be written "
+                f"({'nobody reads the pipe' if error.errno == errno.ENXIO else error.strerror}). "
+                "Give another file."
             ) from error
 
     def record(self, timeline: Timeline, prompt_tokens: int, output_tokens: int, n: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["IGNORED_FIELDS", "NOT_OFFERED"]
+__all__ = ["IGNORED_FIELDS", "NOT_OFFERED", "OTHER_NAMES"]
 
 IGNORED_FIELDS = frozenset(
     {
@@ -20,6 +20,24 @@ IGNORED_FIELDS = frozenset(
     }
 )
 """Accepted and ignored: they never change the text of an answer, only bookkeeping elsewhere."""
+
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("n_predict", "num_predict", "max_new_tokens", "max_length", *_LIMITS), _LIMITS
+    ),
+    "repeat_penalty": ("repetition_penalty",),
+    **dict.fromkeys(("stop_sequences", "stop_strings"), ("stop", "stop_sequences")),
+    **dict.fromkeys(("grammar", "json_schema"), ("structured_outputs",)),
+    "format": ("response_format", "text"),
+    "n_probs": ("top_logprobs", "logprobs"),
+    "num_return_sequences": ("n",),
+    "input": ("messages", "prompt"),
+    "messages": ("messages", "input", "prompt"),
+    "prompt": ("prompt", "messages", "input"),
+}
+"""Fields here that mean the same as one of llama.cpp, Ollama, `transformers` or another route: the
+first that a route has."""
 
 _TOOLS = "completions have no tools; send messages and tools to /v1/chat/completions"
 _REASONING = "completions do not tell reasoning from the answer; chats do"

@@ -18,8 +18,10 @@ KV_BITS = (32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class MemoryQuestion:
-    """weight_bits, kv_bits: of an element. context: tokens that a request may have. tokens: that it
-    has in the mean. batch: requests at a time. device_bytes: of the memory."""
+    """weight_bits, kv_bits: of an element; weight_bits of 0 stands for what `weights` says.
+    context: tokens that a request may have. tokens: that it has in the mean. batch: requests at a
+    time. device_bytes: of the memory. weights: bytes that are known of the model, None if none are.
+    device: which memory it is, for people."""
 
     weight_bits: int = 16
     kv_bits: int = 16
@@ -28,6 +30,8 @@ class MemoryQuestion:
     batch: int = 32
     block_size: int = 16
     device_bytes: int = 80 * 2**30
+    weights: int | None = None
+    device: str = ""
 
     def check(self) -> None:
         """Raise ConfigError if a number cannot be."""
@@ -38,7 +42,8 @@ class MemoryQuestion:
             raise ConfigError(
                 f"{self.tokens} tokens are more than the context of {self.context}: raise it"
             )
-        if self.weight_bits not in WEIGHT_BITS or self.kv_bits not in KV_BITS:
+        is_known = self.weight_bits == 0 and self.weights is not None
+        if not (is_known or self.weight_bits in WEIGHT_BITS) or self.kv_bits not in KV_BITS:
             raise ConfigError(
                 f"weights of {self.weight_bits} bits with a cache of {self.kv_bits} are not "
                 f"offered: give one of {WEIGHT_BITS} and one of {KV_BITS}"
@@ -49,7 +54,8 @@ class MemoryQuestion:
 class MemoryTable:
     """All sizes in bytes. room: for the KV cache, 0 if the weights do not fit. kv_of_batch: with
     pages. waste_reserved, waste_paged: shares of allocated slots that hold no token. fits_reserved,
-    fits_paged: requests at a time, each with its context reserved, or with its pages."""
+    fits_paged: requests at a time, each with its context reserved, or with its pages.
+    bits_per_weight: in the mean."""
 
     weights: int
     kv_per_token: int
@@ -57,6 +63,7 @@ class MemoryTable:
     kv_reserved: int
     kv_of_batch: int
     room: int
+    bits_per_weight: float
     waste_reserved: float
     waste_paged: float
     fits_reserved: int
@@ -74,6 +81,8 @@ def explore(spec: ModelSpec, question: MemoryQuestion) -> MemoryTable:
     matrices = spec.num_parameters - spec.parameters.embedding
     weights = matrices * question.weight_bits // 8
     weights += spec.parameters.embedding * max(spec.dtype_bytes, 2)
+    if question.weight_bits == 0:
+        weights = question.weights or 0
     per_token = spec.kv_elements * question.kv_bits // 8
     blocks = -(-question.tokens // question.block_size)
     paged_slots = blocks * question.block_size
@@ -85,6 +94,7 @@ def explore(spec: ModelSpec, question: MemoryQuestion) -> MemoryTable:
         kv_reserved=per_token * question.context,
         kv_of_batch=per_token * paged_slots * question.batch,
         room=room,
+        bits_per_weight=8 * weights / spec.num_parameters,
         waste_reserved=1 - question.tokens / question.context,
         waste_paged=1 - question.tokens / paged_slots,
         fits_reserved=room // (per_token * question.context),
@@ -95,13 +105,18 @@ def explore(spec: ModelSpec, question: MemoryQuestion) -> MemoryTable:
 def render_memory(question: MemoryQuestion, table: MemoryTable) -> str:
     """The table as aligned text."""
     fits = "fits" if table.kv_of_batch <= table.room else "does not fit"
+    bits = f"{question.weight_bits} bits"
+    if question.weight_bits == 0:
+        bits = f"{table.bits_per_weight:.1f} bits in the mean"
+    device = format_bytes(question.device_bytes)
+    device += f", {question.device}" if question.device else ""
     rows = [
-        ("weights", format_bytes(table.weights), f"{question.weight_bits} bits"),
+        ("weights", format_bytes(table.weights), bits),
         ("KV per token", format_bytes(table.kv_per_token), f"{question.kv_bits} bits"),
         ("KV per request", format_bytes(table.kv_per_request), f"{question.tokens:,} tokens"),
         ("  reserved", format_bytes(table.kv_reserved), f"a context of {question.context:,}"),
         ("KV of the batch", format_bytes(table.kv_of_batch), f"{question.batch} requests: {fits}"),
-        ("room for KV", format_bytes(table.room), f"of {format_bytes(question.device_bytes)}"),
+        ("room for KV", format_bytes(table.room), f"of {device}"),
         ("waste, reserved", f"{100 * table.waste_reserved:.1f} %", "slots that hold no token"),
         ("waste, paged", f"{100 * table.waste_paged:.1f} %", f"blocks of {question.block_size}"),
         ("fit, reserved", f"{table.fits_reserved:,}", "requests at a time"),

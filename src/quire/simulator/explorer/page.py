@@ -29,7 +29,10 @@ def render_page(name: str, spec: ModelSpec, question: MemoryQuestion) -> str:
     table = explore(spec, question)
     others = {other: model_spec(other) for other in MODEL_NAMES if other != name}
     data = {
-        "models": [_sizes(each, found) for each, found in {name: spec, **others}.items()],
+        "models": [
+            _sizes(name, spec, question.weights),
+            *(_sizes(each, found) for each, found in others.items()),
+        ],
         "devices": [
             {"name": device.title, "bytes": device.memory_bytes}
             for device in map(device_named, device_names())
@@ -48,10 +51,12 @@ def render_page(name: str, spec: ModelSpec, question: MemoryQuestion) -> str:
     )
 
 
-def _sizes(name: str, spec: ModelSpec) -> dict[str, object]:
+def _sizes(name: str, spec: ModelSpec, weights: int | None = None) -> dict[str, object]:
+    """weights: bytes that are known, None if none are."""
     embedding = spec.parameters.embedding
     return {
         "name": name,
+        "weights": weights,
         "matrices": spec.num_parameters - embedding,
         "embedding": embedding,
         "embedding_bytes": max(spec.dtype_bytes, 2),

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from quire.errors import ConfigError
+from quire.platform.outputs import check_output
 from quire.simulator.paper.ablations import (
     figure_18b,
     figure_19,
@@ -21,7 +22,14 @@ from quire.simulator.paper.pool import RunPool
 from quire.simulator.paper.rates import figure_12, figure_14, figure_16, figure_17
 from quire.simulator.paper.svg import draw_figure
 
-__all__ = ["FIGURES", "make_figures", "render_table", "write_figure", "write_table"]
+__all__ = [
+    "FIGURES",
+    "check_folder",
+    "make_figures",
+    "render_table",
+    "write_figure",
+    "write_table",
+]
 
 FIGURES: Mapping[str, Callable[[RunPool], Figure]] = {
     "2": figure_2,
@@ -58,6 +66,13 @@ def make_figures(keys: Sequence[str], *, jobs: int, scale: float) -> Iterator[Fi
             pool.close()
 
 
+def check_folder(folder: Path, keys: Iterable[str]) -> None:
+    """ConfigError if the files of these figures cannot be written."""
+    names = [f"figure_{key}.{kind}" for key in keys for kind in ("svg", "json")]
+    for name in (*names, "table.md"):
+        check_output("A file of the figures", folder / name, makes_folder=True)
+
+
 def write_figure(figure: Figure, folder: Path, scale: float) -> None:
     """Write an SVG and a JSON file. scale: with which it was made. ConfigError if the folder cannot
     be written."""
@@ -83,11 +98,15 @@ def write_table(folder: Path, scale: float) -> str:
 
 def _write(path: Path, text: str) -> None:
     """Write a file as a whole: whoever is interrupted leaves the one that was there."""
-    staged = path.with_name(f"{path.name}.new")
+    output = check_output("A file of the figures", path, makes_folder=True)
+    staged = output.path.with_name(f"{output.path.name}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        output.path.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_stream:
+            output.write(text)
+            return
         staged.write_text(text, encoding="utf-8")
-        staged.replace(path)
+        staged.replace(output.path)
     except OSError as error:
         raise ConfigError(
             f"Figures cannot be written to {path.parent} ({error.strerror}). Give another folder."
