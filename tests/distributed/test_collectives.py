@@ -24,8 +24,8 @@ from quire.ops.norm.norm_rows.reference import norm_rows
 from quire.ops.sampling.draw.cpu import bind
 from quire.platform import detect_platform
 from quire.platform.shared_region import SLOT_BYTES, SharedRegion
-from tests.waiting import WAIT_S
 from tests.pairs import BY_PAIRS
+from tests.waiting import WAIT_S
 
 T = TypeVar("T")
 SMALL = 4096
