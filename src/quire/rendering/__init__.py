@@ -3,8 +3,7 @@
 Light to import: `tokenizers` and `jinja2` are loaded when a model folder is.
 """
 
-from quire.rendering.assembler import AssemblerUpdate, OutputAssembler
-from quire.rendering.beam_output import beam_search_output
+from quire.rendering.assembler import AssemblerUpdate, OutputAssembler, beam_search_output
 from quire.rendering.chat_template.template import RESERVED_KWARGS, ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets
 from quire.rendering.message_check import check_messages

@@ -5,7 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.errors import RequestError
+from quire.protocol.beam_search import BeamRules
 from quire.protocol.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
     CompletionOutput,
     Logprob,
     PoolingOutput,
@@ -20,8 +23,9 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import PromptLogprobs, TokenLogprobs
 from quire.rendering.output import OutputRenderer
 from quire.rendering.renderer import RenderedPrompt, Renderer
+from quire.rendering.tokenizer import Tokenizer
 
-__all__ = ["AssemblerUpdate", "OutputAssembler"]
+__all__ = ["AssemblerUpdate", "OutputAssembler", "beam_search_output"]
 
 
 @dataclass(slots=True)
@@ -251,3 +255,27 @@ def _note_tokens(output: RequestOutput, count: int, now: float) -> None:
     metrics.first_token_ts = metrics.first_token_ts or now
     metrics.last_token_ts = now
     metrics.num_generation_tokens += count
+
+
+def beam_search_output(
+    output: RequestOutput, rules: BeamRules, tokenizer: Tokenizer | None
+) -> BeamSearchOutput:
+    """Make the output of a request that has ended; without a tokenizer texts are empty."""
+    if output.error is not None:
+        return BeamSearchOutput([], output.error)
+    sequences: list[BeamSearchSequence] = []
+    for found in output.outputs:
+        tokens = [*output.prompt_token_ids, *found.token_ids]
+        cum_logprob = found.cumulative_logprob or 0.0
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                text="" if tokenizer is None else tokenizer.decode(tokens),
+                cum_logprob=cum_logprob,
+                score=rules.score(cum_logprob, len(found.token_ids)),
+                logprobs=found.logprobs,
+                finish_reason=found.finish_reason,
+                stop_reason=found.stop_reason,
+            )
+        )
+    return BeamSearchOutput(sequences)
