@@ -16,8 +16,6 @@ from statistics import median
 
 import pytest
 
-from tests.gates import GATES, files_of
-
 ROOT = Path(__file__).parents[1]
 DURATIONS = Path(__file__).with_suffix(".json")
 NUM_SLOWEST = 10
@@ -83,6 +81,8 @@ class DurationRecord:
 def main(rooms: Sequence[str]) -> None:
     """Print the slowest files of the rooms, which are folders or files, what all of them take, and
     what those take that gates may leave out."""
+    from tests.gates import GATES, files_of  # a plugin too, which pytest wants to import itself
+
     wanted = tuple(room.rstrip("/") for room in rooms) or ("tests",)
     found = {
         name: took

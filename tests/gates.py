@@ -214,9 +214,11 @@ GATES = (
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A pass of a group. sets: kernel sets that its processor ran, best first."""
+    """A pass of a group. digest: of its files. versions: of its tools. sets: kernel sets that its
+    processor ran, best first."""
 
     digest: str
+    versions: dict[str, str]
     commit: str
     date: str
     machine: str
@@ -238,11 +240,14 @@ def files_of(globs: Sequence[str], root: Path | None = None) -> list[Path]:
 
 
 def digest_of(gate: Gate, root: Path | None = None) -> str:
-    """Return a digest of contents and versions. It does not know where a file lies."""
+    """Return a digest of the contents of its files. It does not know where a file lies."""
     paths = files_of((*gate.tests, *gate.covers), root)
     contents = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
-    versions = [f"{tool} {version_of(tool)}" for tool in ("python", *gate.tools)]
-    return hashlib.sha256("\n".join([*contents, *versions]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(contents).encode()).hexdigest()[:32]
+
+
+def versions_of(gate: Gate) -> dict[str, str]:
+    return {tool: version_of(tool) for tool in ("python", *gate.tools)}
 
 
 @cache
@@ -316,7 +321,8 @@ def write_proof(gate: Gate, proof: Proof) -> None:
     others = [
         each
         for each in proofs.get(gate.name, [])
-        if each.digest == proof.digest and (each.vendor, each.sets) != (proof.vendor, proof.sets)
+        if (each.digest, each.versions) == (proof.digest, proof.versions)
+        and (each.vendor, each.sets) != (proof.vendor, proof.sets)
     ]
     proofs[gate.name] = [*others, proof]
     names = [gate.name for gate in GATES]
@@ -329,9 +335,15 @@ def standing(
 ) -> Proof | str:
     """Return the proof that holds here and now, or the reason why there is none."""
     known = proofs.get(gate.name, ())
-    equal = [each for each in known if each.digest == digest_of(gate, root)]
+    digest, versions = digest_of(gate, root), versions_of(gate)
+    same = [each for each in known if each.digest == digest]
+    if not same:
+        return "its files have changed" if known else "nobody has proven it yet"
+    equal = [each for each in same if each.versions == versions]
     if not equal:
-        return "what it depends on has changed" if known else "nobody has proven it yet"
+        was = same[0].versions
+        other = [f"{tool} {versions[tool]}" for tool in versions if was.get(tool) != versions[tool]]
+        return f"it was proven with other tools than {', '.join(other)}"
     if not gate.sets:
         return equal[0]
     name, vendor, sets = this_processor()
@@ -358,6 +370,7 @@ def _now(gate: Gate, digest: str, tests: int, seconds: float) -> Proof:
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return Proof(
         digest=digest,
+        versions=versions_of(gate),
         commit=commit.stdout.strip(),
         date=datetime.now(UTC).date().isoformat(),
         machine=model,
@@ -472,12 +485,14 @@ def prove(names: Sequence[str]) -> int:
 
 
 def sets_to_compile() -> str:
-    """Return "all" if a group that needs all kernel sets has to run, else "native". Groups whose
-    tools are not installed yet do not count: ask again when they are."""
+    """Return "all" if a group that needs all kernel sets has to run, else "native". Before an
+    installation this asks for its files alone where tools are missing: ask again afterwards."""
     proofs = read_proofs()
     for gate in GATES:
-        ready = all(version_of(tool) != "none" for tool in gate.tools)
-        if gate.all_sets and ready and isinstance(standing(gate, proofs), str):
+        is_ready = "none" not in versions_of(gate).values()
+        has_files = digest_of(gate) in [each.digest for each in proofs.get(gate.name, ())]
+        is_proven = has_files and not (is_ready and isinstance(standing(gate, proofs), str))
+        if gate.all_sets and not is_proven:
             return "all"
     return "native"
 

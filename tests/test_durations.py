@@ -56,15 +56,17 @@ def test_workers_get_the_longest_files_first(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_run_writes_what_its_files_took(tmp_path: Path) -> None:
-    """Turns red when a file that did not run loses its seconds, or when workers write too."""
+    """As `make test` runs. Turns red when a file that did not run loses its seconds, when workers
+    write too, or when its two plugins do not go together."""
     record = tmp_path / "seconds.json"
     for name, wait in (("short", 0.0), ("long", 0.3)):
         body = f"import time\n\ndef test_it():\n    time.sleep({wait})\n"
         (tmp_path / f"test_{name}.py").write_text(body)
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "tests.durations", "-p", "no:cacheprovider",
-        "-c", str(ROOT / "pyproject.toml"), "--record-durations", str(record), "-n", "2",
-        "--dist", "loadfile", "--no-loadscope-reorder", str(tmp_path),
+        sys.executable, "-m", "pytest", "-q", "-p", "tests.durations", "-p", "tests.gates",
+        "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"),
+        "--record-durations", str(record), "-n", "2", "--dist", "loadfile",
+        "--no-loadscope-reorder", str(tmp_path),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -29,7 +29,8 @@ def name_of(gate: Gate) -> str:
 def proof_of(gate: Gate, **more: object) -> Proof:
     """A pass on this machine, just now."""
     model, vendor, sets = gates.this_processor()
-    proof = Proof(gates.digest_of(gate), "abc", "2026-01-01", model, vendor, sets, 7, 1.0)
+    digest, versions = gates.digest_of(gate), gates.versions_of(gate)
+    proof = Proof(digest, versions, "abc", "2026-01-01", model, vendor, sets, 7, 1.0)
     return replace(proof, **more)  # type: ignore[arg-type]
 
 
@@ -54,7 +55,7 @@ def test_one_byte_makes_a_group_run_and_a_move_does_not(copied: tuple[Gate, Path
         path = gates.files_of([glob], root)[-1]
         before = path.read_bytes()
         path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-        assert gates.standing(gate, proofs, root) == "what it depends on has changed", path
+        assert gates.standing(gate, proofs, root) == "its files have changed", path
         path.write_bytes(before)
     for glob in gate.covers:
         if glob.endswith("**"):
@@ -77,8 +78,9 @@ def test_another_version_of_a_tool_makes_a_group_run(
         assert versions(tool) != "none"
         with monkeypatch.context() as other:
             newer = lambda each, tool=tool: versions(each) + "1" * (each == tool)  # noqa: E731
+            wanted = f"it was proven with other tools than {tool} {versions(tool)}1"
             other.setattr(gates, "version_of", newer)
-            assert gates.standing(gate, proofs) == "what it depends on has changed", tool
+            assert gates.standing(gate, proofs) == wanted
 
 
 @pytest.mark.parametrize("gate", GATES, ids=name_of)
@@ -190,34 +192,36 @@ def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
     out = run("--prove", "toy,idle", "room/test_toy.py", "room/test_idle.py")
     assert "toy: proven" in out and "idle: no test of room/test_idle.py ran" in out
     [proof] = json.loads(record.read_text())["toy"]
-    assert (proof["tests"], proof["sets"]) == (1, [])
+    assert (proof["tests"], proof["sets"], set(proof["versions"])) == (1, [], {"python", "numpy"})
     kept = record.read_bytes()
     out = run("room")
     assert "1 passed" in out and "toy: not run; 1 passed in " in out and "(gates.json)" in out
     assert "1 passed" in run("room/test_toy.py"), "who names a file wants it to run"
     (tmp_path / "covered").write_text("0")
     assert "1 failed, 1 passed" in (out := run("room"))
-    assert "toy: to run, since what it depends on has changed" in out
+    assert "toy: to run, since its files have changed" in out
     assert "toy: 1 failed" in run("--prove", "toy", "room/test_toy.py")
     assert record.read_bytes() == kept
 
 
 def test_all_sets_are_compiled_where_a_group_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns red when CI compiles what nobody has to prove, or leaves out what has to be. Before an
-    installation the groups count whose tools are there."""
+    """Turns red when CI compiles what nobody has to prove, or leaves out what has to be."""
     proofs = {gate.name: [proof_of(gate)] for gate in GATES}
     monkeypatch.setattr(gates, "read_proofs", lambda: proofs)
     assert gates.sets_to_compile() == "native"
     for name in ("attention", "wheel"):
         del proofs[name]
     assert gates.sets_to_compile() == "native"
-    del proofs["tiles"]
-    assert gates.sets_to_compile() == "all"
     versions = gates.version_of
-    monkeypatch.setattr(
-        gates, "version_of", lambda tool: "none" if tool == "torch" else versions(tool)
-    )
-    assert gates.sets_to_compile() == "native"
+    for torch, sets in (("none", "native"), ("9", "all")):  # before an installation, and of another
+        with monkeypatch.context() as other:
+            known = lambda tool, torch=torch: torch if tool == "torch" else versions(tool)  # noqa: E731
+            other.setattr(gates, "version_of", known)
+            assert gates.sets_to_compile() == sets
+            [proof] = proofs["tiles"]
+            proofs["tiles"] = [replace(proof, digest="of other files")]
+            assert gates.sets_to_compile() == "all"
+            proofs["tiles"] = [proof]
     del proofs["kernel-sets"]
     assert gates.sets_to_compile() == "all"
 
