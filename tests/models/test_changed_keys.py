@@ -177,9 +177,10 @@ def model_of(config: Mapping[str, Any], family: Family) -> Any:
         model = getattr(transformers, MAKERS[family.kind]).from_config(made).eval()
     except Exception:  # noqa: BLE001  whatever it raises, there is no such model
         return None
+    parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            is_buffer = "." not in name or name not in dict(model.named_parameters())
+        for name, tensor in (*parameters.items(), *model.named_buffers()):
+            is_buffer = "." not in name or name not in parameters
             if is_buffer and not name.endswith(("e_score_correction_bias", "layer_scalar")):
                 continue
             seed = zlib.crc32(f"{name}{list(tensor.shape)}".encode())
