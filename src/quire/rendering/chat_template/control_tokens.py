@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ChatText", "ControlTokens", "Spans", "shifted"]
 
 Spans = tuple[tuple[int, int], ...]
-"""Where texts begin and end, in order."""
+"""Beginnings and ends of texts, in order."""
 Render = Callable[[Any], str]
 
 _BARS = "|｜"
