@@ -22,8 +22,7 @@ from quire.dialect import (
 )
 from quire.dialect.chat import WholeChats, answer_of
 from quire.dialect.families import DIALECTS
-from quire.dialect.harmony import render_harmony
-from quire.dialect.harmony_template import HarmonyTemplate, own_template
+from quire.dialect.harmony import HarmonyTemplate, own_template, render_harmony
 from quire.dialect.parts import Part
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError, RequestError

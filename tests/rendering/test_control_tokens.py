@@ -11,10 +11,10 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from quire.dialect.harmony_template import HarmonyTemplate
+from quire.dialect.harmony import HarmonyTemplate
 from quire.errors import RequestError
 from quire.rendering import ChatTemplate, RenderedPrompt, Renderer, RendersChats, Tokenizer
-from quire.rendering.control_tokens import ChatText
+from quire.rendering.chat_template.control_tokens import ChatText
 from quire.server.generation.history import continued
 from tests.dialect.chat_templates import TEMPLATES
 from tests.rendering.conftest import BUILDERS, TEXTS, write_folder

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire.dialect.conversation import described, prepared
-from quire.dialect.harmony_template import own_template
+from quire.dialect.harmony import own_template
 from quire.dialect.parser import AnswerParser
 from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.dialect.sample import PartsReader

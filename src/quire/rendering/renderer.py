@@ -14,8 +14,8 @@ from quire.protocol.codec import is_unicode
 from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import MediaSpan
+from quire.rendering.chat_template.control_tokens import ChatText, Spans
 from quire.rendering.chat_template.template import ChatTemplate
-from quire.rendering.control_tokens import ChatText, Spans
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
 from quire.rendering.folder import require_folder
 from quire.rendering.messages import checked_messages

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from quire.config.gguf import is_gguf
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.protocol.codec import is_unicode
-from quire.rendering.control_tokens import ChatText, ControlTokens
+from quire.rendering.chat_template.control_tokens import ChatText, ControlTokens
 from quire.rendering.detokenize import IncrementalDetokenizer
 from quire.rendering.folder import TokenizerFiles, TokenSpec, read_tokenizer_files
 from quire.rendering.gguf import read_gguf_tokenizer

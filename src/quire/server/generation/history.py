@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from quire.rendering import RenderedPrompt, Tokenizer
-from quire.rendering.control_tokens import ChatText, shifted
+from quire.rendering.chat_template.control_tokens import ChatText, shifted
 
 __all__ = ["continued"]
 

@@ -17,7 +17,7 @@ import msgspec
 
 from quire.dialect import Dialect
 from quire.dialect.conversation import described, prepared
-from quire.dialect.harmony_template import own_template
+from quire.dialect.harmony import own_template
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
