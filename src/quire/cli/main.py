@@ -109,7 +109,7 @@ def _check_command(parser: CommandParser, given: Sequence[str], chosen: str | No
 
 def _warn_of_unknown_variables(parser: CommandParser) -> None:
     """Warn of unknown variables: a misspelt one would silently leave a default."""
-    from quire.cli.variables import warn_of_unknown_variables
+    from quire.cli.flags.variables import warn_of_unknown_variables
 
     warn_of_unknown_variables(parser, command_parsers)
 

@@ -82,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
         return found
 
     def choices_by_position(self) -> list[str]:
-        """Words for the place of an argument that is no flag, where only some may stand."""
+        """The words that may stand at the place of an argument that is no flag."""
         return [
             str(choice)
             for action in self._actions

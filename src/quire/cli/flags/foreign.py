@@ -118,7 +118,7 @@ def _add(parser: CommandParser, flags: list[str], name: str) -> None:
 
 
 class _Elsewhere(NamedTuple):
-    """Flag or command that does the work of another program's flag. flags: the first that a command has is named.
+    """Replacement of another program's flag. flags: the first that a command has is named.
     command: one that has the first flag. note: more to know, or why no flag is needed."""
 
     flags: tuple[str, ...] = ()

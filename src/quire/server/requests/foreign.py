@@ -26,7 +26,6 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("n_predict", "num_predict", "max_new_tokens", "max_length", *_LIMITS), _LIMITS
     ),
-    "repeat_penalty": ("repetition_penalty",),
     **dict.fromkeys(("stop_sequences", "stop_strings"), ("stop", "stop_sequences")),
     **dict.fromkeys(("grammar", "json_schema"), ("structured_outputs",)),
     "format": ("response_format", "text"),
