@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -390,12 +391,15 @@ def test_a_tensor_is_one_prompt(llm: LLM) -> None:
     assert output.prompt_token_ids == [5, 6, 7]
 
 
-def test_a_logits_processor_that_exits_fails_alone(llm: LLM) -> None:
+@pytest.mark.parametrize(
+    "raised", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
+)
+def test_a_logits_processor_that_exits_fails_alone(llm: LLM, raised) -> None:
     def leave(token_ids, logits):
-        raise SystemExit(3)
+        raise raised(3)
 
     broken, sound = llm.generate(["a"] * 2, [SamplingParams(logits_processors=[leave]), GREEDY])
-    assert "SystemExit" in broken.error
+    assert raised.__name__ in broken.error
     assert sound.error is None
 
 
