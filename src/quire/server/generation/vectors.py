@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from quire.protocol.step import FloatArray
 from quire.rendering import RenderedPrompt, RequestRenderer, truncated
 from quire.server.generation.backend import Ready
 from quire.server.generation.service import Render
-from quire.server.generation.waiting import Party, Place, WaitingRoom
+from quire.server.generation.waiting import Party, Place, WaitingRoom, within
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
@@ -86,18 +85,18 @@ class VectorService:
             timeline.request_id, client.reserve_handles(1), prompt, params, time.monotonic()
         )
         request = replace(request, salt=salt, scheduling=scheduling)
-        patience_s, ending = place.first_token_s(), FinishReason.ABORT
+        ending = FinishReason.ABORT
         try:
-            async with asyncio.timeout(patience_s), await client.add(request) as stream:
-                vector, num_cached = await _followed(stream, place)
+            async with await client.add(request) as stream:
+                vector, num_cached = await within(place.first_token_s, _followed(stream, place))
             ending = FinishReason.STOP
         except (EngineError, RequestError):
             ending = FinishReason.ERROR
             raise
         except TimeoutError as error:
             raise RefusedError(
-                f"No vector came within {patience_s:g} s (first_token_timeout_s). Shorten the "
-                "prompt or try again later.",
+                f"No vector came within {place.first_token_s():g} s (first_token_timeout_s). "
+                "Shorten the prompt or try again later.",
                 status=503,
                 retry_after_s=5,
             ) from error
