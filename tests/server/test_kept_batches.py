@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import resource
 import threading
 import time
@@ -94,6 +95,38 @@ def test_files_are_kept(client: openai.OpenAI) -> None:
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError, match="no file"):
         client.files.content(file.id)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o277])
+def test_what_is_kept_is_for_the_servers_user_alone(tmp_path: Path, umask: int) -> None:
+    """Fault: files and folders were 644 and 755. What an older server left is narrowed too."""
+    folder = tmp_path / "data"
+    if umask == 0:
+        (folder / "files").mkdir(parents=True)
+        (folder / "batches.sqlite").touch(0o644)
+    before = os.umask(umask)
+    try:
+        with started(folder, InMemoryClient()) as (_, client):
+            batch = client.batches.create(
+                input_file_id=upload(client, line("one"), "{}"),
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+            )
+            modes: dict[str, int] = {}
+
+            def has_ended() -> bool:
+                for path in folder.rglob("*"):
+                    with contextlib.suppress(FileNotFoundError):
+                        modes[path.name] = path.stat().st_mode & 0o777
+                return client.batches.retrieve(batch.id).status == "completed"
+
+            wait_for(has_ended, "end of the batch")
+    finally:
+        os.umask(before)
+    assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {"files": "0o700"}
+    assert {"batches.sqlite", "batches.sqlite-wal", "running"} <= modes.keys()
+    if umask:
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire.server.requests.bounded_store import count_rows
-from quire.server.requests.databases import open_database
+from quire.server.requests.databases import open_database, private
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
@@ -46,6 +46,7 @@ NUM_SHARING = 2
 WINDOW_S = 86_400
 """Deadline of a batch from its arrival: `completion_window` "24h", the only one."""
 _PARTIAL = ".partial"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _LEFT_BEHIND_S = 3600.0
 """Age from which on nobody writes an upload any more."""
 
@@ -125,7 +126,7 @@ class NewFile:
 
     def _opened(self) -> IO[bytes]:
         if self._contents is None:
-            self._contents = self._partial.open("wb")
+            self._contents = os.fdopen(private(self._partial, _NEW), "wb")
         return self._contents
 
     def close(self) -> None:
@@ -156,9 +157,16 @@ class BatchStore:
         self._writing: set[NewFile] = set()
         self._has_lost = False  # files whose rows could not be deleted
         try:
-            self._contents.mkdir(parents=True, exist_ok=True)
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o700)
+            self._contents.mkdir(exist_ok=True)
+            self._contents.chmod(0o700)
             self._clear_left_behind()
-            self._lock = os.open(folder / "running", os.O_RDWR | os.O_CREAT, 0o600)
+            for path in self._contents.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # another front clears too
+                    path.chmod(0o600)
+            self._lock = private(folder / "running")
             self._database = open_database(folder / "batches.sqlite", _SCHEMA, is_lasting=True)
             self._forget_lost()
             if len(tenants) == 1:
