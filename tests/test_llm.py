@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import torch
 
 from quire import (
     LLM,
+    BeamSearchParams,
     ConfigError,
     EngineError,
     RequestError,
@@ -138,7 +140,19 @@ def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:
     assert "text" in outputs[4].error
     assert "half of a surrogate pair" in outputs[5].error
     assert "index 0" in outputs[6].error
+    for output in outputs[1:7]:  # what a loop over `outputs[0].text` reads
+        (sample,) = output.outputs
+        assert (sample.text, sample.token_ids, sample.finish_reason) == ("", [], "error")
+        assert sample.error == output.error and output.finished
     assert outputs[0].outputs[0].text == outputs[7].outputs[0].text
+
+
+def test_a_failed_search_has_one_empty_sequence(llm: LLM) -> None:
+    bad, good = llm.beam_search([[], "import os"], BeamSearchParams(beam_width=2, max_tokens=3))
+    (sequence,) = bad.sequences
+    assert (sequence.text, sequence.tokens, sequence.finish_reason) == ("", [], "error")
+    assert sequence.score == -math.inf and "has no tokens" in bad.error
+    assert len(good.sequences) == 2 and good.error is None
 
 
 @pytest.mark.parametrize(
@@ -176,6 +190,7 @@ def test_a_failing_logits_processor_fails_its_request_only(llm: LLM) -> None:
     first, second, third = llm.generate(["import os"] * 3, params)
     assert "no more" in first.error
     assert len(first.outputs[0].token_ids) == 2
+    assert (first.outputs[0].finish_reason, first.outputs[0].error) == ("error", first.error)
     assert second.error is None
     assert second.outputs[0].text == alone
     assert third.error is not None

@@ -199,7 +199,7 @@ class OutputAssembler:
             return False
         completion.finish_reason, completion.stop_reason = ending.reason.value, ending.stop_reason
         if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.DEADLINE):
-            sequence.request.output.error = finish.message
+            sequence.request.output.error = completion.error = finish.message
         self._close(handle, sequence)
         return finish is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from quire.rendering.tokenizer import Tokenizer
@@ -14,7 +16,10 @@ def beam_search_output(
 ) -> BeamSearchOutput:
     """Make the output of a request that has ended; without a tokenizer texts are empty."""
     if output.error is not None:
-        return BeamSearchOutput([], output.error)
+        tokens = list(output.prompt_token_ids)
+        failed = BeamSearchSequence(tokens, output.prompt or "", -math.inf, -math.inf)
+        failed.finish_reason = "error"
+        return BeamSearchOutput([failed], output.error)
     sequences: list[BeamSearchSequence] = []
     for found in output.outputs:
         tokens = [*output.prompt_token_ids, *found.token_ids]
