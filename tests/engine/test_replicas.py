@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 import random
+import re
 import signal
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from quire.protocol.control import Inspect, ListPins, Pause, Resume, Unpin
 from quire.protocol.messages import Welcome
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.status import EngineState
+from quire.server.generation.backend import describe
 from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
 from tests.engine.process_harness import (
     FAKE_MODEL,
@@ -189,6 +191,31 @@ def test_a_request_that_kills_its_engine_does_not_go_round() -> None:
             assert client.status.restarts == 3
             again = await collect(await ask(client, [8], max_tokens=3))
             assert again.tokens[0] == FAKE_MODEL.expected_tokens([8], 3, 0)
+
+    run(work())
+
+
+def test_readings_of_a_dead_engine_are_not_of_the_moment() -> None:
+    """Fault: what had gone elsewhere was counted there too, until the next core's heartbeat."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            streams = [await ask(client, [i, 3], max_tokens=250) for i in range(4)]
+            while client.stats.num_running < 4:
+                await asyncio.sleep(0.01)
+            before = clients_of(host)[0].stats
+            os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
+            while clients_of(host)[0].status.state is EngineState.READY:
+                await asyncio.sleep(0.001)
+            lost, stats = clients_of(host)[0].stats, client.stats
+            assert stats.num_running + stats.num_waiting <= 4
+            assert (lost.num_running, lost.num_waiting, lost.num_used_blocks) == (0, 0, 0)
+            assert lost.requests_total == before.requests_total > 0, "counters stay"
+            text = describe(clients_of(host)[0].status)
+            assert re.fullmatch(r"restarting \(starting the engine core, \d\.\d s\)", text), text
+            for stream in streams:
+                stream.abort()
 
     run(work())
 

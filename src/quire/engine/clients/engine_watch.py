@@ -110,7 +110,9 @@ class EngineWatch:
 
     @property
     def stats(self) -> EngineStats:
-        return EngineStats() if self._beat is None else self._beat.stats
+        """Return the latest reading. Without a core, what it says of the moment is of the past."""
+        stats = EngineStats() if self._beat is None else self._beat.stats
+        return stats.without_moment() if self._instance is None else stats
 
     @property
     def status(self) -> EngineStatus:
@@ -140,7 +142,9 @@ class EngineWatch:
         if self._is_draining or (beat is not None and beat.is_draining):
             return EngineState.DRAINING, "the engine is shutting down"
         if self._instance is None:
-            phase = beat.phases[-1].name if beat is not None and beat.phases else "starting"
+            phase = CORE_STARTS
+            if beat is not None and beat.phases and not beat.phases[-1].is_done:
+                phase = beat.phases[-1].name
             if self._was_connected:
                 return EngineState.RESTARTING, f"the engine is restarting ({phase})"
             return EngineState.STARTING, f"the engine is starting ({phase})"

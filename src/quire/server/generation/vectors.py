@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from quire.engine.clients.async_client import UpdateStream
-from quire.errors import EngineError, RequestError
+from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.request import FinishReason
 from quire.protocol.scheduling_params import SchedulingParams
@@ -121,7 +121,9 @@ async def _followed(stream: UpdateStream, place: Place) -> tuple[FloatArray, int
             if finish is not None and finish.is_request_fault:
                 raise RequestError(finish.message)
             if finish is not None:
-                raise EngineError(finish.message or "The engine ended the request early.")
+                message = finish.message or "The engine ended the request early. Send it again."
+                is_abort = finish.reason is FinishReason.ABORT
+                raise EngineUnavailableError(message) if is_abort else EngineError(message)
     raise EngineError("The engine ended the request without a vector. Send it again.")
 
 
