@@ -337,6 +337,36 @@ def test_a_forked_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(EngineError, match="forked"):
             engine.generate("a", GREEDY)
         monkeypatch.undo()
+        stream = engine.stream("a", SamplingParams(max_tokens=40, ignore_eos=True))
+        next(stream)
+        engine.enqueue(["b"])
+        engine.llm_engine.add_request("1", "c", GREEDY)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        calls = [lambda: list(stream), engine.wait_for_completion, engine.llm_engine.step]
+        for call in [*calls, engine.sleep, lambda: engine.pause("wait")]:
+            with pytest.raises(EngineError, match="forked"):
+                call()
+        monkeypatch.undo()
+
+
+def test_a_script_may_end_without_shutdown() -> None:
+    """Fault: the thread that asks Ray for lost hosts ended with a traceback."""
+    code = (
+        "import atexit, time\n"
+        "from quire.executor.ray.group import RayRankGroup\n"
+        "class Placed:\n"
+        "    def ended(self): return ''\n"
+        "    def end(self): print('ended')\n"
+        "group = RayRankGroup(None, print, 0, 0)\n"
+        "group._placed = Placed()\n"
+        "atexit.register(group.shutdown)\n"  # as `AsyncLLM` does
+        "atexit.register(time.sleep, 1.5)\n"  # the interpreter takes no work any more
+        "group._run(group._watch)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stderr, ended.stdout) == (0, "", "ended\n")
 
 
 def test_the_bundled_model_refuses_what_it_cannot_read(llm: LLM) -> None:

@@ -144,7 +144,12 @@ class RayRankGroup:
             thread.join()
         self._threads.clear()
         if self._placed is not None:
-            self._ray.submit(self._placed.end).result()
+            try:
+                ended = self._ray.submit(self._placed.end)
+            except RuntimeError:  # as in `_watch`: Ray's thread has ended
+                self._placed.end()
+            else:
+                ended.result()
             self._placed = None
         self._ray.shutdown()
 
@@ -224,7 +229,11 @@ class RayRankGroup:
         placed = self._placed
         assert placed is not None, "it has placed them"
         while not self._is_ending.wait(LOOK_S):
-            if reason := self._ray.submit(placed.ended).result():
+            try:
+                asked = self._ray.submit(placed.ended)
+            except RuntimeError:  # the interpreter ends, and threads take no more work
+                return
+            if reason := asked.result():
                 self._lose(f"a host's process has ended: {reason}")
                 return
 
