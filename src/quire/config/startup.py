@@ -14,7 +14,7 @@ from quire.config.hub import local_folder, resolve_model_folder
 from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
-from quire.config.speculation.draft_model import find_draft
+from quire.config.speculation.draft_model import draft_folder, find_draft
 from quire.errors import ConfigError
 from quire.platform import Platform
 
@@ -24,6 +24,7 @@ __all__ = [
     "FoundModel",
     "StartupPlan",
     "check_early",
+    "fetch",
     "find_model",
     "plan_startup",
     "with_threads",
@@ -65,6 +66,14 @@ def find_model(settings: EngineSettings) -> FoundModel:
         longest=settings.max_model_len,
     )
     return FoundModel(folder, spec)
+
+
+def fetch(settings: EngineSettings) -> None:
+    """Fetch what is not on this machine yet of the model, and of one that drafts for it. Raises
+    ConfigError: not found, no network."""
+    if settings.model is not None:
+        resolve_model_folder(settings.model, settings.revision, settings.download_dir)
+    draft_folder(settings)
 
 
 def check_early(settings: EngineSettings) -> None:
