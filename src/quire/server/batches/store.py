@@ -320,6 +320,8 @@ class BatchStore:
         except sqlite3.OperationalError as error:
             logger.warning("the file %s is deleted, and noted as such later: %s", file_id, error)
             self._has_lost = True
+            with contextlib.suppress(sqlite3.OperationalError):  # its log may take what is free
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _forget(self, file_ids: Iterable[str]) -> None:
         for file_id in file_ids:
@@ -358,7 +360,8 @@ class BatchStore:
         """RefusedError if a caller may not keep a file of so many bytes more. new: this file, if
         it has begun."""
         if self._has_lost:
-            self._forget_lost()
+            with contextlib.suppress(sqlite3.OperationalError):  # still no room to note it
+                self._forget_lost()
         for whose, count, most, size, most_bytes in self._totals(tenant, new):
             if count >= most or size + num_bytes > most_bytes:
                 raise RefusedError(
