@@ -14,12 +14,15 @@ import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.bundled import bundled_model_path
+from quire.config.settings import EngineSettings
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
 from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.scheduling_params import SchedulingParams
+from quire.server.generation import served_model
 from quire.server.generation.adapters import ServedAdapters
 from quire.server.requests.errors import RefusedError
+from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.lora.adapters import write_adapter
 from tests.server.in_memory import RealClient
@@ -173,6 +176,14 @@ def test_the_number_of_names_is_bounded(tmp_path: Path, folder: Path) -> None:
         assert served.names == ["later", "latest"]
 
     asyncio.run(work())
+
+
+def test_a_name_is_given_once(folder: Path) -> None:
+    """Fault: the last one replaced the others."""
+    modules = tuple(f"a={folder / name}" for name in ("red", "blue"))
+    server = ServerSettings(lora_modules=modules)
+    with pytest.raises(ConfigError, match=r"'a' to .*red' and .*blue'"):
+        served_model._adapters(EngineSettings(enable_lora=True), server, ("bundled",))
 
 
 def test_names_of_the_model_are_not_for_adapters(folder: Path) -> None:

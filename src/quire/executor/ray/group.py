@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hmac
 import logging
 import queue
@@ -87,6 +88,7 @@ class RayRankGroup:
         """Have Ray place and start the ranks; `replies` tells how that ended. Raises ConfigError if
         there is no room, EngineError if they cannot be started."""
         self._ray.submit(self._start).result()
+        atexit.register(self.shutdown)  # before Ray ends, which would look like a loss
         for host in self._hosts:
             self._run(self._receive, host)
         self._run(self._watch)
@@ -137,6 +139,7 @@ class RayRankGroup:
 
     def shutdown(self) -> None:
         """End all ranks, and wait until they have: `replies` ends too. May be called twice."""
+        atexit.unregister(self.shutdown)
         self._is_ending.set()
         for host in self._hosts:
             host.link.close()
