@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ import torch
 
 from quire import (
     LLM,
+    BeamSearchParams,
     ConfigError,
     EngineError,
     RequestError,
@@ -137,7 +140,19 @@ def test_only_the_prompt_at_fault_fails(llm: LLM) -> None:
     assert "text" in outputs[4].error
     assert "half of a surrogate pair" in outputs[5].error
     assert "index 0" in outputs[6].error
+    for output in outputs[1:7]:  # what a loop over `outputs[0].text` reads
+        (sample,) = output.outputs
+        assert (sample.text, sample.token_ids, sample.finish_reason) == ("", [], "error")
+        assert sample.error == output.error and output.finished
     assert outputs[0].outputs[0].text == outputs[7].outputs[0].text
+
+
+def test_a_failed_search_has_one_empty_sequence(llm: LLM) -> None:
+    bad, good = llm.beam_search([[], "import os"], BeamSearchParams(beam_width=2, max_tokens=3))
+    (sequence,) = bad.sequences
+    assert (sequence.text, sequence.tokens, sequence.finish_reason) == ("", [], "error")
+    assert sequence.score == -math.inf and "has no tokens" in bad.error
+    assert len(good.sequences) == 2 and good.error is None
 
 
 @pytest.mark.parametrize(
@@ -175,6 +190,7 @@ def test_a_failing_logits_processor_fails_its_request_only(llm: LLM) -> None:
     first, second, third = llm.generate(["import os"] * 3, params)
     assert "no more" in first.error
     assert len(first.outputs[0].token_ids) == 2
+    assert (first.outputs[0].finish_reason, first.outputs[0].error) == ("error", first.error)
     assert second.error is None
     assert second.outputs[0].text == alone
     assert third.error is not None
@@ -321,6 +337,36 @@ def test_a_forked_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(EngineError, match="forked"):
             engine.generate("a", GREEDY)
         monkeypatch.undo()
+        stream = engine.stream("a", SamplingParams(max_tokens=40, ignore_eos=True))
+        next(stream)
+        engine.enqueue(["b"])
+        engine.llm_engine.add_request("1", "c", GREEDY)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        calls = [lambda: list(stream), engine.wait_for_completion, engine.llm_engine.step]
+        for call in [*calls, engine.sleep, lambda: engine.pause("wait")]:
+            with pytest.raises(EngineError, match="forked"):
+                call()
+        monkeypatch.undo()
+
+
+def test_a_script_may_end_without_shutdown() -> None:
+    """Fault: the thread that asks Ray for lost hosts ended with a traceback."""
+    code = (
+        "import atexit, time\n"
+        "from quire.executor.ray.group import RayRankGroup\n"
+        "class Placed:\n"
+        "    def ended(self): return ''\n"
+        "    def end(self): print('ended')\n"
+        "group = RayRankGroup(None, print, 0, 0)\n"
+        "group._placed = Placed()\n"
+        "atexit.register(group.shutdown)\n"  # as `AsyncLLM` does
+        "atexit.register(time.sleep, 1.5)\n"  # the interpreter takes no work any more
+        "group._run(group._watch)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stderr, ended.stdout) == (0, "", "ended\n")
 
 
 def test_the_bundled_model_refuses_what_it_cannot_read(llm: LLM) -> None:
@@ -390,12 +436,15 @@ def test_a_tensor_is_one_prompt(llm: LLM) -> None:
     assert output.prompt_token_ids == [5, 6, 7]
 
 
-def test_a_logits_processor_that_exits_fails_alone(llm: LLM) -> None:
+@pytest.mark.parametrize(
+    "raised", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
+)
+def test_a_logits_processor_that_exits_fails_alone(llm: LLM, raised) -> None:
     def leave(token_ids, logits):
-        raise SystemExit(3)
+        raise raised(3)
 
     broken, sound = llm.generate(["a"] * 2, [SamplingParams(logits_processors=[leave]), GREEDY])
-    assert "SystemExit" in broken.error
+    assert raised.__name__ in broken.error
     assert sound.error is None
 
 

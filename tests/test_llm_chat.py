@@ -104,6 +104,10 @@ def test_messages_of_a_chat_may_be_objects(llm: LLM) -> None:
     assert "messages[1].tool_calls[0]" in str(outputs[3].error)
     answers = [each.outputs[0].answer for each in outputs if not each.error]
     assert answers[0] is not None and answers[0].content
+    for failed in outputs[3:5]:
+        (sample,) = failed.outputs
+        assert (sample.finish_reason, sample.error) == ("error", failed.error)
+        assert sample.answer == ChatAnswer(None)
     assert answers[1:3] == answers[:1] * 2 and answers[3] is not None
 
 

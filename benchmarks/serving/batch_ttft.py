@@ -95,7 +95,7 @@ class Client:
         found = self.batch(batch_id)
         if found["status"] != "cancelled":
             raise SystemExit(f"the batch was {found['status']} too early: give more --lines")
-        self._until(lambda: self.http.get("/load").json()["server_load"] <= 1, "an idle server")
+        self._until(lambda: self.http.get("/load").json()["server_load"] == 0, "an idle server")
         return int(found["request_counts"]["completed"])
 
     def _until(self, is_so: Callable[[], bool], what: str) -> None:

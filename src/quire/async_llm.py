@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import os
 import queue
 import threading
 import time
@@ -235,6 +236,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._death: BaseException | None = None
         self._is_shut_down = False
+        self._process_id = os.getpid()
         self._thread = _EngineThread(self.engine.client, self._hand_over, self._hand_over_death)
 
     @classmethod
@@ -453,6 +455,11 @@ class AsyncLLM:
         self._loop = loop
 
     def _check_alive(self) -> None:
+        if os.getpid() != self._process_id:
+            raise EngineError(
+                f"the engine's thread stayed in process {self._process_id} when this one was "
+                "forked from it: start a new engine here"
+            )
         if self._death is not None:
             raise EngineError(f"the engine has died: {self._death}") from self._death
         if self._is_shut_down:

@@ -38,6 +38,8 @@ from quire.protocol.control import (
 )
 from quire.protocol.outputs import (
     BeamSearchOutput,
+    ChatAnswer,
+    CompletionOutput,
     PoolingRequestOutput,
     RequestOutput,
 )
@@ -115,8 +117,9 @@ class LLM(VectorMethods):
         (with `enable_lora`). Each is one for all, or one per prompt. others: arguments that vLLM
         has and that ask for nothing here.
 
-        A single prompt that cannot be served raises RequestError. In a list only the prompt at
-        fault fails: its output has `error` set, and the others are complete.
+        A single prompt that cannot be served raises RequestError. In a list, of one too, only the
+        prompt at fault fails, and the others are complete: it has one output without text, with
+        finish_reason "error", and both have `error` set.
         """
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
         if prompts is None:
@@ -181,7 +184,10 @@ class LLM(VectorMethods):
         if chats is not None:
             for conversation, its, output in zip(conversations, params, outputs, strict=True):
                 for each in output.outputs:
-                    each.answer = chats.answer(conversation, output.prompt_token_ids, each, its)
+                    each.answer = ChatAnswer(None)
+                    if each.token_ids or each.error is None:
+                        ids = output.prompt_token_ids
+                        each.answer = chats.answer(conversation, ids, each, its)
         return outputs
 
     def _chats(
@@ -516,7 +522,7 @@ class LLM(VectorMethods):
             self._llm_engine.new_request_id(),
             prompt.text,
             prompt.token_ids,
-            outputs=[],
+            outputs=[CompletionOutput(0, finish_reason="error", error=str(refused))],
             finished=True,
             error=str(refused),
         )

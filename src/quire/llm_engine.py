@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -62,6 +63,7 @@ class LLMEngine:
         self.assembler = OutputAssembler(engine.renderer, engine.eos_token_ids)
         self.adapters = PromptAdapters(engine.resolved.settings.max_lora_rank)
         self._in_use = threading.Lock()
+        self._process_id = os.getpid()
         self._next_handle = 0
         self._next_request = 0
         self._readers: dict[str, tuple[RequestOutput, OutputReader, range]] = {}
@@ -251,6 +253,9 @@ class LLMEngine:
         """Leave nothing of these sequences behind: after Ctrl-C, an error, a stream cut short."""
         live = [handle for handle in self.assembler.handles() if handle in handles]
         client = self.engine.client
+        if self._is_forked:
+            self.assembler.drop(live)
+            return
         if live:
             self.assembler.drop(live)
             client.abort(live)
@@ -260,8 +265,18 @@ class LLMEngine:
                 break
             client.step()
 
+    @property
+    def _is_forked(self) -> bool:
+        """True in a child, which lacks the threads that compute: a wait for them has no end."""
+        return os.getpid() != self._process_id
+
     @contextmanager
     def sole_use(self) -> Iterator[None]:
+        if self._is_forked:
+            raise EngineError(
+                f"the engine's threads stayed in process {self._process_id} when this one was "
+                "forked from it: start a new engine here"
+            )
         if not self._in_use.acquire(blocking=False):
             raise EngineError(
                 "another thread is using this LLM: use it from one thread at a time, or start one "

@@ -31,7 +31,9 @@ class HashGrammars:
     """outputs: for which it was asked. fails: what is raised for an output, None for nothing."""
 
     def __init__(
-        self, vocab_size: int, fails: Callable[[Sequence[int]], Exception | None] = lambda _: None
+        self,
+        vocab_size: int,
+        fails: Callable[[Sequence[int]], BaseException | None] = lambda _: None,
     ) -> None:
         self.vocab_size = vocab_size
         self.fails = fails

@@ -248,7 +248,8 @@ def test_ends_on_the_models_own_end_token(tmp_path: Path) -> None:
 
 def test_one_bad_prompt_fails_alone(llm: LLM) -> None:
     bad, good = search(llm, [[500], PROMPTS[0]], beam_width=3)
-    assert "500" in (bad.error or "") and not bad.sequences
+    assert "500" in (bad.error or "")
+    assert [each.finish_reason for each in bad.sequences] == ["error"]
     assert len(good.sequences) == 3
     with pytest.raises(RequestError, match="computes 12 sequences at a time"):
         llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=13), use_tqdm=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +26,8 @@ from tests.waiting import WAIT_S
 pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+NO_ERRORS = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""What code may raise besides errors."""
 V = 1000
 PROMPT = [4, 9, 2, 7, 5]
 
@@ -289,6 +293,7 @@ def test_too_many_hooks_that_hang_are_said(monkeypatch: pytest.MonkeyPatch) -> N
     ("answer", "sentence"),
     [
         (ValueError("no such state"), "no such state"),
+        *((raised("gone"), f"{raised.__name__}('gone')") for raised in NO_ERRORS),
         (None, "the answer None"),
         (Pass(3), "Pass(num_tokens=3) of 1"),
         (Pass(-1), "Pass(num_tokens=-1) of 1"),
@@ -299,12 +304,14 @@ def test_too_many_hooks_that_hang_are_said(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_a_hook_that_fails_costs_its_own_request(depth: int, answer: Any, sentence: str) -> None:
+    """Fault: what is no `Exception` ended the hook's thread, and counted as slow."""
+
     def judge(unsent: Unsent) -> Answer:
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
-    engine, _ = make(HookSet(offered={"bad": Hook(judge)}), depth=depth)
+    engine, runner = make(HookSet(offered={"bad": Hook(judge)}), depth=depth)
     bad = engine.add(PROMPT, n=2, hooks=("bad",))
     (good,) = engine.add([*PROMPT, 1])
     run(engine)
@@ -315,6 +322,19 @@ def test_a_hook_that_fails_costs_its_own_request(depth: int, answer: Any, senten
         assert sentence in finish.message
         assert not engine.tokens[handle]
     assert engine.tokens[good] == engine.model.expected_tokens([*PROMPT, 1], 8, 0)
+    assert not runner._lost
+
+
+def test_a_watch_that_exits_costs_its_own_request() -> None:
+    class Leaves:
+        def watch(self, sequence: WatchedSequence) -> Hook:
+            raise SystemExit(3)
+
+    engine, runner = make(HookSet(offered={"bad": Leaves()}))
+    (bad,) = engine.add(PROMPT, hooks=("bad",))
+    run(engine)
+    assert "'bad' failed (SystemExit(3))" in engine.finished[bad].message
+    assert not runner._lost
 
 
 def test_nothing_may_be_held_at_the_end() -> None:
@@ -407,6 +427,10 @@ class Plain:
 plain = Plain()
 
 
+def leave() -> Hook:
+    sys.exit(3)
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -414,6 +438,7 @@ plain = Plain()
         (["tests.engine.test_hooks:nothing"], "cannot be loaded"),
         (["tests.engine.test_hooks:PROMPT"], "no method watch"),
         ([3], "no method watch"),
+        (["tests.engine.test_hooks:leave"], r"cannot be loaded \(SystemExit\(3\)\)"),
         ([plain, Plain()], "two output hooks have the name 'Plain'"),
     ],
 )

@@ -228,7 +228,9 @@ def prefixes(tokens: Sequence[int]) -> list[Sequence[int]]:
 
 
 @DEPTHS
-@pytest.mark.parametrize("error", [RequestError("this is no grammar"), ValueError("boom")])
+@pytest.mark.parametrize(
+    "error", [RequestError("this is no grammar"), ValueError("boom"), BaseException("panic")]
+)
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_provider_that_fails_ends_its_own_request(depth, error, at):
     first = expected(make(), [1, 2], 8, 1)
@@ -247,10 +249,10 @@ def test_a_provider_that_fails_ends_its_own_request(depth, error, at):
 
 
 class FailsOnce:
-    def __init__(self, error: Exception) -> None:
-        self._error: Exception | None = error
+    def __init__(self, error: BaseException) -> None:
+        self._error: BaseException | None = error
 
-    def __call__(self, output: Sequence[int]) -> Exception | None:
+    def __call__(self, output: Sequence[int]) -> BaseException | None:
         error, self._error = self._error, None
         return error
 

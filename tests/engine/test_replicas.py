@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 import random
+import re
 import signal
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -27,7 +28,8 @@ from quire.protocol.control import Inspect, ListPins, Pause, Resume, Unpin
 from quire.protocol.messages import Welcome
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.status import EngineState
-from tests.engine.fake_core_process import KILLER, FakeCoreOptions
+from quire.server.generation.backend import describe
+from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
 from tests.engine.process_harness import (
     FAKE_MODEL,
     RESTART_AT_ONCE,
@@ -36,19 +38,22 @@ from tests.engine.process_harness import (
     by_flags,
     collect,
     run,
+    until_idle,
     until_state,
 )
 
 
 @contextlib.asynccontextmanager
-async def replicas(size: int = 2, **client_options: Any) -> AsyncGenerator[EngineHost]:
+async def replicas(
+    size: int = 2, *, fault_after: int = 2, **client_options: Any
+) -> AsyncGenerator[EngineHost]:
     """Fake cores behind one client, all of them ready."""
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
         stall_limits=StallLimits(min_s=60.0, first_beat_s=60.0),
         restart_policy=RESTART_AT_ONCE,
-        command=FakeCoreOptions(step_s=0.005, fault_after=2).command(),
+        command=FakeCoreOptions(step_s=0.005, fault_after=fault_after).command(),
     )
     async with host_engine(
         {"data_parallel_size": size},
@@ -190,6 +195,31 @@ def test_a_request_that_kills_its_engine_does_not_go_round() -> None:
     run(work())
 
 
+def test_readings_of_a_dead_engine_are_not_of_the_moment() -> None:
+    """Fault: what had gone elsewhere was counted there too, until the next core's heartbeat."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            streams = [await ask(client, [i, 3], max_tokens=250) for i in range(4)]
+            while client.stats.num_running < 4:
+                await asyncio.sleep(0.01)
+            before = clients_of(host)[0].stats
+            os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
+            while clients_of(host)[0].status.state is EngineState.READY:
+                await asyncio.sleep(0.001)
+            lost, stats = clients_of(host)[0].stats, client.stats
+            assert stats.num_running + stats.num_waiting <= 4
+            assert (lost.num_running, lost.num_waiting, lost.num_used_blocks) == (0, 0, 0)
+            assert lost.requests_total == before.requests_total > 0, "counters stay"
+            text = describe(clients_of(host)[0].status)
+            assert re.fullmatch(r"restarting \(starting the engine core, \d\.\d s\)", text), text
+            for stream in streams:
+                stream.abort()
+
+    run(work())
+
+
 def test_aborts_reach_the_engine_that_has_the_stream_now() -> None:
     """Turns red when a moved stream still belongs to the client that it came from."""
 
@@ -212,6 +242,66 @@ def test_aborts_reach_the_engine_that_has_the_stream_now() -> None:
             other = clients_of(host)[1 - index]
             while other.stats.num_running or not other.stats.aborted_total:
                 await asyncio.sleep(0.01)
+
+    run(work())
+
+
+@pytest.mark.parametrize("fatal", [None, HANGER])
+def test_what_waits_for_a_hung_engine_goes_elsewhere(fatal: int | None) -> None:
+    """It would wait until the engine is replaced, which takes a minute: one that is silent as a
+    whole, or in one step. What has had tokens stays, and the engine forgets the rest."""
+
+    async def work() -> None:
+        async with replicas(silence_s=0.3, stuck_step_s=0.3) as host:
+            client: Any = host.client
+            hung, other = clients_of(host)
+            stays = await ask(hung, [3, 4], max_tokens=200)
+            task = asyncio.ensure_future(collect(stays))
+            while not stays.num_tokens:
+                await asyncio.sleep(0.01)
+            if fatal is None:
+                os.kill(host.supervisors[0].pid or 0, signal.SIGSTOP)
+            else:
+                await ask(hung, [5, fatal, 7], max_tokens=50)
+                while (hung._watch._beat.step_seconds or 0) < 0.1:  # type: ignore[union-attr]
+                    await asyncio.sleep(0.01)
+            waiting = [await ask(hung, [i, 9], n=1 + i % 2, max_tokens=20) for i in range(6)]
+            for i, found in enumerate(await asyncio.gather(*map(collect, waiting))):
+                expected = {
+                    s: FAKE_MODEL.expected_tokens([i, 9], 20, 0, s) for s in range(1 + i % 2)
+                }
+                assert found.tokens == expected
+            assert not task.done()
+            assert other.num_unfinished == 0, "what hangs an engine does not go round"
+            assert [hung.num_unfinished, client.status.state] == [
+                1 if fatal is None else 2, EngineState.READY
+            ]  # fmt: skip
+            again = await ask(client, [8, 8], max_tokens=5)  # though the hung one has less to do
+            assert (await collect(again)).tokens[0] == FAKE_MODEL.expected_tokens([8, 8], 5, 0)
+            if fatal is None:
+                os.kill(host.supervisors[0].pid or 0, signal.SIGCONT)
+                assert (await task).tokens[0] == FAKE_MODEL.expected_tokens([3, 4], 200, 0)
+                await until_idle(hung)
+            else:
+                stays.abort()
+                await task
+
+    run(work())
+
+
+def test_what_an_engine_computes_when_it_stops_goes_elsewhere_once() -> None:
+    """Its request may be what stopped it, and must not stop one engine after the other."""
+
+    async def work() -> None:
+        async with replicas(3, fault_after=0, silence_s=0.3) as host:
+            client: Any = host.client
+            stream = await ask(clients_of(host)[0], [5, STOPPER, 7], max_tokens=50)
+            while len([c for c in clients_of(host) if c.status.state is EngineState.STALLED]) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.0)
+            assert client.status.state is EngineState.READY
+            assert sum(each.num_unfinished for each in clients_of(host)) == 1
+            stream.abort()
 
     run(work())
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import build_core
 from quire.engine.supervision.stall import StallLimits, StallWatch
@@ -70,7 +74,9 @@ def starting(name: str, seconds: float, before: float = 0.0) -> Heartbeat:
     return Heartbeat(0, phases[name == FETCHING :])
 
 
-@pytest.mark.parametrize(("name", "is_limited"), [(FETCHING, False), ("loading", True)])
+@pytest.mark.parametrize(
+    ("name", "is_limited"), [(FETCHING, False), ("planning", True), ("loading", True)]
+)
 def test_a_start_may_fetch_for_days_but_not_do_other_things(name: str, is_limited: bool) -> None:
     """Fault: a core that still fetched its checkpoint was killed after half an hour; or a start
     after a long fetch had no time left for loading."""
@@ -79,15 +85,27 @@ def test_a_start_may_fetch_for_days_but_not_do_other_things(name: str, is_limite
         watch.observe(starting(name, seconds - 100_000, before=100_000), seconds)
         assert watch.hang(seconds) is None
     watch.observe(starting(name, 101), 100_101)
-    assert ("'loading' has taken 101.0 s" in str(watch.hang(100_101))) == is_limited
+    assert (f"{name!r} has taken 101.0 s" in str(watch.hang(100_101))) == is_limited
 
 
-def test_the_phase_that_fetches_is_the_first_of_a_start() -> None:
+def test_the_phase_that_fetches_is_the_first_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends before the plan is made, which has a limit: a folder on a dead disk hung it."""
     phases: list[str] = []
-    settings = EngineSettings(model="/nowhere/at/all")
-    with pytest.raises(ConfigError, match="no such folder"):
+    fetched: list[tuple[str, str]] = []
+
+    def fetch(model: str, *_: object) -> Path:
+        fetched.append((phases[-1], model))
+        return bundled_model_path()
+
+    monkeypatch.setattr("quire.config.hub._fetch", fetch)
+    draft = {"method": "draft_model", "model": "some/draft", "num_speculative_tokens": 2}
+    settings = EngineSettings(
+        model="some/model", speculative_config=json.dumps(draft), max_model_len=10**9
+    )
+    with pytest.raises(ConfigError, match="max_model_len"):
         build_core(settings, phases.append, lambda _: None, lambda _: None)
-    assert phases == [FETCHING]
+    assert phases == [FETCHING, "planning"]
+    assert fetched[:2] == [(FETCHING, "some/model"), (FETCHING, "some/draft")]
 
 
 def test_a_supervisor_that_slept_does_not_blame_the_core() -> None:

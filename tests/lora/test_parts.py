@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire import LLM, SamplingParams
 from quire.config.adapters.peft import read_adapter
-from quire.errors import RequestError
+from quire.errors import ConfigError, RequestError
 from quire.layers.adapted import AdaptedLayers
 from quire.layers.token_columns import TokenColumn
 from quire.lora.bank import HostAdapter
@@ -85,6 +85,19 @@ def test_names_of_text_parts_are_those_of_text_alone(
     sides = {f"{module}.lora_{side}.weight": noise(RANK, RANK) for side in "AB"}
     made = written(tmp_path / "adapter", sides)
     assert list(read_adapter(Path(made.lora_path)).modules) == [plain]
+
+
+@pytest.mark.parametrize("kind", ["lora_A.weight", "lora_embedding_A", "bias", "weight"])
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_two_modules_of_one_name_are_refused(kind: str, prefix: str, tmp_path: Path) -> None:
+    """Fault: the last one replaced the others."""
+    names = [f"{start}layers.0.self_attn.q_proj.{kind}" for start in ("model.", prefix)]
+    kinds = [kind, kind.replace("_A", "_B")] if "_A" in kind else [kind]
+    shape = (RANK,) if kind == "bias" else (RANK, RANK)
+    sides = {name.replace(kind, each): noise(*shape) for name in names for each in kinds}
+    made = written(tmp_path / "adapter", sides)
+    with pytest.raises(ConfigError, match="are both of"):
+        read_adapter(Path(made.lora_path))
 
 
 @pytest.mark.parametrize("kind", ["lora_{}.weight", "lora_embedding_{}"])

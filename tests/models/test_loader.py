@@ -440,10 +440,14 @@ def test_third_party_architecture(
     (package / "plugin-1.0.dist-info" / "METADATA").write_text("Name: plugin\nVersion: 1.0\n")
     (package / "plugin-1.0.dist-info" / "entry_points.txt").write_text(
         "[quire.model_specs]\nMyForCausalLM = quire_plugin_of_a_test:read\n"
+        "LeavesForCausalLM = quire_plugin_of_a_test:leave\n"
+        "NoneForCausalLM = quire_plugin_of_a_test:nothing\n"
         "[quire.models]\nMyForCausalLM = quire.models.llama:LlamaModel\n"
+        "LeavesForCausalLM = quire_plugin_of_a_test:leave\n"
     )
     (package / "quire_plugin_of_a_test.py").write_text(
-        "from quire.config.families.llama import read_llama\n\nread = read_llama\n"
+        "import sys\nfrom quire.config.families.llama import read_llama\n\nread = read_llama\n"
+        "def leave(*given):\n    sys.exit('no licence')\n"
     )
     monkeypatch.syspath_prepend(package)
     source, folder = originals("llama"), tmp_path / "model"
@@ -452,3 +456,11 @@ def test_third_party_architecture(
     assert torch.equal(logits_of(folder), logits_of(source))
     with pytest.raises(ConfigError, match="MyForCausalLM, NemotronForCausalLM"):
         find_model("Nope")
+    rewrite(source, folder, architectures=["LeavesForCausalLM"])
+    with pytest.raises(ConfigError, match=r"'LeavesForCausalLM'.*SystemExit\('no licence'\)"):
+        read_model_spec(folder)
+    with pytest.raises(ConfigError, match=r"'LeavesForCausalLM'.*SystemExit\('no licence'\)"):
+        find_model("LeavesForCausalLM")(None, None)  # type: ignore[arg-type]
+    rewrite(source, folder, architectures=["NoneForCausalLM"])
+    with pytest.raises(ConfigError, match=r"'NoneForCausalLM'.*AttributeError"):
+        read_model_spec(folder)

@@ -12,20 +12,22 @@ from quire import LLM, BeamSearchParams, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 POISON = 77
+BOOM = RuntimeError("boom")
 GOOD = [[5, 6, 7], [9] * 20, [8] * 33]
 
 
 class Poisoned:
     """A model in which one token id goes wrong: its hidden state is NaN, or it raises."""
 
-    def __init__(self, model: Any, *, raises: bool) -> None:
+    def __init__(self, model: Any, *, raises: bool, error: BaseException) -> None:
         self._model = model
         self._raises = raises
+        self._error = error
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, step: Any) -> torch.Tensor:
         bad = token_ids == POISON
         if self._raises and bad.any():
-            raise RuntimeError("boom")
+            raise self._error
         hidden = self._model.forward(token_ids, positions, step)
         wanted = step.wanted_tokens
         hidden[bad if wanted is None else bad[wanted]] = float("nan")
@@ -44,19 +46,30 @@ def llm() -> Iterator[LLM]:
         yield engine
 
 
-def poison(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
+def poison(
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    raises: bool,
+    error: BaseException = BOOM,
+) -> None:
     forward = llm.engine.client._core._executor._worker._assembly.runner._forward
-    monkeypatch.setattr(forward, "_model", Poisoned(forward._model, raises=raises))
+    monkeypatch.setattr(forward, "_model", Poisoned(forward._model, raises=raises, error=error))
 
 
-@pytest.mark.parametrize("raises", [False, True], ids=["nan", "exception"])
+@pytest.mark.parametrize(
+    ("raises", "error"),
+    [(False, BOOM), (True, BOOM), (True, SystemExit(3)), (True, KeyboardInterrupt())],
+    ids=["nan", "exception", "exit", "interrupt"],
+)
 @pytest.mark.parametrize("place", [15, 39], ids=["mid-prompt", "last-token"])
 def test_a_broken_row_fails_alone(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, raises: bool, place: int
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, raises: bool, error: BaseException, place: int
 ) -> None:
-    """Catches a step that fails whole, and broken rows that are noticed only when they sample."""
+    """Catches a step that fails whole, also by what a model's code raises that is no error, and
+    broken rows that are noticed only when they sample."""
     expected = [output.outputs[0].token_ids for output in llm.generate(GOOD, GREEDY)]
-    poison(llm, monkeypatch, raises=raises)
+    poison(llm, monkeypatch, raises=raises, error=error)
     bad = [4] * place + [POISON] + [4] * (39 - place)
     outputs = llm.generate([bad, *GOOD], GREEDY)
     assert [output.error is None for output in outputs] == [False, True, True, True]

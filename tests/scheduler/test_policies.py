@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import sys
+
 import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
@@ -9,6 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from quire.config.resolved import ResolvedScheduler
 from quire.config.settings import SCHEDULING_POLICIES
 from quire.errors import ConfigError, RequestError
+from quire.platform.interrupts import held
 from quire.protocol import SchedulingParams
 from quire.scheduler import KeyedPolicy, PrefillLimits, SequenceGroup, make_policy
 from tests.profiles import machine_settings, seeds
@@ -282,7 +287,73 @@ class NotAPolicy:
     pass
 
 
+def leave():
+    sys.exit("no licence")
+
+
+BROKEN: dict[str, object] = {}
+"""By the name of a method of `Broken`, what it raises, or gives as a key."""
+
+
+class Broken(KeyedPolicy):
+    """Fails for prompts of length 7, or always where it is not told of groups."""
+
+    def key(self, group: SequenceGroup) -> tuple[float, int]:
+        if len(group.request.prompt_token_ids) == 7:
+            self._fail("key")
+            return BROKEN.get("given", (0.0, group.number))
+        return (float(-group.number), group.number)  # the newest first
+
+    def _fail(self, name):
+        if isinstance(error := BROKEN.get(name), BaseException):
+            raise error
+
+    def remove(self, group):
+        self._fail("remove")
+        super().remove(group)
+
+    def first(self, may_start, num_uncached):
+        self._fail("first")
+        return super().first(may_start, num_uncached)
+
+    def count_tokens(self, accounts, tokens):
+        self._fail("count_tokens")
+
+
 class TestOwnPolicy:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("key", ValueError("no")),
+            ("key", SystemExit(3)),
+            ("first", KeyboardInterrupt()),
+            ("remove", GeneratorExit()),
+            ("count_tokens", asyncio.CancelledError()),
+            ("given", "soon"),
+            ("given", (math.nan, 3)),
+        ],
+    )
+    def test_one_that_fails_costs_no_request(self, name, value, monkeypatch, caplog):
+        """Turns red when it ends the engine, or a request that it fails for is never served."""
+        monkeypatch.setattr(f"{__name__}.BROKEN", {name: value})
+        simulation = simulate(ONE_SLOT, f"{__name__}:Broken")
+        for length in (5, 7, 6):
+            simulation.add(prompt(length), max_tokens=4)
+        with held():  # as the engine does
+            order = order_of_first_tokens(simulation)
+        assert sorted(order) == [0, 1, 2]
+        if name in ("key", "given", "count_tokens"):  # the others go as the policy says
+            assert order.index(2) < order.index(0)
+        (record,) = [each for each in caplog.records if "scheduling_policy" in each.message]
+        assert "Broken" in record.message
+
+    def test_ctrl_c_while_one_is_asked_is_no_fault_of_it(self, monkeypatch):
+        monkeypatch.setattr(f"{__name__}.BROKEN", {"first": KeyboardInterrupt()})
+        simulation = simulate(ONE_SLOT, f"{__name__}:Broken")
+        simulation.add(prompt(5), max_tokens=4)
+        with pytest.raises(KeyboardInterrupt):
+            simulation.plan()
+
     def test_is_used(self):
         simulation = simulate(ONE_SLOT, f"{__name__}:ShortOutputsFirst")
         for max_tokens in (9, 3, 6):
@@ -296,6 +367,7 @@ class TestOwnPolicy:
             (f"{__name__}:NoSuchClass", "AttributeError"),
             (f"{__name__}:NotAPolicy", "is no Policy"),
             (f"{__name__}:KeyedPolicy", "TypeError"),
+            (f"{__name__}:leave", "SystemExit: no licence"),
         ],
     )
     def test_what_cannot_be_used_is_said(self, name, why):

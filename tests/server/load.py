@@ -145,7 +145,7 @@ async def leftovers(port: int, wait_s: float = 60.0) -> Figures:
         load = await get_json(port, "/load")
         text = (await exchange(port, raw("/metrics", method="GET"))).data.decode()
         figures = {
-            "open_requests": load["server_load"] - 1.0,  # this one
+            "open_requests": load["server_load"],
             "waiting_requests": float(load["waiting_requests"]),
             "running": _metric(text, "vllm:num_requests_running"),
             "used_blocks_share": _metric(text, "vllm:kv_cache_usage_perc"),
@@ -305,7 +305,7 @@ async def _until_open(port: int, streams: Sequence[asyncio.Task[Reply]]) -> None
     async with asyncio.timeout(LIMIT_S):
         while sum(stream.done() for stream in streams) + num_open < len(streams):
             await asyncio.sleep(0.02)
-            num_open = (await get_json(port, "/load"))["server_load"] - 1.0  # this one
+            num_open = (await get_json(port, "/load"))["server_load"]
 
 
 async def _until_gone(server: FakeServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,11 +14,15 @@ import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.bundled import bundled_model_path
+from quire.config.settings import EngineSettings
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
 from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.scheduling_params import SchedulingParams
+from quire.server.generation import served_model
 from quire.server.generation.adapters import ServedAdapters
+from quire.server.requests.errors import RefusedError
+from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.lora.adapters import write_adapter
 from tests.server.in_memory import RealClient
@@ -123,6 +128,62 @@ def test_paths_outside_of_the_folder_are_refused(http: httpx.Client, path: str) 
     response = http.post("/v1/load_lora_adapter", json=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == "lora_path"
+
+
+def test_a_link_out_of_the_folder_is_no_adapter(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault: the load route refused it, and requests that named it were served."""
+    inside = tmp_path / "inside"
+    shutil.copytree(folder / "red", inside / "red")
+    (inside / "alias").symlink_to("red")
+    (inside / "out").symlink_to(folder / "blue")
+    linked = tmp_path / "linked"
+    linked.symlink_to(inside)  # the folder itself may be a link
+    for root in (inside, linked):
+        served = ServedAdapters({}, root, 16, ["bundled"])
+        assert served.names == ["alias", "red"]
+        assert [served.has(name) for name in ("red", "alias", "out")] == [True, True, False]
+    assert "'out'" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a" * 129, "a\nb", "\u202eevil", "", "caf\u00e9"])
+def test_names_are_bounded(http: httpx.Client, folder: Path, name: str) -> None:
+    load = {"lora_name": name, "lora_path": "blue"}
+    reply = http.post("/v1/load_lora_adapter", json=load)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == "lora_name"
+    with pytest.raises(ConfigError, match="128"):
+        ServedAdapters({name: str(folder / "red")}, None, 16, ["bundled"])
+
+
+def test_the_number_of_names_is_bounded(tmp_path: Path, folder: Path) -> None:
+    """Fault: 1,500 names of 3 kB made /v1/models 4.8 MB."""
+    for name in ("one", "three", "two", "x" * 200):
+        shutil.copytree(folder / "red", tmp_path / name)
+
+    async def work() -> None:
+        served = ServedAdapters({}, tmp_path, 16, ["bundled"], max_names=2)
+        assert served.names == ["one", "three"]
+        assert served.has("two") and not served.has("x" * 200)
+        for name in ("late", "later"):
+            await served.load(name, "two", replace=False)
+        with pytest.raises(RefusedError, match=r"2 .*max_adapters"):
+            await served.load("latest", "two", replace=False)
+        await served.load("later", "one", replace=True)
+        served.unload("late")
+        await served.load("latest", "two", replace=False)
+        assert served.names == ["later", "latest"]
+
+    asyncio.run(work())
+
+
+def test_a_name_is_given_once(folder: Path) -> None:
+    """Fault: the last one replaced the others."""
+    modules = tuple(f"a={folder / name}" for name in ("red", "blue"))
+    server = ServerSettings(lora_modules=modules)
+    with pytest.raises(ConfigError, match=r"'a' to .*red' and .*blue'"):
+        served_model._adapters(EngineSettings(enable_lora=True), server, ("bundled",))
 
 
 def test_names_of_the_model_are_not_for_adapters(folder: Path) -> None:

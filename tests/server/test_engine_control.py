@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -107,6 +108,29 @@ def test_a_kept_stream_continues_to_the_byte(http: httpx.Client) -> None:
                 http.post("/sleep?mode=keep")
                 http.post("/wake_up")
     assert text == expected["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("operation", ["/pause?mode=abort", "/sleep"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "stream"])
+def test_what_an_operation_ends_can_be_sent_again(
+    controlled: RunningServer, http: httpx.Client, operation: str, path: str
+) -> None:
+    """Fault: clients got 500, as if the server had a fault."""
+    body: dict[str, Any] = {"input": [5] * 30} if path == "/v1/embeddings" else BODY
+    route = "/v1/completions" if path == "stream" else path
+    controlled.client.paused = True  # the task that runs steps, so that the request stays open
+    with ThreadPoolExecutor(1) as pool:
+        body = {**body, "stream": True} if path == "stream" else body
+        sent = pool.submit(http.post, route, json=body)
+        controlled.wait_until_open()
+        assert http.post(operation).status_code == 200
+        controlled.client.paused = False
+        reply = sent.result()
+    if path == "stream":
+        assert '"code":503' in reply.text and "paused" in reply.text
+    else:
+        assert (reply.status_code, "retry-after" in reply.headers) == (503, True), reply.text
+        assert "paused" in reply.json()["error"]["message"]
 
 
 def test_requests_that_come_during_a_pause_wait(

@@ -111,7 +111,7 @@ def test_a_reader_that_stops_is_cut_off(front: ModelFront) -> None:
         other = waiting.post(f"{server.url}{CHAT}", json={"messages": MESSAGES, "max_tokens": 5})
         assert other.status_code == 200
         load = f"{server.url}/load"
-        wait_for(lambda: waiting.get(load).json()["server_load"] == 1, "end of the connection")
+        wait_for(lambda: waiting.get(load).json()["server_load"] == 0, "end of the connection")
         server.wait_until_idle()
 
 

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import io
 import json
+import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -93,6 +95,96 @@ def test_files_are_kept(client: openai.OpenAI) -> None:
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError, match="no file"):
         client.files.content(file.id)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o277])
+def test_what_is_kept_is_for_the_servers_user_alone(tmp_path: Path, umask: int) -> None:
+    """Fault: files and folders were 644 and 755. What an older server left is narrowed too."""
+    folder = tmp_path / "data"
+    if umask == 0:
+        (folder / "files").mkdir(parents=True)
+        (folder / "batches.sqlite").touch(0o644)
+    before = os.umask(umask)
+    try:
+        with started(folder, InMemoryClient()) as (_, client):
+            batch = client.batches.create(
+                input_file_id=upload(client, line("one"), "{}"),
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+            )
+            modes: dict[str, int] = {}
+
+            def has_ended() -> bool:
+                for path in folder.rglob("*"):
+                    with contextlib.suppress(FileNotFoundError):
+                        modes[path.name] = path.stat().st_mode & 0o777
+                return client.batches.retrieve(batch.id).status == "completed"
+
+            wait_for(has_ended, "end of the batch")
+    finally:
+        os.umask(before)
+    assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {"files": "0o700"}
+    assert {"batches.sqlite", "batches.sqlite-wal", "running"} <= modes.keys()
+    if umask:
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow, or be written to."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+def test_a_full_disk_is_said_and_files_can_be_deleted(
+    kept: RunningServer, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    """Fault: all of it was a 500 that asked for a report, and nothing made room."""
+    first, second = upload(client, line("one")), upload(client, line("two"))
+    form = {"file": ("in.jsonl", line("three").encode())}
+    asked = {"input_file_id": second, "endpoint": ROUTE, "completion_window": "24h"}
+    with full_disk():
+        replies = [
+            httpx.post(f"{kept.url}/v1/files", data={"purpose": "batch"}, files=form),
+            httpx.post(f"{kept.url}/v1/batches", json=asked),
+        ]
+        for reply in replies:
+            assert reply.status_code == 507, reply.text
+            assert "no room" in reply.json()["error"]["message"]
+        reply = httpx.post(f"{kept.url}/v1/files", data={"purpose": "fine-tune"}, files=form)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "purpose")
+        for _ in range(2):  # before and after it is known
+            reply = httpx.delete(f"{kept.url}/v1/files/{first}")
+        assert reply.status_code == 404
+        assert [each.id for each in client.files.list()] == [second]
+        with pytest.raises(openai.NotFoundError, match="no file"):
+            client.files.retrieve(first)
+    assert {path.name for path in (tmp_path / "files").iterdir()} == {second}
+    third = upload(client, line("three"))
+    batch = client.batches.create(
+        input_file_id=third, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    assert finished(client, batch.id).status == "completed"
+    store = BatchStore(tmp_path, Limits())
+    assert store.num_files == 3, "two inputs and an output"
+    store.close()
+
+
+def test_answers_that_meet_a_full_disk_come_later(client: openai.OpenAI) -> None:
+    file = upload(client, *(line(str(i)) for i in range(3)))
+    batch = client.batches.create(
+        input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    with full_disk():
+        time.sleep(1.0)
+        assert client.batches.retrieve(batch.id).status != "failed"
+    found = finished(client, batch.id)
+    assert (found.status, found.request_counts.completed) == ("completed", 3)
+    assert len(client.files.content(found.output_file_id).text.splitlines()) == 3
 
 
 def test_a_page_has_1_to_100_items(client: openai.OpenAI, kept: RunningServer) -> None:

@@ -67,6 +67,26 @@ def test_patience_follows_the_speed_and_the_prompts() -> None:
     assert room.num_computing == room.num_tokens == room.num_requests == 0
 
 
+def test_time_in_which_no_engine_answers_ends_no_wait() -> None:
+    """Fault: those that waited for a hung engine were refused in the second in which it was
+    replaced."""
+    now = 100.0
+    room = WaitingRoom(Limits(first_token_timeout_s=7.0), clock=lambda: now)
+    room.set_capacity(max_model_len=1000, max_num_seqs=4)
+    early = room.enter(Party())
+    early.hold(10)
+    for now, is_silent in ((101.0, False), (102.0, True), (105.0, True)):  # noqa: B007
+        room.note_silence(is_silent=is_silent)
+    assert (early.queue_s(), early.first_token_s()) == (63.0, 10.0)
+    late = room.enter(Party())
+    late.hold(10)
+    now = 106.5
+    assert (early.queue_s(), late.queue_s()) == (64.5, 61.5), "it goes on"
+    room.note_silence(is_silent=False)
+    now = 130.0
+    assert (early.queue_s(), late.queue_s()) == (64.5, 61.5)
+
+
 def test_limits_that_were_given_stay() -> None:
     room = WaitingRoom(Limits(max_queue_s=5.0, first_token_timeout_s=7.0))
     place = room.enter(Party())

@@ -16,7 +16,7 @@ from quire.config.hub import local_folder, resolve_model_folder
 from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
-from quire.config.speculation.draft_model import find_draft
+from quire.config.speculation.draft_model import draft_folder, find_draft
 from quire.errors import ConfigError
 from quire.platform import Platform
 
@@ -26,6 +26,7 @@ __all__ = [
     "FoundModel",
     "StartupPlan",
     "check_early",
+    "fetch",
     "find_model",
     "lacks_weights",
     "plan_startup",
@@ -76,6 +77,14 @@ def lacks_weights(folder: Path) -> bool:
     if is_gguf(folder) or any(folder.glob("*.safetensors*")) or any(folder.glob("*.bin")):
         return False
     return read_json(folder / "config.json").section("quantization_config") is None
+
+
+def fetch(settings: EngineSettings) -> None:
+    """Fetch what is not on this machine yet of the model, and of one that drafts for it. Raises
+    ConfigError: not found, no network."""
+    if settings.model is not None:
+        resolve_model_folder(settings.model, settings.revision, settings.download_dir)
+    draft_folder(settings)
 
 
 def check_early(settings: EngineSettings) -> None:

@@ -117,7 +117,7 @@ def together(collectives: Collectives, work: Callable[[], Result]) -> Result:
     they do the same next and none waits for another."""
     try:
         result = work()
-    except Exception:
+    except BaseException:
         collectives.agree(is_fine=False)
         raise
     if not collectives.agree(is_fine=True):

@@ -19,7 +19,7 @@ from quire.config.resolve import Resolved
 from quire.config.sentence import SentenceSettings
 from quire.config.settings import EngineSettings, setting_values
 from quire.config.speculation import parse_speculation
-from quire.config.startup import StartupPlan, plan_startup
+from quire.config.startup import StartupPlan, fetch, plan_startup
 from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.hook_runner import HookRunner
@@ -41,7 +41,7 @@ from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import say
 from quire.protocol.control import Allocate, MeasureRecovery, Report
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
-from quire.protocol.status import FETCHING
+from quire.protocol.status import FETCHING, PLANNING
 from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
@@ -135,6 +135,8 @@ def build_core(
     `Launch`.
     """
     on_phase(FETCHING)
+    fetch(settings)
+    on_phase(PLANNING)
     platform = see_kernels(detect_platform())
     if free_bytes is not None:
         platform = replace(platform, free_bytes=free_bytes)

@@ -11,6 +11,7 @@ from typing import cast
 
 from quire.errors import ConfigError
 from quire.hooks import OutputHook
+from quire.platform.interrupts import is_ctrl_c
 
 __all__ = ["HookSet", "load_hooks"]
 
@@ -72,7 +73,9 @@ def _load(path: str) -> object:
             found = getattr(found, part)
         if isinstance(found, type) or not isinstance(found, OutputHook):
             found = found() if callable(found) else found
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(
             f"the output hook {path!r} cannot be loaded ({error!r}). Give package.module:object "
             "that can be imported where the server starts."

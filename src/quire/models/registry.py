@@ -7,12 +7,18 @@ A third party adds an architecture with an entry point of the group `quire.model
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
-from quire.errors import ConfigError
-from quire.models.causal_lm import ModelFactory
+import torch
+
+from quire.config.model_spec import ModelSpec
+from quire.errors import ConfigError, QuireError
+from quire.layers import LayerFactory
+from quire.models.causal_lm import CausalLM, ModelFactory
+from quire.platform.interrupts import is_ctrl_c
 
 __all__ = ["ARCHITECTURES", "find_model"]
 
@@ -87,9 +93,26 @@ def find_model(architecture: str) -> ModelFactory:
         return getattr(import_module(module), name)
     third_party = {point.name: point for point in entry_points(group="quire.models")}
     if architecture in third_party:
-        return third_party[architecture].load()
+        return partial(_made_by_others, architecture, third_party[architecture])
     known = ", ".join(sorted({*ARCHITECTURES, *third_party}))
     raise ConfigError(
         f"architecture {architecture!r} is not supported: its config.json is read, but there is no "
         f"model in quire.models.registry or the entry points quire.models; quire serves {known}"
     )
+
+
+def _made_by_others(
+    architecture: str, point: EntryPoint, spec: ModelSpec, factory: LayerFactory
+) -> CausalLM:
+    """Make a model of somebody's package. ConfigError with its words for whatever it raises."""
+    try:
+        return point.load()(spec, factory)
+    except (QuireError, torch.OutOfMemoryError):
+        raise
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        raise ConfigError(
+            f"the model of architecture {architecture!r} ({point.value}) failed ({error!r}): mend "
+            "its package, or leave it out"
+        ) from error

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-__all__ = ["held", "let_through"]
+__all__ = ["held", "is_ctrl_c", "let_through"]
 
 
 class _Holder:
@@ -59,6 +59,15 @@ def let_through() -> Generator[None]:
         yield
     finally:
         holder.lets_through = False
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Return whether Ctrl-C may have raised this. It does so in the main thread alone, and not
+    where it is held back or ignored: there the code of others has raised it."""
+    if not isinstance(error, KeyboardInterrupt) or not _is_main():
+        return False
+    handler = signal.getsignal(signal.SIGINT)
+    return handler is not signal.SIG_IGN and not isinstance(handler, _Holder)
 
 
 def _is_main() -> bool:

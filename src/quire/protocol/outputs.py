@@ -77,7 +77,8 @@ class CompletionOutput:
     finish_reason: "stop", "length", "content_filter", "repetition", "abort" or "error"; None while
     it runs.
     stop_reason: the stop string or stop token id that ended it, None if the model's end-of-sequence
-    token did. answer: the parts of an answer of `LLM.chat` that has ended.
+    token did. answer: the parts of an answer of `LLM.chat` that has ended. error: why it failed, as
+    `RequestOutput.error` says.
     """
 
     index: int
@@ -88,6 +89,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     answer: ChatAnswer | None = None
+    error: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -140,8 +142,9 @@ class RequestOutput:
 
     prompt_logprobs: one entry per prompt token, the first of which is None, if asked.
     num_cached_tokens: prompt tokens whose K/V came from the prefix cache.
-    error: why the request failed; its other fields hold what there was before. metrics: when what
-    came of it; None if it was refused. lora_request: the adapter that computed it.
+    error: why the request failed; its other fields hold what there was before. One that was refused
+    has one output with this error and no text. metrics: when what came of it; None if it was
+    refused. lora_request: the adapter that computed it.
     """
 
     request_id: str
@@ -247,7 +250,8 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    """The best sequences for one prompt, best first. error: why there are none."""
+    """The best sequences for one prompt, best first. error: why it failed; then there is one, which
+    is empty."""
 
     sequences: list[BeamSearchSequence]
     error: str | None = None

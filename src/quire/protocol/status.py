@@ -8,6 +8,7 @@ from dataclasses import dataclass
 __all__ = [
     "CORE_STARTS",
     "FETCHING",
+    "PLANNING",
     "EngineCapacity",
     "EngineState",
     "EngineStatus",
@@ -17,8 +18,10 @@ __all__ = [
 CORE_STARTS = "starting the engine core"
 """The phase of a start until the core itself names one."""
 
-FETCHING = "planning"
+FETCHING = "fetching the checkpoint"
 """The phase of a start in which a checkpoint is fetched, if it is not there: it may take hours."""
+
+PLANNING = "planning"
 
 
 class EngineState(enum.StrEnum):

@@ -1,5 +1,6 @@
 """Assembles request outputs from engine outputs: detokenizing, stop strings, logprobs."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -203,7 +204,7 @@ class OutputAssembler:
             return False
         completion.finish_reason, completion.stop_reason = ending.reason.value, ending.stop_reason
         if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.DEADLINE):
-            sequence.request.output.error = finish.message
+            sequence.request.output.error = completion.error = finish.message
         self._close(handle, sequence)
         return finish is None
 
@@ -262,7 +263,10 @@ def beam_search_output(
 ) -> BeamSearchOutput:
     """Make the output of a request that has ended; without a tokenizer texts are empty."""
     if output.error is not None:
-        return BeamSearchOutput([], output.error)
+        tokens = list(output.prompt_token_ids)
+        failed = BeamSearchSequence(tokens, output.prompt or "", -math.inf, -math.inf)
+        failed.finish_reason = "error"
+        return BeamSearchOutput([failed], output.error)
     sequences: list[BeamSearchSequence] = []
     for found in output.outputs:
         tokens = [*output.prompt_token_ids, *found.token_ids]

@@ -304,7 +304,7 @@ class Draws:
                 logits, slots[part], positions[part], self._rows, allowed, rows[part]
             )
 
-        def alone(row: int, error: Exception) -> SampleOutput:
+        def alone(row: int, error: BaseException) -> SampleOutput:
             failure = _cannot_draw(int(slots[row]), error)
             return SampleOutput(np.full(1, NO_TOKEN, np.int32), failed=(failure,))
 
@@ -323,7 +323,7 @@ class Draws:
         masks: RowMasks | None,
         result: Sampled,
     ) -> None:
-        def alone(row: int, error: Exception) -> RowFailure:
+        def alone(row: int, error: BaseException) -> RowFailure:
             return _cannot_draw(int(slots[row]), error)
 
         def compute(part: slice) -> DrawnPiece:
@@ -354,5 +354,5 @@ class Draws:
         return DrawnPiece(slots, sample.token_ids, sample.logprobs)
 
 
-def _cannot_draw(slot: int, error: Exception) -> RowFailure:
+def _cannot_draw(slot: int, error: BaseException) -> RowFailure:
     return RowFailure(slot, f"the sampler could not draw for this request ({error}); {REPORT_IT}")

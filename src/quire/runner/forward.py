@@ -121,7 +121,7 @@ class ForwardPass:
         if not len(rows.slots):
             return Forward()
 
-        def alone(index: int, error: Exception) -> Forward:
+        def alone(index: int, error: BaseException) -> Forward:
             row = rows.select(slice(index, index + 1))
             if row.num_drafts[0]:  # a guess must not cost the request
                 return self.compute(self._rows.without_drafts(row))
@@ -130,7 +130,7 @@ class ForwardPass:
                     return compute(slice(0, 1))
                 except EngineLostError:
                     raise
-                except Exception as again:  # noqa: BLE001  it is the row's, whatever it is
+                except BaseException as again:  # noqa: BLE001  it is the row's, whatever it is
                     error = again
             message = f"the model could not compute this request ({error}); {REPORT_IT}"
             return Forward(failed=[RowFailure(int(row.slots[0]), message)])

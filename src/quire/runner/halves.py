@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from quire.errors import EngineLostError
+from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.step import StepPlan
 from quire.runner.rows import ScheduledRows
 
@@ -17,7 +18,7 @@ Part = TypeVar("Part")
 
 
 def in_halves(
-    rows: slice, compute: Callable[[slice], Part], alone: Callable[[int, Exception], Part]
+    rows: slice, compute: Callable[[slice], Part], alone: Callable[[int, BaseException], Part]
 ) -> list[Part]:
     """Compute the rows of a slice at once; if that raises, compute them in halves. Return the
     results of the computed parts, in order.
@@ -29,7 +30,9 @@ def in_halves(
         return [compute(rows)]
     except EngineLostError:  # which no row can be blamed for
         raise
-    except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
+    except BaseException as error:  # whatever it is, it must end with its row
+        if is_ctrl_c(error):
+            raise
         if rows.stop - rows.start == 1:
             return [alone(rows.start, error)]
     middle = (rows.start + rows.stop) // 2

@@ -85,7 +85,7 @@ class Runner:
             token_ids = self._repeat(plan)
         except EngineLostError:
             raise
-        except Exception:  # noqa: BLE001  whose fault it is, the other way finds out
+        except BaseException:  # noqa: BLE001  whose fault it is, the other way finds out
             return self._launch(plan, replays=False)
         self._decode.keep_states(slots)
         return self._drawn(plan.step_id, slots, token_ids, [])
@@ -165,7 +165,7 @@ class Runner:
             step = self._in_flight.popleft()
             try:
                 step.result()
-            except Exception:  # noqa: BLE001  whoever waits for that step is told
+            except BaseException:  # noqa: BLE001  whoever waits for that step is told
                 continue
             step.settle(self._rows)
 

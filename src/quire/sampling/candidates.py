@@ -12,6 +12,7 @@ import torch
 
 from quire.errors import QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids, best_ids_of_rows
+from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.sampling_params import GREEDY_TEMPERATURE
 from quire.protocol.step import REPORT_IT, MaskArray, RowFailure, TokenCandidates
 from quire.sampling.edits import RowEdits, edit_row
@@ -49,7 +50,9 @@ def find_candidates(
             output.candidates[slot] = _candidates_of(law, slot, state, history, mask)
         except QuireError as error:
             output.failed.append(RowFailure.of(slot, error))
-        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its row
+        except BaseException as error:  # whatever it is, it must end with its row
+            if is_ctrl_c(error):
+                raise
             message = f"no candidates could be found for this request ({error}); {REPORT_IT}"
             output.failed.append(RowFailure(slot, message))
     return output

@@ -14,6 +14,7 @@ import torch
 
 from quire.errors import RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
+from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
 from quire.protocol.step import IntArray, MaskArray
 
@@ -110,7 +111,9 @@ def _process(
     try:
         result = processor(output_ids.tolist(), torch.from_numpy(row))
     # foreign code: whatever it raises is its own request's failure
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise RequestError(
             f"{name} raised {type(error).__name__}: {error}. Correct it; other requests go on."
         ) from error

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv_cache import KVManager
+from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import DRAFT_OF_MODEL, IntArray, no_ints
 from quire.scheduler.sequence import Sequence
@@ -339,7 +340,9 @@ class Drafts:
             if sequence.matcher is None:
                 sequence.matcher = group.grammar.matcher()
             forced = sequence.matcher.forced(known[len(group.request.prompt_token_ids) :])
-        except Exception:  # noqa: BLE001  the masks of this step will say it, and end the request
+        except BaseException as error:  # the masks of this step will say it, and end the request
+            if is_ctrl_c(error):
+                raise
             return known[:0]
         if len(forced):
             sequence.forced_patience = 0

@@ -232,13 +232,14 @@ class Lifecycle:
 
     # --- ending ---------------------------------------------------------------------------------
 
-    def abort(self, handle: int) -> None:
-        """End one sequence, whatever its state; its finish leaves with the next output."""
+    def abort(self, handle: int, message: str = "") -> None:
+        """End one sequence, whatever its state; its finish leaves with the next output. message:
+        why, unless its client asked."""
         group = self._state.roster.groups.get(handle)
         if group is None:
             return
         sample = handle - group.request.first_handle
-        finish = SequenceFinish(handle, FinishReason.ABORT)
+        finish = SequenceFinish(handle, FinishReason.ABORT, message=message)
         if group.beams is not None:
             group.beams.wanted.remove(sample)
             if group.beams.wanted:

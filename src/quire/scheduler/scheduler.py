@@ -182,10 +182,10 @@ class Scheduler:
         """Admit only groups that were admitted before, until this is undone."""
         self.state.waiting.is_held = is_held
 
-    def abort_all(self) -> None:
-        """End every sequence."""
+    def abort_all(self, message: str) -> None:
+        """End every sequence, and say why."""
         for handle in list(self.state.roster.groups):
-            self.abort(handle)
+            self._lifecycle.abort(handle, message)
 
     @property
     def has_admitted(self) -> bool:

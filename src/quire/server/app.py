@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import quire
 from quire.errors import QuireError
+from quire.protocol.status import EngineState
 from quire.server.batches.service import BatchService
 from quire.server.generation.backend import Backend
 from quire.server.http.gate import Gate
@@ -50,6 +51,7 @@ __all__ = ["create_app"]
 logger = logging.getLogger("quire.server")
 
 TICK_S = 1.0
+_SILENT = (EngineState.STALLED, EngineState.RESTARTING)
 
 
 def create_app(
@@ -235,6 +237,7 @@ async def _tick(services: Services) -> None:
         stats = client.stats
         services.waiting.observe(stats.prompt_tokens_total - stats.cached_tokens_total)
         services.waiting.observe_speed(stats.prefill_tokens_per_s)
+        services.waiting.note_silence(is_silent=client.status.state in _SILENT)
         if not settings.disable_log_stats:
             capacity = client.status.capacity
             line.tick(stats, services.metrics, "" if capacity is None else capacity.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 __all__ = [
@@ -17,6 +17,13 @@ __all__ = [
 
 STEP_TOKEN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets of `EngineStats.step_tokens`; one bucket more is above the last."""
+
+
+_OF_REQUESTS = (
+    "num_running", "num_waiting", "num_used_blocks", "num_cached_blocks", "num_table_entries",
+    "num_tokens_in_used_blocks", "num_used_host_blocks", "running_adapters", "waiting_adapters",
+)  # fmt: skip
+"""Readings of what is in the engine at the moment."""
 
 
 def _reading(*metrics: tuple[str, str], default: Any = 0) -> Any:
@@ -73,6 +80,11 @@ class SchedulerStats:
         ("vllm:spec_decode_num_accepted_tokens", "Drafts that were right.")
     )
     accepted_drafts_at: tuple[int, ...] = ()
+
+    def without_moment(self) -> Self:
+        """Return the same counters, with nothing in the engine."""
+        zeros = {each: type(getattr(self, each))() for each in _OF_REQUESTS if hasattr(self, each)}
+        return replace(self, **zeros)
 
     @property
     def kv_cache_usage(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -121,16 +121,18 @@ class _Found:
             return  # of the base, which PEFT saves beside adapters of embeddings
         dims = 2
         if match := _TENSOR.match(tensor.name):
-            self.sides.setdefault(_in_base(match["module"]), {})[match["side"]] = tensor
+            found = self.sides.setdefault(_in_base(match["module"]), {})
+            _enter(path, found, match["side"], tensor)
         elif match := _OF_TABLE.match(tensor.name):
-            self.tables.setdefault(_in_base(match["module"]), {})[match["side"]] = tensor
+            found = self.tables.setdefault(_in_base(match["module"]), {})
+            _enter(path, found, match["side"], tensor)
         elif _UNSUPPORTED.search(tensor.name):
             raise _not_low_rank(path, tensor)
         elif match := _BIAS.match(tensor.name):
-            self.biases[_plain(match["module"])] = tensor
+            _enter(path, self.biases, _plain(match["module"]), tensor)
             dims = 1
         elif match := _WHOLE.match(tensor.name):
-            self.whole[_plain(match["module"])] = tensor
+            _enter(path, self.whole, _plain(match["module"]), tensor)
             dims = len(tensor.shape)  # a norm's is one row; it is refused by its name
         else:
             raise _not_low_rank(path, tensor)
@@ -173,8 +175,8 @@ def read_adapter(folder: Path, max_rank: int | None = None) -> AdapterFolder:
     scales = _Scales(config)
     adapter = AdapterFolder(
         folder,
-        dict(_pairs(path, found.sides, scales)),
-        dict(_pairs(path, found.tables, scales)),
+        _pairs(path, found.sides, scales),
+        _pairs(path, found.tables, scales),
         found.whole,
         found.biases,
         config.read_optional(str, "base_model_name_or_path"),
@@ -216,8 +218,9 @@ def _read_config(folder: Path) -> RawConfig:
 
 def _pairs(
     path: Path, sides: Mapping[str, Mapping[str, StoredTensor]], scales: _Scales
-) -> Iterator[tuple[str, LowRankPair]]:
+) -> dict[str, LowRankPair]:
     """Pairs by plain name. Patterns of scales are of the names in `sides`, those in the base."""
+    pairs: dict[str, LowRankPair] = {}
     for module, found in sides.items():
         if len(found) < 2:
             (there,) = found
@@ -232,7 +235,11 @@ def _pairs(
                 "which have no rank in common; save it again"
             )
         num_experts, scale = scales.of(module, a.shape[0])
-        yield _plain(module), LowRankPair(a, b, scale, num_experts)
+        name = _plain(module)
+        if name in pairs:
+            raise _same_module(path, name, pairs[name].a.name, a.name)
+        pairs[name] = LowRankPair(a, b, scale, num_experts)
+    return pairs
 
 
 class _Scales:
@@ -318,6 +325,20 @@ def _plain(module: str) -> str:
     """Return the name that a module has in a model of text alone."""
     module = _in_base(module)
     return name_in_text_part(module) or module
+
+
+def _enter(path: Path, tensors: dict[str, StoredTensor], name: str, tensor: StoredTensor) -> None:
+    """Put a tensor under its name. ConfigError if there is one."""
+    if name in tensors:
+        raise _same_module(path, name, tensors[name].name, tensor.name)
+    tensors[name] = tensor
+
+
+def _same_module(path: Path, name: str, first: str, second: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: tensors {first[:200]!r} and {second[:200]!r} are both of {name!r} in a model of "
+        "text alone; save the adapter without one of them"
+    )
 
 
 def _not_low_rank(path: Path, tensor: StoredTensor) -> ConfigError:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families.bert import (
@@ -68,6 +69,10 @@ from quire.config.model_spec import DTYPE_BYTES, ModelSpec
 from quire.config.packed import read_packed_settings
 from quire.config.sentence import longest_sentence
 from quire.errors import ConfigError
+from quire.platform.interrupts import is_ctrl_c
+
+if TYPE_CHECKING:  # 50 ms that known models need not spend
+    from importlib.metadata import EntryPoint
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "flat_config", "read_model_spec"]
 
@@ -185,12 +190,27 @@ def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
     name = _architecture(raw)
     if name in _READERS:
         return name, _READERS[name]
-    from importlib.metadata import entry_points  # 50 ms that known models need not spend
+    from importlib.metadata import entry_points
 
     third_party = {point.name: point for point in entry_points(group="quire.model_specs")}
     if name in third_party:
-        return name, third_party[name].load()
+        return name, partial(_read_by_others, name, third_party[name])
     raise ConfigError(_not_supported(raw, name))
+
+
+def _read_by_others(name: str, point: EntryPoint, raw: RawConfig, dtype: str) -> ModelSpec:
+    """Read by a package of somebody's. ConfigError with its words for whatever it raises."""
+    try:
+        return point.load()(raw, dtype)
+    except ConfigError:
+        raise
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        raise ConfigError(
+            f"the reader of architecture {name!r} ({point.value}) failed ({error!r}): mend its "
+            "package, or leave it out"
+        ) from error
 
 
 def _architecture(raw: RawConfig) -> str:

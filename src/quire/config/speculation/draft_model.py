@@ -23,7 +23,7 @@ from quire.config.speculation.heads import HEAD_FILES, DraftHeads, find_heads
 from quire.config.speculation.settings import HEADS, parse_speculation
 from quire.errors import ConfigError
 
-__all__ = ["Draft", "DraftModel", "draft_layout", "find_draft"]
+__all__ = ["Draft", "DraftModel", "draft_folder", "draft_layout", "find_draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,23 @@ Draft = DraftModel | DraftHeads
 """Weights that guess tokens."""
 
 
-def find_draft(settings: EngineSettings, target: ModelSpec, target_folder: Path) -> Draft | None:
-    """Find the draft model, or the heads, of the settings; None if they name none. target: the
-    model that they draft for. Raises ConfigError: not found, not known, or not usable beside the
-    target."""
+def draft_folder(settings: EngineSettings) -> Path | None:
+    """Return the folder of the model, or the heads, that draft, fetched if needed; None if the
+    settings name none. Raises ConfigError: not found, no network."""
     speculation = parse_speculation(settings.speculative_config)
     if speculation is None or speculation.model is None:
         return None
     more = HEAD_FILES if speculation.method in HEADS else ()
-    folder = resolve_model_folder(speculation.model, None, settings.download_dir, more)
+    return resolve_model_folder(speculation.model, None, settings.download_dir, more)
+
+
+def find_draft(settings: EngineSettings, target: ModelSpec, target_folder: Path) -> Draft | None:
+    """Find the draft model, or the heads, of the settings; None if they name none. target: the
+    model that they draft for. Raises ConfigError: not found, not known, or not usable beside the
+    target."""
+    speculation, folder = parse_speculation(settings.speculative_config), draft_folder(settings)
+    if speculation is None or folder is None:
+        return None
     if speculation.method in HEADS:
         _check_reading(settings, target)
         method, count = speculation.method, speculation.num_speculative_tokens

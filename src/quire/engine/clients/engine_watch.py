@@ -18,14 +18,19 @@ from quire.telemetry import EngineStats
 
 __all__ = ["EngineWatch"]
 
+STUCK_STEPS = 4.0
+"""A step is no stuck one unless it has taken so many of the slowest recent ones."""
+
 
 class EngineWatch:
     """Tracks the state of an engine. Each method that is not a reading reports an event. For one
     event loop."""
 
-    def __init__(self, stalled_step_s: float) -> None:
-        """stalled_step_s: in one step for so long, a core counts as stalled."""
+    def __init__(self, stalled_step_s: float, stuck_step_s: float) -> None:
+        """stalled_step_s: in one step for so long, a core counts as stalled. stuck_step_s: no
+        shorter step holds up those who wait."""
         self._stalled_step_s = stalled_step_s
+        self._stuck_step_s = stuck_step_s
         self._beat: Heartbeat | None = None
         self._is_silent = False
         self._instance: int | None = None
@@ -83,6 +88,21 @@ class EngineWatch:
         return self._instance
 
     @property
+    def is_silent(self) -> bool:
+        """True if a core is there and has not been heard for too long."""
+        return self._is_silent and self._instance is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if it is silent, or its step takes far longer than others: whoever has not begun
+        does better elsewhere."""
+        beat = self._beat
+        if self._instance is None or beat is None:
+            return False
+        longest = max(self._stuck_step_s, STUCK_STEPS * beat.slowest_step_seconds)
+        return self._is_silent or (beat.step_seconds or 0.0) > longest
+
+    @property
     def sleep_level(self) -> int:
         """Sleep level of the core that is connected."""
         instance, _, level = self._sleep
@@ -90,7 +110,9 @@ class EngineWatch:
 
     @property
     def stats(self) -> EngineStats:
-        return EngineStats() if self._beat is None else self._beat.stats
+        """Return the latest reading. Without a core, what it says of the moment is of the past."""
+        stats = EngineStats() if self._beat is None else self._beat.stats
+        return stats.without_moment() if self._instance is None else stats
 
     @property
     def status(self) -> EngineStatus:
@@ -120,7 +142,9 @@ class EngineWatch:
         if self._is_draining or (beat is not None and beat.is_draining):
             return EngineState.DRAINING, "the engine is shutting down"
         if self._instance is None:
-            phase = beat.phases[-1].name if beat is not None and beat.phases else "starting"
+            phase = CORE_STARTS
+            if beat is not None and beat.phases and not beat.phases[-1].is_done:
+                phase = beat.phases[-1].name
             if self._was_connected:
                 return EngineState.RESTARTING, f"the engine is restarting ({phase})"
             return EngineState.STARTING, f"the engine is starting ({phase})"

@@ -78,10 +78,37 @@ class OpenRequests:
         those whose requests may have caused it. They are not followed any more."""
         going = [each for each in self._streams if not self._replays.is_suspect(each)]
         for stream in going:
-            del self._streams[stream]
-            for handle in self._handles(stream, stream.request.first_handle):
-                self._own.pop(handle, None)
+            self._let_go(stream)
         return going
+
+    def let_waiting_go(
+        self, in_flight: frozenset[int] | None, *, is_silent: bool
+    ) -> tuple[list[RequestStream], list[int]]:
+        """Return the streams without a token that need not wait for this core, and their handles
+        there; they are not followed any more. in_flight: handles that it computes, None if that is
+        not known; their streams go if it `is_silent`, and each of them once."""
+        going: list[RequestStream] = []
+        in_core: list[int] = []
+        for stream, first in list(self._streams.items()):
+            handles = [each for each in self._handles(stream, first) if each in self._in_core]
+            is_bound = stream.num_tokens or stream.request.pin_seconds is not None
+            if is_bound or not handles or self._replays.is_suspect(stream):
+                continue
+            if in_flight is None or not in_flight.isdisjoint(handles):
+                if not is_silent or stream.has_left_silence:
+                    continue
+                stream.has_left_silence = True
+            going.append(stream)
+            in_core += handles
+            self._let_go(stream)
+        for handle in in_core:
+            del self._in_core[handle]
+        return going, in_core
+
+    def _let_go(self, stream: RequestStream) -> None:
+        del self._streams[stream]
+        for handle in self._handles(stream, stream.request.first_handle):
+            self._own.pop(handle, None)
 
     def take_over(
         self, stream: RequestStream, send_abort: Callable[[list[int]], None]

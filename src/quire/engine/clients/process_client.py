@@ -68,7 +68,7 @@ class ProcessEngineClient:
     too; then streams may move between these. max_replays: see `Replays`. max_message_bytes:
     of a request as sent. restart_timeout_s: streams fail when no core has come back for so long.
     silence_s: without a heartbeat for so long, and stalled_step_s: in one step for so long, the
-    core counts as stalled.
+    core counts as stalled. stuck_step_s: see `EngineWatch`.
 
     Create it within the event loop that will use it, and `close` it there.
     """
@@ -84,6 +84,7 @@ class ProcessEngineClient:
         restart_timeout_s: float = 300.0,
         silence_s: float = 3.0,
         stalled_step_s: float = 30.0,
+        stuck_step_s: float = 5.0,
     ) -> None:
         self._directory = directory
         self._client_id = client_id
@@ -93,10 +94,11 @@ class ProcessEngineClient:
         self._handles = handles or HandleCounter(client_id)
         self._open = OpenRequests(self._handles.reserve, max_replays)
         self.on_core_lost: Callable[[], None] | None = None
+        self.on_beat: Callable[[], None] | None = None
         self._queries = CoreQueries()
         self._media: dict[int, bytes] = {}  # by handle
         self._media_in_core: set[int] = set()
-        self._watch = EngineWatch(stalled_step_s)
+        self._watch = EngineWatch(stalled_step_s, stuck_step_s)
         self._context = zmq.asyncio.Context()
         self._connection: CoreConnection | None = None
         self._restart_deadline: asyncio.TimerHandle | None = None
@@ -218,6 +220,23 @@ class ProcessEngineClient:
         """In `on_core_lost`: the streams that another client may take over."""
         return self._open.let_go()
 
+    @property
+    def is_stuck(self) -> bool:
+        """See `EngineWatch.is_stuck`."""
+        return self._watch.is_stuck
+
+    def let_waiting_go(self) -> list[RequestStream]:
+        """Let streams that have had no token go on with another client, as this core is stuck; it
+        forgets them when it can. What it computes goes once, and from a silent core alone, since it
+        may be what stopped it."""
+        instance = self._watch.instance
+        if instance is None:
+            return []
+        in_flight = read_in_flight(self._directory, instance)
+        going, in_core = self._open.let_waiting_go(in_flight, is_silent=self._watch.is_silent)
+        self._send_abort(in_core)
+        return going
+
     def take_over(self, stream: RequestStream) -> None:
         """Go on with a stream of another client. EngineUnavailableError unless READY."""
         connection, _ = self._require_core(EngineState.READY)
@@ -286,6 +305,8 @@ class ProcessEngineClient:
             self._watch.beat(beat)
             if self._connection is not None:  # another client may have woken it up
                 self._replay(self._connection)
+            if self.on_beat is not None:
+                self.on_beat()
 
     def _take(self, message: CoreMessage) -> None:
         assert self._connection is not None, "messages come over a connection"

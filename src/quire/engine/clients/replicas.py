@@ -1,6 +1,6 @@
 """`AsyncEngineClient` of several engines that are alike: a request goes to the one with the least
 to do, cached beginnings of prompts considered, and those of an engine that dies go on in another
-one."""
+one, as do those that wait for one that is stuck."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ class ReplicatedClient:
         self._turn = 0
         for each in self._replicas:
             each.on_core_lost = partial(self._move, each)
+            each.on_beat = self._relieve
 
     def reserve_handles(self, count: int) -> int:
         return self._replicas[0].reserve_handles(count)
@@ -88,7 +89,7 @@ class ReplicatedClient:
         """The ready replica with the fewest tokens to compute, less for one that has computed what
         the prompt begins with; ties go round. The first one, which says why not, if none is
         ready."""
-        ready = self._in_state(EngineState.READY)
+        ready = self._at_work or self._in_state(EngineState.READY)
         if not ready:
             return min(self._replicas, key=_worth)
         self._turn += 1
@@ -116,6 +117,18 @@ class ReplicatedClient:
             return
         for stream in lost.let_go():
             self._choose(stream.request).take_over(stream)
+
+    def _relieve(self) -> None:
+        """Have others serve what has not begun in a replica that is stuck, which may go on or be
+        replaced a minute later."""
+        for stuck in self._replicas:
+            if stuck.is_stuck and self._at_work:
+                for stream in stuck.let_waiting_go():
+                    self._choose(stream.request).take_over(stream)
+
+    @property
+    def _at_work(self) -> list[ProcessEngineClient]:
+        return [each for each in self._in_state(EngineState.READY) if not each.is_stuck]
 
     def _in_state(self, *states: EngineState) -> list[ProcessEngineClient]:
         return [each for each in self._replicas if each.status.state in states]
@@ -234,7 +247,7 @@ class ReplicatedClient:
 
     async def close(self) -> None:
         for each in self._replicas:
-            each.on_core_lost = None
+            each.on_core_lost = each.on_beat = None
         await asyncio.gather(*(each.close() for each in self._replicas))
 
     def engine_died(self, message: str) -> None:

@@ -33,7 +33,8 @@ class RequestStream:
     loop: what it gives after the end of a sample is dropped, so that each ends once. When it has
     given all that there is for now it calls `announce`.
 
-    crashes: how many cores died while they computed this request.
+    crashes: how many cores died while they computed this request. has_left_silence: it was taken
+    from a core that went silent while it computed this request.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RequestStream:
         self.request = request
         self.samples = [SampleProgress() for _ in range(request.params.n)]
         self.crashes = 0
+        self.has_left_silence = False
         self.on_abort = on_abort
         self._num_unfinished = len(self.samples)
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}

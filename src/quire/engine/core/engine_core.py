@@ -266,7 +266,7 @@ class EngineCore:
 
     def _pause(self, mode: PauseMode) -> None:
         if mode == "abort":
-            self._scheduler.abort_all()
+            self._scheduler.abort_all("the engine was paused and ends what it had: send it again")
         self._set_paused(is_paused=True)
 
     def _resume(self) -> None:

@@ -95,12 +95,13 @@ class HookSession:
         self.num_calls = 0
 
     def answer(self, question: Question) -> Verdict:
-        """Ask all hooks about each new token. Never raises."""
+        """Ask all hooks about each new token. Never raises: what a hook raises, be it an error or
+        not, ends its request."""
         try:
             if not self._watching:
                 self._begin()
             return self._answer(question)
-        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its request
+        except BaseException as error:  # noqa: BLE001  in a thread that Ctrl-C does not reach
             name = self.asked[0] if self.asked is not None else "?"
             self.asked = None
             message = f"the output hook {name!r} failed ({error!r}): mend it, or ask without it"

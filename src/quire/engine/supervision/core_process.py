@@ -78,7 +78,7 @@ def run_core_process(build: BuildCore) -> int:
         rest = read_rest(directory)
         if rest is not None:
             started.core.control(rest, time.monotonic())
-    except Exception as error:
+    except BaseException as error:  # also what a model of others raises
         is_config = isinstance(error, ConfigError)
         if not is_config:
             logger.exception("the engine core cannot start")

@@ -85,7 +85,7 @@ def run_rank() -> int:
     try:
         worker = _load(launch, region)
         report = worker.measure()
-    except Exception as error:
+    except BaseException as error:  # also what a model of others raises
         if not isinstance(error, ConfigError):
             logger.exception("the rank cannot start")
         _reply(launch, _failure(error))
@@ -182,7 +182,7 @@ def _plan(launch: RankLaunch) -> StartupPlan:
     return plan_startup(settings, platform)
 
 
-def _failure(error: Exception) -> RankReply:
+def _failure(error: BaseException) -> RankReply:
     if isinstance(error, ConfigError):
         return RankReply(str(error), "settings")
     if isinstance(error, RequestError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hmac
 import logging
 import queue
@@ -87,6 +88,7 @@ class RayRankGroup:
         """Have Ray place and start the ranks; `replies` tells how that ended. Raises ConfigError if
         there is no room, EngineError if they cannot be started."""
         self._ray.submit(self._start).result()
+        atexit.register(self.shutdown)  # before Ray ends, which would look like a loss
         for host in self._hosts:
             self._run(self._receive, host)
         self._run(self._watch)
@@ -137,6 +139,7 @@ class RayRankGroup:
 
     def shutdown(self) -> None:
         """End all ranks, and wait until they have: `replies` ends too. May be called twice."""
+        atexit.unregister(self.shutdown)
         self._is_ending.set()
         for host in self._hosts:
             host.link.close()
@@ -144,7 +147,12 @@ class RayRankGroup:
             thread.join()
         self._threads.clear()
         if self._placed is not None:
-            self._ray.submit(self._placed.end).result()
+            try:
+                ended = self._ray.submit(self._placed.end)
+            except RuntimeError:  # as in `_watch`: Ray's thread has ended
+                self._placed.end()
+            else:
+                ended.result()
             self._placed = None
         self._ray.shutdown()
 
@@ -224,7 +232,11 @@ class RayRankGroup:
         placed = self._placed
         assert placed is not None, "it has placed them"
         while not self._is_ending.wait(LOOK_S):
-            if reason := self._ray.submit(placed.ended).result():
+            try:
+                asked = self._ray.submit(placed.ended)
+            except RuntimeError:  # the interpreter ends, and threads take no more work
+                return
+            if reason := asked.result():
                 self._lose(f"a host's process has ended: {reason}")
                 return
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError, QuireError, RequestError
 from quire.grammar import ANY_TOKEN, Mask
+from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.step import (
     DRAFT_OF_MODEL,
     EMPTY_INTS,
@@ -116,7 +117,9 @@ class LateMasks:
             return masks
         except QuireError as error:
             return RowFailure.of(row.slot, error)
-        except Exception as error:  # noqa: BLE001  whatever it is, it must end with its request
+        except BaseException as error:  # a panic of the library too must end with its request
+            if is_ctrl_c(error):
+                raise
             message = f"the grammar of this request failed ({error}): simplify it"
             return RowFailure.of(row.slot, RequestError(message))
 

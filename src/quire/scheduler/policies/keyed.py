@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from quire.scheduler.policies.policy import MayStart, NumUncached
+from quire.scheduler.policies.policy import MayStart, NumUncached, checked_key
 from quire.scheduler.policies.sorted_groups import SortedGroups
 from quire.scheduler.sequence import SequenceGroup
 
@@ -27,7 +27,7 @@ class KeyedPolicy(ABC):
 
     def add(self, group: SequenceGroup) -> None:
         if not group.was_admitted:
-            group.key = self.key(group)
+            group.key = checked_key(self.key(group))
         self._waiting.add(group)
 
     def remove(self, group: SequenceGroup) -> None:

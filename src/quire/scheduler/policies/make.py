@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from quire.config.resolved import ResolvedScheduler
 from quire.config.settings import SCHEDULING_POLICIES
 from quire.errors import ConfigError
+from quire.platform.interrupts import is_ctrl_c
 from quire.scheduler.policies.fair import Fair
 from quire.scheduler.policies.fcfs import Fcfs
+from quire.scheduler.policies.guarded import Guarded
 from quire.scheduler.policies.policy import Policy
 from quire.scheduler.policies.priority import Priority
 from quire.scheduler.policies.srtf import Srtf
@@ -40,11 +42,13 @@ def make_policy(settings: ResolvedScheduler) -> Policy:
     module_name, _, class_name = name.partition(":")
     try:
         made = getattr(importlib.import_module(module_name), class_name)()
-    except Exception as error:  # whatever the user's module or constructor raises
+    except BaseException as error:  # whatever the user's module or constructor raises
+        if is_ctrl_c(error):
+            raise
         raise _refused(name, f"gives {type(error).__name__}: {error}") from error
     if not isinstance(made, Policy):
         raise _refused(name, "is no Policy (quire.scheduler.Policy lists what one needs)")
-    return made
+    return Guarded(made, name)
 
 
 def _refused(name: str, why: str) -> ConfigError:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from numbers import Real
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.scheduler.sequence import SequenceGroup
 
-__all__ = ["CountsTokens", "MayStart", "NumUncached", "Policy"]
+__all__ = ["CountsTokens", "MayStart", "NumUncached", "Policy", "checked_key"]
 
 MayStart = Callable[[SequenceGroup], bool]
 """Predicate: a waiting group may be admitted now; others behind it may go if it may not."""
@@ -60,3 +62,12 @@ class CountsTokens(Protocol):
     def count_tokens(self, accounts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """A step computes `tokens` [N] for groups with these `SequenceGroup.account`s [N]."""
         ...
+
+
+def checked_key(key: object) -> tuple[float, int]:
+    """Return a key. ValueError for what can't be compared with others."""
+    parts = cast("tuple[Any, ...]", key)
+    is_pair = isinstance(key, tuple) and len(parts) == 2
+    if not (is_pair and all(isinstance(each, Real) for each in parts)) or math.isnan(parts[0]):
+        raise ValueError(f"the key is {key!r:.80}: give (number, group.number)")
+    return cast("tuple[float, int]", key)

@@ -91,10 +91,12 @@ class BatchRunner:
         max_tries: int = MAX_TRIES,
         route: str | None = None,
         has_room: Callable[[int], bool] | None = None,
+        opener: Callable[[str, int], int] | None = None,
     ) -> None:
         """backend: of the app. max_line_bytes: a longer line is a bad one. caller: identity of the
         requests. max_tries: attempts at a line that finds no room. route: the route that all lines
-        must name, if any. has_room: returns True if this many bytes of answers may be kept. Raises
+        must name, if any. has_room: returns True if this many bytes of answers may be kept.
+        opener: of the files that are written, for `open`. Raises
         ConfigError if a file cannot be read or written."""
         if not source.is_file():
             raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
@@ -111,6 +113,7 @@ class BatchRunner:
         self._max_tries = max_tries
         self._route = route
         self._has_room = has_room
+        self._opener = opener
         self.counts = BatchCounts()
 
     @property
@@ -123,7 +126,7 @@ class BatchRunner:
         if the answers get too long."""
         places = await _beside(self._places_of_earlier_run)
         self.counts = counts = BatchCounts(num_kept=len(places))
-        with self._aside.open("ab") as aside:
+        with open(self._aside, "ab", opener=self._opener) as aside:
             try:
                 await self._answer(aside, places, counts, on_line)
             except ExceptionGroup as group:
@@ -253,7 +256,7 @@ class BatchRunner:
     def _put_in_order(self, places: dict[str, _Place], *, is_whole: bool = True) -> None:
         """is_whole: every line has an answer."""
         ordered = self._target.with_name(self._target.name + BESIDE[1])
-        with self._aside.open("rb") as aside, ordered.open("wb") as file:
+        with self._aside.open("rb") as aside, open(ordered, "wb", opener=self._opener) as file:
             for line in self._lines():
                 if line.fault:
                     answer = error_line(line)

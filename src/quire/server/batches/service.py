@@ -20,6 +20,7 @@ from quire.server.batches.runner import PARTIAL, BatchRunner, NoRoomError
 from quire.server.batches.store import BatchStore, KeptBatch
 from quire.server.generation.backend import Backend
 from quire.server.http.gate import InternalCaller
+from quire.server.requests.databases import private
 from quire.server.requests.limits import Limits
 
 __all__ = ["BatchService"]
@@ -159,6 +160,7 @@ class BatchService:
             max_tries=PATIENT_TRIES,
             route=batch.endpoint,
             has_room=lambda num_bytes: self._store.has_room(num_bytes, caller.tenant),
+            opener=private,
         )
 
     async def _begin(self, batch: KeptBatch) -> bool:
@@ -258,7 +260,11 @@ def _survey(source: Path, route: str, most: int, max_line_bytes: int) -> tuple[i
 def _split(target: Path, good: Path, bad: Path) -> tuple[int, int]:
     """Split a file of answers by whether they are good, and return the number of each."""
     counts = [0, 0]
-    with target.open("rb") as file, good.open("wb") as first, bad.open("wb") as second:
+    with (
+        target.open("rb") as file,
+        open(good, "wb", opener=private) as first,
+        open(bad, "wb", opener=private) as second,
+    ):
         for text in file:
             response = msgspec.json.decode(text, type=_Answer).response
             is_bad = response is None or bytes(response["status_code"]) != b"200"

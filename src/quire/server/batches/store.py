@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire.server.requests.bounded_store import count_rows
-from quire.server.requests.databases import open_database
+from quire.server.requests.databases import open_database, private
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
@@ -46,6 +46,7 @@ NUM_SHARING = 2
 WINDOW_S = 86_400
 """Deadline of a batch from its arrival: `completion_window` "24h", the only one."""
 _PARTIAL = ".partial"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _LEFT_BEHIND_S = 3600.0
 """Age from which on nobody writes an upload any more."""
 
@@ -102,12 +103,10 @@ class KeptBatch(msgspec.Struct, kw_only=True):
 class NewFile:
     """Contents that are being written. Threads may write them, one after the other."""
 
-    def __init__(
-        self, store: BatchStore, contents: IO[bytes], partial: Path, file_id: str, tenant: str
-    ) -> None:
-        """contents: of the file `partial`, which `keep` gives its place in the store."""
+    def __init__(self, store: BatchStore, partial: Path, file_id: str, tenant: str) -> None:
+        """partial: the file that is written, which `keep` gives its place in the store."""
         self._store = store
-        self._contents = contents
+        self._contents: IO[bytes] | None = None
         self._partial = partial
         self._file_id = file_id
         self.tenant = tenant
@@ -117,13 +116,24 @@ class NewFile:
         """Append to the contents. RefusedError if there is no room for them."""
         self.num_bytes += len(data)
         self._store.check_room(self.num_bytes, self.tenant, self)
-        self._contents.write(data)
+        self._opened().write(data)
 
     def keep(self, filename: str, purpose: str) -> KeptFile:
         """Keep what was written. RefusedError if there is no room for it."""
-        self._contents.flush()
+        self._opened().flush()
         self._store.check_room(self.num_bytes, self.tenant, self)
         return self._store.adopt(self._partial, self._file_id, filename, purpose, self.tenant)
+
+    def _opened(self) -> IO[bytes]:
+        if self._contents is None:
+            self._contents = os.fdopen(private(self._partial, _NEW), "wb")
+        return self._contents
+
+    def close(self) -> None:
+        """Write no more. May be called twice."""
+        contents, self._contents = self._contents, None
+        if contents is not None:
+            contents.close()
 
 
 class BatchStore:
@@ -145,11 +155,20 @@ class BatchStore:
         self._clock = clock
         self._contents = folder / "files"
         self._writing: set[NewFile] = set()
+        self._has_lost = False  # files whose rows could not be deleted
         try:
-            self._contents.mkdir(parents=True, exist_ok=True)
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o700)
+            self._contents.mkdir(exist_ok=True)
+            self._contents.chmod(0o700)
             self._clear_left_behind()
-            self._lock = os.open(folder / "running", os.O_RDWR | os.O_CREAT, 0o600)
+            for path in self._contents.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # another front clears too
+                    path.chmod(0o600)
+            self._lock = private(folder / "running")
             self._database = open_database(folder / "batches.sqlite", _SCHEMA, is_lasting=True)
+            self._forget_lost()
             if len(tenants) == 1:
                 self._adopt_nameless(tenants[0])
             self._tell_of_strangers(folder, tuple(tenants) or ("",))
@@ -224,15 +243,14 @@ class BatchStore:
         self.check_room(0, tenant)
         file_id = f"file-{secrets.token_hex(12)}"
         partial = self.path(file_id).with_suffix(_PARTIAL)
+        new = NewFile(self, partial, file_id, tenant)
+        self._writing.add(new)
         try:
-            with partial.open("wb") as contents:
-                new = NewFile(self, contents, partial, file_id, tenant)
-                self._writing.add(new)
-                try:
-                    yield new
-                finally:
-                    self._writing.discard(new)
+            yield new
         finally:
+            self._writing.discard(new)
+            with contextlib.suppress(OSError):  # what the buffer holds meets a full disk again
+                new.close()
             partial.unlink(missing_ok=True)
 
     def add_file(self, filename: str, purpose: str, data: bytes, tenant: str) -> KeptFile:
@@ -253,10 +271,14 @@ class BatchStore:
             purpose=purpose,
         )
         written.replace(self.path(file_id))
-        self._database.execute(
-            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)",
-            (file_id, tenant, kept.bytes, msgspec.json.encode(kept)),
-        )
+        try:
+            self._database.execute(
+                "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)",
+                (file_id, tenant, kept.bytes, msgspec.json.encode(kept)),
+            )
+        except sqlite3.Error:
+            self.path(file_id).replace(written)
+            raise
         return kept
 
     def path(self, file_id: str) -> Path:
@@ -268,7 +290,7 @@ class BatchStore:
         row = self._database.execute(
             "SELECT body FROM files WHERE id = ? AND tenant = ?", (file_id, tenant)
         ).fetchone()
-        if row is None:
+        if row is None or not self.path(file_id).exists():
             raise _missing("file", file_id)
         return msgspec.json.decode(row[0], type=KeptFile)
 
@@ -277,7 +299,9 @@ class BatchStore:
         rows = self._database.execute(
             "SELECT body FROM files WHERE tenant = ? ORDER BY rowid DESC", (tenant,)
         )
-        return [msgspec.json.decode(body, type=KeptFile) for (body,) in rows]
+        found = [msgspec.json.decode(body, type=KeptFile) for (body,) in rows]
+        there = set(os.listdir(self._contents))
+        return [each for each in found if each.id in there]
 
     def delete_file(self, file_id: str, tenant: str) -> None:
         """Delete a file. Raises RefusedError 404 if there is none, 400 if a batch still reads
@@ -288,9 +312,27 @@ class BatchStore:
                 raise RefusedError(
                     f"The batch {batch.id} still reads the file. Cancel it first, or wait."
                 )
-        self._database.execute("DELETE FROM files WHERE id = ?", (file_id,))
-        with contextlib.suppress(FileNotFoundError):
-            self.path(file_id).unlink()
+        # The contents first: a full disk has no room for the database to note anything, and what
+        # has no contents is gone.
+        self.path(file_id).unlink(missing_ok=True)
+        try:
+            self._forget((file_id,))
+        except sqlite3.OperationalError as error:
+            logger.warning("the file %s is deleted, and noted as such later: %s", file_id, error)
+            self._has_lost = True
+            with contextlib.suppress(sqlite3.OperationalError):  # its log may take what is free
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _forget(self, file_ids: Iterable[str]) -> None:
+        for file_id in file_ids:
+            self._database.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+    def _forget_lost(self) -> None:
+        """Forget files whose contents are gone."""
+        there = set(os.listdir(self._contents))
+        ids = [file_id for (file_id,) in self._database.execute("SELECT id FROM files")]
+        self._forget(file_id for file_id in ids if file_id not in there)
+        self._has_lost = False
 
     def has_room(self, num_bytes: int, tenant: str) -> bool:
         """Return True if a caller may keep this many bytes more."""
@@ -317,6 +359,9 @@ class BatchStore:
     def check_room(self, num_bytes: int, tenant: str, new: NewFile | None = None) -> None:
         """RefusedError if a caller may not keep a file of so many bytes more. new: this file, if
         it has begun."""
+        if self._has_lost:
+            with contextlib.suppress(sqlite3.OperationalError):  # still no room to note it
+                self._forget_lost()
         for whose, count, most, size, most_bytes in self._totals(tenant, new):
             if count >= most or size + num_bytes > most_bytes:
                 raise RefusedError(

@@ -157,5 +157,7 @@ def describe(status: EngineStatus) -> str:
     details = [status.message] if status.message else []
     if status.phases and not status.phases[-1].is_done:
         phase = status.phases[-1]
-        details.insert(0, f"{phase.name}, {phase.seconds:.1f} s")
+        shown = f"{phase.name}, {phase.seconds:.1f} s"
+        is_start = status.state in (EngineState.STARTING, EngineState.RESTARTING)
+        details = [shown] if is_start else [shown, *details]  # the message says the same
     return status.state.value + (f" ({'; '.join(details)})" if details else "")

@@ -67,11 +67,19 @@ def _adapters(
                 "--enable-lora too."
             )
         return None
-    modules = dict(named(entry) for entry in server.lora_modules)
+    modules: dict[str, str] = {}
+    for name, path in map(named, server.lora_modules):
+        if modules.setdefault(name, path) != path:
+            raise ConfigError(
+                f"lora_modules gives {name[:200]!r} to {modules[name]!r} and {path!r}. Give each "
+                "adapter a name of its own."
+            )
     folder = None if server.lora_folder is None else Path(server.lora_folder)
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"lora_folder is {server.lora_folder!r}, which is no folder. Make it.")
-    return ServedAdapters(modules, folder, engine.max_lora_rank, names)
+    return ServedAdapters(
+        modules, folder, engine.max_lora_rank, names, max_names=server.limits.max_adapters
+    )
 
 
 def model_dialect(

@@ -15,7 +15,7 @@ import msgspec
 from quire.dialect import Part
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, UpdateStream
 from quire.engine.model_front import ModelFront
-from quire.errors import EngineError, RequestError
+from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.prediction import PredictionReader
 from quire.protocol.request import FinishReason, SequenceFinish
@@ -260,9 +260,10 @@ class Generation:
         if finish.is_request_fault:
             raise self._fault(finish.message)
         self._has_failed = True
-        raise self._expiry or EngineError(
-            finish.message or "The engine ended the request early. Send it again."
-        )
+        message = finish.message or "The engine ended the request early. Send it again."
+        if ending.reason is FinishReason.ABORT:  # nobody asked for it here
+            raise self._expiry or EngineUnavailableError(message)
+        raise self._expiry or EngineError(message)
 
     def _fault(self, message: str) -> Exception:
         """Make the error of a request at fault. Before its first step, its grammar is at fault."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, replace
 
 from quire.engine.clients.async_client import UpdateStream
-from quire.errors import EngineError, RequestError
+from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.request import FinishReason
 from quire.protocol.scheduling_params import SchedulingParams
@@ -15,7 +14,7 @@ from quire.protocol.step import FloatArray
 from quire.rendering import RenderedPrompt, RequestRenderer, truncated
 from quire.server.generation.backend import Ready
 from quire.server.generation.service import Render
-from quire.server.generation.waiting import Party, Place, WaitingRoom
+from quire.server.generation.waiting import Party, Place, WaitingRoom, within
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
@@ -86,18 +85,18 @@ class VectorService:
             timeline.request_id, client.reserve_handles(1), prompt, params, time.monotonic()
         )
         request = replace(request, salt=salt, scheduling=scheduling)
-        patience_s, ending = place.first_token_s(), FinishReason.ABORT
+        ending = FinishReason.ABORT
         try:
-            async with asyncio.timeout(patience_s), await client.add(request) as stream:
-                vector, num_cached = await _followed(stream, place)
+            async with await client.add(request) as stream:
+                vector, num_cached = await within(place.first_token_s, _followed(stream, place))
             ending = FinishReason.STOP
         except (EngineError, RequestError):
             ending = FinishReason.ERROR
             raise
         except TimeoutError as error:
             raise RefusedError(
-                f"No vector came within {patience_s:g} s (first_token_timeout_s). Shorten the "
-                "prompt or try again later.",
+                f"No vector came within {place.first_token_s():g} s (first_token_timeout_s). "
+                "Shorten the prompt or try again later.",
                 status=503,
                 retry_after_s=5,
             ) from error
@@ -122,7 +121,9 @@ async def _followed(stream: UpdateStream, place: Place) -> tuple[FloatArray, int
             if finish is not None and finish.is_request_fault:
                 raise RequestError(finish.message)
             if finish is not None:
-                raise EngineError(finish.message or "The engine ended the request early.")
+                message = finish.message or "The engine ended the request early. Send it again."
+                is_abort = finish.reason is FinishReason.ABORT
+                raise EngineUnavailableError(message) if is_abort else EngineError(message)
     raise EngineError("The engine ended the request without a vector. Send it again.")
 
 

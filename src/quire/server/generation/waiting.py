@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import ceil
+from typing import Any, TypeVar
 
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
-__all__ = ["Party", "Place", "WaitingRoom"]
+__all__ = ["Party", "Place", "WaitingRoom", "within"]
+
+T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 30.0
 
@@ -36,7 +41,7 @@ class Party:
 class Place:
     """One prompt's place in the waiting room. `leave` gives it up, once."""
 
-    __slots__ = ("_is_started", "_num_ahead", "_num_tokens", "_party", "_room")
+    __slots__ = ("_is_started", "_num_ahead", "_num_tokens", "_party", "_room", "_silent_before_s")
 
     def __init__(self, room: WaitingRoom, party: Party) -> None:
         self._room: WaitingRoom | None = room
@@ -44,6 +49,7 @@ class Place:
         self._num_tokens = 0
         self._num_ahead = 0
         self._is_started = False
+        self._silent_before_s = room.silent_s
 
     def hold(self, num_tokens: int) -> None:
         """Set the prompt's number of tokens once it is known. Raises RefusedError 503 if too many
@@ -54,14 +60,20 @@ class Place:
             self._num_tokens, self._num_ahead = num_tokens, num_ahead
 
     def queue_s(self) -> float:
-        """Seconds that this prompt may wait for its first step, at the measured speed."""
-        return 0.0 if self._room is None else self._room.queue_s(self._num_ahead)
+        """Seconds that this prompt may wait for its first step, at the measured speed. Those in
+        which no engine answers do not count."""
+        room = self._room
+        return 0.0 if room is None else room.queue_s(self._num_ahead) + self._silent_s(room)
 
     def first_token_s(self) -> float:
-        """Seconds from arrival within which its first token must come."""
-        if self._room is None:
+        """Seconds from arrival within which its first token must come, likewise."""
+        room = self._room
+        if room is None:
             return 0.0
-        return self._room.first_token_s(self._num_ahead + self._num_tokens)
+        return room.first_token_s(self._num_ahead + self._num_tokens) + self._silent_s(room)
+
+    def _silent_s(self, room: WaitingRoom) -> float:
+        return room.silent_s - self._silent_before_s
 
     def total_s(self, limit_s: float) -> float:
         """Seconds from arrival within which its last token must come. limit_s: of the server."""
@@ -133,6 +145,7 @@ class WaitingRoom:
         self.num_computing = 0
         """Prompt tokens of requests between their first step and their first token."""
         self._last: tuple[float, int] | None = None
+        self._silence_s, self._silent_since = 0.0, math.inf
         self._max_model_len = 1
         self._max_num_seqs = 1
         self.refused: Counter[str] = Counter()
@@ -165,6 +178,16 @@ class WaitingRoom:
     def observe_speed(self, prefill_tokens_per_s: float) -> None:
         """Set the speed that the engine measured itself; 0.0 before there is one."""
         self._speed = prefill_tokens_per_s
+
+    def note_silence(self, *, is_silent: bool) -> None:
+        """Note whether no engine answers, about once a second."""
+        self._silence_s = self.silent_s
+        self._silent_since = self._clock() if is_silent else math.inf
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds in which no engine has answered so far."""
+        return self._silence_s + max(self._clock() - self._silent_since, 0.0)
 
     def queue_s(self, num_ahead: int) -> float:
         """Longest wait behind prompts of this many tokens."""
@@ -232,3 +255,17 @@ class WaitingRoom:
             status=503,
             retry_after_s=self.retry_after_s,
         )
+
+
+async def within(limit_s: Callable[[], float], work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work. Raises TimeoutError after `limit_s()` seconds; the value may rise
+    meanwhile."""
+    task = asyncio.ensure_future(work)
+    begun = time.monotonic()
+    try:
+        while (left := begun + limit_s() - time.monotonic()) > 0.0:
+            if (await asyncio.wait({task}, timeout=left))[0]:
+                return task.result()
+        raise TimeoutError
+    finally:
+        task.cancel()

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from pathlib import Path
 
-__all__ = ["open_database"]
+__all__ = ["open_database", "private"]
 
 BUSY_S = 5.0
 """Longest wait, in seconds, for another front that writes."""
 _OPEN_TRIES = 50
 _OPEN_PAUSE_S = 0.02
+
+
+def private(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Open a file for this user alone, whatever the umask, also one that is there. The opener of
+    `open`."""
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def open_database(path: Path | None, schema: str, *, is_lasting: bool) -> sqlite3.Connection:
@@ -22,6 +31,8 @@ def open_database(path: Path | None, schema: str, *, is_lasting: bool) -> sqlite
     Fronts that start together write to a new file at once. SQLite does not wait for a change of the
     journal's mode, so this is tried again.
     """
+    if path is not None:  # what SQLite puts beside it gets its mode
+        os.close(private(path))
     database = sqlite3.connect(
         ":memory:" if path is None else path,
         timeout=BUSY_S,

@@ -9,10 +9,13 @@ and, on the routes of the Messages API, in the one that its clients read:
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import os
 import random
 import re
+import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +56,7 @@ _TYPES: Mapping[int, str] = {
     431: "HeadersTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+    507: "InsufficientStorageError",
 }
 
 _MESSAGES_TYPES: Mapping[int, str] = {
@@ -67,6 +71,9 @@ _MESSAGES_TYPES: Mapping[int, str] = {
 _MESSAGES_PATH = re.compile(r"/v1/messages(?:/|$)")
 OVERLOADED = 529
 """Status of the Messages API where other routes have 503."""
+
+_STORAGE_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
+_STORAGE_CODES = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY))
 
 _NAME = re.compile(r"(?:an entry of |a key of )?[`'\"]?(?P<name>[a-z][a-z0-9_]*)\b")
 _FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
@@ -162,8 +169,23 @@ def _reply_to(error: BaseException) -> ErrorReply:
         return ErrorReply(503, str(error), retry_after_s=1)
     if isinstance(error, EngineError):
         return ErrorReply(500, str(error))
+    if (reason := _storage_fault(error)) is not None:
+        logger.warning("there is no room to keep what a request brings: %s", error)
+        message = f"The server has no room to keep this ({reason}). Delete files or make room."
+        return ErrorReply(507, message)
     logger.error("a request failed by a fault of the server", exc_info=error)
     return ErrorReply(500, "The server failed at this request. Its log says why; please report it.")
+
+
+def _storage_fault(error: BaseException) -> str | None:
+    """Return why a file or database could not be written, without its place; None of any other
+    error."""
+    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
+        return os.strerror(error.errno).lower()
+    if isinstance(error, sqlite3.OperationalError):
+        primary = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+        return str(error) if primary in _STORAGE_CODES else None
+    return None
 
 
 def _spread(seconds: float) -> int:

@@ -77,6 +77,7 @@ class Limits:
     max_sessions: int = _limit(4096, "conversations that are kept by their session_id")
     max_session_bytes: int = _limit(256 * 2**20, "bytes of conversations that are kept")
     session_s: float = _limit(86_400.0, "seconds for which an unused conversation is kept")
+    max_adapters: int = _limit(1024, "adapters that are loaded by a request, and that are listed")
     max_file_bytes: int = _limit(64 * 2**20, "bytes of one uploaded file")
     max_kept_files: int = _limit(4096, "files that are kept")
     max_kept_file_bytes: int = _limit(4 * 2**30, "bytes of uploaded files and answers of batches")

@@ -69,6 +69,8 @@ def _add_files(services: Services, router: APIRouter) -> None:
 
             def take(data: bytes) -> None:
                 form.feed(data)
+                if "purpose" in form.parts and "file" in form.parts:
+                    _check_purpose(form.parts["purpose"].text)
                 if "file" in form.parts:
                     new.write(form.parts["file"].take())
 
@@ -76,12 +78,7 @@ def _add_files(services: Services, router: APIRouter) -> None:
             parts = form.end()
             file = _part(parts, "file")
             purpose = _part(parts, "purpose").text
-            if purpose != "batch":
-                raise RefusedError(
-                    f"purpose is {purpose[:80]!r}. This server keeps files for batches: send "
-                    "'batch'.",
-                    param="purpose",
-                )
+            _check_purpose(purpose)
             if not new.num_bytes:
                 raise RefusedError("The file is empty. Send a request in each line.", param="file")
             found = new.keep(file.filename or "file", purpose)
@@ -153,6 +150,14 @@ def _part(parts: dict[str, FormPart], name: str) -> FormPart:
     if name not in parts:
         raise RefusedError(f"The form has no field {name!r}. Send it.", param=name)
     return parts[name]
+
+
+def _check_purpose(purpose: str) -> None:
+    if purpose != "batch":
+        raise RefusedError(
+            f"purpose is {purpose[:80]!r}. This server keeps files for batches: send 'batch'.",
+            param="purpose",
+        )
 
 
 def _check(body: BatchRequest, max_label_chars: int) -> None:

@@ -68,7 +68,7 @@ def _add_readings(router: APIRouter, services: Services) -> None:
         """Requests that are open, and of these the ones that wait for the engine."""
         total = services.total()
         found = {
-            "server_load": total.metrics.num_open_requests,
+            "server_load": total.metrics.num_open_requests - 1,  # without this one
             "waiting_requests": total.num_waiting_requests,
             "waiting_tokens": total.num_waiting_tokens,
         }

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
-import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -19,7 +16,7 @@ from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import RenderedPrompt
 from quire.server.generation.backend import Ready
 from quire.server.generation.prompts import check_context
-from quire.server.generation.waiting import Party
+from quire.server.generation.waiting import Party, within
 from quire.server.http.body import BodyDecoder
 from quire.server.http.events import while_connected
 from quire.server.http.openapi import body_of
@@ -34,7 +31,6 @@ from quire.server.routes.services import Services
 
 __all__ = ["prefix_router"]
 
-T = TypeVar("T")
 
 JSON = "application/json"
 
@@ -108,7 +104,7 @@ async def _pin(
             salt=tenant_salt(request.state.tenant, body.cache_salt),
             scheduling=SchedulingParams(tenant=request.state.tenant, weight=request.state.weight),
         )
-        return await _within(place.first_token_s, work)
+        return await within(place.first_token_s, work)
     except TimeoutError as error:
         raise RefusedError(
             f"The prefix was not computed within {round(place.first_token_s(), 3):g} s "
@@ -122,20 +118,6 @@ async def _pin(
         raise RefusedError(str(error), status=503, retry_after_s=1) from error
     finally:
         place.leave()
-
-
-async def _within(limit_s: Callable[[], float], work: Coroutine[Any, Any, T]) -> T:
-    """Return the result. Raises TimeoutError after `limit_s()` seconds; the value may rise
-    meanwhile."""
-    task = asyncio.ensure_future(work)
-    begun = time.monotonic()
-    try:
-        while (left := begun + limit_s() - time.monotonic()) > 0.0:
-            if (await asyncio.wait({task}, timeout=left))[0]:
-                return task.result()
-        raise TimeoutError
-    finally:
-        task.cancel()
 
 
 async def _render(services: Services, ready: Ready, body: PinRequest) -> RenderedPrompt:

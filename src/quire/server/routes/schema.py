@@ -212,6 +212,7 @@ _MEANINGS = {
     431: "Too many or too large headers.",
     500: "A fault of the server.",
     503: "The engine takes no requests now; Retry-After says when to come again.",
+    507: "No room on the disk to keep what the request brings. Deleting needs none.",
     529: "As 503 on other routes.",
 }
 _OF_EVERY_ROUTE = (401, 403, 429, 431, 500)
@@ -235,6 +236,14 @@ _OF_OTHERS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("/reset_prefix_cache", "/start_profile", "/stop_profile"), (400, 503)),
 }
 """Statuses of routes without a body, beside `_OF_EVERY_ROUTE`."""
+_KEEPING = {
+    "/v1/files",
+    "/v1/batches",
+    "/v1/batches/{batch_id}/cancel",
+    "/v1/responses",
+    "/v1/chat/completions",
+}
+"""Routes that keep what is posted there."""
 
 
 def describe(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
@@ -273,6 +282,8 @@ def _responses(path: str, method: str, has_body: bool) -> dict[str, Any]:
     if (method, path) == ("get", "/v1/responses"):
         return {"101": {"description": "A WebSocket."}, **_refusals((*_OF_EVERY_ROUTE, 400))}
     own = _OF_BODIES if has_body else _OF_OTHERS.get(path, ())
+    if method == "post" and path in _KEEPING:
+        own = (*own, 507)
     if is_messages_path(path):
         own = (*(status for status in own if status != 503), 529)
         return {**found, **_refusals((*_OF_EVERY_ROUTE, *own), MessagesErrorResponse)}
