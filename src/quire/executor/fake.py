@@ -392,7 +392,7 @@ class FakeExecutor:
                 raise EngineError("the step broke after its rows were computed")
             return computed
 
-        def alone(index: int, _: Exception) -> _Computed:
+        def alone(index: int, _: BaseException) -> _Computed:
             return self._compute(rows.select(slice(index, index + 1)))
 
         whole = _Computed()
