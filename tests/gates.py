@@ -198,7 +198,7 @@ GATES = (
         "families",
         (
             *("tests/models/test_golden.py", "tests/models/test_generic.py"),
-            *("tests/models/test_forward_ops.py", "tests/models/test_wanted_tokens.py"),
+            "tests/models/test_[fw][oa]*.py",  # forward_ops, wanted_tokens
         ),
         MODELS,
         ("compiler", "torch", "numpy", "transformers"),
