@@ -33,11 +33,10 @@ def test_no_file_is_so_long_that_one_worker_waits() -> None:
     assert max(ends) - min(ends) <= 0.02 * sum(took.values())
 
 
-def test_measured_files_are_there_and_sorted() -> None:
-    """Turns red when a file is renamed and its seconds are not, or when somebody edits by hand."""
+def test_files_are_sorted_so_that_a_new_measurement_reads_well() -> None:
+    """Those that were renamed since then count as usual ones until the next."""
     took = durations.read_durations()
     assert list(took) == sorted(took)
-    assert [name for name in took if not (ROOT / name).is_file()] == []
     assert all(seconds >= 0 for seconds in took.values())
 
 
@@ -74,7 +73,8 @@ def test_a_run_writes_what_its_files_took(tmp_path: Path) -> None:
     took = {Path(name).name: kept[name] for name in set(kept) - set(before)}
     assert set(took) == {"test_short.py", "test_long.py"}
     assert took["test_long.py"] >= 0.3
-    assert {name: kept[name] for name in before} == before
+    there = {name: took for name, took in before.items() if (ROOT / name).is_file()}
+    assert {name: kept.get(name) for name in before} == {name: there.get(name) for name in before}
 
 
 def test_the_slowest_of_rooms_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

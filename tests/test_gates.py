@@ -226,6 +226,26 @@ def test_all_sets_are_compiled_where_a_group_needs_them(monkeypatch: pytest.Monk
     assert gates.sets_to_compile() == "all"
 
 
+def test_a_command_that_fails_proves_nothing_and_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Turns red when a set that does not compile, or a wheel that does not serve, is kept as a
+    pass."""
+
+    def fail() -> int:
+        raise SystemExit("no compiler")
+
+    bad, good = (
+        Gate(name, (), ("tests/gates.py",), (), command=command)
+        for name, command in (("bad", fail), ("good", int))
+    )
+    monkeypatch.setattr(gates, "GATES", (bad, good))
+    monkeypatch.setattr(gates, "RECORD", tmp_path / "gates.json")
+    assert gates.prove([]) == 1
+    assert set(gates.read_proofs()) == {"good"}
+    assert gates.prove(["good"]) == 0
+
+
 def test_a_group_that_does_not_exist_is_named() -> None:
     with pytest.raises(SystemExit, match=r"No gates sanitizer; there are: kernel-sets, "):
         gates.main(["prove", "sanitizer"])
