@@ -9,11 +9,13 @@ wrong only when three values meet is for a soak to find.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Hashable, Sequence
 
 import pytest
 
+from quire.platform import Platform, detect_platform
 from tests.profiles import SCALE
 
 __all__ = ["BY_PAIRS", "LAWS_BY_PAIRS", "cover", "pairs_of"]
@@ -62,6 +64,21 @@ def case_of(item: pytest.Function, of_module: bool) -> Case:
     return case
 
 
+def is_skipped(item: pytest.Function) -> bool:
+    """Return whether one of its values is a kernel that this machine does not have."""
+    for value in item.callspec.params.values():
+        for part in value if isinstance(value, tuple) else (value,):
+            unavailable = getattr(type(part), "unavailable", None)  # of a `Provider`
+            if callable(unavailable) and unavailable(part, _platform()) is not None:
+                return True
+    return False
+
+
+@functools.cache
+def _platform() -> Platform:
+    return detect_platform()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pairs(of): run pairs of parameters, see tests/pairs.py")
 
@@ -80,6 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         path, _, test = item.nodeid.partition("[")[0].partition("::")
         of_module = mark.kwargs.get("of") == "module"
         name = path if of_module else f"{path}::{test}"
+        name += " skipped" * is_skipped(item)  # what others alone show must run, too
         tables.setdefault(name, []).append((item, case_of(item, of_module)))
     dropped: set[pytest.Item] = set()
     for table in tables.values():

@@ -50,13 +50,26 @@ from tests.pairs import BY_PAIRS
 @pytest.mark.parametrize("draws", [False, True, None])
 def test_sums(dtype, size, rows, draws): ...
 
+class Kernel:
+    def __init__(self, why): self.why = why
+    def unavailable(self, platform): return self.why
+
+@BY_PAIRS
+@pytest.mark.parametrize("x", [1, 2])
+@pytest.mark.parametrize("y", [1, 2])
+@pytest.mark.parametrize("kernel", [Kernel(None), Kernel("not here")])
+def test_kernels(kernel, x, y): ...
+
 @pytest.mark.parametrize("x", [1, 2])
 @pytest.mark.parametrize("y", [1, 2])
 @pytest.mark.parametrize("z", [1, 2])
 def test_of_all(x, y, z): ...
 """
-COUNTS = {"test_sums": [27, 11], "test_of_all": [8, 8], "test_alone": [3, 3], "test_plain": [1, 1]}
-"""Cases of each test, and those that run."""
+COUNTS = {
+    "test_sums": [27, 11], "test_of_all": [8, 8], "test_alone": [3, 3], "test_plain": [1, 1],
+    "test_kernels": [8, 8],
+}  # fmt: skip
+"""Cases of each test, and those that run: all pairs without the kernel that is not here, too."""
 LAW = ("test_chunked", "test_preempted")
 
 

@@ -36,13 +36,18 @@ NAMES = ("mistral-window", "qwen2-mixed", "opt", "qwen2-moe-mixed")
 TINY = [*(case for case in CASES if case.name in NAMES), GEMMA4_WHOLE]
 
 
+def written(name: str, tmp_path_factory: pytest.TempPathFactory) -> str | None:
+    """Folder of a model, None for the bundled one."""
+    if name == "bundled":
+        return None
+    folder: Path = tmp_path_factory.mktemp(name)
+    write_checkpoint(next(case for case in TINY if case.name == name), folder)
+    return str(folder)
+
+
 @pytest.fixture(scope="session", params=["bundled", *(case.name for case in TINY)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | None:
-    if request.param == "bundled":
-        return None
-    folder: Path = tmp_path_factory.mktemp(request.param)
-    write_checkpoint(next(case for case in TINY if case.name == request.param), folder)
-    return str(folder)
+    return written(request.param, tmp_path_factory)
 
 
 @pytest.fixture

@@ -19,17 +19,18 @@ from quire.protocol import EngineRequest, FinishReason
 from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
 from tests.engine.test_captured import captured_steps
-from tests.engine.test_laws import (  # noqa: F401  fixtures
+from tests.engine.test_laws import (  # noqa: F401  a fixture
     DEPTHS,
+    NAMES,
     Maker,
     Prompt,
     assert_same,
     has_kernels,
     make,
-    model,
     params,
     run,
     workload,
+    written,
 )
 from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
@@ -37,10 +38,10 @@ from tests.runner.late_device import keep_rows_on_device
 pytestmark = LAWS_BY_PAIRS
 
 
-@pytest.fixture(autouse=True)
-def takes_embeddings(request: pytest.FixtureRequest) -> None:
-    if "[gemma4" in request.node.name:
-        pytest.skip("refused at the start: tests/models/test_gemma4.py")
+@pytest.fixture(scope="session", params=["bundled", *NAMES])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | None:
+    """Without Gemma 4, which refuses embeddings: tests/models/test_gemma4.py."""
+    return written(request.param, tmp_path_factory)
 
 
 def worker_of(llm: LLM) -> Any:
