@@ -5,6 +5,9 @@ name. A soak takes every variant, the usual run one of each family.
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import json
 import re
 import zlib
@@ -118,6 +121,12 @@ BY_LENGTH = {
 prompt for all of its tokens, quire that of each, which test_golden.py compares. LongRoPE of PhiMoE:
 `transformers` keeps the short factors (docs/models.md)."""
 
+ROPE_PARTS = (
+    "factor", "partial_rotary_factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast",
+    "beta_slow", "truncate", "original_max_position_embeddings",
+)  # fmt: skip
+"""Keys of `rope_parameters` that `modeling_rope_utils.py` takes as absent or None."""
+
 NAMED_BY = {"layer_types": "sliding_window", "hidden_size": "head_dim"}
 """Keys by which a value of another one may be refused, since they decide together."""
 
@@ -138,7 +147,7 @@ def candidates(key: str, value: Any) -> list[Any]:
         return ["sliding_attention", "linear", "dynamic"]
     if isinstance(value, list):
         return [*other_lists(value)]
-    return [3, 0.5, True, "gelu"] if value is None else []
+    return [3, 8, 0.5, True, False, "gelu"] if value is None else []
 
 
 def other_lists(value: list[Any]) -> Iterator[list[Any]]:
@@ -163,6 +172,47 @@ def changes(config: Mapping[str, Any]) -> Iterator[tuple[str, str, list[dict[str
                 yield inner, key, [{**config, key: each} for each in nested]
         else:
             yield key, key, [{**config, key: each} for each in candidates(key, value)]
+
+
+def unlisted(config: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """As `changes`, of keys that the library's code reads and that are not in a saved config, such
+    as `is_causal`."""
+    import transformers
+
+    library = Path(transformers.__file__).parent
+    own = Path(inspect.getfile(type(config))).parent
+    shared = [library / f"{name}.py" for name in ("masking_utils", "modeling_rope_utils")]
+    saved, read = config.to_dict(), dict[str, Any]()
+    for file in (*shared, *own.glob("modeling_*.py")):
+        read |= keys_read_in(file)
+    known = {*saved, *PASSED_OVER, *type(config).attribute_map}
+    for key, value in read.items():
+        if key not in known and key[0] != "_" and not hasattr(type(config), key):
+            yield key, key, [{**saved, key: each} for each in candidates(key, value)]
+    ropes = saved.get("rope_parameters") or {}
+    for part in ROPE_PARTS if ropes.get("rope_type", "default") != "default" else ():
+        if part not in ropes:
+            others = [{**ropes, part: each} for each in candidates(part, None)]
+            yield part, "rope_parameters", [{**saved, "rope_parameters": each} for each in others]
+
+
+@functools.cache
+def keys_read_in(file: Path) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name(id="config") | ast.Attribute(attr="config")):
+                found.setdefault(node.attr, None)
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=key), *rest]):
+                if ast.unparse(owner) in ("config", "self.config"):
+                    found[str(key)] = ast.literal_eval(rest[0]) if is_constant(rest) else None
+            case _:
+                pass
+    return found
+
+
+def is_constant(nodes: list[ast.expr]) -> bool:
+    return bool(nodes) and isinstance(nodes[0], ast.Constant)
 
 
 def model_of(config: Mapping[str, Any], family: Family) -> Any:
@@ -225,9 +275,10 @@ def test_no_key_is_passed_over(family: Family, tmp_path: Path) -> None:
     base = model_of(family.config, family)
     before = outputs_of(base, family.case)
     assert before is not None
+    both = (*changes(base.config.to_dict()), *unlisted(base.config))
     compared: list[str] = []
     wrong: list[str] = []
-    for number, (key, above, configs) in enumerate(changes(base.config.to_dict())):
+    for number, (key, above, configs) in enumerate(both):
         if (family.case.name, key) in BY_LENGTH:
             continue
         found = first_that_changes(configs, family, before)

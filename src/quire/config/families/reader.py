@@ -122,8 +122,8 @@ def read_model_spec(
         architecture, reader = _find_reader(raw)
         read_packed_settings(folder)
         spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
-        spec = with_answers(spec, raw, folder)
-    of_sentence = longest_sentence(folder) if spec.is_encoder else None
+        spec = with_answers(_in_both_directions(spec, raw), raw, folder)
+    of_sentence = longest_sentence(folder, is_encoder=spec.is_encoder)
     if of_sentence is not None:
         spec = replace(spec, max_context=min(spec.max_context, of_sentence))
     spec = spec.within(max(spec.max_context, longest or 0))
@@ -150,7 +150,18 @@ def _read_gguf_spec(file: Path, overrides: Mapping[str, Any]) -> ModelSpec:
     header = read_gguf_parts(file)
     raw = config_of(header).overridden(overrides)
     architecture, reader = _find_reader(raw)
-    return replace(reader(raw, dtype_of(header)), architecture=architecture)
+    spec = _in_both_directions(reader(raw, dtype_of(header)), raw)
+    return replace(spec, architecture=architecture)
+
+
+def _in_both_directions(spec: ModelSpec, raw: RawConfig) -> ModelSpec:
+    """A decoder whose prompts see all of themselves if the config says so, as `transformers` takes
+    it: windows reach as far behind a token as before it, and there the token itself is not counted.
+    """
+    if spec.prompt_attention is not None or raw.read(bool, "is_causal", default=True):
+        return spec
+    windows = tuple(None if window is None else window + 1 for window in spec.windows)
+    return replace(spec, prompt_attention="bidirectional", windows=windows)
 
 
 def flat_config(raw: RawConfig) -> RawConfig:

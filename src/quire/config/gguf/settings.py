@@ -90,6 +90,7 @@ def config_of(header: GGUFHeader) -> RawConfig:
         "rms_norm_eps": _float32(_value(header, f"{name}.attention.layer_norm_rms_epsilon")),
         "max_position_embeddings": _value(header, f"{name}.context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
+        "is_causal": header.flag(f"{name}.attention.causal"),
         "attention_bias": name != "qwen2" and "blk.0.attn_q.bias" in header.tensors,
         "bos_token_id": header.integer("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(end_token_ids(header)),
