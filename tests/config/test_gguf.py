@@ -313,6 +313,54 @@ def test_divisors_that_do_not_fit(tensors: dict[str, Tensor], problem: str, tmp_
         read_model_spec(file)
 
 
+@pytest.mark.parametrize(
+    ("stated", "sampling", "unread"),
+    [
+        (
+            {"temp": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.25},
+            {"temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.25},
+            "",
+        ),
+        (
+            {"penalty_repeat": 1.5, "penalty_last_n": -1, "mirostat": 0, "mirostat_tau": 5.0},
+            {"repetition_penalty": 1.5},
+            "",
+        ),
+        ({"penalty_repeat": 1.5, "penalty_last_n": 0}, {}, ""),
+        ({"penalty_repeat": 1.5}, {}, "general.sampling.penalty_repeat=1.5"),
+        (
+            {"penalty_repeat": 1.5, "penalty_last_n": 64, "xtc_probability": 0.5, "mirostat": 2},
+            {},
+            "general.sampling.mirostat=2, general.sampling.xtc_probability=0.5, "
+            "general.sampling.penalty_repeat=1.5",
+        ),
+        ({"sequence": "kpt", "top_k": 5}, {"top_k": 5}, "general.sampling.sequence='kpt'"),
+    ],
+)
+def test_recommended_sampling_of_a_file(
+    stated: dict[str, Any],
+    sampling: dict[str, Any],
+    unread: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fault: what llama.cpp would draw by is passed over without a word."""
+    settings = SETTINGS | {f"general.sampling.{key}": value for key, value in stated.items()}
+    file = write_gguf(tmp_path / "m.gguf", settings, TENSORS)
+    assert read_model_spec(file).generation.sampling() == sampling
+    wanted = [f"{file}: not obeyed: {unread}; requests can say how tokens are drawn"]
+    assert [each.message for each in caplog.records] == (wanted if unread else [])
+    assert read_model_spec(file, with_sampling=False).generation.sampling() == {}
+
+
+def test_recommended_sampling_without_a_meaning(tmp_path: Path) -> None:
+    for change in ({"temp": -1.0}, {"top_p": 2.0}, {"top_k": "few"}):
+        settings = SETTINGS | {f"general.sampling.{key}": each for key, each in change.items()}
+        file = write_gguf(tmp_path / "m.gguf", settings, TENSORS)
+        with pytest.raises(ConfigError, match=r"m\.gguf: general\.sampling"):
+            read_model_spec(file)
+
+
 def _patch(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
         assert old in data

@@ -203,7 +203,9 @@ def keys_read_in(file: Path) -> Mapping[str, Any]:
         match node:
             case ast.Attribute(value=ast.Name(id="config") | ast.Attribute(attr="config")):
                 found.setdefault(node.attr, None)
-            case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=key), *rest]):
+            case ast.Call(
+                func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=key), *rest]
+            ):
                 if ast.unparse(owner) in ("config", "self.config"):
                     found[str(key)] = ast.literal_eval(rest[0]) if is_constant(rest) else None
             case _:

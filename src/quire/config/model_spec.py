@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # numpy comes with it
     from quire.protocol.pooling_params import ClassActivation
@@ -419,8 +419,8 @@ class MatrixShape:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults in generation_config.json, for requests that name none; None is not
-    stated."""
+    """Sampling defaults in generation_config.json, or in a GGUF file, for requests that name none;
+    None is not stated. banned_words: tokens, or sequences of them, that must not come."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -428,9 +428,12 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    banned_words: tuple[tuple[int, ...], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
 
-    def sampling(self) -> dict[str, float | int]:
+    def sampling(self) -> dict[str, Any]:
         """Return the stated values, by the names of `SamplingParams`."""
         values = {
             "temperature": self.temperature,
@@ -439,6 +442,9 @@ class GenerationDefaults:
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
             "max_tokens": self.max_new_tokens,
+            "min_tokens": self.min_new_tokens or None,
+            "stop": list(self.stop_strings) or None,
+            "bad_words_token_ids": [list(word) for word in self.banned_words] or None,
         }
         return {name: value for name, value in values.items() if value is not None}
 

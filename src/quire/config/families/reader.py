@@ -61,7 +61,7 @@ from quire.config.families.llama import (
 from quire.config.families.modernbert import read_modernbert, read_modernbert_classes
 from quire.config.families.mpt import read_mpt
 from quire.config.families.nested import text_config, with_unseen
-from quire.config.generation import read_generation_defaults
+from quire.config.generation import read_generation_defaults, read_gguf_defaults
 from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import DTYPE_BYTES, ModelSpec
@@ -100,7 +100,7 @@ def read_model_spec(
     naming file, key and value, for anything that quire cannot serve.
     """
     if is_gguf(folder):
-        spec = _read_gguf_spec(folder, overrides or {})
+        spec = _read_gguf_spec(folder, overrides or {}, with_sampling=with_sampling)
         return spec.within(max(spec.max_context, longest or 0))
     path = folder / "config.json"
     if not path.is_file():
@@ -127,7 +127,7 @@ def read_model_spec(
     if of_sentence is not None:
         spec = replace(spec, max_context=min(spec.max_context, of_sentence))
     spec = spec.within(max(spec.max_context, longest or 0))
-    generation = read_generation_defaults(folder, with_sampling=with_sampling)
+    generation = read_generation_defaults(folder, spec, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
 
@@ -146,12 +146,13 @@ def _read_by_transformers(
     return read_generic(raw, folder, dtype)
 
 
-def _read_gguf_spec(file: Path, overrides: Mapping[str, Any]) -> ModelSpec:
+def _read_gguf_spec(file: Path, overrides: Mapping[str, Any], *, with_sampling: bool) -> ModelSpec:
     header = read_gguf_parts(file)
     raw = config_of(header).overridden(overrides)
     architecture, reader = _find_reader(raw)
     spec = _in_both_directions(reader(raw, dtype_of(header)), raw)
-    return replace(spec, architecture=architecture)
+    generation = read_gguf_defaults(header) if with_sampling else spec.generation
+    return replace(spec, architecture=architecture, generation=generation)
 
 
 def _in_both_directions(spec: ModelSpec, raw: RawConfig) -> ModelSpec:
