@@ -127,6 +127,9 @@ ROPE_PARTS = (
 )  # fmt: skip
 """Keys of `rope_parameters` that `modeling_rope_utils.py` takes as absent or None."""
 
+OTHER_PARTS = re.compile("Vision|Audio|Multimodal|ConditionalGeneration|Gemma[34]n?Model$")
+"""Classes in files of the library that texts alone do not pass through."""
+
 NAMED_BY = {"layer_types": "sliding_window", "hidden_size": "head_dim"}
 """Keys by which a value of another one may be refused, since they decide together."""
 
@@ -147,7 +150,7 @@ def candidates(key: str, value: Any) -> list[Any]:
         return ["sliding_attention", "linear", "dynamic"]
     if isinstance(value, list):
         return [*other_lists(value)]
-    return [3, 8, 0.5, True, False, "gelu"] if value is None else []
+    return [3, 0.5, True, "gelu"] if value is None else []
 
 
 def other_lists(value: list[Any]) -> Iterator[list[Any]]:
@@ -188,7 +191,8 @@ def unlisted(config: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
     known = {*saved, *PASSED_OVER, *type(config).attribute_map}
     for key, value in read.items():
         if key not in known and key[0] != "_" and not hasattr(type(config), key):
-            yield key, key, [{**saved, key: each} for each in candidates(key, value)]
+            others = [8, True] if value is None else candidates(key, value)
+            yield key, key, [{**saved, key: each} for each in others]
     ropes = saved.get("rope_parameters") or {}
     for part in ROPE_PARTS if ropes.get("rope_type", "default") != "default" else ():
         if part not in ropes:
@@ -198,8 +202,11 @@ def unlisted(config: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
 
 @functools.cache
 def keys_read_in(file: Path) -> Mapping[str, Any]:
+    """Not those that parts for images and sounds read."""
     found: dict[str, Any] = {}
-    for node in ast.walk(ast.parse(file.read_text())):
+    whole = ast.parse(file.read_text())
+    own = [each for each in whole.body if not OTHER_PARTS.search(getattr(each, "name", ""))]
+    for node in (node for each in own for node in ast.walk(each)):
         match node:
             case ast.Attribute(value=ast.Name(id="config") | ast.Attribute(attr="config")):
                 found.setdefault(node.attr, None)
