@@ -123,8 +123,12 @@ def read_model_spec(
         read_packed_settings(folder)
         spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
         spec = with_answers(_in_both_directions(spec, raw), raw, folder)
+    if _lacks_head(spec, folder):
+        _log.warning("%s: has no head for logits, so it gives vectors and no texts", folder)
+        spec = spec.without_head()
     of_sentence = longest_sentence(folder, is_encoder=spec.is_encoder)
-    if of_sentence is not None:
+    has_table = spec.has_learned_positions and not spec.is_encoder  # as long as the context
+    if of_sentence is not None and not has_table:
         spec = replace(spec, max_context=min(spec.max_context, of_sentence))
     spec = spec.within(max(spec.max_context, longest or 0))
     generation = read_generation_defaults(folder, spec, with_sampling=with_sampling)
@@ -252,6 +256,22 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
     return SAFETENSORS_DTYPES[most]
 
 
+def _without_head(read: SpecReader) -> SpecReader:
+    """Return the reader of a family's decoders that are saved without the head for logits, as
+    sentence-transformers saves them."""
+    return lambda raw, dtype: read(raw, dtype).without_head()
+
+
+def _lacks_head(spec: ModelSpec, folder: Path) -> bool:
+    """Return whether files for vectors, as modules.json says, leave out a head that is not tied."""
+    if spec.tie_word_embeddings or not spec.draws_tokens or not (folder / "modules.json").is_file():
+        return False
+    if not any(folder.glob("*.safetensors*")):
+        return False
+    heads = ("lm_head.", "embed_out.", "output.")
+    return not any(name.startswith(heads) for name in read_checkpoint(folder).tensors)
+
+
 _READERS: dict[str, SpecReader] = {
     "ArceeForCausalLM": read_arcee,
     "BertForMaskedLM": read_bert,
@@ -309,6 +329,13 @@ _READERS: dict[str, SpecReader] = {
     "XLMRobertaForMaskedLM": read_roberta,
     "XLMRobertaForSequenceClassification": read_roberta_classes,
     "XLMRobertaModel": read_roberta,
+    "Gemma2Model": _without_head(read_gemma2),
+    "Gemma3TextModel": _without_head(read_gemma3),
+    "LlamaModel": _without_head(read_llama),
+    "MistralModel": _without_head(read_mistral),
+    "Phi3Model": _without_head(read_phi3),
+    "Qwen2Model": _without_head(read_qwen2),
+    "Qwen3Model": _without_head(read_qwen3),
 }
 _ARCHITECTURES = {
     "arcee": "ArceeForCausalLM",
