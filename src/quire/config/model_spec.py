@@ -471,8 +471,8 @@ class ModelSpec:
     experts: of layers that have some in place of one feed-forward network; None if no layer has.
     is_encoder: it draws no tokens, and is asked for vectors alone. has_head: False of a decoder
     saved without the projection to logits, which is asked for vectors too. classes: into which it
-    sorts prompts; None if it does not. token_types: rows of a table that tells the second text of a pair
-    from the first; 0 if there is none.
+    sorts prompts; None if it does not. token_types: rows of a table that tells the second text of a
+    pair from the first; 0 if there is none.
     eos_token_ids: of config.json, then those that only generation_config.json names.
     """
 
