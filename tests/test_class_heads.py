@@ -102,6 +102,8 @@ def test_decoders_saved_without_a_head(tmp_path: Path, make: Maker, kind: str) -
     with pytest.raises(RequestError, match="no head for logits, and draws no tokens"):
         llm.generate(TEXTS[0])
     assert llm.engine.spec.num_parameters == sum(each.numel() for each in model.parameters())
+    with pytest.raises(ConfigError, match="without a head for logits take no adapters"):
+        make(tmp_path, enable_lora=True)
 
 
 def states(model: Any, folder: Path, text: str) -> torch.Tensor:
