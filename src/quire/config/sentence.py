@@ -215,7 +215,7 @@ def _check_arguments(raw: RawConfig, key: str, part: str) -> None:
 
 
 def _check_processing(section: RawConfig | None) -> None:
-    """Of texts: arguments for other media and for chats change no vector."""
+    """Check those for texts: arguments for other media and for chats change no vector."""
     for key in ("common", "text") if section is not None else ():
         if section is not None:
             _check_arguments(section, key, "processing")

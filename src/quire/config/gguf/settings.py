@@ -302,7 +302,7 @@ def _experts(header: GGUFHeader, name: str) -> dict[str, Any]:
 def _scaling(
     header: GGUFHeader, name: str, raw: RawConfig, rotary_dim: Any
 ) -> dict[str, Any] | None:
-    """What changes the frequencies, as llama.cpp has it: a kind that is not stated is linear, a
+    """Changes of the frequencies, as llama.cpp has them: a kind that is not stated is linear, a
     factor divides beside divisors too, and attn_factor multiplies whatever the kind."""
     kind, factor = _stretch(header, name)
     stated = _float32(_value(header, f"{name}.rope.scaling.attn_factor"))
