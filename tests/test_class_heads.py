@@ -1,5 +1,5 @@
-"""Decoders with a head for classes, and one that says "yes" or "no": their numbers are those that
-`transformers` computes of the files."""
+"""Decoders with a head for classes, one that says "yes" or "no", and those without a head: their
+numbers are those that `transformers` computes of the files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from quire import LLM, ConfigError, PoolingParams, RequestError
-from tests.encoder_writer import TEXTS, write_encoder
+from tests.encoder_writer import TEXTS, write_encoder, write_sentence_files
 
 Maker = Callable[..., LLM]
 KINDS: dict[str, dict[str, Any]] = {
@@ -79,6 +79,54 @@ def test_no_token_is_drawn(tmp_path: Path, make: Maker) -> None:
         llm.generate(TEXTS[0])
     (output,) = llm.encode(TEXTS[0], PoolingParams(normalize=False), use_tqdm=False)
     assert output.outputs.data.shape == (32,)
+
+
+HEADLESS: dict[str, dict[str, Any]] = {
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4},
+    "qwen2": {**KINDS["qwen2"], "tie_word_embeddings": False},
+    **{kind: KINDS[kind] for kind in ("llama", "mistral", "phi3", "qwen3")},
+}
+
+
+@pytest.mark.parametrize("kind", HEADLESS)
+def test_decoders_saved_without_a_head(tmp_path: Path, make: Maker, kind: str) -> None:
+    """As sentence-transformers saves them. Fault: refused, since nothing makes logits."""
+    model = write_encoder(kind, tmp_path, **HEADLESS[kind])
+    (name,) = json.loads((tmp_path / "config.json").read_text())["architectures"]
+    assert name in (f"{type(model).__name__}", "Gemma3TextModel")
+    llm = make(tmp_path)
+    for text, output in zip(TEXTS, llm.encode(TEXTS, use_tqdm=False), strict=True):
+        expected = torch.nn.functional.normalize(states(model, tmp_path, text)[-1], dim=0)
+        torch.testing.assert_close(output.outputs.data, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RequestError, match="no head for logits, and draws no tokens"):
+        llm.generate(TEXTS[0])
+    assert llm.engine.spec.num_parameters == sum(each.numel() for each in model.parameters())
+    with pytest.raises(ConfigError, match="without a head for logits take no adapters"):
+        make(tmp_path, enable_lora=True)
+
+
+def states(model: Any, folder: Path, text: str) -> torch.Tensor:
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+
+
+def test_a_full_model_whose_head_is_not_there(tmp_path: Path, make: Maker) -> None:
+    """For vectors alone, where files for them are there: the rest is whole."""
+    model = write_encoder("qwen3", tmp_path, **KINDS["qwen3"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"'lm_head\.weight'.* is missing"):
+        make(tmp_path)
+    write_sentence_files(tmp_path, mode="mean", normalize=False)
+    llm = make(tmp_path)
+    (output,) = llm.encode(TEXTS[0], use_tqdm=False)
+    expected = states(model, tmp_path, TEXTS[0]).mean(0)
+    torch.testing.assert_close(output.outputs.data, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RequestError, match="draws no tokens"):
+        llm.generate(TEXTS[0])
 
 
 OVERRIDES = {

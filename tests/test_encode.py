@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,35 @@ def test_chunks_batches_and_the_cache_change_no_bit(make: Maker, depth: int, poo
         assert_same(llm, one, other)
     for one, other in zip(found, drawn, strict=True):
         assert one.outputs[0].token_ids == other.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("name", ["qwen2-mixed", "llama-tied", "gpt2"])
+def test_attention_in_both_directions(name: str, tmp_path: Path) -> None:
+    """`is_causal` of config.json, which models for vectors have that were decoders. The tokens that
+    such a model draws see its whole prompt; the cache of `transformers` forgets some of a window's.
+    """
+    from transformers import AutoModelForCausalLM
+
+    case = next(case for case in CASES if case.name == name)
+    write_checkpoint(replace(case, extra={**case.extra, "is_causal": False}), tmp_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    assert not model.config.is_causal
+    with small_engines(str(tmp_path)) as maker:
+        llm = maker()
+        vectors = encode(llm, "mean", normalize=False)
+        params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+        drawn = llm.generate(asks()[: 5 if "mixed" not in name else 0], params, use_tqdm=False)
+    for ids, vector in zip(prompts(), vectors, strict=True):
+        with torch.inference_mode():
+            states = model.base_model(torch.tensor([ids])).last_hidden_state[0]
+        torch.testing.assert_close(vector, states.mean(0), rtol=2e-5, atol=2e-5)
+    for ids, output in zip(prompts(), drawn, strict=False):
+        wanted = model.generate(
+            torch.tensor([ids]), do_sample=False, max_new_tokens=6, eos_token_id=None
+        )
+        assert list(output.outputs[0].token_ids) == wanted[0, len(ids) :].tolist()
 
 
 def test_only_last_reads_the_cache(make: Maker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,138 @@ def test_modules_that_are_lacking_are_refused(
     write_sentence_files(tmp_path, **change)
     with pytest.raises(ConfigError, match=words):
         LLM(str(tmp_path), **SMALL)
+
+
+TRANSFORMER_FILES = [
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "longest"),
+    [
+        *((name, {"max_seq_length": 24}, 24) for name in TRANSFORMER_FILES),
+        (TRANSFORMER_FILES[0], {"tokenizer_args": {"model_max_length": 22}}, 22),
+        (
+            TRANSFORMER_FILES[0],
+            {"processor_kwargs": {"model_max_length": 22}, "max_seq_length": 24},
+            22,
+        ),
+        (TRANSFORMER_FILES[0], {"max_seq_length": None, "do_lower_case": False}, 50),
+        (TRANSFORMER_FILES[0], {}, 50),
+    ],
+)
+def test_the_longest_text_is_that_of_the_files(
+    tmp_path: Path, name: str, settings: dict[str, Any], longest: int
+) -> None:
+    """Fault: a file under another name, or a bound in another place, is passed over, so that long
+    texts have other vectors. 50 is what the tokenizer says."""
+    write_encoder("bert", tmp_path)
+    write_sentence_files(tmp_path)
+    (tmp_path / name).write_text(json.dumps(settings))
+    tokenizer = tmp_path / "tokenizer_config.json"
+    stated = json.loads(tokenizer.read_text())
+    tokenizer.write_text(json.dumps({**stated, "model_max_length": 50}))
+    assert read_model_spec(tmp_path).max_context == longest
+    tokenizer.write_text(json.dumps({**stated, "model_max_length": 10**30}))
+    assert read_model_spec(tmp_path).max_context == (longest if longest < 50 else 66)
+
+
+def test_settings_of_the_module_that_change_nothing_are_taken(tmp_path: Path) -> None:
+    write_encoder("bert", tmp_path)
+    write_sentence_files(tmp_path)
+    settings = {
+        "do_lower_case": True,
+        "transformer_task": "feature-extraction",
+        "modality_config": {
+            "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+        },
+        "module_output_name": "token_embeddings",
+        "processing_kwargs": {"text": {"truncation": True}, "chat_template": {"depth": 1}},
+        "model_args": {"torch_dtype": "float16", "trust_remote_code": True},
+        "unpad_inputs": False,
+        "query_length": None,
+    }
+    (tmp_path / "sentence_xlnet_config.json").write_text(json.dumps(settings))
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert read_sentence_settings(tmp_path, is_encoder=True).pooling == "cls"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"do_lower_case": True}, "do_lower_case=True"),
+        ({"tokenizer_name_or_path": "other/tokenizer"}, "tokenizer_name_or_path='other/tokenizer'"),
+        ({"transformer_task": "fill-mask"}, "transformer_task='fill-mask'"),
+        ({"module_output_name": "sentence_embedding"}, "module_output_name='sentence_embedding'"),
+        (
+            {"modality_config": {"image": {"method": "forward"}}},
+            "modality_config: it has no 'text'",
+        ),
+        (
+            {"modality_config": {"text": {"method": "get_text_features"}}},
+            "text: method='get_text_features'",
+        ),
+        ({"processing_kwargs": {"text": {"max_length": 8}}}, "text: max_length=8"),
+        ({"model_kwargs": {"rotary_scaling_factor": 2}}, "rotary_scaling_factor=2"),
+        ({"config_args": {"is_causal": False}}, "config_args: is_causal=False"),
+        ({"tokenizer_args": {"truncation_side": "left"}}, "truncation_side='left'"),
+        ({"query_length": 32}, "query_length=32"),
+        ({"of_next_year": 1}, "of_next_year=1"),
+    ],
+)
+def test_settings_of_the_module_that_nothing_obeys_are_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    write_encoder("bert", tmp_path)
+    write_sentence_files(tmp_path)
+    (tmp_path / "sentence_roberta_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_sentence_settings(tmp_path, is_encoder=True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (["custom_st.Transformer"], "'custom_st.Transformer' is code of the model's own"),
+        (["Transformer", "my_modules.Pooling"], "'my_modules.Pooling' is code of"),
+        (["Transformer", "Pooling", "Pooling"], "in this order"),
+        (["Transformer", "Normalize", "Pooling"], "in this order"),
+        ([], "modules (none)"),
+    ],
+)
+def test_modules_of_other_kinds_and_orders_are_refused(
+    tmp_path: Path, kinds: list[str], words: str
+) -> None:
+    """Fault: a class of the model's own passes as one of the library that has its name."""
+    write_sentence_files(tmp_path)
+    modules = [
+        {"type": kind if "." in kind else f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in zip(kinds, ("", "1_Pooling", "1_Pooling"), strict=False)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_sentence_settings(tmp_path, is_encoder=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "words"),
+    [
+        ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}, "module_input_name"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "'SparseEncoder'"),
+    ],
+)
+def test_other_files_that_make_other_vectors_are_refused(
+    tmp_path: Path, file: str, settings: dict[str, Any], words: str
+) -> None:
+    write_sentence_files(tmp_path)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=words):
+        read_sentence_settings(tmp_path, is_encoder=True)
 
 
 @pytest.mark.parametrize("mode", ["cls", "mean"])

@@ -72,6 +72,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "Phi3ForSequenceClassification", "Qwen2ForSequenceClassification",
             "Qwen3ForSequenceClassification",
         ),
+        "Decoders without a head, for vectors": (
+            "LlamaModel", "MistralModel", "Phi3Model", "Qwen2Model", "Qwen3Model", "Gemma2Model",
+            "Gemma3TextModel",
+        ),
     }
 )  # fmt: skip
 """Names of families, with the architectures of each."""
@@ -79,6 +83,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _BESIDE = {MIXTRAL.name, "Olmo3ForCausalLM"}
 """Families whose GGUF files call themselves "llama" and "olmo2"."""
 
+_ENCODERS = ("Bert", "ModernBert", "Roberta", "XLMRoberta")
 _SCORES = {"soft_cap": "caps", "alibi_slopes": "ALiBi", "sinks": "sinks"}
 
 
@@ -101,7 +106,7 @@ def _rows() -> Iterator[str]:
     for family, names in FAMILIES.items():
         found = [(case, spec) for case, spec in specs if spec.architecture in names]
         in_gguf = "yes" if set(names) & gguf else ""
-        is_decoder = "Model" not in names[0]
+        is_decoder = not names[0].startswith(_ENCODERS)
         others = "`tests/test_class_heads.py`" if is_decoder else "`tests/test_encoders.py`"
         cases = ", ".join(case for case, _ in found) or others
         shown = ", ".join(f"`{name}`" for name in names)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,15 @@ from hypothesis import strategies as st
 from quire.config import read_checkpoint, read_model_spec, resolve_model_folder
 from quire.config.gguf import config_of, read_gguf_header, read_gguf_parts
 from quire.config.gguf.checkpoint import ARCHITECTURES
-from quire.config.model_spec import Gemma4Traits, LongRopeScaling, ProportionalScaling, RopeSpec
+from quire.config.model_spec import (
+    Gemma4Traits,
+    LinearScaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 from quire.errors import ConfigError
 from tests.gguf_writer import Tensor, float_tensor, write_gguf
 from tests.profiles import machine_settings
@@ -179,6 +190,175 @@ def test_layers_of_gemma_4(changes: dict[str, Any], problem: str | None, tmp_pat
     experts = [found[f"model.layers.0.experts.1.{part}_proj.weight"] for part in ("gate", "up")]
     assert [each.shape for each in experts] == [(3, 32), (3, 32)]
     assert experts[0].end == experts[1].start
+
+
+HALF_TURNS = {"rope_freqs.weight": float_tensor(torch.tensor([1.0, 2.0, 4.0, 8.0]))}
+SETS = {
+    "rope_factors_short.weight": float_tensor(torch.ones(4)),
+    "rope_factors_long.weight": float_tensor(torch.tensor([1.0, 2.0, 4.0, 8.0])),
+}
+
+
+def _same(divisor: float, attention: float) -> LongRopeScaling:
+    """The same divisor for each pair of a head of 8."""
+    return LongRopeScaling((divisor,) * 4, (divisor,) * 4, 64, attention)
+
+
+def _yarn_of(factor: float, original: int, attention: float = 1.0) -> YarnScaling:
+    temperature = (0.1 * math.log(factor) + 1.0) * attention
+    return YarnScaling(factor, original, temperature, 32.0, 1.0, truncate=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "scaling"),
+    [
+        ({"scale_linear": 4.0}, {}, LinearScaling(4.0)),
+        ({"scaling.factor": 4.0}, {}, LinearScaling(4.0)),
+        ({"scaling.factor": 2.0, "scale_linear": 4.0}, {}, LinearScaling(2.0)),
+        ({"scaling.factor": 0.0, "scaling.type": "linear"}, {}, None),
+        ({"scaling.factor": 4.0, "scaling.type": "none"}, {}, None),
+        ({"scaling.attn_factor": 1.0, "scaling.finetuned": True}, {}, None),
+        ({"scaling.attn_factor": 1.5, "scale_linear": 4.0}, {}, _same(4.0, 1.5)),
+        ({"scaling.attn_factor": 1.5, "scaling.type": "none"}, {}, _same(1.0, 1.5)),
+        ({"scaling.type": "yarn", "scaling.factor": 4.0}, {}, _yarn_of(4.0, 64)),
+        ({"scaling.type": "yarn", "scaling.original_context_length": 16}, {}, _yarn_of(1.0, 16)),
+        (
+            {"scaling.type": "yarn", "scale_linear": 4.0, "scaling.attn_factor": 1.5},
+            {},
+            _yarn_of(4.0, 64, 1.5),
+        ),
+        (
+            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.yarn_ext_factor": 0.0},
+            {},
+            LinearScaling(4.0),
+        ),
+        (
+            {
+                "scaling.type": "yarn",
+                "scaling.factor": 4.0,
+                "scaling.yarn_beta_fast": 16.0,
+                "scaling.yarn_beta_slow": 2.0,
+            },
+            {},
+            replace(_yarn_of(4.0, 64), beta_fast=16.0, beta_slow=2.0),
+        ),
+        (
+            {"scaling.factor": 2.0, "scaling.attn_factor": 1.5},
+            HALF_TURNS,
+            LongRopeScaling((2.0, 4.0, 8.0, 16.0), (2.0, 4.0, 8.0, 16.0), 64, 1.5),
+        ),
+        (
+            {"scaling.attn_factor": 1.5, "scaling.original_context_length": 16},
+            SETS,
+            LongRopeScaling((1.0,) * 4, (1.0, 2.0, 4.0, 8.0), 16, 1.5),
+        ),
+        ({"dimension_sections": [0, 0, 0, 0], "freq_base_swa": 500000.0}, {}, None),
+    ],
+)
+def test_settings_of_ropes_are_obeyed(
+    settings: dict[str, Any],
+    tensors: dict[str, Tensor],
+    scaling: RopeScaling | None,
+    tmp_path: Path,
+) -> None:
+    """Each means what it means to llama.cpp, also where another one is not stated. Turns red when
+    one is passed over, and other tokens come out."""
+    metadata = SETTINGS | {f"llama.rope.{key}": value for key, value in settings.items()}
+    spec = read_model_spec(write_gguf(tmp_path / "m.gguf", metadata, TENSORS | tensors))
+    assert spec.ropes == (RopeSpec(8, 500000.0, scaling),)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("llama", "scaling.factor", 0.5),
+        ("llama", "scaling.type", "ntk"),
+        ("llama", "scaling.yarn_ext_factor", 1.0),
+        ("llama", "scaling.yarn_attn_factor", 1.25),
+        ("llama", "scaling.yarn_log_multiplier", 0.5),
+        ("qwen3", "scaling.alpha", 1000.0),
+        ("llama", "dimension_count_swa", 4),
+        ("glm4", "dimension_sections", [2, 1, 1, 0]),
+        ("olmo2", "freq_base_swa", 10000.0),
+        ("qwen2", "freq_base_per_layer", [1e4]),
+        ("granite", "scaling.finetuned", False),
+        ("gemma3", "scaling.attn_factor", 1.5),
+        ("gemma4", "scaling.factor", 8.0),
+        ("gemma4", "scaling.attn_factor", 1.5),
+        ("qwen3", "of_next_year", 1),
+    ],
+)
+def test_settings_of_ropes_that_nothing_obeys_are_refused(
+    name: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    """Also those that are not known yet."""
+    settings = GEMMA4 if name == "gemma4" else _settings_of(name)
+    tensors = {**TENSORS, "blk.0.attn_v.weight": TABLE}
+    file = write_gguf(tmp_path / "m.gguf", settings | {f"{name}.rope.{key}": value}, tensors)
+    with pytest.raises(ConfigError, match=re.escape(f"m.gguf: {name}.rope.{key}=")):
+        read_model_spec(file)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ({"rope_factors_long.weight": SETS["rope_factors_long.weight"]}, "has one of rope_factors"),
+        (HALF_TURNS, "rope.scaling.type='yarn' beside divisors"),
+    ],
+)
+def test_divisors_that_do_not_fit(tensors: dict[str, Tensor], problem: str, tmp_path: Path) -> None:
+    settings = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    file = write_gguf(tmp_path / "m.gguf", SETTINGS | settings, TENSORS | tensors)
+    with pytest.raises(ConfigError, match=problem):
+        read_model_spec(file)
+
+
+@pytest.mark.parametrize(
+    ("stated", "sampling", "unread"),
+    [
+        (
+            {"temp": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.25},
+            {"temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.25},
+            "",
+        ),
+        (
+            {"penalty_repeat": 1.5, "penalty_last_n": -1, "mirostat": 0, "mirostat_tau": 5.0},
+            {"repetition_penalty": 1.5},
+            "",
+        ),
+        ({"penalty_repeat": 1.5, "penalty_last_n": 0}, {}, ""),
+        ({"penalty_repeat": 1.5}, {}, "general.sampling.penalty_repeat=1.5"),
+        (
+            {"penalty_repeat": 1.5, "penalty_last_n": 64, "xtc_probability": 0.5, "mirostat": 2},
+            {},
+            "general.sampling.mirostat=2, general.sampling.xtc_probability=0.5, "
+            "general.sampling.penalty_repeat=1.5",
+        ),
+        ({"sequence": "kpt", "top_k": 5}, {"top_k": 5}, "general.sampling.sequence='kpt'"),
+    ],
+)
+def test_recommended_sampling_of_a_file(
+    stated: dict[str, Any],
+    sampling: dict[str, Any],
+    unread: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fault: what llama.cpp would draw by is passed over without a word."""
+    settings = SETTINGS | {f"general.sampling.{key}": value for key, value in stated.items()}
+    file = write_gguf(tmp_path / "m.gguf", settings, TENSORS)
+    assert read_model_spec(file).generation.sampling() == sampling
+    wanted = [f"{file}: not obeyed: {unread}; requests can say how tokens are drawn"]
+    assert [each.message for each in caplog.records] == (wanted if unread else [])
+    assert read_model_spec(file, with_sampling=False).generation.sampling() == {}
+
+
+def test_recommended_sampling_without_a_meaning(tmp_path: Path) -> None:
+    for change in ({"temp": -1.0}, {"top_p": 2.0}, {"top_k": "few"}):
+        settings = SETTINGS | {f"general.sampling.{key}": each for key, each in change.items()}
+        file = write_gguf(tmp_path / "m.gguf", settings, TENSORS)
+        with pytest.raises(ConfigError, match=r"m\.gguf: general\.sampling"):
+            read_model_spec(file)
 
 
 def _patch(old: bytes, new: bytes) -> Callable[[bytes], bytes]:

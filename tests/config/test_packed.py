@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -286,6 +287,55 @@ def test_old_files_beside_config_json(tmp_path: Path) -> None:
         assert read_checkpoint(folder).tensors.keys() == wanted.tensors.keys()
 
 
+def test_folders_of_auto_round(tmp_path: Path) -> None:
+    """Their matrices are those of GPTQ or AWQ, under another name."""
+    for name, packings in {
+        "gptq-4": ("auto_round:auto_gptq", "auto_round:gptq", None),
+        "gptq-2-v2": ("auto_round:gptqmodel", "auto_round"),
+        "awq-gemm-g32": ("auto_round:auto_awq", "auto_round:awq"),
+    }.items():
+        folder = folder_of(name, tmp_path / name)
+        wanted = read_checkpoint(folder).packed
+        assert wanted
+        config = json.loads((folder / "config.json").read_text())
+        stated = config["quantization_config"]
+        kept = {key: stated[key] for key in ("bits", "group_size", "sym") if key in stated}
+        for packing in packings:
+            settings = {
+                **kept, "quant_method": "auto-round", "packing_format": packing,
+                "data_type": "int", "act_bits": None, "iters": 200, "autoround_version": "0.5.1",
+                "block_name_to_quantize": "model.layers",
+                "extra_config": {"lm_head": {"bits": 16, "data_type": "fp"}},
+            }  # fmt: skip
+            if packing is None:  # as its first versions
+                settings |= {"quant_method": "intel/auto-round", "backend": "auto_round:exllamav2"}
+            config["quantization_config"] = settings
+            (folder / "config.json").write_text(json.dumps(config))
+            assert read_checkpoint(folder).packed == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"packing_format": "auto_round:llm_compressor"}, "'auto_round:llm_compressor'"),
+        ({"packing_format": "auto_round:fp8_static"}, "'auto_round:fp8_static'"),
+        ({"data_type": "mx_fp"}, "data_type='mx_fp'"),
+        ({"act_bits": 8}, "act_bits=8"),
+        ({"extra_config": {"lm_head": {"data_type": "nv_fp"}}}, "data_type='nv_fp'"),
+        ({"bits": 5}, "bits=5"),
+    ],
+)
+def test_other_packings_of_auto_round_are_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    folder = folder_of("gptq-4", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= {"quant_method": "auto-round", **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_checkpoint(folder)
+
+
 def test_settings_of_modules(tmp_path: Path) -> None:
     """GPTQ's `dynamic` and several groups of compressed-tensors."""
     wide = gptq(8, 64)
@@ -306,6 +356,17 @@ def test_settings_of_modules(tmp_path: Path) -> None:
     assert kernels["model.layers.1.mlp.down_proj.weight"] == "blocks-w8_zero-64"
     assert kernels["model.layers.1.mlp.up_proj.weight"] == "blocks-w4_zero-32"
     assert tensors["model.layers.1.self_attn.o_proj.weight"].packed is None
+    config = json.loads((folder / "config.json").read_text())
+    names = [f"model.layers.{layer}.mlp.down_proj" for layer in range(2)]
+    for keys in (names, [r".*\.down_proj"], ["down_proj$"]):
+        own = {key: {"bits": 8, "group_size": 64} for key in keys}
+        more = {"quant_method": "auto-round", "dynamic": None, "extra_config": own}
+        whole = {**config, "quantization_config": {**config["quantization_config"], **more}}
+        (folder / "config.json").write_text(json.dumps(whole))
+        found = read_checkpoint(folder).tensors
+        assert {name: info.packed and info.packed.scheme for name, info in found.items()} == {
+            name: info.packed and info.packed.scheme for name, info in tensors.items()
+        }
 
     groups = {
         "a": {

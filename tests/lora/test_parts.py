@@ -297,6 +297,28 @@ def test_heads(base: Path, tied: Path, kind: str, is_tied: bool, tmp_path: Path)
     assert_answers(base, written(tmp_path / "a", tensors), changed(tmp_path / "m", base, changes))
 
 
+@pytest.mark.parametrize("by_module", [False, True])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_new_rows_of_tokens(
+    base: Path, tied: Path, is_tied: bool, by_module: bool, tmp_path: Path
+) -> None:
+    """`trainable_token_indices`: whole rows, of a tied model in the head too."""
+    base, tokens = tied if is_tied else base, [*dict.fromkeys((*PROMPTS[0], *PROMPTS[2], 1))][:4]
+    table = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    rows = noise(len(tokens), table.shape[1])
+    whole = table.clone()
+    whole[tokens] = rows
+    changes = {"model.embed_tokens.weight": whole}
+    if is_tied:
+        changes["lm_head.weight"] = whole.clone()
+    stated: Any = {"embed_tokens": tokens} if by_module else tokens
+    tensors = {"model.embed_tokens.token_adapter.trainable_tokens_delta": rows}
+    lora = written(tmp_path / "a", tensors, trainable_token_indices=stated)
+    assert_answers(base, lora, changed(tmp_path / "m", base, changes))
+    with pytest.raises(ConfigError, match="names 3 tokens for the 4 rows"):
+        read_adapter(Path(written(tmp_path / "b", tensors, trainable_token_indices=[1, 2, 3]).path))
+
+
 class LargestTensor(TorchDispatchMode):
     """The most numbers that a tensor has which torch makes meanwhile."""
 

@@ -5,6 +5,9 @@ name. A soak takes every variant, the usual run one of each family.
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import json
 import re
 import zlib
@@ -101,6 +104,17 @@ SPELLINGS = {
 """Architectures that mean another one: `transformers` has no models of the first three names, and
 quire has no use for the head of the others."""
 
+HEADLESS = {
+    "Gemma2Model": "Gemma2ForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+    "LlamaModel": "LlamaForCausalLM",
+    "MistralModel": "MistralForCausalLM",
+    "Phi3Model": "Phi3ForCausalLM",
+    "Qwen2Model": "Qwen2ForCausalLM",
+    "Qwen3Model": "Qwen3ForCausalLM",
+}
+"""Architectures that mean another one without its head for logits."""
+
 TOKENS = torch.randint(4, VOCAB, (1, 41), generator=torch.Generator().manual_seed(5))
 """None stands for padding, whatever its id is changed to."""
 
@@ -117,6 +131,15 @@ BY_LENGTH = {
 """Keys of ropes that follow the length. A base that grows: `transformers` takes that of the whole
 prompt for all of its tokens, quire that of each, which test_golden.py compares. LongRoPE of PhiMoE:
 `transformers` keeps the short factors (docs/models.md)."""
+
+ROPE_PARTS = (
+    "factor", "partial_rotary_factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast",
+    "beta_slow", "truncate", "original_max_position_embeddings",
+)  # fmt: skip
+"""Keys of `rope_parameters` that `modeling_rope_utils.py` takes as absent or None."""
+
+OTHER_PARTS = re.compile("Vision|Audio|Multimodal|ConditionalGeneration|Gemma[34]n?Model$")
+"""Classes in files of the library that texts alone do not pass through."""
 
 NAMED_BY = {"layer_types": "sliding_window", "hidden_size": "head_dim"}
 """Keys by which a value of another one may be refused, since they decide together."""
@@ -163,6 +186,53 @@ def changes(config: Mapping[str, Any]) -> Iterator[tuple[str, str, list[dict[str
                 yield inner, key, [{**config, key: each} for each in nested]
         else:
             yield key, key, [{**config, key: each} for each in candidates(key, value)]
+
+
+def unlisted(config: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """As `changes`, of keys that the library's code reads and that are not in a saved config, such
+    as `is_causal`."""
+    import transformers
+
+    library = Path(transformers.__file__).parent
+    own = Path(inspect.getfile(type(config))).parent
+    shared = [library / f"{name}.py" for name in ("masking_utils", "modeling_rope_utils")]
+    saved, read = config.to_dict(), dict[str, Any]()
+    for file in (*shared, *own.glob("modeling_*.py")):
+        read |= keys_read_in(file)
+    known = {*saved, *PASSED_OVER, *type(config).attribute_map}
+    for key, value in read.items():
+        if key not in known and key[0] != "_" and not hasattr(type(config), key):
+            others = [8, True] if value is None else candidates(key, value)
+            yield key, key, [{**saved, key: each} for each in others]
+    ropes = saved.get("rope_parameters") or {}
+    for part in ROPE_PARTS if ropes.get("rope_type", "default") != "default" else ():
+        if part not in ropes:
+            others = [{**ropes, part: each} for each in candidates(part, None)]
+            yield part, "rope_parameters", [{**saved, "rope_parameters": each} for each in others]
+
+
+@functools.cache
+def keys_read_in(file: Path) -> Mapping[str, Any]:
+    """Not those that parts for images and sounds read."""
+    found: dict[str, Any] = {}
+    whole = ast.parse(file.read_text())
+    own = [each for each in whole.body if not OTHER_PARTS.search(getattr(each, "name", ""))]
+    for node in (node for each in own for node in ast.walk(each)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="config") | ast.Attribute(attr="config")):
+                found.setdefault(node.attr, None)
+            case ast.Call(
+                func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=key), *rest]
+            ):
+                if ast.unparse(owner) in ("config", "self.config"):
+                    found[str(key)] = ast.literal_eval(rest[0]) if is_constant(rest) else None
+            case _:
+                pass
+    return found
+
+
+def is_constant(nodes: list[ast.expr]) -> bool:
+    return bool(nodes) and isinstance(nodes[0], ast.Constant)
 
 
 def model_of(config: Mapping[str, Any], family: Family) -> Any:
@@ -226,9 +296,10 @@ def test_no_key_is_passed_over(family: Family, tmp_path: Path) -> None:
     base = model_of(family.config, family)
     before = outputs_of(base, family.case)
     assert before is not None
+    both = (*changes(base.config.to_dict()), *unlisted(base.config))
     compared: list[str] = []
     wrong: list[str] = []
-    for number, (key, above, configs) in enumerate(changes(base.config.to_dict())):
+    for number, (key, above, configs) in enumerate(both):
         if (family.case.name, key) in BY_LENGTH:
             continue
         found = first_that_changes(configs, family, before)
@@ -248,15 +319,16 @@ def test_no_key_is_passed_over(family: Family, tmp_path: Path) -> None:
 def test_every_architecture_is_covered() -> None:
     """Turns red when an architecture is registered whose keys no test changes."""
     covered = {family.architecture for family in FAMILIES}
-    assert set(ARCHITECTURES) == covered | set(SPELLINGS)
-    assert set(SPELLINGS.values()) <= covered
+    assert set(ARCHITECTURES) == covered | set(SPELLINGS) | set(HEADLESS)
+    assert {*SPELLINGS.values(), *HEADLESS.values()} <= covered
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize("name", [*SPELLINGS, *HEADLESS])
 def test_spellings_mean_the_same(name: str, tmp_path: Path) -> None:
     from transformers import CONFIG_MAPPING
 
-    family = next(each for each in FAMILIES if each.architecture == SPELLINGS[name])
+    other = SPELLINGS.get(name) or HEADLESS[name]
+    family = next(each for each in FAMILIES if each.architecture == other)
     config: Any = CONFIG_MAPPING[family.case.model_type](**family.config)
 
     def read(architecture: str) -> ModelSpec:
@@ -264,7 +336,8 @@ def test_spellings_mean_the_same(name: str, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(whole))
         return read_model_spec(tmp_path)
 
-    assert read(name) == replace(read(SPELLINGS[name]), architecture=name)
+    wanted = read(other).without_head() if name in HEADLESS else read(other)
+    assert read(name) == replace(wanted, architecture=name)
 
 
 def problem_of(

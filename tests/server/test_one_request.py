@@ -556,9 +556,69 @@ def test_an_llm_cuts_default_bounds_too(with_defaults: Callable[..., Path]) -> N
         assert (defaults.max_tokens, defaults.temperature) == (128, 0.5)
 
 
+def test_what_a_model_recommends_is_obeyed(
+    llm: LLM, front: ModelFront, with_defaults: Callable[..., Path]
+) -> None:
+    """Ends, least lengths and banned tokens too, unless a request names its own."""
+    folder = with_defaults(
+        stop_strings="zz",
+        min_new_tokens=20,
+        suppress_tokens=[A, 10**6],
+        bad_words_ids=[[B, SPACE_A], [END]],
+        eos_token_id=END,
+    )
+    defaults = find_model(EngineSettings(model=str(folder))).spec.generation.sampling()
+    assert defaults == {
+        "stop": ["zz"],
+        "min_tokens": 20,
+        "bad_words_token_ids": [[A], [B, SPACE_A]],
+    }
+    front = replace(front, default_sampling=defaults)
+    only = {"allowed_token_ids": [A, B]}
+    with running_server(front, client=RealClient(llm)) as server:
+        with waiting.PatientClient(base_url=server.url) as http:
+
+            def drawn(**fields: object) -> tuple[str, int]:
+                found = post(http, TEXT, {**only, **fields}).json()
+                assert "choices" in found, found
+                return found["choices"][0]["text"], found["usage"]["completion_tokens"]
+
+            assert drawn() == ("b" * 20, 20)
+            assert drawn(max_tokens=3) == ("bbb", 3)
+            assert drawn(max_tokens=3, bad_words=["x"]) == ("bbb", 3)
+            assert drawn(max_tokens=3, min_tokens=1) == ("bbb", 3)
+            assert drawn(use_beam_search=True, max_tokens=2)[1] == 2
+            reply = post(http, TEXT, {**only, "max_tokens": 2, "min_tokens": 3})
+            assert reply.status_code == 400
+            card = http.get("/v1/models").json()["data"][0]
+            assert card["default_sampling_params"] == defaults
+        server.wait_until_idle()
+
+
+def test_what_a_model_recommends_in_vain_is_named_once(
+    with_defaults: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = with_defaults(
+        do_sample=False, begin_suppress_tokens=[1], no_repeat_ngram_size=3, num_beams=1,
+        typical_p=1.0, temperature=0.5, use_cache=True, forced_eos_token_id=None,
+    )  # fmt: skip
+    with LLM(str(folder), quiet=True, max_model_len=64, num_kv_blocks=32):
+        pass
+    (line,) = [each.message for each in caplog.records if "not obeyed" in each.message]
+    assert line == (
+        f"{folder / 'generation_config.json'}: not obeyed: begin_suppress_tokens=[1], "
+        "do_sample=False, no_repeat_ngram_size=3; requests can say how tokens are drawn"
+    )
+    caplog.clear()
+    assert find_model(EngineSettings(model=str(folder), generation_config="none")).spec
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("min_new_tokens", -1), ("stop_strings", 3), ("stop_strings", ["a", 3]),
+        ("suppress_tokens", ["x"]), ("bad_words_ids", [[1], 2]), ("bad_words_ids", [["x"]]),
         ("max_new_tokens", 0), ("max_new_tokens", -1), ("max_new_tokens", 2**31),
         ("max_new_tokens", "many"), ("temperature", -0.5), ("temperature", float("nan")),
         ("temperature", 10**400), ("top_p", -0.1), ("top_p", 1.5), ("top_k", -2), ("top_k", 2.5),

@@ -85,7 +85,7 @@ class Feasibility:
             return self._max_total_of_pooled(request)
         if not self._draws_tokens:
             raise RequestError(
-                "this model is an encoder, or has a head for classes alone, and draws no tokens: "
+                "this model is an encoder, or has no head for logits, and draws no tokens: "
                 "ask for vectors (embed, /v1/embeddings), scores or classes"
             )
         if num_prompt == 0:

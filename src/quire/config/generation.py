@@ -1,21 +1,74 @@
-"""Reads generation_config.json: what the model's authors suggest for sampling and stopping."""
+"""Reads what a model's authors suggest for sampling and stopping: generation_config.json, or the
+metadata of a GGUF file."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+from quire.config.gguf import GGUFHeader
 from quire.config.hf import RawConfig, read_json
-from quire.config.model_spec import GenerationDefaults
+from quire.config.model_spec import GenerationDefaults, ModelSpec
 from quire.errors import ConfigError, RequestError
 
-__all__ = ["read_generation_defaults"]
+__all__ = ["read_generation_defaults", "read_gguf_defaults"]
+
+_log = logging.getLogger("quire.config")
+
+_NOT_OBEYED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "begin_suppress_tokens": ([],),
+        "constraints": ([],),
+        "diversity_penalty": (0,),
+        "do_sample": (True,),
+        "dola_layers": ([],),
+        "encoder_no_repeat_ngram_size": (0,),
+        "encoder_repetition_penalty": (1,),
+        "epsilon_cutoff": (0,),
+        "eta_cutoff": (0,),
+        "exponential_decay_length_penalty": (),
+        "force_words_ids": ([],),
+        "forced_bos_token_id": (),
+        "forced_decoder_ids": ([],),
+        "forced_eos_token_id": (),
+        "guidance_scale": (1,),
+        "max_time": (),
+        "min_length": (0,),
+        "no_repeat_ngram_size": (0,),
+        "num_beam_groups": (1,),
+        "num_beams": (1,),
+        "penalty_alpha": (0,),
+        "sequence_bias": ([], {}),
+        "token_healing": (False,),
+        "top_h": (),
+        "typical_p": (1,),
+        "watermarking_config": ({},),
+    }
+)
+"""Keys by which `transformers` would draw other tokens, and values that ask for nothing."""
+
+_GGUF_SAMPLING: Mapping[str, str] = MappingProxyType(
+    {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+)
+_GGUF_NOT_OBEYED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {"mirostat": (0,), "sequence": ("",), "xtc_probability": (0.0,)}
+)
+"""Names behind "general.sampling." of what is obeyed, and of what is not with the values that ask
+for nothing. Others only say how one of these works."""
 
 
-def read_generation_defaults(folder: Path, *, with_sampling: bool = True) -> GenerationDefaults:
-    """Defaults of a checkpoint folder; all unset if it has no generation_config.json.
+def read_generation_defaults(
+    folder: Path, spec: ModelSpec, *, with_sampling: bool = True
+) -> GenerationDefaults:
+    """Defaults of a checkpoint folder; all unset if it has no generation_config.json. A line in the
+    log names what of it is not obeyed.
 
-    with_sampling: False reads only what ends a sequence. Raises ConfigError, naming file, key and
-    value, if the file is broken or a value has the wrong type or no meaning.
+    spec: of the model; tokens outside of its vocabulary are banned anyway. with_sampling: False
+    reads only what ends a sequence. Raises ConfigError, naming file, key and value, if the file is
+    broken or a value has the wrong type or no meaning.
     """
     path = folder / "generation_config.json"
     if not path.is_file():
@@ -35,21 +88,87 @@ def read_generation_defaults(folder: Path, *, with_sampling: bool = True) -> Gen
         min_p=raw.read_optional(float, "min_p"),
         repetition_penalty=raw.read_optional(float, "repetition_penalty"),
         max_new_tokens=raw.read_optional(int, "max_new_tokens"),
+        min_new_tokens=raw.read_optional(int, "min_new_tokens"),
+        stop_strings=_read_stop_strings(raw),
+        banned_words=_read_banned(raw, spec, {*spec.eos_token_ids, *eos_token_ids}),
         eos_token_ids=eos_token_ids,
     )
     _check_meaning(raw, defaults)
+    _warn_of(raw.source, {key: raw.as_dict()[key] for key in raw if raw.has(key)}, _NOT_OBEYED)
     return defaults
+
+
+def read_gguf_defaults(header: GGUFHeader) -> GenerationDefaults:
+    """Defaults under "general.sampling." of a GGUF file. A line in the log names what of it is not
+    obeyed. Raises ConfigError as `read_generation_defaults`."""
+    start = "general.sampling."
+    stated = {
+        key.removeprefix(start): value
+        for key, value in header.metadata.items()
+        if key.startswith(start)
+    }
+    raw = RawConfig(stated, f"{header.file}: {start}")
+    found: dict[str, Any] = {
+        name: raw.read_optional(int if name == "top_k" else float, key)
+        for key, name in _GGUF_SAMPLING.items()
+    }
+    others = dict(_GGUF_NOT_OBEYED)
+    if raw.read_optional(int, "penalty_last_n") == -1:  # of all tokens, as here
+        found["repetition_penalty"] = raw.read_optional(float, "penalty_repeat")
+    elif raw.read_optional(int, "penalty_last_n") != 0:
+        others["penalty_repeat"] = (1.0,)
+    defaults = GenerationDefaults(**found)
+    _check_meaning(raw, defaults)
+    _warn_of(str(header.file), stated, others, start)
+    return defaults
+
+
+def _warn_of(
+    source: str,
+    stated: Mapping[str, Any],
+    neutral: Mapping[str, tuple[Any, ...]],
+    start: str = "",
+) -> None:
+    """Name what is stated, asks for something and is not obeyed."""
+    unread = [key for key, values in neutral.items() if key in stated and stated[key] not in values]
+    if unread:
+        _log.warning(
+            "%s: not obeyed: %s; requests can say how tokens are drawn",
+            source,
+            ", ".join(f"{start}{key}={stated[key]!r}" for key in unread)[:500],
+        )
+
+
+def _read_stop_strings(raw: RawConfig) -> tuple[str, ...]:
+    if isinstance(raw.as_dict().get("stop_strings"), str):
+        return (raw.read(str, "stop_strings"),)
+    return raw.read_list(str, "stop_strings") or ()
+
+
+def _read_banned(raw: RawConfig, spec: ModelSpec, ending: set[int]) -> tuple[tuple[int, ...], ...]:
+    """Tokens, and sequences of them, that must not come. A word that is an end alone does not
+    count, as in `transformers`."""
+    words: list[tuple[int, ...]]
+    words = [(token,) for token in raw.read_list(int, "suppress_tokens") or ()]
+    for index, each in enumerate(raw.read_list(object, "bad_words_ids") or ()):
+        key = f"bad_words_ids[{index}]"
+        word = RawConfig({key: each}, raw.source).read_list(int, key) or ()
+        if word not in {(), *((token,) for token in ending)}:
+            words.append(word)
+    known = range(spec.vocab_size)
+    return tuple(dict.fromkeys(word for word in words if all(token in known for token in word)))
 
 
 def _check_meaning(raw: RawConfig, defaults: GenerationDefaults) -> None:
     """Check the values against the ranges that requests have."""
     from quire.protocol.sampling_params import SamplingParams  # with it comes numpy
 
+    keys = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "stop": "stop_strings"}
     for name, value in defaults.sampling().items():
         try:
-            SamplingParams.from_optional({name: value})
+            SamplingParams.from_optional({"max_tokens": None, name: value})
         except RequestError as error:
-            key = "max_new_tokens" if name == "max_tokens" else name
+            key = keys.get(name, name)
             raise ConfigError(
                 f"{raw.source}: {key}={value!r} cannot be the default of requests ({error}) "
                 "Correct the file, or start with generation_config none."

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # numpy comes with it
     from quire.protocol.pooling_params import ClassActivation
@@ -419,8 +419,8 @@ class MatrixShape:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults in generation_config.json, for requests that name none; None is not
-    stated."""
+    """Sampling defaults in generation_config.json, or in a GGUF file, for requests that name none;
+    None is not stated. banned_words: tokens, or sequences of them, that must not come."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -428,9 +428,12 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    banned_words: tuple[tuple[int, ...], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
 
-    def sampling(self) -> dict[str, float | int]:
+    def sampling(self) -> dict[str, Any]:
         """Return the stated values, by the names of `SamplingParams`."""
         values = {
             "temperature": self.temperature,
@@ -439,6 +442,9 @@ class GenerationDefaults:
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
             "max_tokens": self.max_new_tokens,
+            "min_tokens": self.min_new_tokens or None,
+            "stop": list(self.stop_strings) or None,
+            "bad_words_token_ids": [list(word) for word in self.banned_words] or None,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -463,9 +469,10 @@ class ModelSpec:
     in one step. None: causal.
     matrices: every one that is multiplied with, for the memory plan of quantized weights.
     experts: of layers that have some in place of one feed-forward network; None if no layer has.
-    is_encoder: it draws no tokens, and is asked for vectors alone. classes: into which it sorts
-    prompts; None if it does not. token_types: rows of a table that tells the second text of a pair
-    from the first; 0 if there is none.
+    is_encoder: it draws no tokens, and is asked for vectors alone. has_head: False of a decoder
+    saved without the projection to logits, which is asked for vectors too. classes: into which it
+    sorts prompts; None if it does not. token_types: rows of a table that tells the second text of a
+    pair from the first; 0 if there is none.
     eos_token_ids: of config.json, then those that only generation_config.json names.
     """
 
@@ -496,6 +503,7 @@ class ModelSpec:
     prompt_attention: Literal["bidirectional"] | None = None
     experts: ExpertsSpec | None = None
     is_encoder: bool = False
+    has_head: bool = True
     classes: ClassesSpec | None = None
     token_types: int = 0
     kv_shapes: tuple[tuple[int, int], ...] = ()
@@ -509,9 +517,22 @@ class ModelSpec:
 
     @property
     def draws_tokens(self) -> bool:
-        """False of encoders, and where a head for classes stands in place of that for logits."""
+        """False of encoders, without a head, and where one for classes stands in its place."""
         has_logits = self.classes is None or self.classes.answers is not None
-        return has_logits and not self.is_encoder
+        return has_logits and self.has_head and not self.is_encoder
+
+    def without_head(self) -> ModelSpec:
+        """Return the model without the projection to logits."""
+        if not self.has_head:
+            return self
+        head = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        return replace(
+            self,
+            has_head=False,
+            tie_word_embeddings=False,
+            parameters=replace(self.parameters, head=self.parameters.head - head),
+            matrices=tuple(each for each in self.matrices if not each.is_head),
+        )
 
     @property
     def num_classes(self) -> int:

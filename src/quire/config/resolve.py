@@ -114,9 +114,10 @@ def resolve(
             f"enable_lora=True on {device}: LoRA runs on CPUs alone so far. Give device='cpu', or "
             "merge the adapter into the model."
         )
-    if settings.enable_lora and spec.is_encoder:
+    if settings.enable_lora and not spec.draws_tokens:
+        kind = "encoders" if spec.is_encoder else "models without a head for logits"
         raise ConfigError(
-            f"enable_lora=True with {spec.architecture}: encoders take no adapters. Leave it out, "
+            f"enable_lora=True with {spec.architecture}: {kind} take no adapters. Leave it out, "
             "or merge the adapter into the model."
         )
     if settings.rank_invariant:

@@ -15,6 +15,7 @@ from quire.layers.adapter_contents import (
     ExpertPlace,
     HeadPlace,
     LowRank,
+    NewRows,
     Place,
     SlotContents,
     TablePlace,
@@ -193,8 +194,8 @@ class AdaptedLayers:
 
     def vocabulary(self, num_tokens: int, size: int) -> tuple[TablePlace, HeadPlace]:
         """Reserve memory for adapters of the embedding and of the projection to logits."""
-        of_table = self._kept(SlotContents[LowRank | torch.Tensor](self._slots))
-        of_head = self._kept(SlotContents[LowRank | PackedMatrix](self._slots))
+        of_table = self._kept(SlotContents[LowRank | NewRows | torch.Tensor](self._slots))
+        of_head = self._kept(SlotContents[LowRank | NewRows | PackedMatrix](self._slots))
         self.table = TablePlace((size, num_tokens), of_table)
         self.head = HeadPlace(
             (num_tokens, size), of_head, lambda weight: self._linear(weight.to(self._device))

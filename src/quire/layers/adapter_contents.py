@@ -22,6 +22,7 @@ __all__ = [
     "ExpertPlace",
     "HeadPlace",
     "LowRank",
+    "NewRows",
     "Place",
     "SlotContents",
     "TablePlace",
@@ -46,6 +47,21 @@ class LowRank:
     def of_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """float32 [N, O] of one-hot inputs at `ids`, int64 [N]."""
         return self.a[:, ids].float().t() @ self.b.float().t() * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """rows: [N, E], in place of those of the tokens `ids`, int64 [N], in a table."""
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+
+    def of(self, found: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        """Return the rows [T, E] that a table has for the tokens `asked`, int64 [T]. found: those
+        of the base."""
+        same = asked[:, None] == self.ids
+        new = self.rows[same.int().argmax(1)].to(found.dtype)
+        return torch.where(same.any(1, keepdim=True), new, found)
 
 
 class SlotContents(Generic[Content]):
@@ -97,10 +113,11 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """An embedding. shape: width and rows. contents: an addition to the table, or a replacement."""
+    """An embedding. shape: width and rows. contents: an addition to the table, or a replacement of
+    all or of some rows."""
 
     shape: tuple[int, int]
-    contents: SlotContents[LowRank | torch.Tensor]
+    contents: SlotContents[LowRank | NewRows | torch.Tensor]
     is_apart: bool = True
 
     def put(self, slot: int, matrices: LowRank) -> None:
@@ -110,6 +127,10 @@ class TablePlace:
         """Use this table in place of the base's for a slot."""
         self.contents.put(slot, table)
 
+    def renew(self, slot: int, rows: NewRows) -> None:
+        """Use these rows in place of the base's for a slot."""
+        self.contents.put(slot, rows)
+
     def change(self, found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, E] of ids [T] with the changes of their adapters. found: those of the
         base."""
@@ -117,6 +138,8 @@ class TablePlace:
             asked = ids[rows].long()
             if isinstance(content, torch.Tensor):
                 found[rows] = content[asked]
+            elif isinstance(content, NewRows):
+                found[rows] = content.of(found[rows], asked)
             else:
                 found[rows] = (found[rows].float() + content.of_rows(asked)).to(found.dtype)
         return found
@@ -125,10 +148,10 @@ class TablePlace:
 @dataclass(frozen=True, slots=True)
 class HeadPlace:
     """The projection to logits. shape: tokens and width. contents: an addition to the matrix, or a
-    replacement. pack: makes a matrix of weights [V, E]."""
+    replacement of all or of some rows. pack: makes a matrix of weights [V, E]."""
 
     shape: tuple[int, int]
-    contents: SlotContents[LowRank | PackedMatrix]
+    contents: SlotContents[LowRank | NewRows | PackedMatrix]
     pack: Callable[[torch.Tensor], PackedMatrix]
     is_apart: bool = True
 
@@ -139,12 +162,18 @@ class HeadPlace:
         """Use this weight in place of the base's for a slot. It is packed once, as the base's."""
         self.contents.put(slot, self.pack(weight))
 
+    def renew(self, slot: int, rows: NewRows) -> None:
+        """Use these rows in place of the base's for a slot."""
+        self.contents.put(slot, rows)
+
     def change(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits, float32 [N, V], of hidden [N, E] with the changes of their
         adapters."""
         for rows, content in self.contents.of_rows():
             if isinstance(content, LowRank):
                 logits[rows] += content.of(hidden[rows])
+            elif isinstance(content, NewRows):
+                logits[rows[:, None], content.ids] = hidden[rows].float() @ content.rows.float().t()
             else:
                 logits[rows] = content(hidden[rows], torch.float32)
         return logits

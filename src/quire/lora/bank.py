@@ -102,7 +102,7 @@ class AdapterBank:
 def _fill(layers: AdaptedLayers, places: ModelPlaces, slot: int, adapter: HostAdapter) -> None:
     tensors = adapter.tensors
     layers.clear(slot)
-    is_apart = bool(tensors.tables or tensors.whole or tensors.biases)
+    is_apart = bool(tensors.tables or tensors.whole or tensors.biases or tensors.rows)
     for module, matrices in tensors.matrices.items():
         place = places.projections[module]
         assert place is not None, "it was checked"
@@ -112,6 +112,8 @@ def _fill(layers: AdaptedLayers, places: ModelPlaces, slot: int, adapter: HostAd
         places.tables[module].put(slot, matrices)
     for module, weight in tensors.whole.items():
         places.whole[module].replace(slot, weight)
+    for module, rows in tensors.rows.items():
+        places.whole[module].renew(slot, rows)
     for module, bias in tensors.biases.items():
         place = places.biases[module]
         assert place is not None, "it was checked"

@@ -17,6 +17,7 @@ from quire.layers.adapter_contents import (
     ExpertPlace,
     HeadPlace,
     LowRank,
+    NewRows,
     Place,
     TablePlace,
 )
@@ -69,6 +70,7 @@ class ModelPlaces:
         self.whole: dict[str, TablePlace | HeadPlace] = {
             embedding: layers.table, head: layers.head
         }  # fmt: skip
+        self.is_tied = self.names.head not in self.names.targets(model)
 
     def _experts_elsewhere(self, model: CausalLM) -> dict[str, Place | None]:
         """Places of experts that other ranks have, by the module: like those of this rank's."""
@@ -92,7 +94,7 @@ class ModelShapes:
     """
 
     def __init__(self, places: ModelPlaces) -> None:
-        self._names = places.names
+        self._names, self._is_tied = places.names, places.is_tied
         self.projections = {name: _shape(place) for name, place in places.projections.items()}
         self.biases = {name: _shape(place) for name, place in places.biases.items()}
         self.tables = {name: place.shape for name, place in places.tables.items()}
@@ -107,6 +109,12 @@ class ModelShapes:
         forms = [module, self._names.prefix + module]
         forms += [form.replace(*names) for form in forms for names in _IN_CHECKPOINTS]
         return next((form for form in forms if form in known), module)
+
+    def with_rows_of(self, module: str) -> list[str]:
+        """The table or head `module`, and the head that shares its rows."""
+        name = self.name_of(module, self.whole)
+        is_shared = self._is_tied and name in self.tables
+        return [name, *([self._names.head.removesuffix(".weight")] if is_shared else [])]
 
     def is_ignored(self, name: str) -> bool:
         """Return whether a tensor is no weight of the model, though it may be saved."""
@@ -140,12 +148,14 @@ def _shape(place: Place | BiasPlace | None) -> Shape | None:
 
 class AdapterTensors(NamedTuple):
     """Each by module as the model's weights name it. matrices: of projections. tables: of
-    embeddings. whole: weights in place of the model's. biases: in place of the model's."""
+    embeddings. whole: weights in place of the model's. biases: in place of the model's. rows: of
+    tokens, in place of the model's."""
 
     matrices: dict[str, LowRank]
     tables: dict[str, LowRank]
     whole: dict[str, torch.Tensor]
     biases: dict[str, torch.Tensor]
+    rows: dict[str, NewRows]
 
 
 class FittedAdapter:
@@ -166,6 +176,14 @@ class FittedAdapter:
         for name, tensor in found.whole.items():
             known = {**dict.fromkeys(shapes.projections), **shapes.whole}
             self._compare(name, "its weight", tensor.shape, self._shape(name, known))
+        for name, new in found.tokens.items():
+            tokens, width = self._shape(name, {**dict.fromkeys(shapes.projections), **shapes.whole})
+            self._compare(name, "the new rows", new.rows.shape, (len(new.tokens), width))
+            if max(new.tokens) >= tokens:
+                raise ConfigError(
+                    f"{found.folder}: it changes token {max(new.tokens)} of {name!r}, but this "
+                    f"model has {tokens} tokens: {self._other_base()}"
+                )
         for name, tensor in self._biases():
             shape = self._shape(name, shapes.biases, "the bias of ")
             self._compare(name, "its bias", tensor.shape, shape)
@@ -187,7 +205,7 @@ class FittedAdapter:
             return LowRank(tensor(pair.a), tensor(pair.b), pair.scale)
 
         found, shapes = self._found, self._shapes
-        result = AdapterTensors({}, {}, {}, {})
+        result = AdapterTensors({}, {}, {}, {}, {})
         for name, pair in found.modules.items():
             if name in self._experts:
                 result.matrices.update(self._of_experts(name, pair.num_experts, low_rank(pair)))
@@ -197,6 +215,9 @@ class FittedAdapter:
             result.tables[shapes.name_of(name, shapes.tables)] = low_rank(pair)
         for name, stored in found.whole.items():
             result.whole[shapes.name_of(name, shapes.whole)] = tensor(stored)
+        for name, new in found.tokens.items():
+            rows = NewRows(torch.tensor(new.tokens), tensor(new.rows))
+            result.rows.update(dict.fromkeys(shapes.with_rows_of(name), rows))
         for name, stored in self._biases():
             result.biases[shapes.name_of(name, shapes.biases)] = tensor(stored)
         return result

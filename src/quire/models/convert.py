@@ -84,7 +84,8 @@ def convert_weights(
         for kind, tensor in compress(chosen[name], rows, words=words).items():
             shards.add(f"{module}.{kind}", tensor)
     settings = quantization_config(targets, chosen) if quantization is not None else None
-    return Converted(shards.finish(), model.weight_map.head not in targets, settings)
+    is_tied = spec.has_head and model.weight_map.head not in targets
+    return Converted(shards.finish(), is_tied, settings)
 
 
 class NamedFormats:

@@ -12,6 +12,7 @@ import torch
 from quire.attention import ScoreOptions, StepInputs
 from quire.config import ModelSpec
 from quire.config.model_spec import Gemma2Traits, Gemma3Traits
+from quire.errors import EngineError
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap
 
@@ -89,9 +90,13 @@ class Gemma2Model:
     def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
         traits = spec.traits
         assert isinstance(traits, Gemma2Traits)
-        self.embed, self.lm_head = make.embedding_and_head(
-            spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
-        )
+        self.lm_head = None
+        if spec.draws_tokens:
+            self.embed, self.lm_head = make.embedding_and_head(
+                spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
+            )
+        else:
+            self.embed = make.token_embedding(spec.vocab_size, spec.hidden_size)
         self._embed_scale = make.scale(spec.hidden_size**0.5)
         self.blocks = [Gemma2Block(spec, traits, layer, make) for layer in range(spec.num_layers)]
         self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps, offset=1.0)
@@ -107,6 +112,9 @@ class Gemma2Model:
         return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, E] → float32 [N, V]."""
+        """hidden [N, E] → float32 [N, V]. EngineError without a head for logits: requests that draw
+        tokens are refused before."""
+        if self.lm_head is None:
+            raise EngineError(f"the model has no logits, but {len(hidden)} rows were to draw")
         logits = self.lm_head(hidden)
         return logits if self._cap is None else self._cap(logits)

@@ -178,6 +178,7 @@ class LlamaModel:
             )
         else:
             self.embed = make.token_embedding(spec.vocab_size, size)
+        if spec.num_classes and not spec.draws_tokens:
             self.classes = make.score_head(size, spec.num_classes)
         self._answers = None if spec.classes is None else spec.classes.answers
         self._embed_factor = _factor(make, traits.embedding_factor)

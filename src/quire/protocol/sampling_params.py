@@ -235,14 +235,20 @@ class SamplingParams:
 
         defaults: the server's or the model's own (generation_config.json), used where nothing was
             given; what neither names has the default of this class. A default of max_tokens is
-            raised to the min_tokens that were given.
+            raised to min_tokens, one of min_tokens lowered to a max_tokens that was given. One of
+            stop does not count where no text is made.
         Raises RequestError on a name that is no parameter, and on a bad value.
         """
         chosen: dict[str, Any] = dict(defaults or {})
         chosen.update((name, value) for name, value in given.items() if value is not None)
-        bound, least = chosen.get("max_tokens", DEFAULT_MAX_TOKENS), given.get("min_tokens")
-        if given.get("max_tokens") is None and isinstance(least, int) and isinstance(bound, int):
-            chosen["max_tokens"] = max(bound, least)
+        bound, least = chosen.get("max_tokens", DEFAULT_MAX_TOKENS), chosen.get("min_tokens")
+        if isinstance(bound, int) and isinstance(least, int) and least > bound:
+            if given.get("max_tokens") is None:
+                chosen["max_tokens"] = least
+            elif given.get("min_tokens") is None:
+                chosen["min_tokens"] = max(bound, 0)
+        if given.get("detokenize") is False and given.get("stop") is None:
+            chosen.pop("stop", None)
         return cls(**chosen)
 
     def clone(self, **changes: Any) -> SamplingParams:

@@ -75,9 +75,10 @@ class RequestRenderer:
             text_stops = set(params.stop_strings) - set(stop_tokens.values())
             check_beam_sampling(params, beams, vocab_size, text_stops)
         tokenizer = self._renderer.tokenizer
-        if params.bad_words and params.bad_words_token_ids is None and tokenizer is not None:
+        if params.bad_words and tokenizer is not None:
             spelled = self._spell(tokenizer, params.bad_words)
-            params = replace(params, bad_words_token_ids=spelled)
+            words = dict.fromkeys((*(params.bad_words_token_ids or ()), *spelled))
+            params = replace(params, bad_words_token_ids=tuple(words))
         check_vocabulary(params, vocab_size)
         ending = self._stop_token_ids(params) | stop_tokens.keys()
         check_bans(params, ending, vocab_size)

@@ -20,7 +20,7 @@ from quire.config.checkpoint import name_in_text_part
 from quire.config.hf import RawConfig, StoredTensor, read_header, read_json
 from quire.errors import ConfigError, quoted
 
-__all__ = ["AdapterFolder", "LowRankPair", "digest_of", "read_adapter"]
+__all__ = ["AdapterFolder", "LowRankPair", "TokenRows", "digest_of", "read_adapter"]
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PICKLE_NAME = "adapter_model.bin"
@@ -29,7 +29,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "use_dora": "merge it into the base model with PEFT",
         "lora_bias": "train it without lora_bias, or merge it into the base model",
-        "trainable_token_indices": "merge it into the base model with PEFT",
         "layer_replication": "save the model with its layers, and use that",
         "alora_invocation_tokens": "train it as plain LoRA",
         "use_qalora": "merge it into the base model with PEFT",
@@ -44,7 +43,7 @@ _HARMLESS = frozenset((
     "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
     "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_type",
     "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
-    "target_modules", "target_parameters", "task_type", "use_rslora",
+    "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_rslora",
 ))  # fmt: skip
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
 """Kinds of `init_lora_weights` that subtract something from the base's weights."""
@@ -53,6 +52,7 @@ _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?!weight$)[^.]+)?\
 _OF_TABLE = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.[^.]+)?$")
 _WHOLE = re.compile(r"(?P<module>.+?)(\.modules_to_save(\.[^.]+)?)?\.weight$")
 _BIAS = re.compile(r"(?P<module>.+?)(\.base_layer|\.modules_to_save(\.[^.]+)?)?\.bias$")
+_NEW_ROWS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(\.[^.]+)?$")
 _UNSUPPORTED = re.compile(r"\.lora_|\.token_adapter\.")
 _PREFIX = "base_model.model."
 _COPY = re.compile(r"(embed_tokens|lm_head|wte|embed_out)\.base_layer\.weight$")
@@ -82,12 +82,20 @@ class LowRankPair:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRows:
+    """rows: [tokens, width], in place of those of `tokens` in the base's table."""
+
+    tokens: tuple[int, ...]
+    rows: StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterFolder:
     """Each by the name that the base model gives the module. modules: projections; the name of
     experts ends as PEFT has it, with ".base_layer" for each matrix that was wrapped later. tables:
     embeddings, a: [rank, rows], b: [width, rank]. whole: weights in place of the base's. biases: in
-    place of the base's. base: its name, if the folder says. swaps_experts: widths of experts'
-    matrices that could be both are those of the transposed ones.
+    place of the base's. tokens: new rows of tables. base: its name, if the folder says.
+    swaps_experts: widths of experts' matrices that could be both are those of the transposed ones.
     """
 
     folder: Path
@@ -95,6 +103,7 @@ class AdapterFolder:
     tables: Mapping[str, LowRankPair]
     whole: Mapping[str, StoredTensor]
     biases: Mapping[str, StoredTensor]
+    tokens: Mapping[str, TokenRows]
     base: str | None
     swaps_experts: bool
 
@@ -114,6 +123,7 @@ class _Found:
     tables: dict[str, dict[str, StoredTensor]] = field(default_factory=dict[str, Any])
     whole: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
     biases: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    rows: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
 
     def take(self, path: Path, tensor: StoredTensor) -> None:
         """Sort a tensor in. ConfigError for one that has no meaning here."""
@@ -126,6 +136,8 @@ class _Found:
         elif match := _OF_TABLE.match(tensor.name):
             found = self.tables.setdefault(_in_base(match["module"]), {})
             _enter(path, found, match["side"], tensor)
+        elif match := _NEW_ROWS.match(tensor.name):
+            self.rows[_plain(match["module"])] = tensor
         elif _UNSUPPORTED.search(tensor.name):
             raise _not_low_rank(path, tensor)
         elif match := _BIAS.match(tensor.name):
@@ -170,7 +182,7 @@ def read_adapter(folder: Path, max_rank: int | None = None) -> AdapterFolder:
     found = _Found()
     for tensor in read_header(path):
         found.take(path, tensor)
-    if not (found.sides or found.tables or found.whole or found.biases):
+    if not (found.sides or found.tables or found.whole or found.biases or found.rows):
         raise ConfigError(f"{path}: it has no tensor of an adapter; save it with PEFT")
     scales = _Scales(config)
     adapter = AdapterFolder(
@@ -179,6 +191,7 @@ def read_adapter(folder: Path, max_rank: int | None = None) -> AdapterFolder:
         _pairs(path, found.tables, scales),
         found.whole,
         found.biases,
+        {name: _token_rows(config, name, rows) for name, rows in found.rows.items()},
         config.read_optional(str, "base_model_name_or_path"),
         _is_older(config.read_optional(str, "peft_version")),
     )
@@ -214,6 +227,21 @@ def _read_config(folder: Path) -> RawConfig:
             "too; convert it with PEFT's path_initial_model_for_weight_conversion"
         )
     return config
+
+
+def _token_rows(config: RawConfig, module: str, rows: StoredTensor) -> TokenRows:
+    """Raises ConfigError unless the configuration names a token for each row."""
+    key, source = "trainable_token_indices", config
+    if isinstance(config.as_dict().get(key), dict) and (own := config.section(key)) is not None:
+        source = own
+        key = next((name for name in own if f".{module}".endswith(f".{name}")), module)
+    tokens = source.read_list(int, key) or ()
+    if len(tokens) != rows.shape[0] or len({*tokens}) != len(tokens) or min(tokens) < 0:
+        raise ConfigError(
+            f"{source.source}: {key} names {len(tokens)} tokens for the {rows.shape[0]} rows of "
+            f"{rows.name!r}, each of which is to have one of its own; use the files of one adapter"
+        )
+    return TokenRows(tokens, rows)
 
 
 def _pairs(

@@ -62,7 +62,7 @@ from quire.config.families.llama import (
 from quire.config.families.modernbert import read_modernbert, read_modernbert_classes
 from quire.config.families.mpt import read_mpt
 from quire.config.families.nested import text_config, with_unseen
-from quire.config.generation import read_generation_defaults
+from quire.config.generation import read_generation_defaults, read_gguf_defaults
 from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import DTYPE_BYTES, ModelSpec
@@ -105,7 +105,7 @@ def read_model_spec(
     naming file, key and value, for anything that quire cannot serve.
     """
     if is_gguf(folder):
-        spec = _read_gguf_spec(folder, overrides or {})
+        spec = _read_gguf_spec(folder, overrides or {}, with_sampling=with_sampling)
         return spec.within(max(spec.max_context, longest or 0))
     path = folder / "config.json"
     if not path.is_file():
@@ -127,12 +127,16 @@ def read_model_spec(
         architecture, reader = _find_reader(raw)
         read_packed_settings(folder)
         spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
-        spec = with_answers(spec, raw, folder)
-    of_sentence = longest_sentence(folder) if spec.is_encoder else None
-    if of_sentence is not None:
+        spec = with_answers(_in_both_directions(spec, raw), raw, folder)
+    if _lacks_head(spec, folder):
+        _log.warning("%s: has no head for logits, so it gives vectors and no texts", folder)
+        spec = spec.without_head()
+    of_sentence = longest_sentence(folder, is_encoder=spec.is_encoder)
+    has_table = spec.has_learned_positions and not spec.is_encoder  # as long as the context
+    if of_sentence is not None and not has_table:
         spec = replace(spec, max_context=min(spec.max_context, of_sentence))
     spec = spec.within(max(spec.max_context, longest or 0))
-    generation = read_generation_defaults(folder, with_sampling=with_sampling)
+    generation = read_generation_defaults(folder, spec, with_sampling=with_sampling)
     eos = dict.fromkeys(spec.eos_token_ids + generation.eos_token_ids)
     return replace(spec, architecture=architecture, generation=generation, eos_token_ids=tuple(eos))
 
@@ -151,11 +155,23 @@ def _read_by_transformers(
     return read_generic(raw, folder, dtype)
 
 
-def _read_gguf_spec(file: Path, overrides: Mapping[str, Any]) -> ModelSpec:
+def _read_gguf_spec(file: Path, overrides: Mapping[str, Any], *, with_sampling: bool) -> ModelSpec:
     header = read_gguf_parts(file)
     raw = config_of(header).overridden(overrides)
     architecture, reader = _find_reader(raw)
-    return replace(reader(raw, dtype_of(header)), architecture=architecture)
+    spec = _in_both_directions(reader(raw, dtype_of(header)), raw)
+    generation = read_gguf_defaults(header) if with_sampling else spec.generation
+    return replace(spec, architecture=architecture, generation=generation)
+
+
+def _in_both_directions(spec: ModelSpec, raw: RawConfig) -> ModelSpec:
+    """A decoder whose prompts see all of themselves if the config says so, as `transformers` takes
+    it: windows reach as far behind a token as before it, and there the token itself is not counted.
+    """
+    if spec.prompt_attention is not None or raw.read(bool, "is_causal", default=True):
+        return spec
+    windows = tuple(None if window is None else window + 1 for window in spec.windows)
+    return replace(spec, prompt_attention="bidirectional", windows=windows)
 
 
 def flat_config(raw: RawConfig) -> RawConfig:
@@ -260,6 +276,22 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
     return SAFETENSORS_DTYPES[most]
 
 
+def _without_head(read: SpecReader) -> SpecReader:
+    """Return the reader of a family's decoders that are saved without the head for logits, as
+    sentence-transformers saves them."""
+    return lambda raw, dtype: read(raw, dtype).without_head()
+
+
+def _lacks_head(spec: ModelSpec, folder: Path) -> bool:
+    """Return whether files for vectors, as modules.json says, leave out a head that is not tied."""
+    if spec.tie_word_embeddings or not spec.draws_tokens or not (folder / "modules.json").is_file():
+        return False
+    if not any(folder.glob("*.safetensors*")):
+        return False
+    heads = ("lm_head.", "embed_out.", "output.")
+    return not any(name.startswith(heads) for name in read_checkpoint(folder).tensors)
+
+
 _READERS: dict[str, SpecReader] = {
     "ArceeForCausalLM": read_arcee,
     "BertForMaskedLM": read_bert,
@@ -317,6 +349,13 @@ _READERS: dict[str, SpecReader] = {
     "XLMRobertaForMaskedLM": read_roberta,
     "XLMRobertaForSequenceClassification": read_roberta_classes,
     "XLMRobertaModel": read_roberta,
+    "Gemma2Model": _without_head(read_gemma2),
+    "Gemma3TextModel": _without_head(read_gemma3),
+    "LlamaModel": _without_head(read_llama),
+    "MistralModel": _without_head(read_mistral),
+    "Phi3Model": _without_head(read_phi3),
+    "Qwen2Model": _without_head(read_qwen2),
+    "Qwen3Model": _without_head(read_qwen3),
 }
 _ARCHITECTURES = {
     "arcee": "ArceeForCausalLM",

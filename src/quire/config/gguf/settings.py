@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from quire.config.gguf.checkpoint import find_architecture, num_draft_blocks
@@ -41,6 +42,24 @@ _GRANITE = {
 _GPT_OSS_RAMP = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 """YaRN of gpt-oss as far as files do not say it."""
 
+_SCALING_KINDS = ("none", "linear", "yarn", "longrope")
+_SLIDING_UNSCALED = ("gemma3",)
+"""Architectures whose sliding layers would be scaled by attn_factor alone."""
+
+_READ_ROPES = frozenset((
+    "dimension_count", "freq_base", "scale_linear", "scaling.attn_factor", "scaling.factor",
+    "scaling.original_context_length", "scaling.type", "scaling.yarn_beta_fast",
+    "scaling.yarn_beta_slow", "scaling.yarn_ext_factor",
+))  # fmt: skip
+_OWN_ROPES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "gemma3": frozenset({"freq_base_swa"}),
+        "gemma4": frozenset({"freq_base_swa", "dimension_count_swa"}),
+    }
+)
+"""Settings under "rope." that are obeyed, or refused where they are read: in files of every
+architecture, and of one."""
+
 _STILL = 1e9
 """Divisors at and above it leave pairs of a head as they are."""
 
@@ -71,6 +90,7 @@ def config_of(header: GGUFHeader) -> RawConfig:
         "rms_norm_eps": _float32(_value(header, f"{name}.attention.layer_norm_rms_epsilon")),
         "max_position_embeddings": _value(header, f"{name}.context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
+        "is_causal": header.flag(f"{name}.attention.causal"),
         "attention_bias": name != "qwen2" and "blk.0.attn_q.bias" in header.tensors,
         "bos_token_id": header.integer("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(end_token_ids(header)),
@@ -80,6 +100,7 @@ def config_of(header: GGUFHeader) -> RawConfig:
     _refuse_value_length(header, name)
     if name not in _PARTLY_ROTATED:
         _refuse_rotated_parts(header, name)
+    _refuse_unread_ropes(header, name, _head_dim(header, name))
     window = _value(header, f"{name}.attention.sliding_window") or None  # files of Phi-4 have 0
     raw = RawConfig(values, str(header.file))
     theta = _float32(_value(header, f"{name}.rope.freq_base"))
@@ -93,7 +114,8 @@ def config_of(header: GGUFHeader) -> RawConfig:
         "num_key_value_heads": values["num_attention_heads"] if kv_heads is None else kv_heads,
         "head_dim": _head_dim(header, name),
     }
-    scaling = _scaling(header, name, raw)
+    rotary_dim = header.integer(f"{name}.rope.dimension_count") or values["head_dim"]
+    scaling = _scaling(header, name, raw, rotary_dim)
     if name == "gemma3":
         values |= _gemma3(header, values, theta, scaling)
         values["sliding_window"] = window
@@ -209,12 +231,12 @@ def _of_family(
         case "glm4moe":
             return _experts(header, name) | _glm4_moe(header, name, values)
         case "gpt-oss":
-            scaling = values["rope_scaling"]
+            ramp, scaling = _GPT_OSS_RAMP, values["rope_scaling"]
             return _experts(header, name) | {
                 "intermediate_size": _value(header, f"{name}.expert_feed_forward_length")
                 or values["intermediate_size"],
                 "sliding_window": window,
-                "rope_scaling": None if scaling is None else {**scaling, **_GPT_OSS_RAMP},
+                "rope_scaling": None if scaling is None else {**ramp, **scaling},
             }
         case _ if name in _PARTLY_ROTATED:
             original = _value(header, f"{name}.rope.scaling.original_context_length")
@@ -231,7 +253,9 @@ def _of_family(
 
 def _rotated_share(header: GGUFHeader, name: str, values: dict[str, Any]) -> float | None:
     size, head_dim = header.integer(f"{name}.rope.dimension_count"), values["head_dim"]
-    return size / head_dim if size and head_dim else None
+    if not head_dim:
+        return None
+    return 1.0 if size is None else size / head_dim
 
 
 def _glm4_moe(header: GGUFHeader, name: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -275,35 +299,123 @@ def _experts(header: GGUFHeader, name: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _scaling(header: GGUFHeader, name: str, raw: RawConfig) -> dict[str, Any] | None:
+def _scaling(
+    header: GGUFHeader, name: str, raw: RawConfig, rotary_dim: Any
+) -> dict[str, Any] | None:
+    """Changes of the frequencies, as llama.cpp has them: a kind that is not stated is linear, a
+    factor divides beside divisors too, and attn_factor multiplies whatever the kind."""
+    kind, factor = _stretch(header, name)
+    stated = _float32(_value(header, f"{name}.rope.scaling.attn_factor"))
     divisors = _rope_divisors(header, "rope_freqs.weight")
     short, long = (_rope_divisors(header, f"rope_factors_{n}.weight") for n in ("short", "long"))
-    context = raw.read_optional(int, "max_position_embeddings")
-    if divisors is not None:
-        return {
-            "rope_type": "longrope",
-            "short_factor": divisors,
-            "long_factor": divisors,
-            "original_max_position_embeddings": context,
-            "attention_factor": 1.0,
-        }
-    if short is not None and long is not None:
-        return {
-            "rope_type": "longrope",
-            "short_factor": short,
-            "long_factor": long,
-            "attention_factor": _float32(_value(header, f"{name}.rope.scaling.attn_factor")),
-            "original_max_position_embeddings": _value(
-                header, f"{name}.rope.scaling.original_context_length"
-            ),
-        }
-    kind = header.string(f"{name}.rope.scaling.type")
-    if kind in (None, "none"):
-        return None
-    factor = _float32(_value(header, f"{name}.rope.scaling.factor"))
+    if (short is None) != (long is None):
+        raise ConfigError(
+            f"{header.file}: has one of rope_factors_short.weight and rope_factors_long.weight; "
+            "fetch the file again"
+        )
     original = _value(header, f"{name}.rope.scaling.original_context_length")
-    found: dict[str, Any] = {"rope_type": kind, "factor": factor}
-    return found | ({"original_max_position_embeddings": original} if original else {})
+    if kind == "yarn" and (divisors or short):
+        raise _not_served(header, f"{name}.rope.scaling.type", kind, "beside divisors of its own")
+    if divisors is not None or (short is not None and long is not None):
+        return {
+            "rope_type": "longrope",
+            "short_factor": [each * factor for each in divisors or short or ()],
+            "long_factor": [each * factor for each in divisors or long or ()],
+            "attention_factor": 1.0 if divisors and stated is None else stated,
+            "original_max_position_embeddings": raw.read_optional(int, "max_position_embeddings")
+            if divisors
+            else original,
+        }
+    if kind == "yarn":
+        return _yarn(header, name, factor, original) | ({"attn_factor": stated} if stated else {})
+    if stated in (None, 1.0):
+        return None if factor == 1.0 else {"rope_type": kind, "factor": factor}
+    if kind != "linear" or not isinstance(rotary_dim, int) or name in _SLIDING_UNSCALED:
+        raise _not_served(header, f"{name}.rope.scaling.attn_factor", stated, f"with {kind!r}")
+    same = [factor] * (rotary_dim // 2)
+    context = raw.read_optional(int, "max_position_embeddings")
+    return {
+        "rope_type": "longrope",
+        "short_factor": same,
+        "long_factor": same,
+        "attention_factor": stated,
+        "original_max_position_embeddings": context,
+    }
+
+
+def _stretch(header: GGUFHeader, name: str) -> tuple[str, float]:
+    """Return the kind of scaling, "linear" if there is none, and its factor."""
+    start = f"{name}.rope.scaling"
+    kind = header.string(f"{start}.type") or "linear"
+    if kind not in _SCALING_KINDS:
+        raise _not_served(header, f"{start}.type", kind, "is no kind of scaling")
+    keys = (f"{start}.factor", f"{name}.rope.scale_linear")
+    key = next((key for key in keys if key in header.metadata), keys[0])
+    found = RawConfig(header.metadata, str(header.file)).read(float, key, default=0.0)
+    factor = _float32(found) or 1.0
+    if factor < 1.0:
+        raise _not_served(header, key, factor, "is below 1")
+    ramp = header.metadata.get(f"{start}.yarn_ext_factor", -1.0)
+    if ramp >= 0 and ramp != float(kind == "yarn"):
+        if ramp or kind != "yarn":
+            raise _not_served(header, f"{start}.yarn_ext_factor", ramp, f"with {kind!r}")
+        kind = "linear"
+    return ("linear", 1.0) if kind == "none" else (kind, factor)
+
+
+def _scaling_beside(header: GGUFHeader, name: str) -> tuple[str, object] | None:
+    """The setting that scales frequencies beside `rope_freqs.weight`, with its value."""
+    kind, factor = _stretch(header, name)
+    key = f"{name}.rope.scaling.attn_factor"
+    stated = header.metadata.get(key)
+    if stated not in (None, 1.0):
+        return key, stated
+    plain = kind in ("linear", "longrope") and factor == 1.0
+    return None if plain else (f"{name}.rope.scaling.factor", factor)
+
+
+def _yarn(header: GGUFHeader, name: str, factor: float, original: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    if original:
+        found["original_max_position_embeddings"] = original
+    for end in ("beta_fast", "beta_slow"):
+        stated = header.metadata.get(f"{name}.rope.scaling.yarn_{end}")
+        if stated is not None:
+            found[end] = _float32(stated)
+    return found
+
+
+def _refuse_unread_ropes(header: GGUFHeader, name: str, head_dim: Any) -> None:
+    """Raise ConfigError for settings of positions that nothing here obeys, unless their value
+    changes nothing."""
+    start = f"{name}.rope."
+    base = header.metadata.get(f"{start}freq_base")
+    harmless: dict[str, tuple[Any, ...]] = {
+        "dimension_count_swa": (head_dim, header.metadata.get(f"{start}dimension_count")),
+        "dimension_sections": (0,),
+        "freq_base_swa": (base,),
+        "scaling.alpha": (0.0, 1.0),
+        # llama.cpp takes positions from Granite by this key
+        "scaling.finetuned": (True,) if name.startswith("granite") else (True, False),
+        "scaling.yarn_attn_factor": (1.0,),
+        "scaling.yarn_log_multiplier": (0.0,),
+    }
+    read = _READ_ROPES | _OWN_ROPES.get(name, frozenset())
+    for key in (*header.metadata, *header.arrays):
+        part = key.removeprefix(start)
+        if not key.startswith(start) or part in read:
+            continue
+        values = header.array(key) if key in header.arrays else [header.metadata[key]]
+        for value in values or ():
+            if value not in harmless.get(part, ()):
+                raise _not_served(header, key, value, "turns heads in a way of its own")
+
+
+def _not_served(header: GGUFHeader, key: str, value: object, why: str) -> ConfigError:
+    return ConfigError(
+        f"{header.file}: {key}={value!r} {why}, which quire does not serve; take the model's "
+        "Hugging Face folder"
+    )
 
 
 def _rope_divisors(header: GGUFHeader, name: str) -> list[float] | None:
@@ -359,6 +471,8 @@ def _gemma4(header: GGUFHeader, values: dict[str, Any], theta: Any) -> dict[str,
     kv_heads = _by_layer(header, "gemma4.attention.head_count_kv", num_layers)
     if slides[-1]:
         raise ConfigError(f"{header.file}: the last layer slides, which quire does not serve")
+    if (scaling := _scaling_beside(header, "gemma4")) is not None:
+        raise _not_served(header, *scaling, "scales positions")
     full, sliding = (header.integer(f"gemma4.attention.key_length{end}") for end in ("", "_swa"))
     shapes = {
         str(layer): {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,16 @@ BY_TOKEN = "quire_activations_by_token"
 """In quantization_config: the weights are those of `quantization=`, whose activations have one
 scale per token. Other engines read the same weights with activations of 16 bits."""
 GPTQ_BITS = (2, 3, 4, 8)
+_AUTO_ROUND = (
+    "auto_round",
+    "auto_round:auto_awq",
+    "auto_round:auto_gptq",
+    "auto_round:awq",
+    "auto_round:gptq",
+    "auto_round:gptqmodel",
+)
+"""Packings of AutoRound that are those of AWQ and GPTQ. Without a name, and as gptqmodel has them,
+zero points are stored as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,50 @@ def _gptq_bits(raw: RawConfig, default: int | None = None) -> int:
     if bits not in GPTQ_BITS:
         raise _refused(raw, "bits", bits, f"GPTQ has {', '.join(map(str, GPTQ_BITS))}")
     return bits
+
+
+def _read_auto_round(raw: RawConfig) -> PackedSettings:
+    """AutoRound: matrices as GPTQ or AWQ pack them. `extra_config`: settings of their own by name
+    or pattern; those of 16 bits are plain, which what is stored shows."""
+    packing = raw.read_choice(_AUTO_ROUND, "packing_format", default="auto_round:auto_gptq")
+    _refuse_other_numbers(raw)
+    if "awq" in packing:
+        plain = _read_awq(RawConfig({**raw.as_dict(), "version": "gemm"}, raw.source))
+    else:
+        first = packing.endswith("gptq")
+        layout = "gptq" if first else "gptq_v2"
+        plain = _read_gptq(RawConfig({**raw.as_dict(), "checkpoint_format": layout}, raw.source))
+    return replace(plain, rules=(*_auto_round_rules(raw, plain.default), *plain.rules))
+
+
+def _auto_round_rules(raw: RawConfig, default: Scheme) -> Iterator[SchemeRule]:
+    modules = raw.section("extra_config")
+    for name in modules or ():
+        own = None if modules is None else modules.section(name)
+        if own is None or own.read(int, "bits", default=4) >= 16:
+            continue
+        _refuse_other_numbers(own)
+        if isinstance(default, GPTQ):
+            scheme: Scheme = replace(
+                default,
+                bits=_gptq_bits(own, default.bits),
+                group_size=_group_size(own, "group_size", default=default.group_size),
+                symmetric=own.read(bool, "sym", default=default.symmetric),
+            )
+        else:
+            whole = {**raw.as_dict(), **own.as_dict(), "version": "gemm"}
+            scheme = _read_awq(RawConfig(whole, own.source)).default
+        is_name = re.fullmatch(r"[\w.]+", name) is not None
+        text = f"{re.escape(name)}$" if is_name else f".*(?:{name})"
+        yield SchemeRule(_pattern(raw, text), scheme)
+
+
+def _refuse_other_numbers(raw: RawConfig) -> None:
+    """Raise ConfigError for weights that are no integers, and for activations of few bits."""
+    raw.read_choice(("int",), "data_type", default="int")
+    bits = raw.read(int, "act_bits", default=16)
+    if bits < 16:
+        raise _refused(raw, "act_bits", bits, "use a checkpoint whose activations have 16")
 
 
 def _read_fp8(raw: RawConfig) -> PackedSettings:
@@ -274,12 +328,14 @@ def _refused(raw: RawConfig, key: str, value: object, advice: str) -> ConfigErro
 
 METHODS: Mapping[str, Callable[[RawConfig], PackedSettings]] = MappingProxyType(
     {
+        "auto-round": _read_auto_round,
         "awq": _read_awq,
         "bitsandbytes": _read_bitsandbytes,
         "compressed-tensors": _read_compressed_tensors,
         "fbgemm_fp8": _read_fp8,
         "fp8": _read_fp8,
         "gptq": _read_gptq,
+        "intel/auto-round": _read_auto_round,
         "modelopt": _read_modelopt,
         "mxfp4": _read_mxfp4,
         "squeezellm": _read_squeezellm,

@@ -10,7 +10,8 @@ from quire.server.requests.errors import RefusedError
 
 __all__ = ["beam_rules", "defaults_of"]
 
-_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "stop")
+"""Recommended parameters that a search has no use for: only tokens end its sequences."""
 
 
 def beam_rules(body: GenerationRequest, max_width: int) -> BeamRules | None:

@@ -69,7 +69,7 @@ class ModelCard(msgspec.Struct):
     root: str
     parent: str | None
     max_model_len: int
-    default_sampling_params: dict[str, float]
+    default_sampling_params: dict[str, Any]
     permission: list[Any]
 
 
