@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.dialect.schema_types import Schema, listed, node, resolved
 from quire.dialect.tools import Tool
 from quire.errors import RequestError
+from quire.protocol.json_schema.types import Schema, listed, node, resolved
 
 __all__ = ["render_harmony"]
 
