@@ -39,7 +39,19 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "pattern": "\\bfoo\\b"}, "$.pattern"),
     ({"type": "string", "pattern": "(?<a>x)\\k<a>"}, "$.pattern"),
     ({"type": "string", "pattern": "x\\Z"}, "$.pattern"),
-    ({"type": "string", "pattern": "\\cA"}, "$.pattern"),
+    *(
+        ({"type": "string", "pattern": pattern}, "$.pattern")
+        for pattern in ("a^", "(", "[z-a]", "[a--b]", "x{5,2}", "(a(?#c)b)", "[]", "a++", "[a")
+    ),
+    ({"type": "integer", "minimum": 2**64}, "$.minimum"),
+    ({"properties": {"a": {"minimum": 1e300}, "b": {"minimum": 1}}}, "$.properties.a.minimum"),
+    ({"properties": {"a": {"const": 2**64}}}, "$.properties.a.const"),
+    ({"enum": [1, 2**64, 3]}, "$.enum"),
+    ({"items": {"oneOf": [{"type": "number"}, {"minimum": 2}]}}, "$.items.oneOf"),
+    ({"properties": {"a": {}}, "minProperties": 1}, "$.minProperties"),
+    ({"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2}, "$.maxProperties"),
+    ({"items": {"multipleOf": 999983}}, "$.items.multipleOf"),
+    ({"patternProperties": {"^a": {}, "^\\p{L}": {}}}, "$.patternProperties"),
     ({"patternProperties": {"\\Bx": {}, "\\Zx": {}}}, "$.patternProperties"),
     ({"$ref": "other.json#/x"}, "$.$ref"),
     ({"items": {"$id": "a", "$ref": "#/$defs/n"}, "$defs": {"n": {}}}, "$.items.$ref"),
@@ -76,7 +88,13 @@ def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> No
         {"type": "object", "properties": {"type": {"type": "string"}, "enum": {"enum": ["a"]}}},
         {"type": "integer", "minimum": 1, "exclusiveMaximum": 5.5, "multipleOf": 2},
         {"type": "string", "pattern": r"^C:\\bin\\(\d\w\S\x41\u00e9|\p{L}|\u{1F600}|[^x])\/\-$"},
-        *({"pattern": text} for text in (r"^\[[^]]+\]$", r"^\w+\[]$", "^[]a]+$", r"\Aab\z", r"\a")),
+        *(
+            {"pattern": text}
+            for text in (r"^\[[^]]+\]$", r"^\w+\[]$", "[^]", r"\Aab\z", r"\a", r"\cA")
+        ),
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1},
+        {"patternProperties": {"^a": {"type": "null"}, "b$": {}}, "additionalProperties": False},
+        {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "integer"}}},
         {"$defs": {"n": {"$id": "node", "type": "object"}}, "$ref": "node"},
         {"$id": "https://a/b", "$ref": "https://a/b#/$defs/n", "$defs": {"n": {"type": "null"}}},
         {"$id": "https://a/b", "$ref": "./b#/$defs/n", "$defs": {"n": {"type": "null"}}},
@@ -102,33 +120,39 @@ def test_what_can_be_held_stays(schema: dict[str, Any]) -> None:
     assert find_unsupported(schema) is None
 
 
-@pytest.mark.parametrize(
-    "pattern", ["a^", "(", "[z-a]", "x{5,2}", "\\p{Nope}", "(a(?#c)b)", "[^]", "[]"]
-)
-def test_patterns_that_the_library_refuses_are_dropped(pattern: str) -> None:
-    """Turns red when one such pattern of one tool refuses a request."""
-    schema = {
-        "properties": {
-            "a": {"type": "string", "pattern": pattern},
-            "b": {"type": "string", "pattern": "^[0-9]$"},
-            "c": {"patternProperties": {pattern: {}}},
-        }
-    }
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"properties": {
+            "a": {"type": "string", "pattern": "\\p{Nope}"}, "b": {"pattern": "^[0-9]$"},
+            "c": {"patternProperties": {"\\p{Nope}": {}}, "additionalProperties": False},
+        }},
+        ["$.properties.a.pattern", "$.properties.c.patternProperties",
+         "$.properties.c.additionalProperties"],
+    ),
+    (
+        {"type": "object", "required": ["a"],
+         "properties": {"a": {"minLength": 5, "maxLength": 3, "type": "string"}}},
+        ["$.properties.a.minLength"],
+    ),
+    ({"items": {"multipleOf": 1e-20}}, ["$.items.multipleOf"]),
+    ({"allOf": [{"type": "string"}, {"type": "null"}]}, ["$.allOf"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "paths"), REFUSED, ids=lambda value: str(value)[:50])
+def test_what_the_library_refuses_is_dropped(schema: dict[str, Any], paths: list[str]) -> None:
+    """Turns red when one keyword of one property refuses a request, or takes others with it."""
     spec = GrammarSpec(GrammarKind.JSON, json.dumps(schema), is_strict=False)
-    assert LLMatcher.validate_grammar(grammar_text(spec))
-    assert not LLMatcher.validate_grammar(grammar_text(spec, drops_refused=True))
-    strict = GrammarSpec(GrammarKind.JSON, json.dumps(schema))
-    assert LLMatcher.validate_grammar(grammar_text(strict, drops_refused=True))
-    paths = [path.split(" (")[0] for path in without_refused(schema)]
-    assert paths == ["$.properties.a.pattern", "$.properties.c.patternProperties"]
-    assert schema["properties"]["b"] == {"type": "string", "pattern": "^[0-9]$"}
     verdict = _judge(library(tokenizer()), -(-tokenizer().vocab_size // 32), spec)
     assert not verdict.refusal
-    ((first, second),) = verdict.dropped.values()
-    assert first.startswith(paths[0]) and second.startswith(paths[1])
+    ((*dropped,),) = verdict.dropped.values()
+    assert [path.split(" (")[0] for path in dropped] == paths
+    strict = GrammarSpec(GrammarKind.JSON, json.dumps(schema))
+    verdict = _judge(library(tokenizer()), -(-tokenizer().vocab_size // 32), strict)
+    assert f"cannot be used for {paths[0]} (" in verdict.refusal
 
 
-@pytest.mark.parametrize("name", ["^x\\b", "^x\\Z", "^{x}"])
+@pytest.mark.parametrize("name", ["^x\\b", "^x\\Z", "^x{2,1}", "\\p{Nope}"])
 @pytest.mark.parametrize("others", [False, {"type": "string"}], ids=str)
 def test_a_dropped_name_leaves_its_properties_free(name: str, others: Any) -> None:
     """Turns red when a property that the client's schema allows is refused."""

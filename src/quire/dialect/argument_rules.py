@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import unquote
 
 from quire.dialect.keyword_rules import keywords_rule
-from quire.dialect.rules import Rules, json_grammar, refusal_text, refuse
-from quire.dialect.schema_types import ALL_TYPES, Schema, listed, node, resolved, types_of
+from quire.dialect.rules import Rules, json_grammar, refusal_text
 from quire.dialect.spec import ArgumentStyle, Dialect, ParameterSyntax
 from quire.dialect.tools import Tool
+from quire.protocol.json_schema.patterns import PatternError, whole_regex
+from quire.protocol.json_schema.types import ALL_TYPES, Schema, listed, node, resolved, types_of
 
-__all__ = ["arguments_rule"]
+__all__ = ["arguments_rule", "left_out"]
 
 _Node = tuple[Schema, str]
 _STRING = frozenset(("string",))
@@ -64,6 +64,16 @@ def arguments_rule(rules: Rules, dialect: Dialect, tool: Tool, name: str, where:
             return rules.grammar(name, grammar, where)
 
 
+def left_out(dialect: Dialect, tool: Tool) -> list[str]:
+    """Return the paths of what a tool's schema says and the rule of its arguments does not hold to.
+    Raises RequestError as `arguments_rule` does."""
+    if dialect.style in (ArgumentStyle.JSON, ArgumentStyle.CHANNELS):
+        return []
+    rules = Rules(dialect.tokens)
+    arguments_rule(rules, dialect, tool, "args", "")
+    return list(dict.fromkeys(rules.left_out))
+
+
 class _Tagged:
     """Writes the tagged values of one tool, in the order of its properties."""
 
@@ -80,10 +90,9 @@ class _Tagged:
 
     def rule(self) -> str:
         """Write all values, required and optional ones."""
-        if self._tool.is_strict:
-            for keyword in _UNLISTED:
-                if keyword in self._root:
-                    refuse(self._where, f"$.{keyword}", "cannot be held with tagged values")
+        for keyword in _UNLISTED:
+            if keyword in self._root:
+                self._leave_out(f"$.{keyword}", "cannot be held with tagged values")
         others = self._tool.others
         if not self._tool.properties and others is not False:
             return self._any_values(others)
@@ -106,8 +115,7 @@ class _Tagged:
         """Return False for a name that is left out, which a strict tool may not have."""
         if self._syntax.key_end.strip() not in key and "\n" not in key:
             return True
-        if self._tool.is_strict:
-            refuse(self._where, f"$.properties.{key[:80]}", "has a name that cannot be written")
+        self._leave_out(f"$.properties.{key[:80]}", "has a name that cannot be written")
         return False
 
     def _value(self, key: str, name: str) -> str:
@@ -178,7 +186,8 @@ class _Tagged:
         for (schema, path), (least, most) in zip(nodes, lengths, strict=True):
             others = longest[:-1] if most == longest[-1] else longest
             if is_in_text and others and least * others[-1] > MAX_COUNTED_PAIRS:
-                self._leave_out(f"{path}.minLength", f"stands beside a maxLength of {others[-1]:,}")
+                why = f"stands beside a maxLength of {others[-1]:,} and cannot be held"
+                self._leave_out(f"{path}.minLength", why)
                 least = 0
             found.append((schema, path, (least, most)))
         return found
@@ -196,34 +205,35 @@ class _Tagged:
                 number = int(number)
             if not isinstance(number, int):
                 if keyword in schema:
-                    self._leave_out(f"{path}.{keyword}", "is no whole number")
+                    self._leave_out(f"{path}.{keyword}", "is no whole number and cannot be held")
             elif number > MAX_COUNTED_CHARS and (is_in_text or keyword == "minLength"):
-                self._leave_out(f"{path}.{keyword}", f"is above {MAX_COUNTED_CHARS:,}")
+                why = f"is above {MAX_COUNTED_CHARS:,} and cannot be held"
+                self._leave_out(f"{path}.{keyword}", why)
             else:
                 found[keyword] = number
         least, most = found.get("minLength", 0), found.get("maxLength")
         if most is not None and most < least:
-            self._leave_out(f"{path}.maxLength", "is below its minLength")
+            self._leave_out(f"{path}.maxLength", "is below its minLength and cannot be held")
             most = None
         return least, most
 
     def _leave_out(self, path: str, why: str) -> None:
-        if self._tool.is_strict:
-            refuse(self._where, path, f"{why} and cannot be held")
+        self._rules.leave_out(self._where, path, why, is_strict=self._tool.is_strict)
 
     def _pattern(self, schema: Schema, path: str) -> tuple[str, str] | None:
         """Return a regular expression that a text has to match, and the error if the grammar
         library refuses it."""
         why = "cannot be held in a tagged value"
-        if "format" in schema and self._tool.is_strict:
-            refuse(self._where, f"{path}.format", why)
+        if "format" in schema:
+            self._leave_out(f"{path}.format", why)
         if not isinstance(pattern := schema.get("pattern"), str):
             return None
-        body = _of_pattern(pattern)
-        if body is None and self._tool.is_strict:
-            refuse(self._where, f"{path}.pattern", why)
         error = refusal_text(self._where, f"{path}.pattern", why) if self._tool.is_strict else ""
-        return None if body is None else (body, error)
+        try:
+            return whole_regex(pattern), error
+        except PatternError as fault:
+            self._leave_out(f"{path}.pattern ({pattern[:80]!r} {fault})", why)
+            return None
 
 
 def _unbounded(schema: object) -> frozenset[str]:
@@ -240,37 +250,6 @@ def _read_otherwise(types: frozenset[str], words: frozenset[str]) -> list[str]:
     found = [rf"\s*{_SCALARS[name]}\s*" for name in types & words]
     found += [_BEGINNINGS[name] for name in types - words]
     return sorted(set(found))
-
-
-_ANCHOR = re.compile(r"(?<!\\)[\^$]")
-_ESCAPES_AND_CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL)
-
-
-def _of_pattern(pattern: str) -> str | None:
-    """Return a pattern that may match anywhere as a pattern of the whole text; None if that is not
-    possible."""
-    inner = pattern.removeprefix("^")
-    before = "" if inner != pattern else "(?s:.*)"
-    is_ended = inner.endswith("$") and not inner.endswith("\\$")
-    inner, after = (inner[:-1], "") if is_ended else (inner, "(?s:.*)")
-    outside = _ESCAPES_AND_CLASSES.sub("", inner)
-    looks_around = "(?=" in inner or "(?!" in inner or "(?<" in inner
-    if looks_around or _ANCHOR.search(outside) or not _is_balanced(outside):
-        return None
-    if "|" in re.sub(r"\([^()]*\)", "", outside) and (before != after):
-        return None
-    escaped = re.sub(r"(\\.)|/", lambda sign: sign[1] or "\\/", inner).replace("\n", "\\n")
-    return f"{before}({escaped}){after}"
-
-
-def _is_balanced(text: str) -> bool:
-    """Return False if a group ends that did not begin, which could end the one around it."""
-    depth = 0
-    for sign in text:
-        depth += (sign == "(") - (sign == ")")
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _string_nodes(schema: object, root: Schema, path: str) -> Iterator[_Node]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator
 from string import ascii_letters, digits, hexdigits
 
 from quire.dialect.reading import GrowingText, Waiting
-from quire.dialect.schema_types import json_types
 from quire.dialect.spec import ArgumentStyle, Dialect
 from quire.dialect.tools import Tool
+from quire.protocol.json_schema.types import json_types
 
 __all__ = [
     "KEYWORD_CHARACTERS",

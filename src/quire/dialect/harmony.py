@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.dialect.schema_types import Schema, listed, node, resolved
 from quire.dialect.spec import ArgumentStyle, Dialect
 from quire.dialect.tools import Tool, tool_of
 from quire.errors import RequestError
+from quire.protocol.json_schema.types import Schema, listed, node, resolved
 from quire.rendering import ChatTemplate, check_messages
 from quire.rendering.messages import ContentForm, fit_messages, plain_messages
 

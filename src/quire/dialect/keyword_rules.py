@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from quire.dialect.arguments import KEYWORD_CHARACTERS
-from quire.dialect.rules import Rules, json_grammar, refuse
-from quire.dialect.schema_types import ALL_TYPES, Schema, listed, node, resolved, types_of
+from quire.dialect.rules import Rules, json_grammar
 from quire.dialect.tools import Tool
+from quire.protocol.json_schema.types import ALL_TYPES, Schema, listed, node, resolved, types_of
 
 __all__ = ["keywords_rule"]
 
@@ -54,10 +54,9 @@ class _Keywords:
             one = 'KEY "=" literal'
             self._rules.add(f"{self._name}: ({one} ({_COMMA} {one})*)?")
             return self._name
-        if self._tool.is_strict:
-            for key in properties:
-                if not _is_keyword(key):
-                    refuse(self._where, f"$.properties.{key[:80]}", "has a name that is no keyword")
+        for key in properties:
+            if not _is_keyword(key):
+                self._leave_out(f"$.properties.{key[:80]}", "has a name that is no keyword")
         self._check(self._root, "$")
         pairs = [
             (f'"{key}=" {self._value(schema, f"$.properties.{key}")}', key)
@@ -154,20 +153,21 @@ class _Keywords:
         """Return the rule of a reference. It is a rule of its own, so that a schema may refer to
         itself."""
         target = resolved(reference, self._root)
-        if target is None and not self._tool.is_strict:
+        if target is None:
+            self._leave_out(f"{path}.$ref ({reference[:80]!r})", "leads nowhere")
             self._add_any()
             return "literal"
-        if target is None:
-            refuse(self._where, f"{path}.$ref ({reference[:80]!r})", "leads nowhere")
         if reference not in self._references:
             name = self._references[reference] = self._new_name()
             self._rules.add(f"{name}: {self._value(target, f'{path}.$ref')}")
         return self._references[reference]
 
     def _check(self, schema: Schema, path: str) -> None:
-        if self._tool.is_strict:
-            for keyword in sorted(_STRUCTURE & schema.keys()):
-                refuse(self._where, f"{path}.{keyword}", "cannot be held in Python literals")
+        for keyword in sorted(_STRUCTURE & schema.keys()):
+            self._leave_out(f"{path}.{keyword}", "cannot be held in Python literals")
+
+    def _leave_out(self, path: str, why: str) -> None:
+        self._rules.leave_out(self._where, path, why, is_strict=self._tool.is_strict)
 
     def _add_any(self) -> None:
         for rule in _ANY:

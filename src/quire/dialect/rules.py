@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import NoReturn
 
-from quire.dialect.schema_types import Schema
 from quire.dialect.spec import Markers
 from quire.errors import RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
+from quire.protocol.json_schema.types import Schema
 
-__all__ = ["Rules", "json_grammar", "refusal_text", "refuse", "regex"]
+__all__ = ["Rules", "json_grammar", "refusal_text", "regex"]
 
 MAX_SCHEMA_CHARS = 4 * 2**20
 """Most characters that the schemas of one request may add to its grammar."""
@@ -26,13 +25,9 @@ def json_grammar(schema: Schema, *, is_strict: bool) -> GrammarSpec:
     return GrammarSpec(GrammarKind.JSON, json.dumps(dict(schema), ensure_ascii=False), is_strict)
 
 
-def refuse(where: str, path: str, why: str) -> NoReturn:
-    """Raise RequestError for a keyword of a strict schema. where: the field of the request."""
-    raise RequestError(refusal_text(where, path, why))
-
-
 def refusal_text(where: str, path: str, why: str) -> str:
-    """Return the text of the error that `refuse` raises."""
+    """Return the text of the error for a keyword of a strict schema. where: the field of the
+    request."""
     return (
         f"{where} has {path}, which {why} in the format that this model calls tools in. Leave it "
         "out, or set strict to false: then it is not checked."
@@ -46,10 +41,12 @@ def regex(text: str) -> str:
 
 
 class Rules:
-    """The rules so far, and the grammars that they refer to by name. tokens: of the markers."""
+    """The rules so far, and the grammars that they refer to by name. tokens: of the markers.
+    left_out: paths of what schemas that are not strict say and the rules do not hold to."""
 
     def __init__(self, tokens: Markers) -> None:
         self.tokens = tokens
+        self.left_out: list[str] = []
         self._lines: dict[str, None] = {}
         self._grammars: dict[str, dict[str, object]] = {}
         self._patterns: dict[str, dict[str, str]] = {}
@@ -78,6 +75,13 @@ class Rules:
             "where": where,
         }
         return f"@{name}"
+
+    def leave_out(self, where: str, path: str, why: str, *, is_strict: bool) -> None:
+        """Note a keyword that the rules do not hold to. Raises RequestError if the schema is
+        strict. where: the field of the request."""
+        if is_strict:
+            raise RequestError(refusal_text(where, path, why))
+        self.left_out.append(f"{path} ({why} in the format that this model calls tools in)")
 
     def charge(self, num_chars: int, where: str) -> None:
         """Count characters that schemas add to the grammar. Raises RequestError if they are too

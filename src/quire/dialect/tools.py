@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from quire.dialect.schema_types import Schema, listed, node, resolved, types_of
 from quire.errors import RequestError
 from quire.protocol.json_schema import without_unsupported
+from quire.protocol.json_schema.types import Schema, listed, node, resolved, types_of
 
 __all__ = [
     "NAME_CHARACTERS",

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import bisect
+import copy
 import json
 import re
 from collections.abc import Iterator
 from typing import Any, cast
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.errors import RequestError
+from quire.grammar.gbnf import compiled_gbnf, is_gbnf
+from quire.grammar.rewriting import rewrite
 from quire.grammar.schema import find_endless, is_too_deep
 from quire.protocol.codec import is_unicode
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema import (
     allow_others,
     find_unsupported,
+    modernize,
     subschemas,
     without_unsupported,
 )
@@ -31,6 +35,14 @@ _BAD_REGEX = re.compile(
     r"regex parse error:\n    (?P<regex>.*)\n    (?P<marks> *\^+)\nerror: (?P<fault>[^\n]*)"
 )
 """The library's words, of a regular expression in one line."""
+_SUSPECTS = (
+    "pattern", "format", "multipleOf", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
+    "maxProperties", "additionalProperties", "patternProperties", "const", "enum", "oneOf",
+    "anyOf", "allOf", "$ref", "required", "prefixItems", "items", "properties", "$anchor", "$id",
+    "type",
+)  # fmt: skip
+_LARK = re.compile(r"^\s*(?:%llguidance\b|start\b[^:]*:)", re.MULTILINE)
 _REFUSED_IN_LARK = re.compile(r"\[[^\]\"/]*\b(stop|temperature)\s*=")
 
 
@@ -41,11 +53,6 @@ def _check(spec: GrammarSpec) -> None:
         _checked_schema(spec.source, "json", is_strict=spec.is_strict)
     elif spec.kind is GrammarKind.STRUCTURAL_TAG:
         _tags(spec)
-    elif spec.kind is GrammarKind.GRAMMAR and _REFUSED_IN_LARK.search(spec.source):
-        raise RequestError(
-            "structured_outputs.grammar sets stop or temperature of a rule, which has no meaning "
-            "here. Leave them out."
-        )
 
 
 def grammar_text(spec: GrammarSpec, *, drops_refused: bool = False) -> str:
@@ -55,7 +62,8 @@ def grammar_text(spec: GrammarSpec, *, drops_refused: bool = False) -> str:
     if spec.kind is GrammarKind.JSON_OBJECT:
         return _of_schema('{"type": "object"}', spec)
     if spec.kind is GrammarKind.JSON:
-        return _of_schema(_held_schema(spec, drops_refused=drops_refused), spec)
+        held = _held_schema(spec.source, is_strict=spec.is_strict, drops_refused=drops_refused)
+        return _of_schema(json.dumps(held, ensure_ascii=False), spec)
     if spec.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(spec.source)
     if spec.kind is GrammarKind.CHOICE:
@@ -65,10 +73,21 @@ def grammar_text(spec: GrammarSpec, *, drops_refused: bool = False) -> str:
         return _of_tags(spec, drops_refused=drops_refused)
     if spec.kind is GrammarKind.ANSWER:
         return _of_answer(spec, drops_refused=drops_refused)
-    try:
-        return LLMatcher.grammar_from_lark(any_to_lark(spec.source))
-    except Exception as error:  # whatever foreign code raises, the text is at fault
-        raise RequestError(f"structured_outputs.grammar is no grammar: {error}") from error
+    return compiled_gbnf(spec.source) if is_gbnf(spec.source) else _of_lark(spec.source)
+
+
+def _of_lark(source: str) -> str:
+    if not _LARK.search(source):
+        raise RequestError(
+            "structured_outputs.grammar is no grammar: it has neither the rule of GBNF, "
+            "root ::= …, nor that of Lark, start: …. Write one of them."
+        )
+    if _REFUSED_IN_LARK.search(source):
+        raise RequestError(
+            "structured_outputs.grammar sets stop or temperature of a rule, which has no meaning "
+            "here. Leave them out."
+        )
+    return LLMatcher.grammar_from_lark(source)
 
 
 def lenient_schemas(spec: GrammarSpec) -> Iterator[str]:
@@ -84,51 +103,100 @@ def lenient_schemas(spec: GrammarSpec) -> Iterator[str]:
             yield json.dumps(tag["schema"], ensure_ascii=False)
 
 
-def without_refused(schema: object) -> list[str]:
-    """Remove the patterns that the library refuses from a schema of one's own. Returns the
-    paths."""
+def without_refused(schema: object, *, is_strict: bool = False) -> list[str]:
+    """Remove the keywords that the library refuses from a schema of one's own, one after another,
+    as few as possible. Returns the paths with the library's words."""
     found: list[str] = []
-    known: dict[str, bool] = {}
-
-    def is_refused(pattern: str) -> bool:
-        if pattern not in known:
-            text = json.dumps({"type": "string", "pattern": pattern}, ensure_ascii=False)
-            fault = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
-            known[pattern] = bool(fault)
-        return known[pattern]
-
-    for path, node in subschemas("$", schema):
-        pattern, named = node.get("pattern"), node.get("patternProperties")
-        holders = [(node, "pattern", pattern)] if isinstance(pattern, str) else []
-        if isinstance(named, dict):
-            names = cast("dict[str, Any]", named)
-            holders += [(names, name, name) for name in names]
-        for holder, key, text in holders:
-            if is_refused(text):
-                del holder[key]
-                place = "pattern" if holder is node else "patternProperties"
-                found.append(f"{path}.{place} ({text[:80]!r} is none)")
-                if holder is not node:
-                    found += allow_others(path, node)
+    while words := _library_fault(schema, is_strict=is_strict):
+        if "schema is false" in words and not is_strict:
+            break  # as the client has it: no value satisfies the whole
+        places = _suspects(schema)
+        fine = bisect.bisect_left(
+            range(1, len(places) + 1),
+            True,
+            key=lambda count: not _library_fault(schema, is_strict=is_strict, without=count),
+        )
+        if fine == len(places):
+            break
+        path, holder, key, owner = places[fine]
+        value = holder.pop(key)
+        is_name = holder is not owner
+        what = f"{key[:80]!r}: " if is_name else f"{value[:80]!r}: " if key == "pattern" else ""
+        name = "patternProperties" if is_name else key
+        found.append(f"{path}.{name} ({what}{_short(words)})")
+        if is_name:
+            found += allow_others(path, owner)
     return found
+
+
+def _library_fault(schema: object, *, is_strict: bool, without: int = 0) -> str:
+    """Return why the library refuses a schema, "" if it does not. without: suspects to leave out,
+    the first ones."""
+    held = copy.deepcopy(schema)
+    for _, holder, key, owner in _suspects(held)[:without]:
+        holder.pop(key, None)
+        if holder is not owner:
+            allow_others("", owner)
+    if isinstance(held, dict):
+        rewrite(cast("dict[str, Any]", held))
+    text = json.dumps(held, ensure_ascii=False)
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(text, overrides={"lenient": not is_strict})
+        return LLMatcher.validate_grammar(grammar)
+    except ValueError as error:
+        return str(error)
+
+
+_Suspect = tuple[str, dict[str, Any], str, dict[str, Any]]
+"""The path of a subschema, what holds a keyword or a pattern of names, its name, the subschema."""
+
+
+def _suspects(schema: object) -> list[_Suspect]:
+    """Return the keywords that the library may refuse, inner ones first, and those first that more
+    seldom have others depend on them."""
+    found: list[_Suspect] = []
+    for path, node in reversed(list(subschemas("$", schema))):
+        names = node.get("patternProperties")
+        if isinstance(names, dict):
+            named = cast("dict[str, Any]", names)
+            found += [(path, named, name, node) for name in named]
+        found += [(path, node, keyword, node) for keyword in _SUSPECTS if keyword in node]
+    order = {keyword: place for place, keyword in enumerate(_SUSPECTS)}
+    return sorted(found, key=lambda each: order.get(each[2], -1) if each[1] is each[3] else -1)
+
+
+def _short(words: str) -> str:
+    """Return the library's words in one line."""
+    broken = _BAD_REGEX.search(words)
+    text = broken["fault"] if broken else words.partition("<backtrace>")[0]
+    text = text.replace("<non-verbose/>", "")
+    return " ".join(text.split())[:120]
 
 
 def refusal(spec: GrammarSpec, words: str) -> str:
     """Say to a client why the library refuses a grammar with these words."""
+    if spec.kind is GrammarKind.JSON:
+        return _schema_refusal(spec.source, words)
     found = _BAD_REGEX.search(words)
     if found is None:
-        what = "JSON Schema" if spec.kind is GrammarKind.JSON else "grammar"
-        return f"the {what} cannot be used: {words.replace('<non-verbose/>', '').strip()[:500]}"
+        return f"the grammar cannot be used: {_short(words)}"
     regex, place = found["regex"], found["marks"]
     at = regex[place.find("^") : len(place)]
-    what = {
-        GrammarKind.REGEX: "structured_outputs.regex is",
-        GrammarKind.JSON: "the JSON Schema has the pattern",
-    }.get(spec.kind, "the grammar has")
+    is_regex = spec.kind is GrammarKind.REGEX
+    what = "structured_outputs.regex is" if is_regex else "the grammar has"
     return (
         f"{what} {regex[:80]!r}, which is no regular expression: {found['fault']}"
         f"{f' (at {at[:20]!r})' if at else ''}. Correct it."
     )
+
+
+def _schema_refusal(source: str, words: str) -> str:
+    schema = json.loads(source)
+    modernize(schema)
+    places = without_refused(schema, is_strict=True)
+    if not places:
+        return f"the JSON Schema cannot be used: {_short(words)}"
+    return f"the JSON Schema cannot be used for {places[0]}. Change or leave out that keyword."
 
 
 def refuse_null(spec: GrammarSpec) -> None:
@@ -140,8 +208,8 @@ def refuse_null(spec: GrammarSpec) -> None:
         )
 
 
-def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:
-    """The schema that a text states. RequestError if it is none that can be held to."""
+def _checked_schema(source: str, where: str, *, is_strict: bool) -> None:
+    """RequestError if a text states no schema that can be held to."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
@@ -153,38 +221,42 @@ def _checked_schema(source: str, where: str, *, is_strict: bool) -> object:
             f"structured_outputs.{where} is {source[:80]!r}, which is no JSON Schema. "
             "Give an object."
         )
+    if schema is False:
+        raise RequestError(
+            f"structured_outputs.{where} is false, a schema that no value satisfies. Change it."
+        )
     if is_too_deep(cast("object", schema)):
         raise RequestError(
             f"structured_outputs.{where} is nested too deeply. Move parts of it to $defs."
         )
+    endless = find_endless(cast("object", schema))
+    modernize(cast("object", schema))
     if is_strict and (place := find_unsupported(cast("object", schema))) is not None:
         raise RequestError(
             f"the JSON Schema has {place}, which cannot be held to while tokens are drawn. Leave "
             "it out, or set strict to false: then it is not checked."
         )
-    if (place := find_endless(cast("object", schema))) is not None:
+    if endless is not None:
         raise RequestError(
-            f"no finite value satisfies {place} of the JSON Schema, since it requires itself. "
+            f"no finite value satisfies {endless} of the JSON Schema, since it requires itself. "
             "Make a property on the way optional."
         )
-    return cast("object", schema)
 
 
-def _held_schema(spec: GrammarSpec, *, drops_refused: bool) -> str:
+def _held_schema(source: str, *, is_strict: bool, drops_refused: bool) -> object:
     """Without what cannot be held to, if that may be dropped, and without options of the library,
     which a schema may not change, and which the library refuses beside a boolean."""
-    schema = json.loads(spec.source)
-    if schema is True:
-        return "{}"
-    is_changed = not spec.is_strict
-    if not spec.is_strict:
-        without_unsupported(schema)
+    schema = json.loads(source)
+    if not isinstance(schema, dict):
+        return {} if schema is True else schema
+    held = cast("dict[str, Any]", schema)
+    if not is_strict:
+        without_unsupported(held)
         if drops_refused:
-            without_refused(schema)
-    if isinstance(schema, dict) and "x-guidance" in schema:
-        del cast("dict[str, Any]", schema)["x-guidance"]
-        is_changed = True
-    return json.dumps(schema, ensure_ascii=False) if is_changed else spec.source
+            without_refused(held)
+    held.pop("x-guidance", None)
+    rewrite(held)
+    return held
 
 
 def _of_schema(source: str, spec: GrammarSpec) -> str:
@@ -196,7 +268,6 @@ def _of_schema(source: str, spec: GrammarSpec) -> str:
                 "whitespace_pattern": whitespace or None,
                 "whitespace_flexible": bool(whitespace),
                 "lenient": not spec.is_strict,
-                "coerce_one_of": not spec.is_strict,
             },
         )
     except ValueError as error:
@@ -207,7 +278,7 @@ def _literal(text: str) -> str:
     return _REGEX_SIGNS.sub(lambda sign: "\\" + sign[0], text)
 
 
-def _tags(spec: GrammarSpec) -> list[tuple[str, str, object, str]]:
+def _tags(spec: GrammarSpec) -> list[tuple[str, str, str, str]]:
     """(trigger, begin, schema, end) of each tag, in the form that vLLM takes."""
     try:
         value = json.loads(spec.source)
@@ -218,7 +289,7 @@ def _tags(spec: GrammarSpec) -> list[tuple[str, str, object, str]]:
             'structured_outputs.structural_tag takes {"structures": [{"begin": …, "schema": …, '
             f'"end": …}}, …], "triggers": […]}}, but this is missing or no JSON: {error!s:.80}.'
         ) from error
-    found: list[tuple[str, str, object, str]] = []
+    found: list[tuple[str, str, str, str]] = []
     for begin, schema, end in tags:
         trigger = next((t for t in triggers if t and str(begin).startswith(str(t))), None)
         if trigger is None or not isinstance(end, str):
@@ -227,10 +298,8 @@ def _tags(spec: GrammarSpec) -> list[tuple[str, str, object, str]]:
                 "end is no text. Add a trigger."
             )
         text = json.dumps(schema, ensure_ascii=False)
-        checked = _checked_schema(text, "structural_tag", is_strict=spec.is_strict)
-        if not spec.is_strict:
-            without_unsupported(checked)
-        found.append((str(trigger), str(begin), checked, end))
+        _checked_schema(text, "structural_tag", is_strict=spec.is_strict)
+        found.append((str(trigger), str(begin), text, end))
     if not found:
         raise RequestError("structured_outputs.structural_tag has no structures. Give some.")
     return found
@@ -256,11 +325,9 @@ def _of_tags(spec: GrammarSpec, *, drops_refused: bool) -> str:
                 "whitespace_flexible": bool(whitespace),
                 "lenient": not spec.is_strict,
             }
-            held = schema
-            if drops_refused and not spec.is_strict:
-                without_refused(schema)
-            if isinstance(schema, dict):
-                held = {**cast("dict[str, Any]", schema), "x-guidance": options}
+            held = _held_schema(schema, is_strict=spec.is_strict, drops_refused=drops_refused)
+            if isinstance(held, dict):
+                held = {**cast("dict[str, Any]", held), "x-guidance": options}
             parts = [
                 _quoted(begin.removeprefix(trigger)),
                 f"json_{j}",

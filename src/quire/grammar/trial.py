@@ -204,7 +204,7 @@ def _judge(tokenizer: LLTokenizer, num_words: int, spec: GrammarSpec) -> Verdict
     except BaseException as error:  # noqa: BLE001  a panic of the library is a verdict too
         fault = f"{error}" or type(error).__name__
     if fault:
-        return Verdict(refusal=refusal(spec, fault))
+        return Verdict(refusal=_refusal(spec, fault))
     schemas = list(lenient_schemas(spec))
     if not schemas:
         return Verdict(text)
@@ -212,6 +212,13 @@ def _judge(tokenizer: LLTokenizer, num_words: int, spec: GrammarSpec) -> Verdict
         return _with_warnings(text, schemas, drops_refused=text != whole)
     except BaseException:  # noqa: BLE001  a grammar serves without its warnings
         return Verdict(text)
+
+
+def _refusal(spec: GrammarSpec, fault: str) -> str:
+    try:
+        return refusal(spec, fault)
+    except BaseException:  # noqa: BLE001  a panic of the library, which was asked once more
+        return f"the grammar cannot be used: {fault[:200]}"
 
 
 def _with_warnings(text: str, schemas: list[str], *, drops_refused: bool) -> Verdict:

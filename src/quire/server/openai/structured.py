@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
+from quire.dialect import Dialect, Tool
+from quire.dialect.argument_rules import left_out
 from quire.errors import RequestError
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.json_schema import all_unsupported
@@ -81,9 +83,12 @@ def dropped_keywords(
     found: list[str] = []
     if structured is not None and structured.json is not None and not structured.strict:
         found += _dropped(structured.json)
-    for tool in () if form is None else form.tools:
+    if form is None:
+        return found[:MAX_DROPPED]
+    for tool in form.tools:
         if not tool.is_strict:
             found += (f"{tool.name}: {place}" for place in _dropped(tool.parameters))
+            found += (f"{tool.name}: {place}" for place in _left_out(form.dialect, tool))
     return found[:MAX_DROPPED]
 
 
@@ -91,6 +96,13 @@ def _dropped(schema: object) -> list[str]:
     try:
         return all_unsupported(json.loads(schema) if isinstance(schema, str) else schema)
     except (ValueError, RecursionError):  # no JSON, or nested too deeply: the engine refuses it
+        return []
+
+
+def _left_out(dialect: Dialect, tool: Tool) -> list[str]:
+    try:
+        return left_out(dialect, tool)
+    except (RequestError, RecursionError, TypeError, ValueError):  # `AnswerForm.held` says so
         return []
 
 

@@ -1,30 +1,41 @@
-"""The subschemas of a JSON Schema, and the keywords that no grammar can hold to."""
+"""The keywords of a JSON Schema that no grammar can hold to."""
 
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
-from urllib.parse import unquote, urljoin
+from urllib.parse import urljoin
+
+from quire.protocol.json_schema.limits import (
+    BOUNDS,
+    COUNTS,
+    LimitError,
+    held_bounds,
+    held_counts,
+    is_costly,
+    is_held,
+)
+from quire.protocol.json_schema.name_cells import NameScopes
+from quire.protocol.json_schema.patterns import PatternError, whole_language
+from quire.protocol.json_schema.tree import (
+    COUNTED,
+    MAPS,
+    inner_schemas,
+    modernize,
+    resolved,
+    subschemas,
+)
+from quire.protocol.json_schema.types import are_disjoint, types_of
 
 __all__ = [
-    "LISTS",
-    "Node",
     "all_unsupported",
     "allow_others",
+    "as_any_of",
     "find_unsupported",
-    "resolved",
-    "subschemas",
     "without_unsupported",
 ]
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
-_ONE = (
-    "items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains",
-    "propertyNames", "unevaluatedItems", "unevaluatedProperties",
-)  # fmt: skip
 _REFUSED = (
     "not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains",
     "propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems",
@@ -34,26 +45,17 @@ _FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
-_COUNTS = frozenset(
-    ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-)
 _MAX_COUNT = 2**31 - 1
 """No text or list is longer, and the grammar library takes no larger numbers."""
 
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\(?:[1-9]|k<|[bB])")
-_LETTER_ESCAPE = re.compile(
-    r"\\(?:[dDsSwWnrtfvaAz]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]+\}|[pP](?:[A-Z]|\{[^{}]+\}))"
-)
-_MAX_REFERENCE_CHARS = 1_000
-"""A reference may be looked up thousands of times."""
 _MAX_NAME_CHARS = 250
 """Longer names are no relative ones. Each may be joined to thousands."""
 
+_MAX_OPTIONS = 100
+"""Most options of a `oneOf` that are compared with each other."""
+
 _BASE = "file:///"
 """Names are relative to this where the root has none."""
-
-Node = tuple[str, dict[str, Any]]
-"""A subschema and its path from the root, `$`."""
 
 
 def find_unsupported(schema: object) -> str | None:
@@ -68,29 +70,56 @@ def all_unsupported(schema: object) -> list[str]:
 
 
 def without_unsupported(schema: object) -> list[str]:
-    """Remove all that no grammar can hold to from a schema of one's own. Returns the paths."""
+    """Remove all that no grammar can hold to from a schema of one's own. Returns the paths. Where
+    the options of `oneOf` may overlap, `anyOf` takes its place."""
+    modernize(schema)
     placed = _placed(schema)
+    malformed = _without_malformed(schema, placed)
     found = list(_unsupported(placed))
     for _, holder, name in found:
-        del holder[name]
+        _remove(holder, name)
+    paths = [place for place, _, _ in found]
     cut = {id(holder) for _, holder, _ in found}
+    for path, node in subschemas("$", schema):
+        if id(node.get("patternProperties")) in cut:
+            paths += allow_others(path, node)
+        if is_costly(node.get("multipleOf")):
+            paths.append(f"{path}.multipleOf ({node.pop('multipleOf')} takes too long)")
+    return [*paths, *malformed]
+
+
+def _remove(holder: dict[str, Any] | list[Any], name: Any) -> None:
+    if isinstance(holder, list):  # of listed values, of which one is removed
+        holder[:] = [value for value in holder if value is not name]
+    elif name == "oneOf":
+        as_any_of(holder)
+    else:
+        del holder[name]
+
+
+def as_any_of(node: dict[str, Any]) -> None:
+    """Put `anyOf` in the place of `oneOf`."""
+    items = list(node.items())
+    node.clear()
+    for keyword, value in items:
+        if keyword != "oneOf":
+            node[keyword] = value
+        elif any(name == "anyOf" for name, _ in items):
+            node["allOf"] = [*node.get("allOf", dict(items).get("allOf", [])), {"anyOf": value}]
+        else:
+            node["anyOf"] = value
+
+
+def _without_malformed(schema: object, placed: list[_Placed]) -> list[str]:
+    """Remove keywords with values of a kind that they do not take. Returns the paths."""
     wholes = {each.base: each.whole for each in reversed(placed)}
     bases = {id(each.node): each.base for each in reversed(placed)}
     malformed: list[str] = []
     for path, node in subschemas("$", schema):
-        for keyword in _MAPS:
+        for keyword in MAPS:
             held = node.get(keyword)
             if isinstance(held, dict):
                 malformed += _open_malformed(f"{path}.{keyword}", cast("Any", held))
-        named = node.get("patternProperties")
-        if isinstance(named, dict):
-            names = cast("dict[str, Any]", named)
-            irregular = [key for key in names if not _is_regular(key)]
-            for key in irregular:
-                malformed.append(f"{path}.patternProperties ({key[:80]!r} is none)")
-                del names[key]
-            if irregular or id(names) in cut:
-                malformed += allow_others(path, node)
         wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
         malformed += [f"{path}.{key} ({str(node.pop(key))[:80]!r} is none)" for key in wrong]
         reference = str(node.get("$ref"))
@@ -98,9 +127,7 @@ def without_unsupported(schema: object) -> list[str]:
         whole = wholes.get(_joined(bases.get(id(node), _BASE), reference), {})
         if pointer.startswith("#/") and resolved(pointer, whole) is None:
             malformed.append(f"{path}.$ref ({node.pop('$ref')[:80]!r} leads nowhere)")
-        for keyword in _COUNTS & node.keys():
-            node[keyword] = int(node[keyword])  # the library takes no 1.0
-    return [*(place for place, _, _ in found), *malformed]
+    return malformed
 
 
 def allow_others(path: str, node: dict[str, Any]) -> list[str]:
@@ -133,9 +160,7 @@ def _is_well_formed(keyword: str, value: object) -> bool:
             return _all_are(value, *kinds) and (bool(value) or keyword == "required")
         case "items":
             return isinstance(value, dict | bool | list)
-        case "pattern":
-            return isinstance(value, str) and _is_regular(value)
-        case "$ref":
+        case "pattern" | "$ref":
             return isinstance(value, str)
         case "properties" | "patternProperties" | "$defs" | "definitions":
             return isinstance(value, dict)
@@ -145,7 +170,7 @@ def _is_well_formed(keyword: str, value: object) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool)
         case "multipleOf":
             return isinstance(value, int | float) and value > 0
-        case _ if keyword in _COUNTS:
+        case _ if keyword in COUNTED:
             return isinstance(value, int | float) and 0 <= value <= _MAX_COUNT and value % 1 == 0
         case _:
             return True
@@ -157,36 +182,99 @@ def _all_are(value: object, *kinds: type) -> bool:
     return all(isinstance(item, kinds) for item in items)
 
 
-def _unsupported(placed: list[_Placed]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The path of each such keyword, what holds it, and its name there."""
+_Fault = tuple[str, "dict[str, Any] | list[Any]", Any]
+"""The path of a keyword with what it says, what holds it, and its name or value there."""
+
+
+def _unsupported(placed: list[_Placed]) -> Iterator[_Fault]:
+    """Yield all that cannot be held to."""
     names = frozenset(each.base for each in placed)
-    for path, node, _, base in placed:
+    scopes: NameScopes | None = None
+    for path, node, whole, base in placed:
         for keyword in _REFUSED:
             if keyword in node:
                 yield f"{path}.{keyword}", node, keyword
-        pattern, form, reference = node.get("pattern"), node.get("format"), node.get("$ref")
-        if isinstance(pattern, str) and _looks_around(pattern):
-            yield f"{path}.pattern ({pattern[:80]!r} looks around or back)", node, "pattern"
+        form, reference = node.get("format"), node.get("$ref")
         if isinstance(form, str) and form not in _FORMATS:
             yield f"{path}.format ({form[:80]!r})", node, "format"
         if isinstance(reference, str) and _joined(base, reference) not in names:
             yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)", node, "$ref"
+        yield from _bad_patterns(path, node)
+        yield from _bad_numbers(path, node, whole)
+        if (pair := _overlapping(node, whole)) is not None:
+            why = f"options {pair[0]} and {pair[1]} may hold at once"
+            yield f"{path}.oneOf ({why}; anyOf takes such options)", node, "oneOf"
         named = node.get("patternProperties")
         if isinstance(named, dict):
-            patterns = cast("dict[str, Any]", named)
-            for key in [key for key in patterns if _looks_around(key)]:
-                place = f"{path}.patternProperties ({key[:80]!r} looks around or back)"
-                yield place, patterns, key
+            scopes = scopes or NameScopes([each.node for each in placed])
+            for key in scopes.at_fault(node):
+                if not _fault_of(key):
+                    why = "is too complex to be told apart from other names"
+                    place = f"{path}.patternProperties ({key[:80]!r} {why})"
+                    yield place, cast("dict[str, Any]", named), key
 
 
-def _looks_around(pattern: str) -> bool:
-    return _LOOKS_AROUND.search(pattern.replace("\\\\", "")) is not None
+def _bad_patterns(path: str, node: dict[str, Any]) -> Iterator[_Fault]:
+    pattern, named = node.get("pattern"), node.get("patternProperties")
+    if isinstance(pattern, str) and (why := _fault_of(pattern)):
+        yield f"{path}.pattern ({pattern[:80]!r} {why})", node, "pattern"
+    if isinstance(named, dict):
+        patterns = cast("dict[str, Any]", named)
+        for key in patterns:
+            if why := _fault_of(key):
+                yield f"{path}.patternProperties ({key[:80]!r} {why})", patterns, key
 
 
-def _is_regular(pattern: str) -> bool:
-    """Return False for escapes that regular expressions of the grammar library lack."""
-    plain = _LETTER_ESCAPE.sub("", pattern.replace("\\\\", ""))
-    return re.search(r"\\[a-zA-Z0-9]", plain) is None
+def _fault_of(pattern: str) -> str:
+    """Return why a pattern cannot be held to, "" if it can."""
+    try:
+        whole_language(pattern)
+    except PatternError as error:
+        return str(error)
+    return ""
+
+
+def _bad_numbers(path: str, node: dict[str, Any], whole: dict[str, Any]) -> Iterator[_Fault]:
+    rest = dict(node)
+    while BOUNDS & rest.keys():
+        try:
+            held_bounds(rest, types_of(node, whole))
+            break
+        except LimitError as error:
+            bound = rest.pop(error.keyword)
+            yield f"{path}.{error.keyword} ({bound} {error})", node, error.keyword
+    while COUNTS & rest.keys():
+        try:
+            held_counts(rest)
+            break
+        except LimitError as error:
+            yield f"{path}.{error.keyword} ({error})", node, error.keyword
+            del rest[error.keyword]
+    if not is_held(node.get("const")):
+        yield f"{path}.const (has a number beyond 18 digits)", node, "const"
+    values = node.get("enum")
+    if isinstance(values, list):
+        listed = cast("list[object]", values)
+        wrong = [value for value in listed if not is_held(value)]
+        for value in wrong:
+            place = f"{path}.enum ({str(value)[:80]} is beyond 18 digits)"
+            yield (place, listed, value) if len(wrong) < len(listed) else (place, node, "enum")
+            if len(wrong) == len(listed):
+                break
+
+
+def _overlapping(node: dict[str, Any], whole: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the places of two options of `oneOf` that may both hold."""
+    options = node.get("oneOf")
+    if not isinstance(options, list):
+        return None
+    rest = {keyword: value for keyword, value in node.items() if keyword != "oneOf"}
+    found = [{"allOf": [option, rest]} for option in cast("list[object]", options)]
+    for i, one in enumerate(found[:_MAX_OPTIONS]):
+        for j, other in enumerate(found[:_MAX_OPTIONS][:i]):
+            if not are_disjoint(other, one, whole):
+                return j, i
+    return (_MAX_OPTIONS - 1, _MAX_OPTIONS) if len(found) > _MAX_OPTIONS else None
 
 
 class _Placed(NamedTuple):
@@ -212,17 +300,6 @@ def _joined(base: str, reference: str) -> str:
         return name
 
 
-def subschemas(path: str, schema: object) -> Iterator[Node]:
-    """Every subschema, outer ones first."""
-    waiting: list[tuple[str, object]] = [(path, schema)]
-    while waiting:
-        path, schema = waiting.pop()
-        if isinstance(schema, dict):
-            node = cast("dict[str, Any]", schema)
-            yield path, node
-            waiting += reversed(_inner(path, node))
-
-
 def _placed(schema: object) -> list[_Placed]:
     """Return every subschema, as `subschemas` does."""
     found: list[_Placed] = []
@@ -237,38 +314,5 @@ def _placed(schema: object) -> list[_Placed]:
             whole, base = node, _joined(base, name)
         whole = node if whole is None else whole
         found.append(_Placed(path, node, whole, base))
-        waiting += [(path, each, whole, base) for path, each in reversed(_inner(path, node))]
+        waiting += [(path, each, whole, base) for path, each in reversed(inner_schemas(path, node))]
     return found
-
-
-def _inner(path: str, node: dict[str, Any]) -> list[tuple[str, object]]:
-    """Return what stands in the places of a schema where subschemas are, by path."""
-    inner: list[tuple[str, object]] = []
-    for keyword in _MAPS:
-        found = node.get(keyword)
-        if isinstance(found, dict):
-            named = cast("dict[str, object]", found)
-            inner += [(f"{path}.{keyword}.{name}", each) for name, each in named.items()]
-    for keyword in LISTS:
-        found = node.get(keyword)
-        if isinstance(found, list):
-            items = cast("list[object]", found)
-            inner += [(f"{path}.{keyword}[{i}]", each) for i, each in enumerate(items)]
-    return inner + [(f"{path}.{keyword}", node[keyword]) for keyword in _ONE if keyword in node]
-
-
-def resolved(reference: object, root: Mapping[str, Any]) -> object:
-    """Return the target of a JSON pointer within the schema; None if there is none, or the pointer
-    is too long."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    if len(reference) > _MAX_REFERENCE_CHARS:
-        return None
-    place: Any = root
-    for part in filter(None, unquote(reference[1:]).split("/")):
-        key = part.replace("~1", "/").replace("~0", "~")
-        try:
-            place = place[int(key) if isinstance(place, list) else key]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return None
-    return cast("object", place)

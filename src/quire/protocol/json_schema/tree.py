@@ -1,0 +1,126 @@
+"""The subschemas of a JSON Schema, and what its references lead to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+from urllib.parse import unquote
+
+__all__ = [
+    "COUNTED",
+    "LISTS",
+    "MAPS",
+    "Node",
+    "inner_schemas",
+    "modernize",
+    "resolved",
+    "subschemas",
+]
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
+_ONE = (
+    "items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains",
+    "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+COUNTED = frozenset(
+    ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+)
+_MAX_REFERENCE_CHARS = 1_000
+"""A reference may be looked up thousands of times."""
+
+Node = tuple[str, dict[str, Any]]
+"""A subschema and its path from the root, `$`."""
+
+
+def subschemas(path: str, schema: object) -> Iterator[Node]:
+    """Every subschema, outer ones first."""
+    waiting: list[tuple[str, object]] = [(path, schema)]
+    while waiting:
+        path, schema = waiting.pop()
+        if isinstance(schema, dict):
+            node = cast("dict[str, Any]", schema)
+            yield path, node
+            waiting += reversed(inner_schemas(path, node))
+
+
+def inner_schemas(path: str, node: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return what stands in the places of a schema where subschemas are, by path."""
+    inner: list[tuple[str, object]] = []
+    for keyword in MAPS:
+        found = node.get(keyword)
+        if isinstance(found, dict):
+            named = cast("dict[str, object]", found)
+            inner += [(f"{path}.{keyword}.{name}", each) for name, each in named.items()]
+    for keyword in LISTS:
+        found = node.get(keyword)
+        if isinstance(found, list):
+            items = cast("list[object]", found)
+            inner += [(f"{path}.{keyword}[{i}]", each) for i, each in enumerate(items)]
+    return inner + [(f"{path}.{keyword}", node[keyword]) for keyword in _ONE if keyword in node]
+
+
+def resolved(reference: object, root: Mapping[str, Any]) -> object:
+    """Return the target of a JSON pointer within the schema; None if there is none, or the pointer
+    is too long."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    if len(reference) > _MAX_REFERENCE_CHARS:
+        return None
+    place: Any = root
+    for part in filter(None, unquote(reference[1:]).split("/")):
+        key = part.replace("~1", "/").replace("~0", "~")
+        try:
+            place = place[int(key) if isinstance(place, list) else key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return cast("object", place)
+
+
+_OLD = re.compile(r"https?://json-schema\.org/draft-0[3467]/")
+KEPT = "x-quire-kept"
+_NOT_IGNORED = ("$ref", "definitions", "$defs")
+
+
+def modernize(schema: object) -> None:
+    """Change a schema of one's own to the words of draft 2020-12. `$schema` goes, so that a second
+    time changes nothing."""
+    if not isinstance(schema, dict):
+        return
+    root = cast("dict[str, Any]", schema)
+    is_old = _OLD.match(str(root.get("$schema"))) is not None
+    for _, node in list(subschemas("$", root)):
+        if is_old and isinstance(node.get("$ref"), str):
+            for keyword in [keyword for keyword in node if keyword not in _NOT_IGNORED]:
+                del node[keyword]
+        name = node.get("$id")
+        if isinstance(name, str) and name.startswith("#"):
+            node.setdefault("$anchor", node.pop("$id")[1:])
+        if "$dynamicAnchor" in node:
+            node.setdefault("$anchor", node.pop("$dynamicAnchor"))
+        for keyword in ("minimum", "maximum"):
+            exclusive = f"exclusive{keyword.capitalize()}"
+            if isinstance(node.get(exclusive), bool) and node.pop(exclusive) and keyword in node:
+                node[exclusive] = node.pop(keyword)
+        for keyword in COUNTED & node.keys():
+            number = node[keyword]
+            if isinstance(number, float) and number.is_integer():
+                node[keyword] = int(number)  # the grammar library takes no 1.0
+        node.pop("$schema", None)
+    _keep_targets(root)
+
+
+def _keep_targets(root: dict[str, Any]) -> None:
+    """Give targets of references that a rewriting may move a second place."""
+    for _, node in list(subschemas("$", root)):
+        reference = node.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            continue
+        if "/oneOf/" in reference or "/patternProperties/" in reference:
+            target = resolved(reference, root)
+            if isinstance(target, dict | bool):
+                kept = root.setdefault(KEPT, {})
+                name = str(len(kept))
+                kept[name] = target
+                node["$ref"] = f"#/{KEPT}/{name}"
