@@ -152,6 +152,17 @@ def test_choices_of_tools(
             both(client, script, "Warm." + END, tools=TOOLS, tool_choice=choice)
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_format_beside_a_call_that_must_come(
+    client: anthropic.Anthropic, script: Script, choice: Any
+) -> None:
+    """Fault: 400, though the format is about a text that does not come."""
+    form: Any = {"type": "json_schema", "schema": {"type": "object"}}
+    config: Any = {"format": form}
+    found = both(client, script, CALL + END, tools=TOOLS, tool_choice=choice, output_config=config)
+    assert [block.type for block in found.content] == ["tool_use"]
+
+
 def test_several_calls_unless_they_are_forbidden(
     client: anthropic.Anthropic, script: Script
 ) -> None:

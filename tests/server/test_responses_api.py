@@ -167,6 +167,20 @@ def test_choices_of_tools(client: openai.OpenAI, script: Script, choice: Any) ->
         both(client, script, "Warm." + END, tools=TOOLS, tool_choice=choice)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "Weather"}])
+def test_a_format_beside_a_call_that_must_come(
+    client: openai.OpenAI, script: Script, choice: Any
+) -> None:
+    """Fault: 400, though the format is about a text that does not come."""
+    form: Any = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    found = client.responses.create(
+        model=MODEL, input=ASKED, tools=TOOLS, tool_choice=choice, text={"format": form},
+        extra_body={"seed": script.tell(CALL + END)},
+    )  # fmt: skip
+    assert [item.type for item in found.output] == ["function_call"]
+    assert found.text is not None and found.text.to_dict()["format"]["name"] == "x"  # type: ignore[index]
+
+
 def test_a_custom_tool(client: openai.OpenAI, script: Script, server: RunningServer) -> None:
     """Its text is given as it is, and comes back as the function's one argument."""
     found = both(client, script, PATCH_CALL + END, tools=PATCH)

@@ -46,11 +46,14 @@ def completion_params(
 
 
 def chat_params(
-    body: ChatRequest, defaults: Mapping[str, object], limits: Limits
+    body: ChatRequest, defaults: Mapping[str, object], limits: Limits, *, must_call: bool = False
 ) -> SamplingParams:
-    """Return the parameters of a chat. Without max_tokens the answer may fill the context."""
+    """Return the parameters of a chat. Without max_tokens the answer may fill the context.
+    must_call: the answer is a call; a format, which is about its text, is checked and dropped."""
     _check_twice(body)
     given, defaults = _shared(body, limits), defaults_of(body, defaults)
+    if must_call:
+        given["structured_outputs"] = None
     given["logprobs"] = _chat_logprobs(body, limits)
     limit = limit_field(body)
     given["max_tokens"] = None if limit is None else getattr(body, limit)
