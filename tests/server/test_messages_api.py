@@ -388,6 +388,18 @@ def test_what_is_new_is_noted_and_refuses_nothing(
     assert ignored == ["metadata", "a_field_of_next_month", "web_search_20250305"]
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "web_search"}])
+def test_choices_of_hosted_tools_are_skipped(
+    client: anthropic.Anthropic, script: Script, choice: Any
+) -> None:
+    """Fault: 400 for a choice of a tool that the request has, and that is skipped."""
+    tools: Any = [{"type": "web_search_20250305", "name": "web_search"}]
+    if choice["type"] == "tool":
+        tools += TOOLS
+    found = both(client, script, "Warm." + END, tools=tools, tool_choice=choice)
+    assert found.stop_reason == "end_turn"
+
+
 def test_turns_of_one_side_are_one(client: anthropic.Anthropic, server: RunningServer) -> None:
     said = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
     client.messages.create(model=MODEL, messages=said, max_tokens=1)  # type: ignore[arg-type]

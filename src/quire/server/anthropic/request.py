@@ -34,10 +34,11 @@ def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel)
     """Return a request as a chat. RefusedError names the field at fault."""
     messages, removed_lines = chat_messages(body.system, body.messages)
     tools, skipped_tools = _tools(body.tools or [])
+    skipped_names = [tool.get("name") for tool in body.tools or () if _is_hosted(tool)]
     chat = ChatRequest(model=body.model, messages=messages, tools=tools or None)
     for name in ChatExtras.__struct_fields__:
         setattr(chat, name, getattr(body, name))
-    _take_choice(chat, body.tool_choice)
+    _take_choice(chat, body.tool_choice, skipped_names)
     _take_thinking(chat, body, model)
     if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
         chat.continue_final_message = True
@@ -53,9 +54,8 @@ def _tools(given: list[Fields]) -> tuple[list[Fields], list[str]]:
     tools: list[Fields] = []
     skipped: list[str] = []
     for index, tool in enumerate(given):
-        kind = tool.get("type")
-        if kind is not None and kind != "custom":
-            skipped.append(str(kind)[:80])
+        if _is_hosted(tool):
+            skipped.append(str(tool["type"])[:80])
             continue
         function = {
             "name": tool.get("name"),
@@ -70,13 +70,24 @@ def _tools(given: list[Fields]) -> tuple[list[Fields], list[str]]:
     return tools, skipped
 
 
-def _take_choice(chat: ChatRequest, given: Fields | None) -> None:
+def _is_hosted(tool: Fields) -> bool:
+    """Return True for a tool that only another service could run."""
+    return tool.get("type") not in (None, "custom")
+
+
+def _take_choice(chat: ChatRequest, given: Fields | None, skipped_names: list[object]) -> None:
+    """Set the choice. If only skipped tools could be called as it says, it is skipped with
+    them."""
     if given is None:
         return
     kind = given.get("type")
     if given.get("disable_parallel_tool_use") is True:
         chat.parallel_tool_calls = False
+    if kind == "any" and skipped_names and not chat.tools:
+        return
     if kind == "tool" and isinstance(given.get("name"), str):
+        if given["name"] in skipped_names:
+            return
         chat.tool_choice = {"type": "function", "function": {"name": given["name"]}}
     elif isinstance(kind, str) and kind in _CHOICES:
         if chat.tools or kind == "any":

@@ -8,7 +8,7 @@ from quire.server.requests.bodies import ChatExtras, ChatRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import Fields, fields_of, refused
 from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
-from quire.server.responses.conversation import chat_messages
+from quire.server.responses.conversation import CONFIGURATION_UPDATE, chat_messages
 from quire.server.responses.tools import GivenTools, chat_choice, given_tools
 
 __all__ = ["ENCRYPTED_REASONING", "ReadRequest", "read_request"]
@@ -51,8 +51,9 @@ def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields
     )
     for name in ChatExtras.__struct_fields__:
         setattr(chat, name, getattr(body, name))
-    _take_reasoning(chat, body.reasoning or {})
-    _take_format(chat, body.text or {})
+    reasoning, text = _configured(body, items)
+    _take_reasoning(chat, reasoning)
+    _take_format(chat, text)
     if body.truncation not in (None, "auto", "disabled"):
         raise refused("truncation", body.truncation, 'Use "auto" or "disabled".')
     if isinstance(body, ResponsesRequest):
@@ -71,6 +72,17 @@ def _check_absent(body: InputTokensRequest) -> None:
     ):
         if getattr(body, name) is not None:
             raise RefusedError(f"{name} is given. {instead}.", param=name)
+
+
+def _configured(body: InputTokensRequest, items: list[Fields]) -> tuple[Fields, Fields]:
+    """Return `reasoning` and `text` of a request, as the last items that update them leave them."""
+    settings = {"reasoning": body.reasoning or {}, "text": body.text or {}}
+    for index, item in enumerate(items):
+        if item.get("type") == CONFIGURATION_UPDATE:
+            for name in settings:
+                if item.get(name) is not None:
+                    settings[name] = fields_of(item[name], f"input[{index}].{name}")
+    return settings["reasoning"], settings["text"]
 
 
 def _take_reasoning(chat: ChatRequest, reasoning: Fields) -> None:
