@@ -69,13 +69,15 @@ def vectors_router(services: Services) -> APIRouter:
         return await score_list(job, _params(body), body.text_1, body.text_2, most)
 
     async def rerank(body: RerankRequest, job: VectorJob) -> object:
-        if body.top_n is not None and body.top_n < 1:
-            raise RefusedError(f"top_n is {body.top_n}. Send 1 or more.", param="top_n")
+        for name, value in (("top_n", body.top_n), ("max_tokens_per_doc", body.max_tokens_per_doc)):
+            if value is not None and value < 1:
+                raise RefusedError(f"{name} is {value}. Send 1 or more.", param=name)
         return await rerank_results(
             job,
             _params(body),
             body.query,
             document_texts(body.documents, most),
+            most_tokens=body.max_tokens_per_doc,
             top_n=body.top_n,
             shows_documents=body.return_documents is not False,
         )
