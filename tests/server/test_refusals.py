@@ -246,8 +246,9 @@ FIELDS = (
     "presence_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
     "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "top_logprobs", "prompt_logprobs",
     "echo", "stream", "stream_options", "truncate_prompt_tokens", "cache_salt", "request_id",
-    "chat_template_kwargs", "documents", "reasoning_effort", "tools", "response_format",
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "chat_template_kwargs", "documents", "reasoning_effort", "verbosity", "tools",
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar",
 )  # fmt: skip
 NUMBERS = st.sampled_from(
     [-1, 0, 1, 2, 2**31, 2**53, 2**63, -(2**63), 1e308, -0.0, 0.5, True, "1", None, "\x00", ""]

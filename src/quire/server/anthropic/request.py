@@ -14,7 +14,9 @@ from quire.server.requests.places import Fields, fields_of, refused
 __all__ = ["ReadRequest", "read_request"]
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_SAME_FIELDS = ("temperature", "top_p", "stream", "max_tokens")
+_SAME_FIELDS = ("temperature", "top_p", "stream")
+MAX_TOKENS = 2**31 - 1
+"""More than any context has: max_tokens is cut to the room there anyway."""
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Templates know three levels."""
 
@@ -45,6 +47,7 @@ def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel)
     if isinstance(body, MessagesRequest):
         for name in _SAME_FIELDS:
             setattr(chat, name, getattr(body, name))
+        chat.max_tokens = min(body.max_tokens, MAX_TOKENS)
         chat.stop = body.stop_sequences
     hides = (body.thinking or {}).get("display") == "omitted"
     return ReadRequest(chat, removed_lines, skipped_tools, hides)

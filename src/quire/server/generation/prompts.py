@@ -204,6 +204,8 @@ class PromptRenderer:
             documents = body.documents
             if body.reasoning_effort is not None:
                 variables = {**_effort_variables(body.reasoning_effort), **variables}
+            if body.verbosity is not None:
+                variables = {"verbosity": body.verbosity, **variables}
             if body.chat_template is not None:
                 template = renderer.request_template(body.chat_template)
         asked = body.add_generation_prompt

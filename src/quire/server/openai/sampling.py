@@ -78,11 +78,9 @@ def _check_twice(body: ChatRequest) -> None:
     variables = body.chat_template_kwargs or {}
     for name, other, value, stated in (
         ("max_completion_tokens", "max_tokens", body.max_completion_tokens, body.max_tokens),
-        (
-            "reasoning_effort",
-            "chat_template_kwargs.reasoning_effort",
-            body.reasoning_effort,
-            variables.get("reasoning_effort"),
+        *(
+            (name, f"chat_template_kwargs.{name}", getattr(body, name), variables.get(name))
+            for name in ("reasoning_effort", "verbosity")
         ),
     ):
         if value is not None and stated is not None and value != stated:
@@ -119,16 +117,11 @@ def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
 
 
 def _check_stream_options(body: GenerationRequest) -> None:
-    options = body.stream_options
-    if options is None:
-        return
-    fault = ""
-    if not body.stream:
-        fault = "is given, but stream is not true. Set stream"
-    elif options.include_usage is False and options.continuous_usage_stats:
-        fault = "has continuous_usage_stats, but include_usage is false. Set it"
-    if fault:
-        raise RefusedError(f"stream_options {fault}, or leave it out.", param="stream_options")
+    if body.stream_options is not None and not body.stream:
+        raise RefusedError(
+            "stream_options is given, but stream is not true. Set stream, or leave it out.",
+            param="stream_options",
+        )
 
 
 def _check_limits(body: GenerationRequest, limits: Limits) -> None:

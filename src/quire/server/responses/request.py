@@ -25,6 +25,7 @@ _EFFORTS = {
     "xhigh": "high", "max": "high",
 }  # fmt: skip
 """Templates know three levels, and none."""
+_VERBOSITIES = ("low", "medium", "high")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,11 @@ def _take_reasoning(chat: ChatRequest, reasoning: Fields) -> None:
 
 
 def _take_format(chat: ChatRequest, text: Fields) -> None:
+    """Set the format, and the verbosity."""
+    verbosity = text.get("verbosity")
+    if verbosity not in (None, *_VERBOSITIES):
+        raise refused("text.verbosity", verbosity, f"Use one of {', '.join(_VERBOSITIES)}.")
+    chat.verbosity = verbosity
     given = text.get("format")
     form = {"type": "text"} if given is None else fields_of(given, "text.format")
     if form.get("type") == "json_schema":

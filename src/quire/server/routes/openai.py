@@ -147,10 +147,15 @@ def _model_card(services: Services, request: Request, name: str) -> dict[str, An
     if MESSAGES_VERSION not in request.headers:
         return card
     created = datetime.fromtimestamp(ready.model.created, UTC)
+    most = card["max_model_len"]
+    unknown = ("capabilities", "deprecated_at", "line", "retires_at")
     return {
         **card,
         "type": "model",
         "display_name": name,
         "created_at": created.isoformat(),
         "lifecycle": "active",
+        "max_input_tokens": most,
+        "max_tokens": most,
+        **dict.fromkeys(unknown),
     }
