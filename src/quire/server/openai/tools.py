@@ -16,6 +16,8 @@ from quire.server.requests.errors import RefusedError
 
 __all__ = ["AskedTools", "answer_form", "asked_tools", "tools_text"]
 
+MAX_BUDGET = 2**31 - 1
+"""Tokens of thinking that no context has room for."""
 _FUNCTION = 'Send {"type": "function", "function": {"name": …, "parameters": …}}.'
 _CHOICE = (
     'Use "none", "auto", "required", {"type": "function", "function": {"name": …}} or '
@@ -188,7 +190,7 @@ def answer_form(asked: AskedTools, body: ChatRequest, model: ServedModel) -> Ans
         asked.tools,
         asked.choice,
         asked.parallel,
-        budget if budget is not None and budget >= 0 else None,
+        min(budget, MAX_BUDGET) if budget is not None and budget >= 0 else None,
         _num_calls(body.messages),
     )
 

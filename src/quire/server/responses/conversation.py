@@ -104,6 +104,10 @@ def _add_message(messages: list[Fields], item: Fields, place: str) -> None:
     if role not in _ROLES:
         raise refused(f"{place}.role", role, f"Send one of {', '.join(_ROLES)}.")
     content = item.get("content")
+    if role != "assistant" and content == []:
+        raise refused(
+            f"{place}.content", content, f"A message of the {role} needs some. {_CONTENT}"
+        )
     if role == "assistant":
         answer = _answer(messages, "tool_calls", "content")
         answer["content"] = "".join(_texts(content, f"{place}.content"))

@@ -174,6 +174,8 @@ def chat_choice(given: str | Fields | None, tools: GivenTools) -> str | Fields |
     """Return `tool_choice` in the form of a chat. Raises RefusedError for a malformed one. If only
     skipped tools could be called as it says, it is skipped with them: the choice is the model's."""
     if given is None or isinstance(given, str):
+        if given not in (None, "auto", "none", "required"):
+            raise refused("tool_choice", given, _CHOICE)
         is_idle = given in (None, "auto", "none") or (given == "required" and tools.skipped)
         return None if is_idle and not tools.functions else given
     kind = given.get("type")
