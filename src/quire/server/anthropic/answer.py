@@ -32,7 +32,7 @@ class CacheCreation(msgspec.Struct):
     ephemeral_5m_input_tokens: int = 0
 
 
-class OutputDetails(msgspec.Struct):
+class MessageOutputDetails(msgspec.Struct):
     thinking_tokens: int
 
 
@@ -44,7 +44,7 @@ class MessageUsage(msgspec.Struct):
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: MessageOutputDetails
     cache_creation_input_tokens: int = 0
     cache_creation: CacheCreation = msgspec.field(default_factory=CacheCreation)
     server_tool_use: None = None
@@ -183,7 +183,7 @@ def _event(event: dict[str, Any]) -> bytes:
 def _usage(generation: Generation) -> MessageUsage:
     num_prompt = len(generation.prompt.token_ids)
     num_cached = min(generation.num_cached_tokens, num_prompt)
-    details = OutputDetails(generation.num_reasoning_tokens or 0)
+    details = MessageOutputDetails(generation.num_reasoning_tokens or 0)
     return MessageUsage(num_prompt - num_cached, generation.num_tokens, num_cached, details)
 
 

@@ -36,7 +36,9 @@ def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel)
     """Return a request as a chat. RefusedError names the field at fault."""
     messages, removed_lines = chat_messages(body.system, body.messages)
     tools, skipped_tools = _tools(body.tools or [])
-    skipped_names = [tool.get("name") for tool in body.tools or () if _is_hosted(tool)]
+    skipped_names: list[object] = [
+        tool.get("name") for tool in body.tools or () if _is_hosted(tool)
+    ]
     chat = ChatRequest(model=body.model, messages=messages, tools=tools or None)
     for name in ChatExtras.__struct_fields__:
         setattr(chat, name, getattr(body, name))

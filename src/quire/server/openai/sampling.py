@@ -13,7 +13,7 @@ from quire.server.requests.bodies import ChatRequest, CompletionRequest, Generat
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
-__all__ = ["chat_params", "check_label", "completion_params", "limit_field"]
+__all__ = ["chat_params", "check_label", "check_priority", "completion_params", "limit_field"]
 
 _OWN_RULES = ("max_tokens", "structured_outputs", "truncate_prompt_tokens")
 """Fields that share a parameter's name but need conversion."""
@@ -126,13 +126,7 @@ def _check_stream_options(body: GenerationRequest) -> None:
 
 def _check_limits(body: GenerationRequest, limits: Limits) -> None:
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    highest = limits.max_priority
-    if body.priority is not None and abs(body.priority) > highest:
-        raise RefusedError(
-            f"priority is {body.priority}, but this server takes {-highest} to {highest} "
-            "(max_priority).",
-            param="priority",
-        )
+    check_priority(body.priority, limits)
     _check_at_most("n", body.n, "max_n", limits, lowest=1)
     _check_at_most("prompt_logprobs", body.prompt_logprobs, "max_logprobs", limits)
     _check_length("stop", stops, "max_stop", limits)
@@ -169,6 +163,17 @@ def _check_length(name: str, value: Sized | None, limit: str, limits: Limits) ->
             f"{name} has a length of {len(value)}, but this server takes at most {highest} "
             f"({limit}). Send less.",
             param=name.rpartition(" ")[2],
+        )
+
+
+def check_priority(priority: int | None, limits: Limits) -> None:
+    """Raise RefusedError for a priority that this server does not take."""
+    highest = limits.max_priority
+    if priority is not None and abs(priority) > highest:
+        raise RefusedError(
+            f"priority is {priority}, but this server takes {-highest} to {highest} "
+            "(max_priority). Send one of these.",
+            param="priority",
         )
 
 

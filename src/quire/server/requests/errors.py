@@ -200,9 +200,8 @@ def _with_own_names(reply: ErrorReply, path: str) -> ErrorReply:
             continue
         for old, new in names:
             reply.message = old.sub(new, reply.message)
-            reply.param = None if reply.param is None else old.sub(new, reply.param)
-        if reply.param is not None:
-            reply.param = reply.param.partition(".")[0]
+            if reply.param is not None:
+                reply.param = str(old.sub(new, reply.param)).partition(".")[0]
     return reply
 
 

@@ -13,7 +13,7 @@ from quire.server.http.body import BodyDecoder
 from quire.server.http.events import while_connected
 from quire.server.http.openapi import body_of
 from quire.server.openai.answer import encode
-from quire.server.openai.sampling import check_label
+from quire.server.openai.sampling import check_label, check_priority
 from quire.server.openai.vectors import (
     VectorJob,
     class_list,
@@ -107,6 +107,7 @@ def _add(
         body = await decoder.decode(await services.bodies.read(request))
         for name, text in (("cache_salt", body.cache_salt), ("request_id", body.request_id)):
             check_label(name, text, services.settings.limits)
+        check_priority(body.priority, services.settings.limits)
         with services.recorded(request, body) as timeline:
             job = services.vector_job(ready, request, body, timeline)
 
