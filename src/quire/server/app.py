@@ -77,7 +77,9 @@ def create_app(
             ticking.cancel()
             await services.close()
 
-    app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan)
+    # Its own pages load script and style from elsewhere.
+    no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
+    app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan, **no_pages)
     generating, others = _routers(services)
     routes: list[BaseRoute] = []
     for router in (*generating, *others):
