@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import Literal
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_call
@@ -23,9 +22,9 @@ from openai import OpenAI
 
 
 @tool
-def calculate(operation: Literal["add", "subtract", "multiply"], a: int, b: int) -> int:
-    """Do one operation on two integers."""
-    return {"add": a + b, "subtract": a - b, "multiply": a * b}[operation]
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers."""
+    return a * b
 
 
 @wrap_model_call
@@ -48,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     model = ChatOpenAI(
         model=name, base_url=options.url, api_key="none", temperature=0, max_tokens=128
     )
-    agent = create_agent(model, tools=[calculate], middleware=[call_first] if options.force else [])
+    agent = create_agent(model, tools=[multiply], middleware=[call_first] if options.force else [])
     given = {"messages": [{"role": "user", "content": options.question}]}
     for message in agent.invoke(given, {"recursion_limit": 12})["messages"]:
         for call in getattr(message, "tool_calls", ()):

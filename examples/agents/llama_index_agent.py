@@ -10,7 +10,6 @@ Small models seldom call a tool by themselves: `--force` asks for a call in the 
 import argparse
 import asyncio
 import sys
-from typing import Literal
 
 from llama_index.core.agent.workflow import FunctionAgent, ToolCallResult
 from llama_index.core.tools import FunctionTool
@@ -18,9 +17,9 @@ from llama_index.llms.openai_like import OpenAILike
 from openai import OpenAI
 
 
-def calculate(operation: Literal["add", "subtract", "multiply"], a: int, b: int) -> int:
-    """Do one operation on two integers."""
-    return {"add": a + b, "subtract": a - b, "multiply": a * b}[operation]
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers."""
+    return a * b
 
 
 async def ask(url: str, name: str, question: str, *, force: bool) -> None:
@@ -29,9 +28,9 @@ async def ask(url: str, name: str, question: str, *, force: bool) -> None:
         is_function_calling_model=True, temperature=0, max_tokens=128, context_window=2048,
     )  # fmt: skip
     agent = FunctionAgent(
-        tools=[FunctionTool.from_defaults(calculate)],
+        tools=[FunctionTool.from_defaults(multiply)],
         llm=model,
-        initial_tool_choice="calculate" if force else None,
+        initial_tool_choice="multiply" if force else None,
     )
     running = agent.run(question, max_iterations=6)
     async for event in running.stream_events():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from typing import Literal
 
 from agents import (
     Agent,
@@ -28,9 +27,9 @@ from openai import AsyncOpenAI
 
 
 @function_tool
-def calculate(operation: Literal["add", "subtract", "multiply"], a: int, b: int) -> int:
-    """Do one operation on two integers."""
-    return {"add": a + b, "subtract": a - b, "multiply": a * b}[operation]
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers."""
+    return a * b
 
 
 async def ask(url: str, question: str, *, force: bool) -> None:
@@ -45,7 +44,7 @@ async def ask(url: str, question: str, *, force: bool) -> None:
             instructions="Use the tools.",
             model=OpenAIChatCompletionsModel(name, client),
             model_settings=settings,
-            tools=[calculate],
+            tools=[multiply],
         )
         result = await Runner.run(agent, question, max_turns=6)
     for item in result.new_items:

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from quire.errors import quoted
 
@@ -27,12 +27,13 @@ class ForeignName:
 
     reason: why it is not needed, or what is missing. neutral: values, as text in lower case, that
     ask for what is so anyway; None: all values do. always: it cannot be turned off; what to do
-    instead, or empty.
+    instead, or empty. is_told: who gives it is told that it has no effect.
     """
 
     reason: str
     neutral: tuple[str, ...] | None = ()
     always: str | None = None
+    is_told: bool = False
 
     def asks_for_nothing(self, value: object) -> bool:
         """Return whether this value changes nothing here."""
@@ -45,6 +46,12 @@ class ForeignName:
         if isinstance(value, Sized) and not len(value):
             return True
         return str(value).lower() in self.neutral
+
+    def is_told_of(self, value: object) -> bool:
+        """Return whether who gives this value is to be told that it has no effect."""
+        if isinstance(value, Mapping):
+            value = any(cast("Mapping[str, object]", value).values())
+        return self.is_told and bool(value)
 
     def refusal(self, shown: str) -> str:
         """A sentence on `shown`, which names it and its value."""

@@ -62,6 +62,25 @@ def test_a_value_that_asks_for_what_is_so_anyway_is_taken(given: dict[str, objec
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
+        ("limit_mm_per_prompt", {"image": 4}, "models take text only"),
+        ("limit_mm_per_prompt", {"image": 0}, None),
+        ("enable_expert_parallel", True, "has whole experts anyway"),
+        ("enable_expert_parallel", False, None),
+        ("trust_remote_code", True, None),
+    ],
+)
+def test_a_value_that_may_be_missed_is_told(
+    caplog: pytest.LogCaptureFixture, name: str, value: object, words: str | None
+) -> None:
+    """Fault: a user who asks for images, or for experts on ranks of their own, hears nothing."""
+    assert EngineSettings.from_options({name: value}) == EngineSettings()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == (words is not None) and all(str(words) in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
         ("enable_chunked_prefill", False, "always computed in chunks; leave it out"),
         ("async_scheduling", False, "set depth to 1"),
         ("enable_prompt_adapter", True, "adapters are LoRA of language models"),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import openai
 import pytest
 
-from quire import LLM
+from quire import LLM, SamplingParams
 from quire.engine.model_front import ModelFront
 from tests.server.in_memory import RealClient
 from tests.server.running import MODEL, RunningServer, bundled_front, running_server
@@ -129,6 +131,55 @@ def test_tool_loop(example: ModuleType, capsys: pytest.CaptureFixture[str]):
             call, answer = capsys.readouterr().out.splitlines()
             assert call == 'multiply({"a": 123, "b": 45}) = 5535'
             assert answer == "The result is 5535."
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("openai_agent", "agents"),
+        ("langchain_agent", "langchain_openai"),
+        ("llama_index_agent", "llama_index.llms.openai_like"),
+    ],
+)
+def test_agents_answer_their_question(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Turns red when the question of an agent's first lines gets a wrong answer. The frameworks are
+    no dependency: install one to run it."""
+    pytest.importorskip(package)
+    monkeypatch.syspath_prepend(str(EXAMPLES / "agents"))
+    agent = importlib.import_module(name)
+    asked = re.search(rf'{name}.py (".*?".*)', agent.__doc__ or "")
+    assert asked is not None
+    with (
+        LLM(quiet=True, num_kv_blocks=512, max_model_len=512) as llm,
+        running_server(bundled_front(), client=RealClient(llm)) as found,
+    ):
+        agent.main([*shlex.split(asked[1]), "--url", f"{found.url}/v1"])
+    *_, answer = capsys.readouterr().out.splitlines()
+    assert answer.endswith("The result is 42.")
+
+
+def test_the_tool_of_agents_is_one_that_the_model_can_use():
+    """Turns red when the bundled model calls it wrongly, also where no framework is installed."""
+    questions = set[str]()
+    for path in (EXAMPLES / "agents").glob("*.py"):
+        text = path.read_text()
+        asked = re.search(rf'{path.name} "(.*?)"', text)
+        assert asked is not None and "def multiply(a: int, b: int) -> int:" in text
+        questions.add(asked[1])
+    number = {"type": "integer"}
+    parameters = {"type": "object", "properties": {"a": number, "b": number}}
+    tool: Any = {"name": "multiply", "description": "Multiply two integers."}
+    tool["parameters"] = {**parameters, "required": ["a", "b"]}
+    with LLM(quiet=True, num_kv_blocks=512, max_model_len=512) as llm:
+        for question in questions:
+            messages = [{"role": "user", "content": question}]
+            params = SamplingParams(temperature=0, max_tokens=64)
+            tools = [{"type": "function", "function": tool}]
+            answer = llm.chat(messages, params, tools=tools)[0].outputs[0].answer
+            (call,) = answer.tool_calls
+            assert json.loads(call.function.arguments) == {"a": 6, "b": 7}
 
 
 def test_every_example_is_listed_and_tested():

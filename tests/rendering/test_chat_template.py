@@ -68,6 +68,20 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("smollm", ["function"]), ("llama31_tools", ["ipython"]), ("glm", ["observation"])],
+)
+def test_roles_that_a_template_knows(name: str, known: list[str]) -> None:
+    """Fault: a template that writes any role opens a turn that the model never saw."""
+    source = (Path(__file__).parent / "templates" / f"{name}.jinja").read_text()
+    template = ChatTemplate(source, SPECIAL)
+    for role in ("system", "user", "assistant", "developer", "tool", *known):
+        template.check_roles([ASK, {"role": role, "content": "x"}])
+    with pytest.raises(RequestError, match="'martian'"):
+        template.check_roles([ASK, {"role": "martian", "content": "x"}])
+
+
 class FrozenClock(datetime.datetime):
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:

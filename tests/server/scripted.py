@@ -24,6 +24,7 @@ _RENAMED = {
 _TEMPLATE = """
 {%- if tools %}{{ '<|user|>Tools:' }}{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}
 {{- '<|end|>' }}{% endif %}
+{%- if verbosity is defined %}{{ '<|user|>Verbosity: ' + verbosity + '<|end|>' }}{% endif %}
 {%- for message in messages %}
 {{- '<|' + ('assistant' if message.role == 'assistant' else 'user') + '|>' }}
 {%- if message.role == 'tool' %}{{ 'result: ' }}{% endif %}

@@ -379,6 +379,16 @@ def test_bad_requests(kept: RunningServer, client: openai.OpenAI) -> None:
                 400,
                 "is empty",
             ),
+            *(
+                (
+                    http.post(
+                        "/v1/files", files={"file": b"x"}, data={"purpose": "batch", name: "1"}
+                    ),
+                    400,
+                    f"a field '{name}'",
+                )
+                for name in ("expires_after[seconds]", "prupose")
+            ),
             (
                 http.post("/v1/batches", json={"input_file_id": "x", "endpoint": ROUTE}),
                 404,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import httpx
@@ -63,11 +63,33 @@ def both(
     """The answer that the model is told to give, which a stream builds too."""
     asked: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 200, **given}
     whole = client.messages.create(**asked, extra_body={"seed": script.tell(text)})
+    check_complete(whole)
+    with client.messages.create(
+        **asked, stream=True, extra_body={"seed": script.tell(text)}
+    ) as events:
+        for event in events:
+            check_complete(event)
     with client.messages.stream(**asked, extra_body={"seed": script.tell(text)}) as stream:
         check_order([event.type for event in stream])
         streamed = stream.get_final_message()
     assert without_ids(streamed) == without_ids(whole)
     return whole
+
+
+OPTIONAL = {"toolset_name", "parsed_output"}
+"""Fields that answers of the API may lack; all others of its types it always gives, or null."""
+
+
+def check_complete(value: object, place: str = "") -> None:
+    """Every field of the official types is in what was received."""
+    if isinstance(value, list):
+        for index, each in enumerate(cast("list[object]", value)):
+            check_complete(each, f"{place}[{index}]")
+    elif isinstance(value, BaseModel):
+        names = type(value).model_fields.keys() - OPTIONAL
+        assert names <= value.model_fields_set, (place, names - value.model_fields_set)
+        for name in names:
+            check_complete(getattr(value, name), f"{place}.{name}")
 
 
 def check_order(kinds: list[str]) -> None:
@@ -107,6 +129,20 @@ def test_an_answer_that_is_cut(client: anthropic.Anthropic, script: Script) -> N
     )  # fmt: skip
     assert cut.stop_reason == "max_tokens"
     assert [block.type for block in cut.content] == ["tool_use"]
+
+
+@pytest.mark.parametrize("max_tokens", [32_000, 2**40])
+def test_more_tokens_than_the_context_has_are_cut_to_its_room(
+    client: anthropic.Anthropic, script: Script, max_tokens: int
+) -> None:
+    """Fault: 400 for what Claude Code asks of every model."""
+    assert both(client, script, "Warm." + END, max_tokens=max_tokens).stop_reason == "end_turn"
+    given = {"seed": script.tell("x" * 2000)}
+    found = client.messages.create(
+        model=MODEL, messages=ASKED, max_tokens=max_tokens, extra_body=given
+    )
+    assert found.stop_reason == "max_tokens"
+    assert found.usage.input_tokens + found.usage.output_tokens == 512
 
 
 def test_a_stop_sequence(client: anthropic.Anthropic, script: Script) -> None:
@@ -150,6 +186,17 @@ def test_choices_of_tools(
     if "Warm." not in texts:
         with pytest.raises(anthropic.APIError):  # the script finds that it is forbidden
             both(client, script, "Warm." + END, tools=TOOLS, tool_choice=choice)
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_format_beside_a_call_that_must_come(
+    client: anthropic.Anthropic, script: Script, choice: Any
+) -> None:
+    """Fault: 400, though the format is about a text that does not come."""
+    form: Any = {"type": "json_schema", "schema": {"type": "object"}}
+    config: Any = {"format": form}
+    found = both(client, script, CALL + END, tools=TOOLS, tool_choice=choice, output_config=config)
+    assert [block.type for block in found.content] == ["tool_use"]
 
 
 def test_several_calls_unless_they_are_forbidden(
@@ -377,6 +424,18 @@ def test_what_is_new_is_noted_and_refuses_nothing(
     assert ignored == ["metadata", "a_field_of_next_month", "web_search_20250305"]
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "web_search"}])
+def test_choices_of_hosted_tools_are_skipped(
+    client: anthropic.Anthropic, script: Script, choice: Any
+) -> None:
+    """Fault: 400 for a choice of a tool that the request has, and that is skipped."""
+    tools: Any = [{"type": "web_search_20250305", "name": "web_search"}]
+    if choice["type"] == "tool":
+        tools += TOOLS
+    found = both(client, script, "Warm." + END, tools=tools, tool_choice=choice)
+    assert found.stop_reason == "end_turn"
+
+
 def test_turns_of_one_side_are_one(client: anthropic.Anthropic, server: RunningServer) -> None:
     said = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
     client.messages.create(model=MODEL, messages=said, max_tokens=1)  # type: ignore[arg-type]
@@ -460,6 +519,8 @@ def test_keys_and_an_engine_that_starts() -> None:
 
 def test_models(client: anthropic.Anthropic, server: RunningServer) -> None:
     assert [model.id for model in client.models.list()] == [MODEL, "other-name"]
-    assert client.models.retrieve("other-name").lifecycle == "active"
+    found = client.models.retrieve("other-name")
+    check_complete(found)
+    assert found.lifecycle == "active" and found.max_input_tokens == 512
     plain = httpx.get(f"{server.url}/v1/models", timeout=WAIT_S).json()["data"][0]
     assert "lifecycle" not in plain

@@ -145,14 +145,6 @@ PAIRS = (
     Pair({"stop": "x", "detokenize": False}, ("stop", "detokenize"), ("LLM",)),
     Pair({"stream": True, "prompt_logprobs": 1}, ("stream", "prompt_logprobs"), (TEXT, CHAT)),
     Pair({"stream_options": {}}, ("stream_options", "stream is"), (TEXT, CHAT)),
-    Pair(
-        {
-            "stream": True,
-            "stream_options": {"include_usage": False, "continuous_usage_stats": True},
-        },
-        ("include_usage", "continuous_usage_stats"),
-        (TEXT, CHAT),
-    ),
     Pair({"top_logprobs": 2}, ("top_logprobs", "logprobs is"), (CHAT,)),
     Pair({"top_logprobs": 2, "logprobs": False}, ("top_logprobs", "logprobs is"), (CHAT,)),
     Pair({"max_tokens": 0, "echo": False}, ("max_tokens",), (TEXT,)),
@@ -182,6 +174,11 @@ PAIRS = (
     Pair(
         {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
         ("reasoning_effort", "chat_template_kwargs"),
+        (CHAT,),
+    ),
+    Pair(
+        {"verbosity": "low", "chat_template_kwargs": {"verbosity": "high"}},
+        ("verbosity", "chat_template_kwargs"),
         (CHAT,),
     ),
     Pair(

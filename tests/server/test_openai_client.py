@@ -154,6 +154,25 @@ def test_usage_of_a_stream(client: openai.OpenAI) -> None:
     in_each = chunks(include_usage=True, continuous_usage_stats=True)
     counts = [chunk.usage.completion_tokens for chunk in in_each]
     assert counts == sorted(counts) and counts[-1] == 5
+    off = chunks(include_usage=False, continuous_usage_stats=True)  # fault: guidellm got a 400
+    assert all(chunk.usage is None and chunk.choices for chunk in off)
+
+
+def test_answers_have_every_field_that_the_api_always_gives(client: openai.OpenAI) -> None:
+    """Of those that may be null; the client itself asks for the others. A message has annotations,
+    which readers of searches iterate."""
+    chat = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2)
+    text = client.completions.create(model=MODEL, prompt="hi", max_tokens=2)
+    response = client.responses.create(model=MODEL, input="hi", max_output_tokens=2)
+    for model, names in (
+        (chat.choices[0], {"logprobs"}),
+        (chat.choices[0].message, {"content", "refusal", "annotations"}),
+        (text.choices[0], {"logprobs"}),
+        (response, {"error", "incomplete_details", "instructions", "metadata"}),
+        (response, {"temperature", "top_p", "usage", "text", "reasoning"}),
+    ):
+        assert names <= model.model_fields_set, (type(model), names - model.model_fields_set)
+    assert chat.choices[0].message.annotations == []
 
 
 def test_models(client: openai.OpenAI) -> None:

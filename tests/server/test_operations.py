@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from tests.server.in_memory import InMemoryClient
 from tests.server.running import MODEL, RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
-UNDESCRIBED = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
+UNDESCRIBED = ("/openapi.json", "/docs")
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "ignore_eos": True}
 
 DASHBOARD_NAMES = [
@@ -276,7 +277,6 @@ def test_schema_names_every_route_and_field(http: httpx.Client) -> None:
     for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize"):
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         assert content["schema"]["$ref"].rpartition("/")[2] in schemas
-    assert http.get("/docs").status_code == 200
 
 
 def test_schema_tells_every_status_and_its_form(http: httpx.Client) -> None:
@@ -370,6 +370,108 @@ def test_bounds_of_the_schema_are_those_of_the_server(name: str, http: httpx.Cli
             if is_taken and "does not look at priorities" in reply.text:
                 continue  # it depends on the engine
             assert at_fault != is_taken, reply.text
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/messages": {
+        "model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]
+    },
+    "/v1/embeddings": {"input": "hi"},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/rerank": {"query": "a", "documents": ["b"]},
+    "/detokenize": {"tokens": [5]},
+    "/inference/v1/generate": {"token_ids": [5]},
+}  # fmt: skip
+
+
+def beyond(schema: dict[str, Any]) -> Iterator[Any]:
+    """Values that each bound of a field forbids, and no other."""
+    for each in schema.get("anyOf", [schema]):
+        step = 1 if each.get("type") == "integer" else 1e-3
+        item: Any = 5 if "integer" in str(each.get("items")) else "x"
+        for name, bound in each.items():
+            match name:
+                case "minimum":
+                    yield bound - step
+                case "maximum" | "exclusiveMinimum":
+                    yield bound + step if name == "maximum" else bound
+                case "minLength" | "maxLength":
+                    yield "x" * (bound + 1) if name == "maxLength" else ""
+                case "minItems" | "maxItems":
+                    yield [item] * (bound + 1) if name == "maxItems" else []
+                case "pattern" | "enum":
+                    yield "ä"
+                case "maxProperties":
+                    yield dict.fromkeys(map(str, range(bound + 1)), 1)
+                case "items" | "additionalProperties" if isinstance(bound, dict):
+                    for value in beyond(bound):
+                        yield [value] if name == "items" else {"5": value}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_bound_of_the_schema_is_held(http: httpx.Client, path: str) -> None:
+    """Fault: a client that goes by the schema is refused, or one that breaks it is served."""
+    document = http.get("/openapi.json").json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    name = content["schema"]["$ref"].rpartition("/")[2]
+    fields = document["components"]["schemas"][name]["properties"]
+    tried = set[str]()
+    for field, schema in fields.items():
+        for value in beyond(schema):
+            tried.add(field)
+            reply = http.post(path, json={**BODIES[path], field: value})
+            shown = (field, str(value)[:60], reply.text)
+            assert reply.status_code == 400, shown
+            assert field in reply.text, shown
+    assert tried >= HELD & fields.keys(), HELD & fields.keys() - tried
+
+
+HELD = {
+    "seed", "session_id", "cache_salt", "request_id", "best_of", "stop", "stop_sequences", "tokens",
+    "bad_words", "logit_bias", "stop_token_ids", "max_output_tokens", "dimensions", "top_n",
+    "max_tokens_per_doc", "truncation", "chat_template", "text_1", "text_2", "token_ids",
+    "priority",
+}  # fmt: skip
+"""Fields that need a bound wherever they are."""
+
+
+def test_the_schema_refers_to_what_is_there(http: httpx.Client) -> None:
+    text = http.get("/openapi.json").text
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', text))
+    assert names <= json.loads(text)["components"]["schemas"].keys()
+    assert all(name.isidentifier() for name in names)
+
+
+def test_the_page_of_routes_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
+    """Fault: without a network it stays empty, and with one a stranger's script gets the key."""
+    page = http.get("/docs")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    loads = re.findall(r"""(?:src|href|url|import|action)\s*[=(]\s*["'](.*?)["']""", page.text)
+    assert loads == ["openapi.json"] and "//" not in re.sub(r"\\/", "", page.text)
+    assert "innerHTML" not in page.text, "texts of the schema are texts"
+    assert http.get("/redoc").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/responses/compact", "POST"),
+        ("/v1/responses/input_tokens", "POST"),
+        ("/v1/responses/resp_1", "DELETE, GET, HEAD"),
+        ("/health", "GET, HEAD"),
+    ],
+)
+def test_methods_that_a_path_has(http: httpx.Client, path: str, methods: str) -> None:
+    """Fault: a route of its own shows the methods of ids in its place."""
+    for method in {"GET", "DELETE", "PUT"} - set(methods.split(", ")):
+        reply = http.request(method, path)
+        assert (reply.status_code, reply.headers["allow"]) == (405, methods), method
 
 
 def test_tokenizer_routes(http: httpx.Client, front: ModelFront) -> None:

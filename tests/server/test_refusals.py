@@ -131,6 +131,114 @@ def test_names_what_is_wrong(
     assert len(reply.content) <= 2048
 
 
+RESPONSES, TOKENS = "/v1/responses", "/inference/v1/generate"
+ANTHROPIC = "/v1/messages"
+BODIES: dict[str, dict[str, Any]] = {
+    RESPONSES: {"input": "hi", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    ANTHROPIC: {"model": "bundled", "messages": MESSAGES, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"model": "bundled", "messages": MESSAGES},
+    TOKENS: {"token_ids": [5, 6]},
+    "/v1/embeddings": {"input": "hi"},
+}
+NOT_HELD = {"type": "object", "properties": {"a": {"not": {}}}}
+LONG = "x " * 900
+
+
+def asked_format(**form: Any) -> dict[str, Any]:
+    return {"text": {"format": {"type": "json_schema", "name": "x", **form}}}
+
+
+def schema_tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "name": "f", **fields}]}
+
+
+def messages_tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"name": "f", **fields}]}
+
+
+OWN_NAMES: list[tuple[str, dict[str, Any], str, str | None]] = [
+    (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens is 0", "max_output_tokens"),
+    (RESPONSES, {"max_output_tokens": 999}, "(max_output_tokens)", "max_output_tokens"),
+    (RESPONSES, {"input": []}, "input is empty", "input"),
+    (RESPONSES, {"input": [{"role": "user", "content": []}]}, "input[0].content is []", "input"),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 300}]},
+        "a message of input: content has 300 parts",
+        "input",
+    ),
+    (
+        RESPONSES,
+        {"tool_choice": "any"},
+        'tool_choice is \'any\'. Use "none", "auto"',
+        "tool_choice",
+    ),
+    (RESPONSES, asked_format(), "text.format has no schema", "text"),
+    (RESPONSES, asked_format(schema={}, strict=5), "text.format.strict is a switch", "text"),
+    (RESPONSES, asked_format(schema=NOT_HELD, strict=True), "$.properties.a.not", "text"),
+    (RESPONSES, schema_tool(strict=5), "tools[0].strict is '5'", "tools"),
+    (RESPONSES, schema_tool(description=5), "tools[0].description is '5'", "tools"),
+    (RESPONSES, schema_tool(parameters=[]), "tools[0].parameters is '[]'", "tools"),
+    (RESPONSES, schema_tool(parameters=NOT_HELD, strict=True), "tools[0].parameters: ", "tools"),
+    (
+        RESPONSES,
+        {
+            "reasoning": {"effort": "low"},
+            "chat_template_kwargs": {"reasoning_effort": "max_tokens"},
+        },
+        "reasoning.effort is 'low', but chat_template_kwargs.reasoning_effort is 'max_tokens'",
+        "reasoning",
+    ),
+    (RESPONSES, {"input": LONG}, "of the completion (max_output_tokens)", None),
+    ("/v1/responses/input_tokens", {"input": []}, "input is empty", "input"),
+    (ANTHROPIC, {"stop_sequences": [""]}, "stop_sequences has ''", None),
+    (ANTHROPIC, {"stop_sequences": ["x" * 999]}, "a string of stop_sequences has", None),
+    (ANTHROPIC, messages_tool(input_schema=[]), "tools[0].input_schema is '[]'", None),
+    (ANTHROPIC, messages_tool(description=5), "tools[0].description is '5'", None),
+    (
+        ANTHROPIC,
+        messages_tool(input_schema=NOT_HELD, strict=True),
+        "tools[0].input_schema: ",
+        None,
+    ),
+    (TOKENS, {"token_ids": []}, "The prompt has no tokens", "token_ids"),
+    (
+        TOKENS,
+        {"sampling_params": {"temperature": -1}},
+        "sampling_params.temperature is -1",
+        "sampling_params",
+    ),
+    (
+        TOKENS,
+        {"sampling_params": {"max_tokens": 999}},
+        "(sampling_params.max_tokens)",
+        "sampling_params",
+    ),
+    ("/v1/embeddings", {"input": LONG * 200}, "max_prompt_chars", "input"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "words", "param"),
+    OWN_NAMES,
+    ids=lambda value: str(value)[:50],
+)
+def test_names_the_fields_of_the_route(
+    http: httpx.Client, path: str, body: dict[str, Any], words: str, param: str | None, stream: bool
+) -> None:
+    """Fault: an error names a field of the chat that the request became."""
+    asked = {**BODIES[path], **body}
+    if stream and path in (RESPONSES, ANTHROPIC, TOKENS):
+        asked["stream"] = True
+    reply = http.post(path, json=asked)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert words in error["message"], error["message"]
+    assert error.get("param") == param
+
+
 PARAMS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"temperature": -0.1}, "temperature"),
     (CHAT, {"n": 0}, "n"),
@@ -246,9 +354,9 @@ FIELDS = (
     "presence_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
     "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "top_logprobs", "prompt_logprobs",
     "echo", "stream", "stream_options", "truncate_prompt_tokens", "cache_salt", "request_id",
-    "chat_template_kwargs", "documents", "reasoning_effort", "tools", "response_format",
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "repetition_detection",
+    "chat_template_kwargs", "documents", "reasoning_effort", "verbosity", "tools",
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "repetition_detection",
 )  # fmt: skip
 NUMBERS = st.sampled_from(
     [-1, 0, 1, 2, 2**31, 2**53, 2**63, -(2**63), 1e308, -0.0, 0.5, True, "1", None, "\x00", ""]

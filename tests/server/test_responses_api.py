@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import openai
 import pytest
+from openai.types.responses import (
+    ToolChoiceApplyPatch,
+    ToolChoiceMcp,
+    ToolChoiceShell,
+    ToolChoiceTypes,
+)
+from openai.types.responses.response_input_item import ResponseInputItem
 from pydantic import BaseModel
 
 from quire.dialect import CallArguments, CallStart, Reasoning, Text, answer_grammar
@@ -167,6 +174,20 @@ def test_choices_of_tools(client: openai.OpenAI, script: Script, choice: Any) ->
         both(client, script, "Warm." + END, tools=TOOLS, tool_choice=choice)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "Weather"}])
+def test_a_format_beside_a_call_that_must_come(
+    client: openai.OpenAI, script: Script, choice: Any
+) -> None:
+    """Fault: 400, though the format is about a text that does not come."""
+    form: Any = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    found = client.responses.create(
+        model=MODEL, input=ASKED, tools=TOOLS, tool_choice=choice, text={"format": form},
+        extra_body={"seed": script.tell(CALL + END)},
+    )  # fmt: skip
+    assert [item.type for item in found.output] == ["function_call"]
+    assert found.text is not None and found.text.to_dict()["format"]["name"] == "x"  # type: ignore[index]
+
+
 def test_a_custom_tool(client: openai.OpenAI, script: Script, server: RunningServer) -> None:
     """Its text is given as it is, and comes back as the function's one argument."""
     found = both(client, script, PATCH_CALL + END, tools=PATCH)
@@ -198,6 +219,79 @@ def test_what_agents_send_is_no_fault(client: openai.OpenAI, server: RunningServ
     assert timeline["ignored"] == ignored
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(reply.json()["id"])
+
+
+def test_items_of_every_kind_are_read_or_skipped(client: openai.OpenAI) -> None:
+    """Fault: the official types know an item that the server refuses, and agents with a history of
+    hosted tools are stuck. What has a text for the model is tested on its own."""
+    said = {"role": "user", "content": ASKED}
+    kinds = {kind for each in get_args(get_args(ResponseInputItem)[0]) for kind in _types(each)}
+    own = {"message", "reasoning", "function_call", "function_call_output", "item_reference"}
+    own |= {"custom_tool_call", "custom_tool_call_output"}
+    assert len(kinds - own) > 20
+    items: Any = [said, *({"type": kind, "id": f"x_{kind}"} for kind in sorted(kinds - own))]
+    found = client.responses.create(model=MODEL, input=items, max_output_tokens=1)
+    bare = client.responses.create(model=MODEL, input=[said], max_output_tokens=1)  # type: ignore[list-item]
+    assert found.usage is not None and bare.usage is not None
+    assert found.usage.input_tokens == bare.usage.input_tokens
+
+
+def _types(model: Any) -> list[str]:
+    return [kind for kind in get_args(model.model_fields["type"].annotation) if type(kind) is str]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        *(
+            {"type": kind, "server_label": "x"}
+            for each in (ToolChoiceTypes, ToolChoiceMcp, ToolChoiceShell, ToolChoiceApplyPatch)
+            for kind in _types(each)
+        ),
+        {"type": "programmatic_tool_calling"},
+        "required",
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]},
+    ],
+    ids=str,
+)
+def test_choices_of_hosted_tools_are_skipped(
+    client: openai.OpenAI, script: Script, choice: Any
+) -> None:
+    """Fault: 400 for a choice of a tool that the request may have, and that is skipped."""
+    hosted: Any = [{"type": "web_search"}]
+    asked: dict[str, Any] = {"model": MODEL, "input": ASKED, "tool_choice": choice}
+    seed = {"seed": script.tell("Warm." + END)}
+    assert client.responses.create(**asked, tools=hosted, extra_body=seed).output_text == "Warm."
+    if choice != "required":
+        both_kinds = [*hosted, *TOOLS]
+        seed = {"seed": script.tell("Warm." + END)}
+        found = client.responses.create(**asked, tools=both_kinds, extra_body=seed)
+        assert found.output_text == "Warm."
+
+
+@pytest.mark.parametrize("choice", [{"type": []}, {"type": "odd"}, {"type": None}])
+def test_other_choices_are_refused(client: openai.OpenAI, choice: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_choice is"):
+        client.responses.create(model=MODEL, input=ASKED, tools=TOOLS, tool_choice=choice)
+
+
+def test_items_change_the_configuration(client: openai.OpenAI, script: Script) -> None:
+    """Fault: an item that asks for a format is skipped, and the answer is free text."""
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "x", "schema": schema}
+    update = {"type": "configuration_update", "text": {"format": form}}
+    items: Any = [update, {"role": "user", "content": ASKED}]
+    asked: dict[str, Any] = {"model": MODEL, "reasoning": {"effort": "none"}}
+    seed = script.tell('{"a": true}' + END)
+    found = client.responses.create(**asked, input=items, extra_body={"seed": seed})
+    assert found.output_text == '{"a": true}'
+    with pytest.raises(openai.APIError):  # the script finds that it is forbidden
+        seed = script.tell("Warm." + END)
+        client.responses.create(**asked, input=items, extra_body={"seed": seed})
+    items.append({"type": "configuration_update", "text": {"format": {"type": "text"}}})
+    seed = script.tell("Warm." + END)
+    found = client.responses.create(**asked, input=items, extra_body={"seed": seed})
+    assert found.output_text == "Warm."
 
 
 def test_calls_of_a_namespace_name_it(client: openai.OpenAI, script: Script) -> None:

@@ -339,6 +339,42 @@ def test_a_format_beside_tools_means_calls_or_that(
     assert http.post(CHAT, json={**body, "seed": script.tell("So" + END)}).status_code == 500
 
 
+WEATHER_NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tool_choice": "required", "response_format": {"type": "json_object"}},
+        {
+            "tool_choice": WEATHER_NAMED,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "strict": True, "schema": {"uniqueItems": True}},
+            },
+        },
+        {"tool_choice": "required", "guided_regex": "a+"},
+        {"tool_choice": WEATHER_NAMED, "structured_outputs": {"choice": ["yes", "no"]}},
+        {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [WEATHER_NAMED]},
+            },
+            "response_format": {"type": "json_object"},
+        },
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_format_beside_a_call_that_must_come_is_about_no_text(
+    http: httpx.Client, script: Script, form: Form, given: dict[str, Any]
+) -> None:
+    """Fault: instructor sends both always, and got a 400."""
+    found = both(http, script, form.call + END, **given)
+    assert [call["name"] for call in found["calls"]] == ["get_weather"]
+    body = {"messages": MESSAGES, "tools": TOOLS, **given, "seed": script.tell('{"a": 1}' + END)}
+    assert http.post(CHAT, json=body).status_code == 500, "the call must come"
+
+
 def test_tools_stand_in_the_prompt_and_are_counted(http: httpx.Client, script: Script) -> None:
     body = {"messages": MESSAGES, "tools": TOOLS}
     answer = http.post(CHAT, json={**body, "seed": script.tell("No." + END)}).json()
@@ -372,7 +408,6 @@ def named(name: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-JSON_OBJECT = {"type": "json_object"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function"}]}, "tools", "tools[0].function is missing"),
     ({"tools": [{"type": "custom", "custom": {}}]}, "tools", "tools[0].type is 'custom'"),
@@ -408,8 +443,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         "mode is 'x'",
     ),
-    ({"tool_choice": "required", "response_format": JSON_OBJECT}, "response_format", "leaves no"),
-    ({"tool_choice": named("f"), "tools": [tool()], "guided_regex": "a"}, "guided_regex", "leaves"),
+    (
+        {"tool_choice": "required", "response_format": {"type": "xml"}},
+        "response_format",
+        "response_format.type is 'xml'",
+    ),
     ({"functions": [{"name": "f"}]}, "functions", "the older form of tools"),
     ({"function_call": {"name": "f"}}, "function_call", "the older form of tool_choice"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected bool"),

@@ -138,6 +138,22 @@ def test_documents_are_ordered(http: httpx.Client, route: str) -> None:
     assert [set(each) for each in best["results"]] == [{"index", "relevance_score"}]
 
 
+def test_documents_are_cut(http: httpx.Client) -> None:
+    """Turns red when max_tokens_per_doc has no effect, cuts the query too, or changes what is
+    shown."""
+    text, given = TEXTS[2], {"query": TEXTS[2], "return_documents": False}
+    asked = {"prompt": text, "add_special_tokens": False}
+    tokens = http.post("/tokenize", json=asked).json()["tokens"]
+    start = http.post("/detokenize", json={"tokens": tokens[:3]}).json()["prompt"]
+    assert len(tokens) > 3 and text.startswith(start)
+    cut = post(http, "/v2/rerank", **given, documents=[text], max_tokens_per_doc=3)
+    assert cut["results"] == post(http, "/v2/rerank", **given, documents=[start])["results"]
+    shown = post(http, "/rerank", query="a", documents=["Ä" * 9, text], max_tokens_per_doc=1)
+    assert {each["document"]["text"] for each in shown["results"]} == {"Ä" * 9, text}
+    whole = post(http, "/rerank", **given, documents=[text], max_tokens_per_doc=len(tokens))
+    assert whole["results"] == post(http, "/rerank", **given, documents=[text])["results"]
+
+
 @pytest.mark.parametrize(
     ("route", "body", "words"),
     [
@@ -157,6 +173,11 @@ def test_documents_are_ordered(http: httpx.Client, route: str) -> None:
         ("/rerank", {"query": "a", "documents": []}, "documents has 0"),
         ("/rerank", {"query": "a", "documents": [{"title": "x"}]}, "documents[0].text is missing"),
         ("/rerank", {"query": "a", "documents": ["x"], "top_n": 0}, "top_n is 0"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["x"], "max_tokens_per_doc": 0},
+            "max_tokens_per_doc is 0",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )

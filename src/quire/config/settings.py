@@ -542,4 +542,5 @@ def _pass_over(name: str, value: object, known: Mapping[str, object]) -> None:
         raise ConfigError(f"There is no setting {name} (given as {value!r}). {advice}")
     if not foreign.asks_for_nothing(value):
         raise ConfigError(foreign.refusal(f"Setting {shown(name, value)}"))
-    _log.info("%s is not needed: %s", shown(name, value), foreign.reason)
+    level = logging.WARNING if foreign.is_told_of(value) else logging.INFO
+    _log.log(level, "%s is not needed: %s", shown(name, value), foreign.reason)

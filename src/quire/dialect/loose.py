@@ -20,9 +20,9 @@ from quire.dialect.arguments import (
     typed,
 )
 from quire.dialect.reading import CutError, GrowingText, Reading
-from quire.dialect.schema_types import listed
 from quire.dialect.spec import ArgumentStyle, Dialect, ParameterSyntax
 from quire.dialect.tools import NAME_CHARACTERS, Tool
+from quire.protocol.json_schema.types import listed
 
 __all__ = [
     "FUNCTION",

@@ -50,7 +50,10 @@ def _check_message(place: str, message: object, text_only: bool) -> None:
     role = fields.get("role", _MISSING)
     if not isinstance(role, str) or not role:
         _refuse(f"{place}.role", role, 'Send a string such as "user".')
-    _check_content(f"{place}.content", fields.get("content", _MISSING), role, text_only)
+    content = fields.get("content", _MISSING)
+    _check_content(f"{place}.content", content, role, text_only)
+    if role == "tool" and (content is None or content is _MISSING):
+        _refuse(f"{place}.content", content, "Send what the tool gave; it may be an empty text.")
     for name in _STRING_FIELDS:
         if name in fields:
             _check_string(f"{place}.{name}", fields[name], _STRING_OR_NOTHING)

@@ -249,6 +249,8 @@ class Renderer:
                 "This model has no chat template, so messages cannot be turned into a prompt. "
                 "Use completions, or start with --chat-template FILE."
             )
+        if isinstance(template, ChatTemplate):
+            template.check_roles(messages)
         variables = dict(chat_template_kwargs or {})
         template.check_kwargs(variables)
         given = {

@@ -79,7 +79,9 @@ def create_app(
             ticking.cancel()
             await services.close()
 
-    app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan)
+    # Its own pages load script and style from elsewhere.
+    no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
+    app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan, **no_pages)
     generating, others = _routers(services)
     control = control_router(services)
     if settings.enable_engine_control:
@@ -179,11 +181,17 @@ async def _reply(
 
 
 def _methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """Return the methods that the path of `scope` has."""
+    """Return the methods that the path of `scope` has. A path of its own, such as
+    /v1/responses/compact, is no id of another route's."""
     found: set[str] = set()
-    for route in routes:
-        if isinstance(route, APIRoute) and route.matches(scope)[0] is not Match.NONE:
-            found |= route.methods or set()
+    matching = [
+        route
+        for route in routes
+        if isinstance(route, APIRoute) and route.matches(scope)[0] is not Match.NONE
+    ]
+    own = [route for route in matching if not route.param_convertors]
+    for route in own or matching:
+        found |= route.methods or set()
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
 

@@ -10,9 +10,14 @@ __all__ = ["FOREIGN_SETTINGS"]
 
 
 def _names(
-    words: str, reason: str, neutral: tuple[str, ...] | None = (), always: str | None = None
+    words: str,
+    reason: str,
+    neutral: tuple[str, ...] | None = (),
+    always: str | None = None,
+    *,
+    is_told: bool = False,
 ) -> dict[str, ForeignName]:
-    return dict.fromkeys(words.split(), ForeignName(reason, neutral, always))
+    return dict.fromkeys(words.split(), ForeignName(reason, neutral, always, is_told))
 
 
 _ANY_TASK = "a model generates text, and gives vectors, scores and classes, as far as it can"
@@ -50,7 +55,7 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
     ),
     **_names("model_impl", "a model has one implementation", None),
     **_names(
-        "ray_workers_use_nsight disable_custom_all_reduce enable_expert_parallel all2all_backend "
+        "ray_workers_use_nsight disable_custom_all_reduce all2all_backend "
         "max_parallel_loading_workers data_parallel_backend data_parallel_address "
         "data_parallel_rpc_port data_parallel_rank data_parallel_start_rank master_addr "
         "master_port disable_nccl_for_dp_synchronization expert_placement_strategy eplb_config "
@@ -59,7 +64,14 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
         None,
     ),
     **_names(
-        "limit_mm_per_prompt allowed_local_media_path allowed_media_domains media_io_kwargs "
+        "enable_expert_parallel",
+        "each rank of tensor_parallel_size has whole experts anyway",
+        None,
+        is_told=True,
+    ),
+    **_names("limit_mm_per_prompt", "models take text only", None, is_told=True),
+    **_names(
+        "allowed_local_media_path allowed_media_domains media_io_kwargs "
         "mm_processor_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb "
         "mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_only "
         "mm_encoder_tp_mode mm_encoder_attn_backend skip_mm_profiling interleave_mm_strings "

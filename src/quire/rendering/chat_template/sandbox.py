@@ -177,6 +177,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         code = self.compile(cast("nodes.Template", LimitInserter().visit(tree)))
         return self.template_class.from_code(self, code, self.make_globals(None)), unknown
 
+    def texts(self, source: str) -> frozenset[str]:
+        """Return the texts that a template may compare with others. Errors as in `compiled`."""
+        tree = super()._parse(source, None, None)
+        return frozenset(
+            const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)
+        )
+
     def budget(self, limits: TemplateLimits | None = None) -> RenderBudget:
         """Make the budget of one render, or of several together; by default with the environment's
         limits."""

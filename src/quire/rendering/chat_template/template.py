@@ -69,18 +69,20 @@ _PROBE_TEXT = f'{{"{_PROBE}": 1}}'
 _PRINTED_PARTS = '"type": "text"'
 _CALL_ID = "abcdefghi"
 _ANY_OTHER_ROLE = "quirerole"
+_API_ROLES = ("system", "user", "assistant", "developer", "tool")
 _PROBED_ROLES = ("user", "system", "developer", "tool", "function", _ANY_OTHER_ROLE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """content: by role, and whether the message has tool calls."""
+    """content: by role, and whether the message has tool calls. roles: all that it knows."""
 
     template: "jinja2.Template"
     source: str
     content: Mapping[tuple[str, bool], ContentForm]
     arguments: ArgumentsForm
     instructions: InstructionPlaces
+    roles: frozenset[str]
 
     def content_form(self, role: str, has_calls: bool = False) -> ContentForm:
         """Return the form of `content` that the template's branch for such a message accepts."""
@@ -257,6 +259,18 @@ class ChatTemplate:
                     "Remove it, or use the request field of that name if there is one."
                 )
 
+    def check_roles(self, messages: object) -> None:
+        """RequestError for a role that no template here knows. One that writes any role into the
+        prompt knows those that it names, and those of the API."""
+        known = frozenset[str]().union(*(each.roles for each in self._compiled.values()))
+        for message in cast("list[object]", messages) if isinstance(messages, list) else []:
+            role: object = cast("Message", message).get("role") if isinstance(message, dict) else ""
+            if self._compiled and isinstance(role, str) and role and role not in known:
+                raise RequestError(
+                    f"messages has one of the role {role[:80]!r}, which the chat template of this "
+                    f"model does not know. Send one of {', '.join(_API_ROLES)}."
+                )
+
     def _compile(self, name: str, source: str) -> _Compiled:
         try:
             template, unknown = self._environment.compiled(source)
@@ -268,7 +282,11 @@ class ChatTemplate:
             raise _broken_template(name, f"has an error: it uses {', '.join(unknown)}")
         arguments = probe.arguments_form()
         forms = probe.content_forms(arguments)
-        return _Compiled(template, source, forms, arguments, probe.instruction_places())
+        roles = {*_API_ROLES, *self._environment.texts(source)}
+        if ("function", False) in forms:
+            roles.add("function")
+        places = probe.instruction_places()
+        return _Compiled(template, source, forms, arguments, places, frozenset(roles))
 
     def _choose(self, name: str | None, has_tools: bool) -> _Compiled:
         if name is None:

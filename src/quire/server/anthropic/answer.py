@@ -25,18 +25,37 @@ __all__ = ["Message", "MessagesAnswer", "TokenCount", "error_event"]
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
+class CacheCreation(msgspec.Struct):
+    """Tokens that were written to a cache, by the time for which it keeps them."""
+
+    ephemeral_1h_input_tokens: int = 0
+    ephemeral_5m_input_tokens: int = 0
+
+
+class MessageOutputDetails(msgspec.Struct):
+    thinking_tokens: int
+
+
 class MessageUsage(msgspec.Struct):
     """Token counts. input_tokens: of the prompt, without cached ones. Writing to the cache is free,
-    so no such tokens are counted."""
+    so no such tokens are counted. The API's own services, such as tools of its servers, are null.
+    """
 
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
+    output_tokens_details: MessageOutputDetails
     cache_creation_input_tokens: int = 0
+    cache_creation: CacheCreation = msgspec.field(default_factory=CacheCreation)
+    server_tool_use: None = None
+    service_tier: str = "standard"
+    inference_geo: None = None
+    speed: str = "standard"
 
 
 class Message(msgspec.Struct):
-    """content: blocks of type text, thinking or tool_use."""
+    """content: blocks of type text, thinking or tool_use. Clients expect every field of the API,
+    so those of its own services are null."""
 
     id: str
     model: str
@@ -46,6 +65,9 @@ class Message(msgspec.Struct):
     usage: MessageUsage
     type: str = "message"
     role: str = "assistant"
+    container: None = None
+    diagnostics: None = None
+    stop_details: None = None
 
 
 class TokenCount(msgspec.Struct):
@@ -96,7 +118,7 @@ class MessagesAnswer:
 
     def _open(self) -> AbstractAsyncContextManager[Generation]:
         render = functools.partial(self.job.render_chat, self.body, self.form)
-        return self.job.open(render, self.params, self.body, self.form)
+        return self.job.open(render, self.params, self.body, self.form, fits_room=True)
 
     def _message(
         self,
@@ -143,7 +165,12 @@ class _Writer:
         reason, sequence = self._ending
         end = {
             "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "delta": {
+                "stop_reason": reason,
+                "stop_sequence": sequence,
+                "stop_details": None,
+                "container": None,
+            },
             "usage": _usage(self._generation),
         }
         return _event(end) + _event({"type": "message_stop"})
@@ -156,7 +183,8 @@ def _event(event: dict[str, Any]) -> bytes:
 def _usage(generation: Generation) -> MessageUsage:
     num_prompt = len(generation.prompt.token_ids)
     num_cached = min(generation.num_cached_tokens, num_prompt)
-    return MessageUsage(num_prompt - num_cached, generation.num_tokens, num_cached)
+    details = MessageOutputDetails(generation.num_reasoning_tokens or 0)
+    return MessageUsage(num_prompt - num_cached, generation.num_tokens, num_cached, details)
 
 
 def _ending(

@@ -42,7 +42,7 @@ class BlockReader:
                 case CallStart(_, call_id, name):
                     self.has_calls = True
                     call: Event = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
-                    yield from self._start(CallStart, call)
+                    yield from self._start(CallStart, {**call, "caller": {"type": "direct"}})
                 case CallArguments(_, text):
                     yield self._delta({"type": "input_json_delta", "partial_json": text})
 
@@ -63,7 +63,7 @@ class BlockReader:
             if not self._blank.strip():
                 return
             text, self._blank = self._blank, ""
-            yield from self._start(Text, {"type": "text", "text": ""})
+            yield from self._start(Text, {"type": "text", "text": "", "citations": None})
         yield self._delta({"type": "text_delta", "text": text})
 
     def _reasoning(self, text: str) -> Iterator[Event]:

@@ -14,7 +14,9 @@ from quire.server.requests.places import Fields, fields_of, refused
 __all__ = ["ReadRequest", "read_request"]
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_SAME_FIELDS = ("temperature", "top_p", "stream", "max_tokens")
+_SAME_FIELDS = ("temperature", "top_p", "stream")
+MAX_TOKENS = 2**31 - 1
+"""More than any context has: max_tokens is cut to the room there anyway."""
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Templates know three levels."""
 
@@ -34,16 +36,20 @@ def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel)
     """Return a request as a chat. RefusedError names the field at fault."""
     messages, removed_lines = chat_messages(body.system, body.messages)
     tools, skipped_tools = _tools(body.tools or [])
+    skipped_names: list[object] = [
+        tool.get("name") for tool in body.tools or () if _is_hosted(tool)
+    ]
     chat = ChatRequest(model=body.model, messages=messages, tools=tools or None)
     for name in ChatExtras.__struct_fields__:
         setattr(chat, name, getattr(body, name))
-    _take_choice(chat, body.tool_choice)
+    _take_choice(chat, body.tool_choice, skipped_names)
     _take_thinking(chat, body, model)
     if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
         chat.continue_final_message = True
     if isinstance(body, MessagesRequest):
         for name in _SAME_FIELDS:
             setattr(chat, name, getattr(body, name))
+        chat.max_tokens = min(body.max_tokens, MAX_TOKENS)
         chat.stop = body.stop_sequences
     hides = (body.thinking or {}).get("display") == "omitted"
     return ReadRequest(chat, removed_lines, skipped_tools, hides)
@@ -53,9 +59,8 @@ def _tools(given: list[Fields]) -> tuple[list[Fields], list[str]]:
     tools: list[Fields] = []
     skipped: list[str] = []
     for index, tool in enumerate(given):
-        kind = tool.get("type")
-        if kind is not None and kind != "custom":
-            skipped.append(str(kind)[:80])
+        if _is_hosted(tool):
+            skipped.append(str(tool["type"])[:80])
             continue
         function = {
             "name": tool.get("name"),
@@ -70,13 +75,24 @@ def _tools(given: list[Fields]) -> tuple[list[Fields], list[str]]:
     return tools, skipped
 
 
-def _take_choice(chat: ChatRequest, given: Fields | None) -> None:
+def _is_hosted(tool: Fields) -> bool:
+    """Return True for a tool that only another service could run."""
+    return tool.get("type") not in (None, "custom")
+
+
+def _take_choice(chat: ChatRequest, given: Fields | None, skipped_names: list[object]) -> None:
+    """Set the choice. If only skipped tools could be called as it says, it is skipped with
+    them."""
     if given is None:
         return
     kind = given.get("type")
     if given.get("disable_parallel_tool_use") is True:
         chat.parallel_tool_calls = False
+    if kind == "any" and skipped_names and not chat.tools:
+        return
     if kind == "tool" and isinstance(given.get("name"), str):
+        if given["name"] in skipped_names:
+            return
         chat.tool_choice = {"type": "function", "function": {"name": given["name"]}}
     elif isinstance(kind, str) and kind in _CHOICES:
         if chat.tools or kind == "any":

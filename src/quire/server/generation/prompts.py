@@ -95,6 +95,19 @@ class PromptRenderer:
         work = functools.partial(renderer.render_pair, first, second, most)
         return await self._run(work, num_chars)
 
+    async def first_tokens(
+        self, renderer: Renderer, text: str, most: int, max_model_len: int
+    ) -> str:
+        """Return the beginning of a text that has at most so many tokens. What is longer than any
+        prompt is cut before it is tokenized."""
+        if renderer.tokenizer is None:
+            raise RefusedError("This server has no tokenizer, so it takes no texts. Send tokens.")
+        text = text[: self._limits.prompt_chars(max_model_len)]
+        starts = await self._run(
+            functools.partial(renderer.tokenizer.offsets, text, add_special_tokens=False), len(text)
+        )
+        return text[: starts[most]] if len(starts) > most else text
+
     async def render_embeds(
         self, client: AsyncEngineClient, handle: int, prompt: EmbedsPrompt
     ) -> RenderedPrompt:
@@ -192,6 +205,8 @@ class PromptRenderer:
             documents = body.documents
             if body.reasoning_effort is not None:
                 variables = {**_effort_variables(body.reasoning_effort), **variables}
+            if body.verbosity is not None:
+                variables = {"verbosity": body.verbosity, **variables}
             if body.chat_template is not None:
                 template = renderer.request_template(body.chat_template)
         asked = body.add_generation_prompt

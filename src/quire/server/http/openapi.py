@@ -9,6 +9,8 @@ import msgspec
 from quire.server.requests import bodies as requests
 from quire.server.requests.messages_bodies import CountTokensRequest, MessagesRequest
 from quire.server.requests.pooling_bodies import (
+    BatchRequest,
+    ClassifyRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
@@ -30,6 +32,8 @@ _BODIES = (
     requests.DetokenizeRequest,
     requests.PinRequest,
     requests.TokensRequest,
+    requests.AdapterRequest,
+    requests.SessionChange,
     MessagesRequest,
     CountTokensRequest,
     ResponsesRequest,
@@ -37,8 +41,10 @@ _BODIES = (
     CompactRequest,
     EmbeddingRequest,
     PoolingRequest,
+    ClassifyRequest,
     ScoreRequest,
     RerankRequest,
+    BatchRequest,
 )
 
 

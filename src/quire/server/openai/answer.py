@@ -238,8 +238,12 @@ async def encoded_by_turns(items: Iterable[Items]) -> list[Items]:
 
 
 def wants_usage(body: GenerationRequest, *, always: bool) -> tuple[bool, bool]:
-    """Return whether a stream reports its usage at the end, and whether in every chunk."""
+    """Return whether a stream reports its usage at the end, and whether in every chunk, which
+    `include_usage: false` switches off too."""
     options = body.stream_options
-    in_each = options is not None and bool(options.continuous_usage_stats)
-    at_end = always or (options is not None and bool(options.include_usage))
-    return at_end or in_each, in_each
+    if options is None:
+        return always, False
+    wants_each = bool(options.continuous_usage_stats)
+    is_asked = wants_each if options.include_usage is None else options.include_usage
+    at_end = always or is_asked
+    return at_end, at_end and wants_each

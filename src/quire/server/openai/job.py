@@ -118,8 +118,11 @@ class Job:
         params: SamplingParams,
         body: GenerationRequest,
         form: AnswerForm | None = None,
+        *,
+        fits_room: bool = False,
     ) -> AsyncGenerator[Generation]:
-        """Open a generation, as `GenerationService.open` does. A session keeps the result."""
+        """Open a generation, as `GenerationService.open` does. A session keeps the result.
+        fits_room: max_tokens is cut to what the prompt leaves of the context."""
         structured = params.structured_outputs
         if structured is not None or form is not None:
             work = functools.partial(dropped_keywords, structured, form)
@@ -135,7 +138,7 @@ class Job:
             salt=tenant_salt(self.tenant, body.cache_salt),
             scheduling=self._scheduling(body),
             beams=beam_rules(body, self.max_beam_width),
-            limit_field=limit_field(body),
+            limit_field=None if fits_room else limit_field(body),
             form=form,
             grammar_field=self._grammar_field(params, body, form),
         ) as generation:

@@ -32,11 +32,13 @@ class ToolCall(msgspec.Struct):
 
 class ChatMessage(msgspec.Struct):
     """content: null if the answer is only calls or reasoning. reasoning, reasoning_content: the
-    same text, under vLLM's name and under that of other servers."""
+    same text, under vLLM's name and under that of other servers. annotations: none, since the
+    server searches nothing."""
 
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    annotations: list[Any] = msgspec.field(default_factory=list[Any])
     tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET

@@ -13,7 +13,7 @@ from quire.server.requests.bodies import ChatRequest, CompletionRequest, Generat
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
-__all__ = ["chat_params", "check_label", "completion_params", "limit_field"]
+__all__ = ["chat_params", "check_label", "check_priority", "completion_params", "limit_field"]
 
 _OWN_RULES = ("max_tokens", "structured_outputs", "truncate_prompt_tokens")
 """Fields that share a parameter's name but need conversion."""
@@ -46,11 +46,14 @@ def completion_params(
 
 
 def chat_params(
-    body: ChatRequest, defaults: Mapping[str, object], limits: Limits
+    body: ChatRequest, defaults: Mapping[str, object], limits: Limits, *, must_call: bool = False
 ) -> SamplingParams:
-    """Return the parameters of a chat. Without max_tokens the answer may fill the context."""
+    """Return the parameters of a chat. Without max_tokens the answer may fill the context.
+    must_call: the answer is a call; a format, which is about its text, is checked and dropped."""
     _check_twice(body)
     given, defaults = _shared(body, limits), defaults_of(body, defaults)
+    if must_call:
+        given["structured_outputs"] = None
     given["logprobs"] = _chat_logprobs(body, limits)
     limit = limit_field(body)
     given["max_tokens"] = None if limit is None else getattr(body, limit)
@@ -75,11 +78,9 @@ def _check_twice(body: ChatRequest) -> None:
     variables = body.chat_template_kwargs or {}
     for name, other, value, stated in (
         ("max_completion_tokens", "max_tokens", body.max_completion_tokens, body.max_tokens),
-        (
-            "reasoning_effort",
-            "chat_template_kwargs.reasoning_effort",
-            body.reasoning_effort,
-            variables.get("reasoning_effort"),
+        *(
+            (name, f"chat_template_kwargs.{name}", getattr(body, name), variables.get(name))
+            for name in ("reasoning_effort", "verbosity")
         ),
     ):
         if value is not None and stated is not None and value != stated:
@@ -116,27 +117,16 @@ def _shared(body: GenerationRequest, limits: Limits) -> dict[str, object]:
 
 
 def _check_stream_options(body: GenerationRequest) -> None:
-    options = body.stream_options
-    if options is None:
-        return
-    fault = ""
-    if not body.stream:
-        fault = "is given, but stream is not true. Set stream"
-    elif options.include_usage is False and options.continuous_usage_stats:
-        fault = "has continuous_usage_stats, but include_usage is false. Set it"
-    if fault:
-        raise RefusedError(f"stream_options {fault}, or leave it out.", param="stream_options")
+    if body.stream_options is not None and not body.stream:
+        raise RefusedError(
+            "stream_options is given, but stream is not true. Set stream, or leave it out.",
+            param="stream_options",
+        )
 
 
 def _check_limits(body: GenerationRequest, limits: Limits) -> None:
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    highest = limits.max_priority
-    if body.priority is not None and abs(body.priority) > highest:
-        raise RefusedError(
-            f"priority is {body.priority}, but this server takes {-highest} to {highest} "
-            "(max_priority).",
-            param="priority",
-        )
+    check_priority(body.priority, limits)
     _check_at_most("n", body.n, "max_n", limits, lowest=1)
     _check_at_most("prompt_logprobs", body.prompt_logprobs, "max_logprobs", limits)
     _check_length("stop", stops, "max_stop", limits)
@@ -173,6 +163,17 @@ def _check_length(name: str, value: Sized | None, limit: str, limits: Limits) ->
             f"{name} has a length of {len(value)}, but this server takes at most {highest} "
             f"({limit}). Send less.",
             param=name.rpartition(" ")[2],
+        )
+
+
+def check_priority(priority: int | None, limits: Limits) -> None:
+    """Raise RefusedError for a priority that this server does not take."""
+    highest = limits.max_priority
+    if priority is not None and abs(priority) > highest:
+        raise RefusedError(
+            f"priority is {priority}, but this server takes {-highest} to {highest} "
+            "(max_priority). Send one of these.",
+            param="priority",
         )
 
 

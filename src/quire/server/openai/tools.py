@@ -11,12 +11,13 @@ from quire.dialect.tools import check_tools
 from quire.errors import RequestError
 from quire.server.generation.backend import ServedModel
 from quire.server.generation.parsed import AnswerForm
-from quire.server.openai.structured import structured_field
 from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.errors import RefusedError
 
 __all__ = ["AskedTools", "answer_form", "asked_tools", "tools_text"]
 
+MAX_BUDGET = 2**31 - 1
+"""Tokens of thinking that no context has room for."""
 _FUNCTION = 'Send {"type": "function", "function": {"name": …, "parameters": …}}.'
 _CHOICE = (
     'Use "none", "auto", "required", {"type": "function", "function": {"name": …}} or '
@@ -35,7 +36,8 @@ class AskedTools:
 
     @property
     def must_call(self) -> bool:
-        """Return True if the answer must be a call."""
+        """Return True if the answer must be a call. Then there is no text that a format could be
+        about."""
         return self.choice not in ("none", "auto")
 
 
@@ -54,9 +56,7 @@ def asked_tools(body: ChatRequest) -> AskedTools:
     if allowed is not None:
         _check_names(allowed, offered)
         tools = tuple(tool for tool in tools if tool.name in allowed)
-    asked = AskedTools(tools, choice, body.parallel_tool_calls is not False)
-    _check_beside(asked, body)
-    return asked
+    return AskedTools(tools, choice, body.parallel_tool_calls is not False)
 
 
 def _tool(index: int, given: dict[str, Any]) -> Tool:
@@ -164,16 +164,6 @@ def _check_names(names: Iterable[str], offered: Iterable[str]) -> None:
             )
 
 
-def _check_beside(asked: AskedTools, body: ChatRequest) -> None:
-    field = structured_field(body)
-    if asked.must_call and field is not None:
-        raise RefusedError(
-            f"{field} is given, but tool_choice leaves no text that it could be about. Leave it "
-            "out, or set tool_choice to auto: then the answer is calls, or what that field says.",
-            param=field,
-        )
-
-
 def answer_form(asked: AskedTools, body: ChatRequest, model: ServedModel) -> AnswerForm | None:
     """Return the form of the answers; None if they are plain text, as those of a model without
     thinking are when there are no tools. Raises RefusedError for a feature that this model lacks.
@@ -200,7 +190,7 @@ def answer_form(asked: AskedTools, body: ChatRequest, model: ServedModel) -> Ans
         asked.tools,
         asked.choice,
         asked.parallel,
-        budget if budget is not None and budget >= 0 else None,
+        min(budget, MAX_BUDGET) if budget is not None and budget >= 0 else None,
         _num_calls(body.messages),
     )
 

@@ -185,6 +185,13 @@ class VectorJob:
         await run_all([one(index, prompt) for index, prompt in enumerate(prompts)])
         return [found[index] for index in range(len(prompts))]
 
+    async def first_tokens(self, text: str, most: int) -> str:
+        """Return the beginning of a text that has at most so many tokens."""
+        front = self.ready.model.front
+        return await self.prompts.first_tokens(
+            front.renderer, text, most, self.ready.capacity.max_model_len
+        )
+
     async def _render(self, prompt: VectorPrompt, params: PoolingParams) -> RenderedPrompt:
         renderer = self.ready.model.front.renderer
         most = self.ready.capacity.max_model_len
@@ -329,11 +336,16 @@ async def rerank_results(
     query: str,
     documents: Sequence[str],
     *,
+    most_tokens: int | None,
     top_n: int | None,
     shows_documents: bool,
 ) -> RerankResults:
-    """Order documents by their scores with the query, best first."""
-    scores, usage = await _pair_scores(job, params, [(query, each) for each in documents])
+    """Order documents by their scores with the query, best first. most_tokens: of each document
+    that count."""
+    read = documents
+    if most_tokens is not None:
+        read = [await job.first_tokens(each, most_tokens) for each in documents]
+    scores, usage = await _pair_scores(job, params, [(query, each) for each in read])
     results = [RerankResult(i, score) for i, score in enumerate(scores)]
     results.sort(key=lambda result: (-result.relevance_score, result.index))
     for result in results if shows_documents else ():

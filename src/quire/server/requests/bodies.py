@@ -165,6 +165,7 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError, clipped
-from quire.server.requests.bodies import ChatRequest, CompletionRequest
+from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokensRequest
 
 __all__ = [
     "CLIENT_LEFT",
@@ -74,6 +74,45 @@ OVERLOADED = 529
 
 _STORAGE_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
 _STORAGE_CODES = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY))
+
+_TOOLS = (r"\btools\[(\d+)\]\.function\b", r"tools[\1]")
+_OF_SAMPLING = {*CompletionRequest.__struct_fields__} - {*TokensRequest.__struct_fields__}
+_OWN_NAMES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    r"/v1/responses(?:/|$)": (
+        _TOOLS,
+        (r"\bresponse_format\.json_schema\b|\bresponse_format\b", "text.format"),
+        (r"\bmax_completion_tokens\b|\bmax_tokens\b", "max_output_tokens"),
+        (r"\breasoning_effort\b", "reasoning.effort"),
+        (r"\bverbosity\b", "text.verbosity"),
+        (r"^messages\[\d+\]\.(?=\w)", "a message of input: "),
+        (r"^messages\b", "input"),
+    ),
+    r"/v1/messages(?:/|$)": (
+        (r"\btools\[(\d+)\]\.function\.parameters\b", r"tools[\1].input_schema"),
+        _TOOLS,
+        (r"\bresponse_format\.json_schema\b|\bresponse_format\b", "output_config.format"),
+        (r"\bthinking_token_budget\b", "thinking.budget_tokens"),
+        (r"\breasoning_effort\b", "output_config.effort"),
+        (r"^stop\b|(?<=^a string of )stop\b", "stop_sequences"),
+        (r"^messages\[\d+\]\.(?=\w)", "a message: "),
+    ),
+    r"/inference/v1/generate$": (
+        (r"^prompt\b", "token_ids"),
+        (
+            rf"(?:^|(?<=\())({'|'.join(sorted(_OF_SAMPLING))})\b",
+            r"sampling_params.\1",
+        ),
+    ),
+    r"/(?:v1/embeddings|pooling|classify)$": ((r"^prompt\b", "input"),),
+}
+"""Fields of routes whose requests become those of another API, by what errors there call them.
+Values stand in quotes, and are left alone."""
+_RENAMED = {
+    re.compile(path): [
+        (re.compile(rf"(?<![\w'\"./-])(?:{old})(?![\w'\"-])"), new) for old, new in names
+    ]
+    for path, names in _OWN_NAMES.items()
+}
 
 _NAME = re.compile(r"(?:an entry of |a key of )?[`'\"]?(?P<name>[a-z][a-z0-9_]*)\b")
 _FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
@@ -157,7 +196,20 @@ def error_reply(error: BaseException, scope: Mapping[str, Any]) -> ErrorReply:
     The words of an exception that quire did not raise on purpose stay in the log.
     """
     request_id: str = scope.get("state", {}).get("request_id", "")
-    return _reply_to(error).at(scope.get("path", ""), request_id)
+    path = scope.get("path", "")
+    return _with_own_names(_reply_to(error), path).at(path, request_id)
+
+
+def _with_own_names(reply: ErrorReply, path: str) -> ErrorReply:
+    """Return the reply with the field names of the route that was called."""
+    for route, names in _RENAMED.items():
+        if route.search(path) is None:
+            continue
+        for old, new in names:
+            reply.message = old.sub(new, reply.message)
+            if reply.param is not None:
+                reply.param = str(old.sub(new, reply.param)).partition(".")[0]
+    return reply
 
 
 def _reply_to(error: BaseException) -> ErrorReply:

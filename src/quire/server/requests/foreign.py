@@ -75,7 +75,7 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "thinking_token_budget": (_REASONING, _NONE),
     "tool_choice": (_TOOLS, ("none",)),
     "tools": (_TOOLS, ([],)),
-    "verbosity": ("the model has no such switch", ("medium",)),
+    "verbosity": ("only a chat template can read it; send it with messages", ("medium",)),
     "vllm_xargs": ("there are no request plug-ins", ({},)),
     "web_search_options": ("the server searches nothing", _NONE),
 }

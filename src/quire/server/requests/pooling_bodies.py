@@ -60,11 +60,13 @@ class ScoreRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
 
 
 class RerankRequest(Pooled, kw_only=True, forbid_unknown_fields=True):
-    """POST /rerank, /v1/rerank and /v2/rerank. documents: texts, or objects with a `text`."""
+    """POST /rerank, /v1/rerank and /v2/rerank. documents: texts, or objects with a `text`.
+    max_tokens_per_doc: cut each of these to its first tokens, so many."""
 
     query: str
     documents: list[str | dict[str, Any]]
     top_n: int | None = None
+    max_tokens_per_doc: int | None = None
     return_documents: bool | None = None
 
 

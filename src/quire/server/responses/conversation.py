@@ -11,16 +11,21 @@ from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
 from quire.server.responses.tools import GivenTools
 
-__all__ = ["SUMMARY_QUESTION", "chat_messages", "input_items"]
+__all__ = ["CONFIGURATION_UPDATE", "SUMMARY_QUESTION", "chat_messages", "input_items"]
 
 _ROLES = ("user", "assistant", "system", "developer")
 _HOSTED = (
     "web_search_call", "file_search_call", "computer_call", "computer_call_output",
     "image_generation_call", "code_interpreter_call", "local_shell_call",
     "local_shell_call_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
-    "mcp_call", "tool_search_call", "tool_search_output", "additional_tools",
+    "mcp_call", "tool_search_call", "tool_search_output", "additional_tools", "shell_call",
+    "shell_call_output", "apply_patch_call", "apply_patch_call_output", "program",
+    "program_output",
 )  # fmt: skip
 """Items of tools that another service ran. They have no text for a model."""
+CONFIGURATION_UPDATE = "configuration_update"
+_NOT_SAID = (*_HOSTED, "compaction_trigger", CONFIGURATION_UPDATE)
+"""Items that are no part of a prompt."""
 SUMMARY_QUESTION = (
     "Summarize our conversation so far, so that you can go on with it from the summary alone: what "
     "I asked for, what was decided and found out, and what is still to be done."
@@ -79,7 +84,7 @@ def chat_messages(
             )
         elif kind == "compaction":
             messages += _summary_messages(item)
-        elif kind not in _HOSTED:
+        elif kind not in _NOT_SAID:
             advice = "Send messages, reasoning, calls of functions, and what these gave."
             raise refused(f"{place}.type", kind, advice)
     return messages
@@ -99,6 +104,10 @@ def _add_message(messages: list[Fields], item: Fields, place: str) -> None:
     if role not in _ROLES:
         raise refused(f"{place}.role", role, f"Send one of {', '.join(_ROLES)}.")
     content = item.get("content")
+    if role != "assistant" and content == []:
+        raise refused(
+            f"{place}.content", content, f"A message of the {role} needs some. {_CONTENT}"
+        )
     if role == "assistant":
         answer = _answer(messages, "tool_calls", "content")
         answer["content"] = "".join(_texts(content, f"{place}.content"))

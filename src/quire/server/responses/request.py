@@ -8,7 +8,7 @@ from quire.server.requests.bodies import ChatExtras, ChatRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import Fields, fields_of, refused
 from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
-from quire.server.responses.conversation import chat_messages
+from quire.server.responses.conversation import CONFIGURATION_UPDATE, chat_messages
 from quire.server.responses.tools import GivenTools, chat_choice, given_tools
 
 __all__ = ["ENCRYPTED_REASONING", "ReadRequest", "read_request"]
@@ -25,6 +25,7 @@ _EFFORTS = {
     "xhigh": "high", "max": "high",
 }  # fmt: skip
 """Templates know three levels, and none."""
+_VERBOSITIES = ("low", "medium", "high")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields
     )
     for name in ChatExtras.__struct_fields__:
         setattr(chat, name, getattr(body, name))
-    _take_reasoning(chat, body.reasoning or {})
-    _take_format(chat, body.text or {})
+    reasoning, text = _configured(body, items)
+    _take_reasoning(chat, reasoning)
+    _take_format(chat, text)
     if body.truncation not in (None, "auto", "disabled"):
         raise refused("truncation", body.truncation, 'Use "auto" or "disabled".')
     if isinstance(body, ResponsesRequest):
@@ -73,6 +75,17 @@ def _check_absent(body: InputTokensRequest) -> None:
             raise RefusedError(f"{name} is given. {instead}.", param=name)
 
 
+def _configured(body: InputTokensRequest, items: list[Fields]) -> tuple[Fields, Fields]:
+    """Return `reasoning` and `text` of a request, as the last items that update them leave them."""
+    settings = {"reasoning": body.reasoning or {}, "text": body.text or {}}
+    for index, item in enumerate(items):
+        if item.get("type") == CONFIGURATION_UPDATE:
+            for name in settings:
+                if item.get(name) is not None:
+                    settings[name] = fields_of(item[name], f"input[{index}].{name}")
+    return settings["reasoning"], settings["text"]
+
+
 def _take_reasoning(chat: ChatRequest, reasoning: Fields) -> None:
     effort = reasoning.get("effort")
     if effort is None:
@@ -83,6 +96,11 @@ def _take_reasoning(chat: ChatRequest, reasoning: Fields) -> None:
 
 
 def _take_format(chat: ChatRequest, text: Fields) -> None:
+    """Set the format, and the verbosity."""
+    verbosity = text.get("verbosity")
+    if verbosity not in (None, *_VERBOSITIES):
+        raise refused("text.verbosity", verbosity, f"Use one of {', '.join(_VERBOSITIES)}.")
+    chat.verbosity = verbosity
     given = text.get("format")
     form = {"type": "text"} if given is None else fields_of(given, "text.format")
     if form.get("type") == "json_schema":

@@ -17,6 +17,15 @@ _UNNAMED = re.compile("[^a-zA-Z0-9_.-]")
 _MAX_NAME = 128
 """Characters from which on a name is refused, so that hostile ones cost little here."""
 _END_ANCHOR = re.compile(r"(?<!\\)(\\\\)*\$\Z")
+_HOSTED_CHOICES = frozenset(
+    {
+        "apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview",
+        "file_search", "image_generation", "local_shell", "mcp", "programmatic_tool_calling",
+        "shell", "tool_search", "web_search", "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)  # fmt: skip
+"""Types of choices that name a tool which only another service could run."""
 _CHOICE = (
     'Use "none", "auto", "required", {"type": "function", "name": …} or '
     '{"type": "allowed_tools", "mode": …, "tools": […]}.'
@@ -162,26 +171,35 @@ def shown_choice(given: str | Fields | None) -> str | Fields:
 
 
 def chat_choice(given: str | Fields | None, tools: GivenTools) -> str | Fields | None:
-    """Return `tool_choice` in the form of a chat. Raises RefusedError for a malformed one. If it
-    names a skipped tool, the choice is left to the model."""
+    """Return `tool_choice` in the form of a chat. Raises RefusedError for a malformed one. If only
+    skipped tools could be called as it says, it is skipped with them: the choice is the model's."""
     if given is None or isinstance(given, str):
-        is_idle = given in (None, "auto", "none")
+        if given not in (None, "auto", "none", "required"):
+            raise refused("tool_choice", given, _CHOICE)
+        is_idle = given in (None, "auto", "none") or (given == "required" and tools.skipped)
         return None if is_idle and not tools.functions else given
     kind = given.get("type")
     if kind in ("function", "custom"):
         return {"type": "function", "function": {"name": _chosen_name(given, tools)}}
     if kind == "allowed_tools":
-        named: Any = given.get("tools")
-        listed = cast("list[object]", named) if isinstance(named, list) else []
-        allowed = [fields_of(tool, "tool_choice.tools") for tool in listed]
-        callable_tools = (tool for tool in allowed if tool.get("type") in ("function", "custom"))
-        names = [_chosen_name(tool, tools) for tool in callable_tools]
-        functions = [{"type": "function", "function": {"name": name}} for name in names]
-        mode = given.get("mode", "auto")
-        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
-    if kind in tools.skipped:
+        return _allowed(given, tools)
+    if isinstance(kind, str) and (kind in tools.skipped or kind in _HOSTED_CHOICES):
         return None
     raise refused("tool_choice", given, _CHOICE)
+
+
+def _allowed(given: Fields, tools: GivenTools) -> str | Fields | None:
+    """Return the choice between some tools; "none" where all of these are skipped ones."""
+    named: Any = given.get("tools")
+    listed = cast("list[object]", named) if isinstance(named, list) else []
+    allowed = [fields_of(tool, "tool_choice.tools") for tool in listed]
+    callable_tools = (tool for tool in allowed if tool.get("type") in ("function", "custom"))
+    names = [_chosen_name(tool, tools) for tool in callable_tools]
+    if allowed and not names:
+        return "none" if tools.functions else None
+    functions = [{"type": "function", "function": {"name": name}} for name in names]
+    mode = given.get("mode", "auto")
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
 
 
 def _chosen_name(given: Fields, tools: GivenTools) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ _FORM: dict[str, Any] = {
                 "schema": {
                     "type": "object",
                     "required": ["file", "purpose"],
+                    "additionalProperties": False,
                     "properties": {
                         "file": {"type": "string", "format": "binary"},
                         "purpose": {"type": "string", "enum": ["batch"]},
@@ -42,6 +44,19 @@ _FORM: dict[str, Any] = {
         },
     }
 }
+
+
+_PAGE: dict[str, Any] = {
+    "parameters": [
+        {"name": "after", "in": "query", "schema": {"type": "string"}},
+        {
+            "name": "limit",
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 20},
+        },
+    ]
+}
+_PURPOSE = {"name": "purpose", "in": "query", "schema": {"type": "string"}}
 
 
 def batches_router(services: Services) -> APIRouter:
@@ -76,6 +91,7 @@ def _add_files(services: Services, router: APIRouter) -> None:
 
             await services.bodies.read_upload(request, take)
             parts = form.end()
+            _check_names(parts)
             file = _part(parts, "file")
             purpose = _part(parts, "purpose").text
             _check_purpose(purpose)
@@ -84,7 +100,7 @@ def _add_files(services: Services, router: APIRouter) -> None:
             found = new.keep(file.filename or "file", purpose)
         return Response(encode(found), media_type=JSON)
 
-    @router.get("/v1/files")
+    @router.get("/v1/files", openapi_extra={"parameters": [*_PAGE["parameters"], _PURPOSE]})
     async def list_files(request: Request) -> Response:
         """The files that are kept, newest first."""
         found = _store(services).list_files(request.state.tenant)
@@ -127,7 +143,7 @@ def _add_batches(services: Services, router: APIRouter) -> None:
         )
         return Response(encode(found), media_type=JSON)
 
-    @router.get("/v1/batches")
+    @router.get("/v1/batches", openapi_extra=_PAGE)
     async def list_batches(request: Request) -> Response:
         """The batches of this caller, newest first."""
         found = _store(services).list_batches(request.state.tenant)
@@ -144,6 +160,17 @@ def _add_batches(services: Services, router: APIRouter) -> None:
         """End a batch; what has been answered is kept."""
         found = _store(services).cancel_batch(batch_id, request.state.tenant)
         return Response(encode(found), media_type=JSON)
+
+
+def _check_names(parts: Iterable[str]) -> None:
+    """Refuse fields without an effect. A file is kept until it is deleted."""
+    for name in parts:
+        if name not in ("file", "purpose"):
+            raise RefusedError(
+                f"The form has a field {name[:80]!r}, which this server does not know. Leave it "
+                "out: files are kept until they are deleted.",
+                param=name[:80],
+            )
 
 
 def _part(parts: dict[str, FormPart], name: str) -> FormPart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response as HttpResponse
 
 from quire.server.openai.answer import encode
@@ -14,6 +15,21 @@ from quire.server.routes.services import Services
 __all__ = ["kept_responses_router"]
 
 MAX_PAGE = 100
+_PAGE = {
+    "parameters": [
+        {
+            "name": "limit",
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 20},
+        },
+        {
+            "name": "order",
+            "in": "query",
+            "schema": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+        },
+        {"name": "after", "in": "query", "schema": {"type": "string"}},
+    ]
+}
 
 
 def kept_responses_router(services: Services) -> APIRouter:
@@ -24,6 +40,7 @@ def kept_responses_router(services: Services) -> APIRouter:
     @router.get("/v1/responses/{response_id}")
     async def retrieve_response(request: Request, response_id: str) -> HttpResponse:
         """A response that is kept."""
+        _check_is_id(response_id)
         if request.query_params.get("stream") == "true":
             raise RefusedError("Kept responses are not streamed again. Leave out stream.")
         found = store.find(response_id, request.state.tenant)
@@ -32,6 +49,7 @@ def kept_responses_router(services: Services) -> APIRouter:
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> HttpResponse:
         """Forget a response; conversations cannot go on from it any more."""
+        _check_is_id(response_id)
         store.delete(response_id, request.state.tenant)
         runs.cancel(response_id)
         found = {"id": response_id, "object": "response", "deleted": True}
@@ -53,21 +71,24 @@ def kept_responses_router(services: Services) -> APIRouter:
             runs.cancel(response_id)
         return HttpResponse(encode(found.body), media_type=JSON)
 
-    @router.get("/v1/responses/{response_id}/input_items")
-    async def list_input_items(
-        request: Request,
-        response_id: str,
-        limit: str = "20",
-        order: str = "desc",
-        after: str | None = None,
-    ) -> HttpResponse:
+    @router.get("/v1/responses/{response_id}/input_items", openapi_extra=_PAGE)
+    async def list_input_items(request: Request, response_id: str) -> HttpResponse:
         """The items that a response was asked with."""
+        query = request.query_params
+        limit, order = query.get("limit", "20"), query.get("order", "desc")
+        after = query.get("after")
         _check_page(limit, order)
         found = store.find(response_id, request.state.tenant)
         page = page_of(found.input, limit=int(limit), descends=order == "desc", after=after)
         return HttpResponse(encode(page), media_type=JSON)
 
     return router
+
+
+def _check_is_id(response_id: str) -> None:
+    """Refuse the method for a route of its own, which stands where an id would."""
+    if response_id in ("compact", "input_tokens"):
+        raise HTTPException(405)
 
 
 def _check_page(limit: str, order: str) -> None:

@@ -35,8 +35,9 @@ def messages_router(services: Services) -> APIRouter:
         data = await services.bodies.read(request)
         body = await decoder.decode(data)
         read = read_request(body, ready.model)
-        params = chat_params(read.chat, ready.model.front.default_sampling, limits)
-        form = answer_form(asked_tools(read.chat), read.chat, ready.model)
+        tools, defaults = asked_tools(read.chat), ready.model.front.default_sampling
+        params = chat_params(read.chat, defaults, limits, must_call=tools.must_call)
+        form = answer_form(tools, read.chat, ready.model)
         ignored = [*unknown_names(data, MessagesRequest), *read.skipped_tools]
 
         def answer(timeline: Timeline) -> MessagesAnswer:

@@ -61,8 +61,9 @@ def openai_router(services: Services) -> APIRouter:
         """Answer a conversation."""
         ready = services.ready()
         body = await chats.decode(await services.bodies.read(request))
-        params = chat_params(body, ready.model.front.default_sampling, limits)
-        form = answer_form(asked_tools(body), body, ready.model)
+        tools, defaults = asked_tools(body), ready.model.front.default_sampling
+        params = chat_params(body, defaults, limits, must_call=tools.must_call)
+        form = answer_form(tools, body, ready.model)
 
         def answer(timeline: Timeline) -> Answer:
             return ChatAnswer(services.job(ready, request, body, timeline), body, params, form)
@@ -146,10 +147,15 @@ def _model_card(services: Services, request: Request, name: str) -> dict[str, An
     if MESSAGES_VERSION not in request.headers:
         return card
     created = datetime.fromtimestamp(ready.model.created, UTC)
+    most = card["max_model_len"]
+    unknown = ("capabilities", "deprecated_at", "line", "retires_at")
     return {
         **card,
         "type": "model",
         "display_name": name,
         "created_at": created.isoformat(),
         "lifecycle": "active",
+        "max_input_tokens": most,
+        "max_tokens": most,
+        **dict.fromkeys(unknown),
     }

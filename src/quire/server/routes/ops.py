@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -16,6 +18,11 @@ from quire.server.routes.services import Services
 __all__ = ["ops_router"]
 
 JSON = "application/json"
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""What browsers hold the page to: it asks this server alone."""
 
 _HEALTHY = (EngineState.READY, EngineState.SLEEPING, EngineState.DRAINING)
 
@@ -23,9 +30,17 @@ _HEALTHY = (EngineState.READY, EngineState.SLEEPING, EngineState.DRAINING)
 def ops_router(services: Services) -> APIRouter:
     """Probes, metrics, load, version, and timelines."""
     router = APIRouter(tags=["operations"])
+    page = Path(__file__).with_name("docs.html").read_bytes()
     _add_probes(router, services)
     _add_readings(router, services)
     _add_timelines(router, services)
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """A page of all routes, which loads nothing from elsewhere."""
+        headers = {"content-security-policy": _PAGE_POLICY}
+        return Response(page, headers=headers, media_type="text/html; charset=utf-8")
+
     return router
 
 

@@ -147,8 +147,9 @@ class _Asked:
             _check_outputs(self.items)
         self.read = read_request(body, self.items)
         limits, chat = services.settings.limits, self.read.chat
-        self._params = chat_params(chat, ready.model.front.default_sampling, limits)
-        self._form = answer_form(asked_tools(chat), chat, ready.model)
+        tools, defaults = asked_tools(chat), ready.model.front.default_sampling
+        self._params = chat_params(chat, defaults, limits, must_call=tools.must_call)
+        self._form = answer_form(tools, chat, ready.model)
         self._answer: ResponsesAnswer | None = None
 
     def answer(self, timeline: Timeline) -> ResponsesAnswer:

@@ -4,13 +4,14 @@ schema, and the bounds of fields."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from quire.protocol.sampling_params import MAX_LOGPROBS, NUMBER_BOUNDS
 from quire.protocol.status import EngineStatus
 from quire.server.anthropic.answer import Message, TokenCount
+from quire.server.batches.lines import BATCH_ROUTES
 from quire.server.batches.store import KeptBatch, KeptFile
 from quire.server.openai.chat import ChatCompletion
 from quire.server.openai.completions import TextCompletion
@@ -27,6 +28,7 @@ from quire.server.requests.errors import is_messages_path
 from quire.server.requests.limits import Limits
 from quire.server.responses.answer import InputTokens, ItemList, Response
 from quire.server.responses.compaction import Compaction
+from quire.server.routes.batches import MAX_METADATA
 
 __all__ = ["describe"]
 
@@ -258,8 +260,9 @@ def describe(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
     for name, bounds in _bounds(limits).items():
         for schema in schemas.values():
             _bind(schema.get("properties", {}).get(name), bounds)
-    _bind(schemas["CompletionRequest"]["properties"]["logprobs"], _up_to(limits.max_logprobs))
-    _bind(schemas["CompletionRequest"]["properties"]["max_tokens"], {"minimum": 0})
+    for name, fields in _own_bounds(limits).items():
+        for field, bounds in fields.items():
+            _bind(schemas[name]["properties"][field], bounds)
     return document
 
 
@@ -311,12 +314,17 @@ def _between(lowest: float, highest: float) -> dict[str, Any]:
 
 def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
     """Return the bounds of fields by name, in the form of JSON schema."""
-    label = {"maxLength": limits.max_label_chars}
+    label = {"maxLength": limits.max_label_chars, "pattern": "^[ -~]*$"}
+    tokens = {"minimum": 1}
+    ids = {"items": {"minimum": 0}}
+    text = {"minLength": 1, "maxLength": limits.max_stop_chars}
+    stops = {"maxItems": limits.max_stop, "items": text}
     return {
         **{name: _between(*bounds) for name, bounds in NUMBER_BOUNDS.items()},
         "n": {"minimum": 1, "maximum": limits.max_n},
-        "max_tokens": {"minimum": 1},
-        "max_completion_tokens": {"minimum": 1},
+        "best_of": {"minimum": 1, "maximum": max(limits.max_n, limits.max_beam_width)},
+        **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), tokens),
+        "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
         "prompt_logprobs": _up_to(min(limits.max_logprobs, MAX_LOGPROBS)),
         "top_logprobs": _up_to(limits.max_logprobs),
         "priority": {"minimum": -limits.max_priority, "maximum": limits.max_priority},
@@ -324,16 +332,50 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
         "ttl_s": {"exclusiveMinimum": 0},
         "truncate_prompt_tokens": {"minimum": -1},
         "thinking_token_budget": {"minimum": -1},
-        "stop": {"maxItems": limits.max_stop, "maxLength": limits.max_stop_chars, "minLength": 1},
-        "stop_token_ids": {"maxItems": limits.max_stop_token_ids},
-        "logit_bias": {"maxProperties": limits.max_logit_bias},
-        "allowed_token_ids": {"minItems": 1, "maxItems": limits.max_allowed_token_ids},
-        "bad_words": {"maxItems": limits.max_bad_words},
+        "dimensions": {"minimum": 1},
+        "top_n": {"minimum": 1},
+        "max_tokens_per_doc": {"minimum": 1},
+        **dict.fromkeys(("stop", "stop_sequences"), stops),
+        "stop_token_ids": {"maxItems": limits.max_stop_token_ids, **ids},
+        "logit_bias": {
+            "maxProperties": limits.max_logit_bias,
+            "additionalProperties": {"minimum": -100, "maximum": 100},
+        },
+        "allowed_token_ids": {"minItems": 1, "maxItems": limits.max_allowed_token_ids, **ids},
+        "bad_words": {"maxItems": limits.max_bad_words, "items": text},
         "hooks": {"maxItems": limits.max_hooks},
         "messages": {"minItems": 1, "maxItems": limits.max_messages},
-        "cache_salt": label,
-        "session_id": label,
-        "request_id": label,
+        **dict.fromkeys(("tokens", "token_ids"), ids),
+        "chat_template": {"maxLength": limits.max_chat_template_chars},
+        "truncation": {"enum": ["auto", "disabled"]},
+        **dict.fromkeys(("cache_salt", "request_id"), label),
+        "session_id": {**label, "minLength": 1},
+    }
+
+
+def _own_bounds(limits: Limits) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return bounds of fields that mean another thing in other bodies, by body and name."""
+    texts = {"minItems": 1, "maxItems": limits.max_embedding_inputs}
+    some = {"minItems": 1}
+    inputs = {"input": some}
+    return {
+        "CompletionRequest": {
+            "logprobs": _up_to(limits.max_logprobs),
+            "max_tokens": {"minimum": 0},
+            "stop": {"minLength": 1, "maxLength": limits.max_stop_chars},
+            "prompt": some,
+        },
+        "ChatRequest": {"stop": {"minLength": 1, "maxLength": limits.max_stop_chars}},
+        "TokensRequest": {"token_ids": some},
+        **dict.fromkeys(("EmbeddingRequest", "PoolingRequest", "ClassifyRequest"), inputs),
+        "ScoreRequest": {"text_1": texts, "text_2": texts},
+        "RerankRequest": {"documents": texts},
+        "SessionChange": {"ttl_s": {"maximum": limits.session_s}},
+        "BatchRequest": {
+            "endpoint": {"enum": list(BATCH_ROUTES)},
+            "completion_window": {"enum": ["24h"]},
+            "metadata": {"maxProperties": MAX_METADATA},
+        },
     }
 
 
@@ -346,6 +388,10 @@ _KINDS = {
     "minItems": ("array",),
     "maxItems": ("array",),
     "maxProperties": ("object",),
+    "pattern": ("string",),
+    "enum": ("string",),
+    "items": ("array",),
+    "additionalProperties": ("object",),
 }
 """Types to which a bound applies."""
 
@@ -356,5 +402,9 @@ def _bind(schema: dict[str, Any] | None, bounds: dict[str, Any]) -> None:
         return
     for each in schema.get("anyOf", [schema]):
         for name, value in bounds.items():
-            if each.get("type") in _KINDS[name]:
+            if each.get("type") not in _KINDS[name]:
+                continue
+            if isinstance(value, dict):  # of what the list or object holds
+                _bind(each[name], cast("dict[str, Any]", value))
+            else:
                 each[name] = value

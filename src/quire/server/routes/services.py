@@ -23,7 +23,7 @@ from quire.server.http.body import BodyReader
 from quire.server.http.gate import ApiKeys
 from quire.server.openai.job import Job, tenant_salt
 from quire.server.openai.logprobs import LogprobsBudget
-from quire.server.openai.sampling import check_label
+from quire.server.openai.sampling import chat_params, check_label
 from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
@@ -138,13 +138,7 @@ class Services:
         no next turn."""
         if not isinstance(body, ChatRequest) or body.session_id is None:
             return None
-        check_label("session_id", body.session_id, self.settings.limits)
-        if not body.session_id:
-            raise RefusedError("session_id is empty. Give a name.", param="session_id")
-        if body.session_id.endswith("/"):  # as a path it would be that of another conversation
-            raise RefusedError(
-                "session_id ends with a slash. Give a name without it.", param="session_id"
-            )
+        self._check_session_id(body.session_id)
         others = {
             "n": (body.n or 1) > 1,
             "use_beam_search": bool(body.use_beam_search),
@@ -167,6 +161,15 @@ class Services:
             salt=tenant_salt(tenant, body.cache_salt),
         )
 
+    def _check_session_id(self, session_id: str) -> None:
+        check_label("session_id", session_id, self.settings.limits)
+        if not session_id:
+            raise RefusedError("session_id is empty. Give a name.", param="session_id")
+        if session_id.endswith("/"):  # as a path it would be that of another conversation
+            raise RefusedError(
+                "session_id ends with a slash. Give a name without it.", param="session_id"
+            )
+
     def vector_job(
         self, ready: Ready, request: Request, body: Pooled, timeline: Timeline
     ) -> VectorJob:
@@ -186,7 +189,12 @@ class Services:
         )
 
     async def count_chat(self, ready: Ready, body: ChatRequest) -> int:
-        """Return the number of tokens of a chat's prompt. Raises RefusedError for a bad chat."""
+        """Return the number of tokens of a chat's prompt. Raises RefusedError for a chat that could
+        not be asked for."""
+        chat_params(body, ready.model.front.default_sampling, self.settings.limits)
+        SchedulingParams(body.priority or 0, body.deadline_s)
+        if body.session_id is not None:
+            self._check_session_id(body.session_id)
         form = answer_form(asked_tools(body), body, ready.model)
         prompt = await self.prompts.render_chat(
             ready.model.front.renderer,

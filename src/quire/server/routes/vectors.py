@@ -13,7 +13,7 @@ from quire.server.http.body import BodyDecoder
 from quire.server.http.events import while_connected
 from quire.server.http.openapi import body_of
 from quire.server.openai.answer import encode
-from quire.server.openai.sampling import check_label
+from quire.server.openai.sampling import check_label, check_priority
 from quire.server.openai.vectors import (
     VectorJob,
     class_list,
@@ -69,13 +69,15 @@ def vectors_router(services: Services) -> APIRouter:
         return await score_list(job, _params(body), body.text_1, body.text_2, most)
 
     async def rerank(body: RerankRequest, job: VectorJob) -> object:
-        if body.top_n is not None and body.top_n < 1:
-            raise RefusedError(f"top_n is {body.top_n}. Send 1 or more.", param="top_n")
+        for name, value in (("top_n", body.top_n), ("max_tokens_per_doc", body.max_tokens_per_doc)):
+            if value is not None and value < 1:
+                raise RefusedError(f"{name} is {value}. Send 1 or more.", param=name)
         return await rerank_results(
             job,
             _params(body),
             body.query,
             document_texts(body.documents, most),
+            most_tokens=body.max_tokens_per_doc,
             top_n=body.top_n,
             shows_documents=body.return_documents is not False,
         )
@@ -105,6 +107,7 @@ def _add(
         body = await decoder.decode(await services.bodies.read(request))
         for name, text in (("cache_salt", body.cache_salt), ("request_id", body.request_id)):
             check_label(name, text, services.settings.limits)
+        check_priority(body.priority, services.settings.limits)
         with services.recorded(request, body) as timeline:
             job = services.vector_job(ready, request, body, timeline)
 
