@@ -22,7 +22,7 @@ _PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""What browsers hold the page to: it asks this server alone."""
+"""Policy that browsers hold the page to: it asks this server alone."""
 
 _HEALTHY = (EngineState.READY, EngineState.SLEEPING, EngineState.DRAINING)
 
