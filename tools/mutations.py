@@ -4,7 +4,7 @@
 
 Each fault replaces a text that occurs once in its file. The rooms named with it are those in which
 it should be found; they run as CI runs them, and the first failure ends a run. A fault that no test
-finds makes the exit status 1. Faults in C++ compile the kernels of this processor again.
+finds makes the exit status 1. Faults in C++ compile the best kernels of this processor again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from quire.ops.native.binding import see_kernels
+from quire.platform import detect_platform
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,8 +91,8 @@ FAULTS = (
     Fault(
         "a slot keeps the media of the row before",
         "runner/rows.py",
-        "self.media.pop(slot, None)",
-        "self.media.get(slot, None)",
+        "                self.media.pop(slot, None)\n",
+        "                self.media.get(slot, None)\n",
         ("tests/runner", "tests/engine/test_media_laws.py"),
     ),
     Fault(
@@ -155,7 +158,8 @@ def find(fault: Fault, copy: Path) -> dict[str, object]:
     path.write_text(text.replace(fault.before, fault.after), encoding="utf-8")
     try:
         if path.suffix in (".cpp", ".h"):
-            _run(copy, environment, "-m", "quire.ops.compile")
+            best = see_kernels(detect_platform()).kernels[0]
+            _run(copy, environment, "-m", "quire.ops.compile", "--isa", best)
         tests = _run(
             copy, environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *fault.rooms
         )
