@@ -42,8 +42,8 @@ FAULTS = (
     Fault(
         "a length limit is one token late",
         "scheduler/results.py",
-        "ended = stopped | (ends >= table.max_total[slots])",
-        "ended = stopped | (ends > table.max_total[slots])",
+        "has_room = len(token_ids) < group.max_total_tokens",
+        "has_room = len(token_ids) <= group.max_total_tokens",
         ("tests/scheduler",),
     ),
     Fault(
@@ -89,11 +89,11 @@ FAULTS = (
         ("tests/sampling",),
     ),
     Fault(
-        "a slot keeps the media of the row before",
+        "a row that has left goes on computing",
         "runner/rows.py",
-        "                self.media.pop(slot, None)\n",
-        "                self.media.get(slot, None)\n",
-        ("tests/runner", "tests/engine/test_media_laws.py"),
+        "self.standing[plan.leave] = 0",
+        "self.standing[plan.leave] = 1",
+        ("tests/runner", "tests/engine/test_fake_laws.py"),
     ),
     Fault(
         "late input of failed rows is never dropped",
