@@ -35,6 +35,7 @@ BAD: list[tuple[str, list[object]]] = [
     ("min_tokens", [-1, True, 0.5, None, 17]),
     ("repetition_detection", [5, [1, 2, 3], {"min_count": 2, "size": 1}, {"max_pattern_size": 2},
                               {"max_pattern_size": 1, "min_count": 1},
+                              {"max_pattern_size": 1025, "min_count": 2},
                               {"max_pattern_size": True, "min_count": 2},
                               {"max_pattern_size": 1, "min_pattern_size": 2, "min_count": 2}]),
     ("stop", ["", [""], ["a", ""], [1], 5, {"a": 1}, b"a", "\ud800", ["a\udfff"]]),

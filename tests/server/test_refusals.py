@@ -190,6 +190,12 @@ OWN_NAMES: list[tuple[str, dict[str, Any], str, str | None]] = [
         "reasoning.effort is 'low', but chat_template_kwargs.reasoning_effort is 'max_tokens'",
         "reasoning",
     ),
+    (
+        RESPONSES,
+        {"truncation": "set max_tokens to 5"},
+        "'set max_tokens to 5'",  # what the client wrote stays
+        "truncation",
+    ),
     (RESPONSES, {"input": LONG}, "of the completion (max_output_tokens)", None),
     ("/v1/responses/input_tokens", {"input": []}, "input is empty", "input"),
     (ANTHROPIC, {"stop_sequences": [""]}, "stop_sequences has ''", None),

@@ -49,6 +49,9 @@ GREEDY_TEMPERATURE = 1e-5
 
 DEFAULT_MAX_TOKENS = 16
 
+MAX_PATTERN_SIZE = 1024
+"""Tokens of the longest pattern that `RepetitionDetectionParams` looks for in each step."""
+
 _MAX_INT = 2**31 - 1
 
 
@@ -65,7 +68,7 @@ class RequestOutputKind(enum.IntEnum):
 class RepetitionDetectionParams:
     """End of an output that has fallen into a loop; the names and meanings are those of vLLM.
 
-    max_pattern_size: tokens of the longest pattern that counts; 0 switches it off.
+    max_pattern_size: tokens of the longest pattern that counts, at most 1,024; 0 switches it off.
     min_pattern_size: tokens of the shortest one; 0 is 1. min_count: times that it stands at the end
     of the output, one after the other, at least 2.
 
@@ -78,15 +81,13 @@ class RepetitionDetectionParams:
 
     def __post_init__(self) -> None:
         name = "repetition_detection"
-        for field, low, advice in (
-            ("max_pattern_size", 0, "0 switches it off"),
-            ("min_pattern_size", 0, "0 is 1"),
-            ("min_count", 2 if self.max_pattern_size else 0, "a pattern repeats from 2 on"),
+        for field, low, high, advice in (
+            ("max_pattern_size", 0, MAX_PATTERN_SIZE, "0 switches it off"),
+            ("min_pattern_size", 0, MAX_PATTERN_SIZE, "0 is 1"),
+            ("min_count", 2 if self.max_pattern_size else 0, _MAX_INT, "from 2 on it repeats"),
         ):
-            value = getattr(self, field)
-            object.__setattr__(
-                self, field, _integer(f"{name}.{field}", value, low, _MAX_INT, advice)
-            )
+            value = _integer(f"{name}.{field}", getattr(self, field), low, high, advice)
+            object.__setattr__(self, field, value)
         if self.min_pattern_size > self.max_pattern_size:
             raise RequestError(
                 f"{name}.min_pattern_size is {self.min_pattern_size}, more than max_pattern_size, "
@@ -113,16 +114,26 @@ class RepetitionDetectionParams:
 
     def ends(self, output_ids: npt.NDArray[np.int32]) -> bool:
         """Return True if an output ends with a pattern that is there often enough."""
-        length = len(output_ids)
-        for size in range(max(self.min_pattern_size, 1), self.max_pattern_size + 1):
-            span = size * self.min_count
-            if span > length:
+        if not self.max_pattern_size:
+            return False
+        longest = min(self.max_pattern_size, len(output_ids) // self.min_count)
+        if longest < max(self.min_pattern_size, 1):
+            return False
+        before = output_ids[-longest - 1 : -1]
+        sizes: list[int] = ((before[::-1] == output_ids[-1]).nonzero()[0] + 1).tolist()
+        return any(self._repeats(output_ids, size) for size in sizes)
+
+    def _repeats(self, output_ids: npt.NDArray[np.int32], size: int) -> bool:
+        if size < self.min_pattern_size:
+            return False
+        for count in (
+            2,
+            self.min_count,
+        ):  # most often two are not equal, so that a step pays little
+            span = output_ids[len(output_ids) - size * count :]
+            if not (span[size:] == span[:-size]).all():
                 return False
-            if output_ids[-1] != output_ids[-1 - size]:
-                continue  # most often, so that a step pays little
-            if (output_ids[length - span + size :] == output_ids[length - span : -size]).all():
-                return True
-        return False
+        return True
 
 
 _OF_BEAMS = "LLM.beam_search with BeamSearchParams does it"

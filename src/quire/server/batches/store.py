@@ -329,8 +329,9 @@ class BatchStore:
 
     def _forget_lost(self) -> None:
         """Forget files whose contents are gone."""
-        there = set(os.listdir(self._contents))
         ids = [file_id for (file_id,) in self._database.execute("SELECT id FROM files")]
+        # After the rows: contents come before rows, also those that another front keeps just now.
+        there = set(os.listdir(self._contents))
         self._forget(file_id for file_id in ids if file_id not in there)
         self._has_lost = False
 

@@ -107,9 +107,12 @@ _OWN_NAMES: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 """Fields of routes whose requests become those of another API, by what errors there call them.
 Values stand in quotes, and are left alone."""
+_QUOTED = re.compile(r"""((?<!\w)'[^']*'|"[^"]*")""")
+_END = r"(?![\w'\"-])"
 _RENAMED = {
     re.compile(path): [
-        (re.compile(rf"(?<![\w'\"./-])(?:{old})(?![\w'\"-])"), new) for old, new in names
+        (re.compile(rf"(?<![\w'\"./-])(?:{old})" + _END * (old[-1] != ")")), new)
+        for old, new in names
     ]
     for path, names in _OWN_NAMES.items()
 }
@@ -205,10 +208,13 @@ def _with_own_names(reply: ErrorReply, path: str) -> ErrorReply:
     for route, names in _RENAMED.items():
         if route.search(path) is None:
             continue
+        pieces = _QUOTED.split(reply.message)
         for old, new in names:
-            reply.message = old.sub(new, reply.message)
+            # Every other piece is a quoted value, which is the client's.
+            pieces[::2] = [old.sub(new, piece) for piece in pieces[::2]]
             if reply.param is not None:
                 reply.param = str(old.sub(new, reply.param)).partition(".")[0]
+        reply.message = "".join(pieces)
     return reply
 
 

@@ -84,7 +84,8 @@ def _add_files(services: Services, router: APIRouter) -> None:
 
             def take(data: bytes) -> None:
                 form.feed(data)
-                if "purpose" in form.parts and "file" in form.parts:
+                # The last part may not be whole yet.
+                if "purpose" in form.parts and next(reversed(form.parts)) == "file":
                     _check_purpose(form.parts["purpose"].text)
                 if "file" in form.parts:
                     new.write(form.parts["file"].take())
