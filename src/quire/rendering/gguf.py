@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config.gguf import GGUFHeader, ends_by_text, read_gguf_parts
 from quire.errors import ConfigError
 from quire.rendering.folder import TokenizerFiles, TokenSpec
+from quire.rendering.pieces import TWIN_MARK
 
 if TYPE_CHECKING:
     import tokenizers
@@ -94,16 +95,11 @@ def read_gguf_templates(file: Path) -> dict[str, str]:
 
 
 def _tokens(header: GGUFHeader) -> tuple[list[str], dict[str, int], list[int]]:
-    """Token strings by id, ids by token string in the same order, and types. Raises ConfigError
-    unless each token is there once."""
+    """Token strings by id, ids by token string in the same order, and types. Raises ConfigError for
+    lists that are none."""
     tokens = header.array(_KEY + "tokens")
     if not tokens or not isinstance(tokens[0], str):
         raise ConfigError(f"{header.file}: {_KEY}tokens is no list of texts; fetch the file again")
-    ids = {token: index for index, token in enumerate(tokens)}
-    if len(ids) != len(tokens):
-        seen: set[str] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))
-        raise ConfigError(f"{header.file}: {_KEY}tokens has {twice[:80]!r} twice")
     kinds = header.array(_KEY + "token_type") or [1] * len(tokens)
     if len(kinds) != len(tokens) or not isinstance(kinds[0], int):
         raise ConfigError(
@@ -111,7 +107,30 @@ def _tokens(header: GGUFHeader) -> tuple[list[str], dict[str, int], list[int]]:
         )
     for end in ends_by_text(tokens):
         kinds[end] = _CONTROL  # whatever the file says: their text is no part of an answer
-    return tokens, ids, kinds
+    if len(set(tokens)) != len(tokens):
+        tokens = _mark_twins(header, tokens, kinds)
+    return tokens, {token: index for index, token in enumerate(tokens)}, kinds
+
+
+def _mark_twins(header: GGUFHeader, tokens: Sequence[str], kinds: Sequence[int]) -> list[str]:
+    """Token strings, each once. Of tokens with one text, a text is read as the one that the file
+    names, else the last, which other programs take too; the others get marks, which no text has,
+    and decoding drops. Tokens that are matched whole come before those that merges make."""
+    named = {header.integer(_KEY + key) for key in _NAMED.values()}
+    places: dict[str, list[int]] = {}
+    for index, token in enumerate(tokens):
+        places.setdefault(token, []).append(index)
+    found, taken = list(tokens), set(tokens)
+    for token, indices in places.items():
+        first = max(indices, key=lambda i: (i in named, kinds[i] in (_CONTROL, _USER), i))
+        twin = token
+        for index in indices:
+            if index != first:
+                while twin in taken:
+                    twin += TWIN_MARK
+                taken.add(twin)
+                found[index] = twin
+    return found
 
 
 def _byte_level(
@@ -145,20 +164,50 @@ def _byte_level(
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if name == "qwen2":
         backend.normalizer = normalizers.NFC()  # as the model was trained
-    backend.decoder = decoders.ByteLevel()
+    backend.decoder = _without_marks(ids, decoders.ByteLevel())
     return backend
 
 
+def _without_marks(ids: Iterable[str], *steps: Any) -> tokenizers.decoders.Decoder:
+    """A decoder of steps, which drops the marks of tokens that have a text in common."""
+    from tokenizers import decoders
+
+    if any(token.endswith(TWIN_MARK) for token in ids):
+        steps = (decoders.Replace(TWIN_MARK, ""), *steps)
+    return steps[0] if len(steps) == 1 else decoders.Sequence(list(steps))
+
+
 def _merges(header: GGUFHeader, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Pairs of tokens in the order in which they join. Those that make no token are left out."""
     merges: list[tuple[str, str]] = []
-    for index, line in enumerate(header.array(_KEY + "merges") or []):
+    left_out: list[str] = []
+    lines = header.array(_KEY + "merges") or []
+    for index, line in enumerate(lines):
         left, space, right = line.partition(" ") if isinstance(line, str) else ("", "", "")
-        if not space or not {left, right, left + right} <= ids.keys():
+        if not space:
             raise ConfigError(
-                f"{header.file}: {_KEY}merges[{index}]={str(line)[:80]!r} does not join two tokens "
-                "to a third; fetch the file again"
+                f"{header.file}: {_KEY}merges[{index}]={str(line)[:80]!r} does not join two "
+                "tokens; fetch the file again"
             )
-        merges.append((left, right))
+        if {left, right, left + right} <= ids.keys():
+            merges.append((left, right))
+        else:
+            left_out.append(line)
+    if left_out and not merges:
+        raise ConfigError(
+            f"{header.file}: none of {len(lines)} merges ({_KEY}merges) joins two tokens to a "
+            f"third, {left_out[0][:80]!r} for one; fetch the file again"
+        )
+    if left_out:
+        _log.warning(
+            "%s: %d of %d merges (%smerges) do not join two tokens to a third and are left out, "
+            "%r for one.",
+            header.file,
+            len(left_out),
+            len(lines),
+            _KEY,
+            left_out[0][:80],
+        )
     return merges
 
 
@@ -206,7 +255,7 @@ def _pieces(
     steps: list[Any] = [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(content=" ", left=1))
-    backend.decoder = decoders.Sequence(steps)
+    backend.decoder = _without_marks(ids, *steps)
     return backend
 
 
