@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 from quire.bundled import bundled_model_path
 from quire.errors import ConfigError, RequestError
 from quire.rendering import Renderer
+from quire.rendering.gguf import SPLITS
 from quire.rendering.tokenizer import Tokenizer
 from tests.gguf_writer import write_gguf
+from tests.rendering import gguf_splits
 
 BASE = {"general.architecture": "llama"}
 PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "c", "ab", "bc", "▁a", "abc", "▁ab", "<0x0A>"]
@@ -232,6 +236,30 @@ def test_merges_without_a_token_are_left_out(
         left_out = [merge for merge in merges if merge != "b c"]
         assert f"{len(left_out)} of {len(merges)} merges" in caplog.text
         assert repr(left_out[0]) in caplog.text
+
+
+WANTED: dict[str, Any] = json.loads(gzip.decompress(gguf_splits.FILE.read_bytes()))
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_tokens_of_texts_are_those_of_llama_cpp(pre: str, tmp_path: Path) -> None:
+    """Of each rule, by the ids that `gguf_splits` wrote. Turns red when a text is cut elsewhere, a
+    word that is a token is merged, or a text begins in another way."""
+    wanted = WANTED["rules"][pre]
+    metadata = gguf_splits.metadata(pre, WANTED["tokens"], WANTED["merges"])
+    tokenizer = load(tmp_path, metadata)
+    num_compared, wrong = 0, []
+    for index, (text, common) in enumerate(zip(WANTED["texts"], WANTED["common"], strict=True)):
+        if pre == "qwen2" and not unicodedata.is_normalized("NFC", text):
+            continue  # the model knows the normal form, which llama.cpp does not make
+        num_compared += 1
+        ids = wanted["other"].get(str(index), common)
+        found = tokenizer.encode(text, False)
+        if found != ids:
+            wrong.append((text, ids, found))
+    assert not wrong, f"{len(wrong)} of {num_compared} texts; the first: {wrong[0]}"
+    assert num_compared > 450
+    assert tokenizer.encode("a") == wanted["marked"]
 
 
 BROKEN = {
