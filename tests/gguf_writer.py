@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,8 @@ def _value(value: Any) -> tuple[int, bytes]:
         return 6, struct.pack("<f", value)
     if isinstance(value, str):
         return 8, _string(value)
+    if isinstance(value, array):  # of "i": int32, whatever the numbers are
+        return 9, struct.pack("<IQ", 5, len(value)) + value.tobytes()
     items = [_value(item) for item in value]
     kind = items[0][0] if items else 4
     return 9, struct.pack("<IQ", kind, len(items)) + b"".join(data for _, data in items)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config.gguf import GGUFHeader, ends_by_text, read_gguf_parts
 from quire.errors import ConfigError
 from quire.rendering.folder import TokenizerFiles, TokenSpec
+from quire.rendering.pieces import TWIN_MARK
 
 if TYPE_CHECKING:
     import tokenizers
@@ -33,24 +34,79 @@ _MAX_PIECE_CHARS = 256
 """Merges of a longer token are not made: their number grows with its length, and such a token is a
 fault or an attack."""
 
-# Split patterns by name, from the tokenizer.json of the models that they were made for.
+# Patterns that cut text, in turn; what none of them takes stays whole. They come from the models'
+# tokenizer.json, in the form that llama.cpp has for them.
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-_BYTE_LEVEL = {
-    "gpt-2": _GPT2_SPLIT,
-    "smollm": _GPT2_SPLIT,
-    "llama-bpe": _LLAMA3_SPLIT,
-    "llama3": _LLAMA3_SPLIT,
-    "llama-v3": _LLAMA3_SPLIT,
-    "qwen2": _QWEN2_SPLIT,
+_SEED_SPLIT = _QWEN2_SPLIT.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+# Words end before a capital that follows a small letter. Letters beyond a to z count as both.
+_NOT_SMALL, _NOT_CAPITAL = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
+_GPT4O_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_SMALL}*{_NOT_CAPITAL}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_SMALL}+{_NOT_CAPITAL}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN_SPLIT = _GPT4O_SPLIT.replace(f"{_CONTRACTIONS}?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+_DIGITS_FIRST = (r"\p{N}", _GPT2_SPLIT)
+_FALCON_SPLITS = (r"[\p{P}$+<=>^~|`]+", _GPT2_SPLIT, "[0-9][0-9][0-9]")
+_DEEPSEEK_LETTERS = (
+    "A-Za-z"
+    "\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"
+    "\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3"
+    "\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115"
+    "\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f"
+    "\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
+    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f"
+    "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_DEEPSEEK_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff&&[^\\s]]+"
+_DEEPSEEK_LLM_SPLITS = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001\u3002]+",
+    r"\s+$",
+    _DEEPSEEK_CJK,
+    r"\p{N}+",
+)
+_DEEPSEEK_CODER_SPLITS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")
+_DEEPSEEK_V3_SPLITS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_NAMES_OF_SPLITS = {
+    (_GPT2_SPLIT,): "gpt-2 phi-2 mpt olmo exaone4 a.x-4.0 mellum trillion granite-docling",
+    _DIGITS_FIRST: "smollm starcoder refact command-r exaone codeshell minerva-7b",
+    (_LLAMA3_SPLIT,): (
+        "llama-bpe llama3 llama-v3 falcon3 pixtral midm-2.0 lfm2 dbrx smaug-bpe glm4 chatglm-bpe"
+    ),
+    (_QWEN2_SPLIT,): "qwen2 deepseek-r1-qwen stablelm2 megrez kormo",
+    (_SEED_SPLIT,): "seed-coder",
+    (_GPT4O_SPLIT,): "gpt-4o llama4 kanana2",
+    (_TEKKEN_SPLIT,): "tekken",
+    _FALCON_SPLITS: "falcon",
+    _DEEPSEEK_LLM_SPLITS: "deepseek-llm",
+    _DEEPSEEK_CODER_SPLITS: "deepseek-coder",
+    _DEEPSEEK_V3_SPLITS: "deepseek-v3",
 }
-_SINGLE_DIGITS = ("smollm",)
-_WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")
-"""Llama 3 takes a word that is a token as it is, without merging."""
+SPLITS = {name: splits for splits, names in _NAMES_OF_SPLITS.items() for name in names.split()}
+"""Patterns by the name that `tokenizer.ggml.pre` states."""
+_BEGUN = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2", "tekken")
+"""Rules of models whose texts begin with their token of begin, though files may not say so."""
+_WHOLE_WORDS_FIRST = (*_BEGUN, "glm4")
+"""Rules of models that take a word that is a token as it is, without merging."""
 
 
 def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
@@ -94,16 +150,11 @@ def read_gguf_templates(file: Path) -> dict[str, str]:
 
 
 def _tokens(header: GGUFHeader) -> tuple[list[str], dict[str, int], list[int]]:
-    """Token strings by id, ids by token string in the same order, and types. Raises ConfigError
-    unless each token is there once."""
+    """Token strings by id, ids by token string in the same order, and types. Raises ConfigError for
+    lists that are none."""
     tokens = header.array(_KEY + "tokens")
     if not tokens or not isinstance(tokens[0], str):
         raise ConfigError(f"{header.file}: {_KEY}tokens is no list of texts; fetch the file again")
-    ids = {token: index for index, token in enumerate(tokens)}
-    if len(ids) != len(tokens):
-        seen: set[str] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))
-        raise ConfigError(f"{header.file}: {_KEY}tokens has {twice[:80]!r} twice")
     kinds = header.array(_KEY + "token_type") or [1] * len(tokens)
     if len(kinds) != len(tokens) or not isinstance(kinds[0], int):
         raise ConfigError(
@@ -111,7 +162,30 @@ def _tokens(header: GGUFHeader) -> tuple[list[str], dict[str, int], list[int]]:
         )
     for end in ends_by_text(tokens):
         kinds[end] = _CONTROL  # whatever the file says: their text is no part of an answer
-    return tokens, ids, kinds
+    if len(set(tokens)) != len(tokens):
+        tokens = _mark_twins(header, tokens, kinds)
+    return tokens, {token: index for index, token in enumerate(tokens)}, kinds
+
+
+def _mark_twins(header: GGUFHeader, tokens: Sequence[str], kinds: Sequence[int]) -> list[str]:
+    """Token strings, each once. Of tokens with one text, a text is read as the one that the file
+    names, else the last, which other programs take too; the others get marks, which no text has,
+    and decoding drops. Tokens that are matched whole come before those that merges make."""
+    named = {header.integer(_KEY + key) for key in _NAMED.values()}
+    places: dict[str, list[int]] = {}
+    for index, token in enumerate(tokens):
+        places.setdefault(token, []).append(index)
+    found, taken = list(tokens), set(tokens)
+    for token, indices in places.items():
+        first = max(indices, key=lambda i: (i in named, kinds[i] in (_CONTROL, _USER), i))
+        twin = token
+        for index in indices:
+            if index != first:
+                while twin in taken:
+                    twin += TWIN_MARK
+                taken.add(twin)
+                found[index] = twin
+    return found
 
 
 def _byte_level(
@@ -130,35 +204,65 @@ def _byte_level(
             _KEY,
         )
         name = "gpt-2"
-    if name not in _BYTE_LEVEL:
+    if name not in SPLITS:
         raise ConfigError(
             f"{header.file}: {_KEY}pre={name[:80]!r} is not supported; quire knows "
-            f"{', '.join(_BYTE_LEVEL)}. Give the folder of the model's tokenizer with tokenizer "
+            f"{', '.join(SPLITS)}. Give the folder of the model's tokenizer with tokenizer "
             "(--tokenizer)"
         )
     model = models.BPE(ids, _merges(header, ids), ignore_merges=name in _WHOLE_WORDS_FIRST)
     backend = Tokenizer(model)
-    steps: list[Any] = [pre_tokenizers.Split(Regex(_BYTE_LEVEL[name]), "isolated")]
-    if name in _SINGLE_DIGITS:
-        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    steps: list[Any] = [
+        pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[name]
+    ]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if name == "qwen2":
         backend.normalizer = normalizers.NFC()  # as the model was trained
-    backend.decoder = decoders.ByteLevel()
+    backend.decoder = _without_marks(ids, decoders.ByteLevel())
     return backend
 
 
+def _without_marks(ids: Iterable[str], *steps: Any) -> tokenizers.decoders.Decoder:
+    """A decoder of steps, which drops the marks of tokens that have a text in common."""
+    from tokenizers import decoders
+
+    if any(token.endswith(TWIN_MARK) for token in ids):
+        steps = (decoders.Replace(TWIN_MARK, ""), *steps)
+    return steps[0] if len(steps) == 1 else decoders.Sequence(list(steps))
+
+
 def _merges(header: GGUFHeader, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Pairs of tokens in the order in which they join. Those that make no token are left out."""
     merges: list[tuple[str, str]] = []
-    for index, line in enumerate(header.array(_KEY + "merges") or []):
+    left_out: list[str] = []
+    lines = header.array(_KEY + "merges") or []
+    for index, line in enumerate(lines):
         left, space, right = line.partition(" ") if isinstance(line, str) else ("", "", "")
-        if not space or not {left, right, left + right} <= ids.keys():
+        if not space:
             raise ConfigError(
-                f"{header.file}: {_KEY}merges[{index}]={str(line)[:80]!r} does not join two tokens "
-                "to a third; fetch the file again"
+                f"{header.file}: {_KEY}merges[{index}]={str(line)[:80]!r} does not join two "
+                "tokens; fetch the file again"
             )
-        merges.append((left, right))
+        if {left, right, left + right} <= ids.keys():
+            merges.append((left, right))
+        else:
+            left_out.append(line)
+    if left_out and not merges:
+        raise ConfigError(
+            f"{header.file}: none of {len(lines)} merges ({_KEY}merges) joins two tokens to a "
+            f"third, {left_out[0][:80]!r} for one; fetch the file again"
+        )
+    if left_out:
+        _log.warning(
+            "%s: %d of %d merges (%smerges) do not join two tokens to a third and are left out, "
+            "%r for one.",
+            header.file,
+            len(left_out),
+            len(lines),
+            _KEY,
+            left_out[0][:80],
+        )
     return merges
 
 
@@ -206,7 +310,7 @@ def _pieces(
     steps: list[Any] = [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(content=" ", left=1))
-    backend.decoder = decoders.Sequence(steps)
+    backend.decoder = _without_marks(ids, *steps)
     return backend
 
 
@@ -275,7 +379,7 @@ def _add_marks(
     """Put the tokens of begin and end around each text, where the file asks for them."""
     from tokenizers import processors
 
-    if header.string(_KEY + "pre") in _WHOLE_WORDS_FIRST:
+    if header.string(_KEY + "pre") in _BEGUN:
         adds_bos = True
     stated = header.flag(_KEY + "add_bos_token")
     bos = named.get("bos_token") if (adds_bos if stated is None else stated) else None

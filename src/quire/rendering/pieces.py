@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 METASPACE = "\u2581"
+TWIN_MARK = "\ufdd0"
+"""Stands behind a token whose text another token has too; no part of its text."""
 # (written by a tokenizer, read by people), applied in this order; as in transformers.
 _SPACE_CLEANUP = (
     (" .", "."),
@@ -108,11 +110,15 @@ def plan_decoder(decoder: Mapping[str, Any] | None) -> DecoderPlan:
     steps = cast("list[dict[str, Any]]", decoder.get("decoders", [decoder]))
     if len(steps) == 1 and kind == "Sequence":
         return plan_decoder(steps[0])
+    if [step.get("type") for step in steps] == ["Replace", "ByteLevel"]:
+        is_mark = steps[0].get("pattern") == {"String": TWIN_MARK} and not steps[0].get("content")
+        return DecoderPlan(kind="bytes") if is_mark else OPAQUE
     return _sequence_plan(steps)
 
 
 def byte_level_bytes(token: str) -> bytes:
     """The bytes of a byte-level token; a token with other characters stands for its own UTF-8."""
+    token = token.replace(TWIN_MARK, "")
     try:
         return token.translate(_BYTE_OF).encode("latin-1")
     except UnicodeEncodeError:

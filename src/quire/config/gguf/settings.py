@@ -146,10 +146,11 @@ def end_token_ids(header: GGUFHeader) -> tuple[int, ...]:
 
 def ends_by_text(tokens: Sequence[Any]) -> tuple[int, ...]:
     """Ids of the tokens that end a turn by their text, of the texts by id."""
-    found = {token: index for index, token in enumerate(tokens) if token in _END_TEXTS}
-    if found.keys() >= {*_ANSWER_ENDS}:
-        found.pop(_MESSAGE_END, None)
-    return tuple(found.values())
+    found = [(index, token) for index, token in enumerate(tokens) if token in _END_TEXTS]
+    texts = {token for _, token in found}
+    if texts >= {*_ANSWER_ENDS}:
+        texts.discard(_MESSAGE_END)
+    return tuple(index for index, token in found if token in texts)
 
 
 def _value(header: GGUFHeader, key: str) -> Any:
