@@ -32,6 +32,7 @@ endif
 AGAIN := echo "Only what failed, again: $(BIN)/python -m pytest --lf"
 
 gates: $(VENV)/.installed-dev  ## prove all groups of tests/gates.py, or GATES="sanitizers triton", and write it down
+	$(BIN)/python -m quire.ops.compile --missing
 	$(BIN)/python -m tests.gates prove $(GATES)
 
 durations: $(VENV)/.installed-dev  ## measure how long each file of tests takes, without gates

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,30 +148,40 @@ FAULTS = (
 )
 
 
+_QUIETLY = ("-q", "-x", "-p", "no:cacheprovider")
+
+
 def find(fault: Fault, copy: Path) -> dict[str, object]:
-    """Put the fault into `copy`, run its rooms, and take it out again."""
+    """Put the fault into `copy`, run its rooms, and take it out again. The test that fails has to
+    pass then."""
     path = copy / "src" / "quire" / fault.path
     text = path.read_text(encoding="utf-8")
     if text.count(fault.before) != 1:
         raise SystemExit(f"{fault.path} has {fault.before!r} {text.count(fault.before)} times.")
     started = time.monotonic()
     environment = {**os.environ, "CI": "1", "PYTHONPATH": str(copy / "src")}
-    path.write_text(text.replace(fault.before, fault.after), encoding="utf-8")
-    try:
+
+    def run(source: str, rooms: Sequence[str]) -> str:
+        path.write_text(source, encoding="utf-8")
         if path.suffix in (".cpp", ".h"):
             best = see_kernels(detect_platform()).kernels[0]
-            _run(copy, environment, "-m", "quire.ops.compile", "--isa", best)
-        tests = _run(
-            copy, environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *fault.rooms
-        )
-    finally:
+            made = _run(copy, environment, "-m", "quire.ops.compile", "--isa", best)
+            if made.returncode:
+                raise SystemExit(f"{fault.name}: it does not compile\n{made.stderr}")
+        return _run(copy, environment, "-m", "pytest", *_QUIETLY, *rooms).stdout
+
+    printed = run(text.replace(fault.before, fault.after), fault.rooms)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, re.MULTILINE)
+    again = run(text, [found[1]]) if found else ""
+    if not found:
         path.write_text(text, encoding="utf-8")
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", tests.stdout, re.MULTILINE)
+    elif not re.search(r"^1 passed", again, re.MULTILINE):
+        raise SystemExit(f"{found[1]} fails without {fault.name!r} too\n{again}")
     return {
         "fault": fault.name,
         "file": f"src/quire/{fault.path}",
         "line": f"{fault.before} → {fault.after}",
-        "found_by": found[1] if found and tests.returncode == 1 else None,
+        "found_by": found[1] if found else None,
         "seconds": round(time.monotonic() - started, 1),
     }
 
