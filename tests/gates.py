@@ -113,6 +113,7 @@ KERNELS = (
     "src/quire/config/shard.py",
     "tests/profiles.py",
     "tests/pairs.py",
+    "tests/processors.py",
     "tests/conftest.py",
     "tests/ops/conftest.py",
     "tests/ops/tile_emulator.*",
