@@ -173,7 +173,9 @@ def test_tokens_that_content_makes_with_its_neighbours(tokenizer: Tokenizer) -> 
     for source, fields in cases:
         message = {"role": "user", "content": "a", **fields}
         found = rendered(tokenizer, ChatTemplate(source), [message])
-        assert found is not None
+        if found is None:
+            assert "role" in fields  # which the template does not know, so it is refused
+            continue
         tokens = [tokenizer.token_string(i) for i in control_ids(tokenizer, found)]
         assert tokens == ["<|end|>"] * source.count("<|end|>"), source
         assert tokenizer.decode(found.token_ids, skip_special_tokens=False) == found.text

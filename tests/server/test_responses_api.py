@@ -89,7 +89,7 @@ def pin_grammar(name: str, definition: str | None, tokens: Tokenizer) -> Grammar
         ("^[0-9]{4}$", "1234"),
         ("x|[0-9]{4}", "1234"),
         ("(?i)yes|no", "YES"),
-        ("a{2}{3}", "aaaaaa"),
+        ("^{x}$", "{x}"),
     ],
 )
 def test_a_regular_expression_holds_the_whole_text(
@@ -104,7 +104,7 @@ def test_a_regular_expression_holds_the_whole_text(
 
 
 @pytest.mark.parametrize("name", PIN_CALLS)
-@pytest.mark.parametrize("definition", ["ab\\b", "^{x}$", "(a", "(?=a)a"])
+@pytest.mark.parametrize("definition", ["ab\\b", "a{2}{3}", "(a", "(?=a)a"])
 def test_a_regular_expression_that_cannot_be_held_is_refused(name: str, definition: str) -> None:
     tokens = tokenizer((), ("<tool_call>", "</tool_call>"))
     with pytest.raises(RequestError, match=r"pattern|no regular expression"):
@@ -457,7 +457,7 @@ def test_tokens_are_counted(client: openai.OpenAI, server: RunningServer) -> Non
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"input": []}, "messages"),
+    ({"input": []}, "input is empty"),
     ({"input": [{"type": "odd"}]}, r"input\[0\].type is 'odd'"),
     ({"input": [{"role": "odd", "content": "x"}]}, r"input\[0\].role is 'odd'"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "takes text only"),
