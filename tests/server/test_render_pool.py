@@ -154,7 +154,7 @@ def test_an_endless_template_holds_up_nobody(front: ModelFront) -> None:
     settings = ServerSettings(
         disable_access_log=True,
         trust_request_chat_template=True,
-        limits=Limits(render_timeout_s=3.0),
+        limits=Limits(render_timeout_s=1.0),
     )
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     with running_server(front, settings) as server:
