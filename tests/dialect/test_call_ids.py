@@ -90,6 +90,25 @@ def test_results_are_in_the_order_of_their_calls() -> None:
     assert in_call_order(apart) == apart
 
 
+NO_ID = {"role": "tool", "content": "x"}
+OLDER = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("name", ["generic", "mistral", "kimi_k2"])
+@pytest.mark.parametrize("result", [NO_ID, {**NO_ID, "tool_call_id": None}], ids=str)
+@pytest.mark.parametrize("asked", [turn(call("f", None), call("g", None)), OLDER], ids=str)
+def test_results_without_ids_stay_in_their_order(
+    name: str, asked: dict[str, Any], result: dict[str, Any]
+) -> None:
+    """Fault: a history without ids is an error of the server."""
+    results = [{**result, "content": each} for each in "ab"]
+    found = prepared([USER, asked, *results, USER], DIALECTS[name])
+    assert [str(each).split()[-1] for each in contents(found)[2:]] == ["a", "b", "q"]
+    if name != "generic" and asked is not OLDER:
+        calls, given = ids_of(found)
+        assert given == calls
+
+
 def test_results_in_words_name_their_calls() -> None:
     """Fault: results name ids that the calls in the prompt do not show."""
     called = turn(call("f", "a"), call("g", "b"), call("f", "c"))

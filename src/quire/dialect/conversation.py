@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from quire.dialect.spec import Dialect, IdStyle
@@ -44,41 +45,63 @@ def in_call_order(messages: Sequence[Message]) -> list[Message]:
     """Return `messages` with the results of a turn's calls in the order of these: many templates
     show no ids, and clients send results as they come."""
     found: list[Message] = []
-    first = 0  # of the results of one turn
+    results: list[tuple[int, Message]] = []  # of one turn, and the places of their calls
     places: dict[object, int] = {}
     for message in messages:
-        if message.get("role") != "tool" or message.get("tool_call_id") not in places:
-            places = {call.get("id"): place for place, call in enumerate(_calls_of(message))}
-            first = len(found) + 1
-            found.append(message)
+        if message.get("role") == "tool" and message.get("tool_call_id") in places:
+            results.append((places[message["tool_call_id"]], message))
             continue
+        found += _sorted(results)
+        results.clear()
         found.append(message)
-        found[first:] = sorted(found[first:], key=lambda each: places[each["tool_call_id"]])
-    return found
+        ids = [call.get("id") for call in _calls_of(message)]
+        places = {each: place for place, each in enumerate(ids) if each is not None}
+    return found + _sorted(results)
+
+
+def _sorted(results: Sequence[tuple[int, Message]]) -> list[Message]:
+    return [message for _, message in sorted(results, key=lambda each: each[0])]
 
 
 def with_call_ids(messages: Sequence[Message], style: IdStyle) -> list[Message]:
     """Return `messages` with ids of calls in the form of the family's template, whoever made them.
-    Results still name their calls."""
+    Results still name their calls. One without an id gets that of the next call of its name or, if
+    it has none, of the call at its place, if this had no id either."""
     if style is IdStyle.RANDOM:
         return list(messages)
     found: list[Message] = []
     new_ids: dict[object, str] = {}
+    unanswered: dict[object, Iterator[str]] = {}  # calls of a turn that had no id
     num_calls = 0
     for message in messages:
         calls: object = message.get("tool_calls")
         if isinstance(calls, list) and calls:
             written: list[Message] = []
+            without = defaultdict[object, list[str]](list)
             for call in cast("list[Message]", calls):
                 new_id = _call_id(call, num_calls, style)
-                new_ids[call.get("id")] = new_id
+                if call.get("id"):
+                    new_ids[call["id"]] = new_id
+                else:
+                    without[None].append(new_id)
+                    without[(call.get("function") or call).get("name")].append(new_id)
                 written.append({**call, "id": new_id})
                 num_calls += 1
             message = {**message, "tool_calls": written}
+            unanswered = {name: iter(ids) for name, ids in without.items()}
+        elif message.get("role") == "tool" and not message.get("tool_call_id"):
+            new_id = _answered(unanswered, message.get("name") or None)
+            message = message if new_id is None else {**message, "tool_call_id": new_id}
         elif message.get("tool_call_id") in new_ids:
             message = {**message, "tool_call_id": new_ids[message["tool_call_id"]]}
         found.append(message)
     return found
+
+
+def _answered(ids: Mapping[object, Iterator[str]], name: object) -> str | None:
+    """Take the id of the call that a result without one answers. ids: by name; all are at None."""
+    at_place = next(ids.get(None, iter(())), None)
+    return at_place if name is None else next(ids.get(name, iter(())), None)
 
 
 def _call_id(call: Mapping[str, Any], number: int, style: IdStyle) -> str:
@@ -87,7 +110,7 @@ def _call_id(call: Mapping[str, Any], number: int, style: IdStyle) -> str:
         return f"functions.{(call.get('function') or call).get('name')}:{number}"
     if isinstance(given, str) and len(given) == SHORT_LENGTH and given.isalnum():
         return given
-    text = f"{number}" if given is None else str(given)
+    text = str(given) if given else f"{number}"
     return hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:SHORT_LENGTH]
 
 
