@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from quire.dialect.spec import Dialect, IdStyle
+from quire.errors import RequestError
 from quire.rendering.messages import joined_contents
 
 __all__ = ["described", "in_call_order", "prepared", "with_call_ids"]
@@ -24,8 +25,10 @@ def prepared(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
     """Return a conversation as the model's prompts have it: ids of calls in its own form, results
     in the order of their calls, and both as texts if the template has no place for them. A request
     without tools has the same."""
-    found = in_call_order(with_call_ids(messages, dialect.ids))
-    return _as_texts(found) if dialect.describes_tools else found
+    if not dialect.describes_tools:
+        return in_call_order(with_call_ids(messages, dialect.ids))
+    # The texts show no ids of calls: those that tell all calls apart serve best.
+    return _as_texts(in_call_order(with_call_ids(messages, IdStyle.COUNTED)))
 
 
 def described(messages: Sequence[Message], text: str, *, in_system: bool = True) -> list[Message]:
@@ -131,7 +134,8 @@ def _as_texts(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         if message.get("role") in ("tool", "function"):
             given: object = message.get("tool_call_id")
-            title = titles.get(given) or message.get("name") or given or "the tool"
+            title = titles.get(given) if given else None
+            title = title or message.get("name") or given or titles.get(None) or "the tool"
             content = joined_contents(f"({title}):", message.get("content"))
             found.append({"role": "user", "content": content})
             continue
@@ -141,10 +145,19 @@ def _as_texts(messages: Sequence[Message]) -> list[Message]:
             continue
         written = [_call(call) for call in calls]
         names = [call["name"] for call in written]
-        for place, (call, name) in enumerate(zip(calls, names, strict=True)):
-            number = f", call {names[: place + 1].count(name)}" if names.count(name) > 1 else ""
+        totals = Counter(names)
+        numbers = Counter[str]()
+        titles.pop(None, None)  # the call of the older API, which has no id
+        for call, name in zip(calls, names, strict=True):
+            numbers[name] += 1
+            number = f", call {numbers[name]}" if totals[name] > 1 else ""
             titles[call.get("id")] = f"{name}{number}"
-        text = json.dumps({"tool_calls": written}, ensure_ascii=False)
+        try:
+            text = json.dumps({"tool_calls": written}, ensure_ascii=False)
+        except RecursionError as error:
+            raise RequestError(
+                "The arguments of a tool call are nested too deep. Send what is nested less."
+            ) from error
         kept = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
         found.append({**kept, "content": joined_contents(message.get("content"), text)})
     return found
@@ -154,6 +167,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or call
     arguments: object = function.get("arguments") or {}
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # those of an answer that was cut short stay a text
+        # Those of an answer that was cut short, and what Python can't read, stay a text.
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return {"name": function.get("name"), "arguments": arguments}
