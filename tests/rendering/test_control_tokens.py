@@ -219,6 +219,15 @@ def test_arguments_that_are_nested_deep(is_text: bool, tokenizer: Tokenizer) -> 
         renderer.render_chat([ASK, call, RESULT])
 
 
+def test_content_of_all_signs_for_private_use(tokenizer: Tokenizer) -> None:
+    """Fault: the request never ends, since no sign is left that can stand for others."""
+    renderer = Renderer(tokenizer, ChatTemplate(ALL["qwen25"]))
+    signs = "".join(map(chr, range(0xE000, 0xF900)))
+    assert renderer.render_chat([{"role": "user", "content": signs}]).own is None
+    with pytest.raises(RequestError, match="U\\+E200"):
+        renderer.render_chat([{"role": "user", "content": f"{signs}|"}])
+
+
 def test_an_answer_that_is_continued(tokenizer: Tokenizer) -> None:
     renderer = Renderer(tokenizer, ChatTemplate(ALL["chatml"]))
     last = {"role": "assistant", "content": "I <|im_end|> said"}

@@ -37,6 +37,8 @@ def test_gives_results_and_errors() -> None:
         ]
         with pytest.raises(ZeroDivisionError):
             await pool.run(lambda: 1 // 0)
+        with pytest.raises(RuntimeError, match="StopIteration"):  # no future takes it
+            await pool.run(lambda: next(iter(())))
         pool.close()
 
     run(work())
