@@ -105,7 +105,8 @@ class ControlTokens:
             return False
         content: list[str] = []
         _collect(data, content)
-        return any(map(self._pattern.search, content))
+        # An escape in JSON may stand for any sign.
+        return any("\\u" in text or self._pattern.search(text) for text in content)
 
     def spans(self, text: str) -> Spans:
         """Return where control tokens stand in a text, whoever wrote them."""
