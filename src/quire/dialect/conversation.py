@@ -167,7 +167,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or call
     arguments: object = function.get("arguments") or {}
     if isinstance(arguments, str):
-        # Those of an answer that was cut short, and what Python can't read, stay a text.
+        # A text that was cut short, or that Python can't read, stays one.
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return {"name": function.get("name"), "arguments": arguments}
