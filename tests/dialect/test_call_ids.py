@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -90,6 +91,25 @@ def test_results_are_in_the_order_of_their_calls() -> None:
     assert in_call_order(apart) == apart
 
 
+NO_ID = {"role": "tool", "content": "x"}
+OLDER = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("name", ["generic", "mistral", "kimi_k2"])
+@pytest.mark.parametrize("result", [NO_ID, {**NO_ID, "tool_call_id": None}], ids=str)
+@pytest.mark.parametrize("asked", [turn(call("f", None), call("g", None)), OLDER], ids=str)
+def test_results_without_ids_stay_in_their_order(
+    name: str, asked: dict[str, Any], result: dict[str, Any]
+) -> None:
+    """Fault: a history without ids is an error of the server."""
+    results = [{**result, "content": each} for each in "ab"]
+    found = prepared([USER, asked, *results, USER], DIALECTS[name])
+    assert [str(each).split()[-1] for each in contents(found)[2:]] == ["a", "b", "q"]
+    if name != "generic" and asked is not OLDER:
+        calls, given = ids_of(found)
+        assert given == calls
+
+
 def test_results_in_words_name_their_calls() -> None:
     """Fault: results name ids that the calls in the prompt do not show."""
     called = turn(call("f", "a"), call("g", "b"), call("f", "c"))
@@ -112,6 +132,38 @@ def test_results_in_words_name_their_calls() -> None:
     assert '"name": "f"' in found[1]["content"] and found[2]["content"].startswith("(f):")
     (lost,) = prepared([result("z")], dialect)
     assert lost["content"].startswith("(z):")
+
+
+@pytest.mark.parametrize(
+    ("names", "titles"),
+    [
+        (["f", "g", "f"], ["(f, call 1):", "(g):", "(f, call 2):"]),
+        (["g", "f", "f"], ["(f, call 1):", "(f, call 2):", "(g):"]),
+        (["f", "other"], ["(other):", "(f, call 1):"]),
+        ([None, None, None, None], ["(f, call 1):", "(g):", "(f, call 2):", "(the tool):"]),
+    ],
+    ids=str,
+)
+def test_results_without_ids_have_names_in_words(names: list[str], titles: list[str]) -> None:
+    """Fault: each result is that of the last call."""
+    asked = turn(*(call(each, None) for each in "fgf"))
+    results = [{**NO_ID, "tool_call_id": None, "name": each} for each in names]
+    found = contents(prepared([USER, asked, *results], DIALECTS["generic"]))
+    assert sorted(str(each).split("\n")[0] for each in found[2:]) == sorted(titles)
+
+
+def test_long_turns_take_no_time_and_deep_arguments_no_server() -> None:
+    """Fault: the event loop stands still for what a bound refuses later."""
+    ids = [f"{i}" for i in range(20_000)]
+    talk = [turn(*(call("".join("f_"), each) for each in ids)), *map(result, reversed(ids))]
+    started = time.thread_time()
+    found = prepared(talk, DIALECTS["generic"])
+    assert time.thread_time() - started < 2
+    assert found[-1]["content"].startswith("(f_, call 20000):")
+    deep = call("f", "a")
+    deep["function"]["arguments"] = "[" * 200_000
+    (shown,) = prepared([turn(deep)], DIALECTS["generic"])
+    assert deep["function"]["arguments"] in shown["content"]
 
 
 class Sent:

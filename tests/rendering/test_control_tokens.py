@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -110,12 +111,32 @@ def test_ids_of_other_texts_are_those_of_transformers(
     assert num_equal or name == "llava_parts"
 
 
+def called(arguments: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {**CALL, "tool_calls": [{"id": "abc123def", "type": "function", "function": function}]}
+
+
 def attacked(evil: str) -> dict[str, tuple[list[dict[str, Any]], list[Any] | None]]:
     """Conversations with a text in each place of theirs."""
     function = {"name": "f", "arguments": {"key": evil, f"k{evil}": 1}}
     call = {"id": "abc123def", "type": "function", "function": function}
     described = {"name": "f", "description": evil, "parameters": {"properties": {evil: {}}}}
+    escaped = "".join(f"\\u{ord(sign):04x}" for sign in evil)
+    spelled = {
+        "escaped": f'{{"key": "{escaped}", "k{escaped}": [1, [2]]}}',
+        "cut": f'{{"key": [1, "{escaped}',
+        "twice": json.dumps(f'{{"key": "{escaped}"}}'),
+        "no JSON": f"{evil} {escaped} [1",
+    }
     return {
+        **{
+            f"arguments {name}": ([ASK, called(text), RESULT], None)
+            for name, text in spelled.items()
+        },
+        "beside arguments": (
+            [ASK, called('{"xs":[1, 2]}'), RESULT, {"role": "user", "content": evil}],
+            None,
+        ),
         "user": ([{"role": "user", "content": evil}], None),
         "system": ([{"role": "system", "content": evil}, ASK], None),
         "answer": ([ASK, {"role": "assistant", "content": evil}, ASK], None),
@@ -165,7 +186,10 @@ def test_tokens_that_content_makes_with_its_neighbours(tokenizer: Tokenizer) -> 
         ("{{ messages[0].content | replace('\\n', '') }}<|end|>", {"content": "<|im_\nstart|>"}),
         ("{{ messages[0].content | upper | lower }}<|end|>", {"content": "<|im_START|>"}),
         ("{{ messages[0].content | tojson(ensure_ascii=true) }}<|end|>", {"content": "<|end|>é"}),
-        ("<|{{ messages[0].role }}|>{{ messages[0].content }}<|end|>", {"role": "begin"}),
+        (
+            "{{ 'begin' and '' }}<|{{ messages[0].role }}|>{{ messages[0].content }}<|end|>",
+            {"role": "begin"},
+        ),
         ("{{ messages[0].content.split('|')[0] }}<|end|>", {"content": "<s>a|b"}),
         ("{{ '|' in messages[0].content }}{{ messages[0].content }}", {"content": "<|end|>"}),
         ("{{ messages[0].content }}\ue200<|end|>", {"content": "<|end|>\ue200\ue201"}),
@@ -183,6 +207,27 @@ def test_tokens_that_content_makes_with_its_neighbours(tokenizer: Tokenizer) -> 
     assert usual is not None
     tokens = [tokenizer.token_string(i) for i in control_ids(tokenizer, usual)]
     assert tokens == ["<|user|>", "<|end|>"]
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_arguments_that_are_nested_deep(is_text: bool, tokenizer: Tokenizer) -> None:
+    """Fault: what Python can't walk through is an error of the server."""
+    call = called('{"a":' + "[" * 600 + "]" * 600 + "}")
+    if not is_text:
+        function = call["tool_calls"][0]["function"]
+        function["arguments"] = json.loads(function["arguments"])
+    renderer = Renderer(tokenizer, ChatTemplate(ALL["qwen25"]))
+    with pytest.raises(RequestError, match="nested"):
+        renderer.render_chat([ASK, call, RESULT])
+
+
+def test_content_of_all_signs_for_private_use(tokenizer: Tokenizer) -> None:
+    """Fault: the request never ends, since no sign is left that can stand for others."""
+    renderer = Renderer(tokenizer, ChatTemplate(ALL["qwen25"]))
+    signs = "".join(map(chr, range(0xE000, 0xF900)))
+    assert renderer.render_chat([{"role": "user", "content": signs}]).own is None
+    with pytest.raises(RequestError, match="U\\+E200"):
+        renderer.render_chat([{"role": "user", "content": f"{signs}|"}])
 
 
 def test_an_answer_that_is_continued(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from quire.engine.model_front import ModelFront
+from quire.rendering import RenderedPrompt, Renderer
+from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.render_pool import LEFT_PER_THREAD, RenderPool
+from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
@@ -37,6 +40,8 @@ def test_gives_results_and_errors() -> None:
         ]
         with pytest.raises(ZeroDivisionError):
             await pool.run(lambda: 1 // 0)
+        with pytest.raises(RuntimeError, match="StopIteration"):  # no future takes it
+            await pool.run(lambda: next(iter(())))
         pool.close()
 
     run(work())
@@ -162,6 +167,58 @@ def test_an_endless_template_holds_up_nobody(front: ModelFront) -> None:
         assert reply.status_code == 400 and "render_timeout_s" in reply.text
         assert waiting.post(f"{server.url}{CHAT}", json=body).status_code == 200
         server.wait_until_idle()
+
+
+class ThreadsOfChats(Renderer):
+    """Notes the threads that render chats."""
+
+    names: tuple[str, ...] = ()
+
+    def render_chat(self, *_: Any, **_options: Any) -> RenderedPrompt:
+        self.names += (threading.current_thread().name,)
+        return RenderedPrompt([1])
+
+
+SIGN = "<|end|>"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"messages": [{"role": "user", "content": SIGN}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": SIGN}}]},
+        {"documents": [{"text": SIGN}]},
+        {"chat_template_kwargs": {"x": [SIGN]}},
+        {"reasoning_effort": SIGN},
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": '"<\\u007cend|>"'}}],
+                }
+            ]
+        },
+    ],
+    ids=str,
+)
+def test_control_tokens_in_content_do_not_stop_the_loop(
+    fields: dict[str, Any], front: ModelFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the loop stands still while the tokenizer is copied."""
+    tokenizer = front.renderer.tokenizer
+    assert tokenizer is not None and SIGN in tokenizer.control_tokens.ids
+    monkeypatch.delitem(vars(tokenizer.control_tokens), "_plain", raising=False)
+    renderer = ThreadsOfChats(tokenizer)
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+
+    async def work() -> None:
+        prompts = PromptRenderer(Limits(), 1)
+        await prompts.render_chat(renderer, ChatRequest(**body), 4096)
+        prompts.close()
+
+    run(work())
+    assert renderer.names == (("render",) if fields else ("MainThread",))
 
 
 GROWING = (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from quire.dialect.spec import Dialect, IdStyle
+from quire.errors import RequestError
 from quire.rendering.messages import joined_contents
 
 __all__ = ["described", "in_call_order", "prepared", "with_call_ids"]
@@ -23,8 +25,10 @@ def prepared(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
     """Return a conversation as the model's prompts have it: ids of calls in its own form, results
     in the order of their calls, and both as texts if the template has no place for them. A request
     without tools has the same."""
-    found = in_call_order(with_call_ids(messages, dialect.ids))
-    return _as_texts(found) if dialect.describes_tools else found
+    if not dialect.describes_tools:
+        return in_call_order(with_call_ids(messages, dialect.ids))
+    # The texts show no ids of calls: those that tell all calls apart serve best.
+    return _as_texts(in_call_order(with_call_ids(messages, IdStyle.COUNTED)))
 
 
 def described(messages: Sequence[Message], text: str, *, in_system: bool = True) -> list[Message]:
@@ -44,41 +48,63 @@ def in_call_order(messages: Sequence[Message]) -> list[Message]:
     """Return `messages` with the results of a turn's calls in the order of these: many templates
     show no ids, and clients send results as they come."""
     found: list[Message] = []
-    first = 0  # of the results of one turn
+    results: list[tuple[int, Message]] = []  # of one turn, and the places of their calls
     places: dict[object, int] = {}
     for message in messages:
-        if message.get("role") != "tool" or message.get("tool_call_id") not in places:
-            places = {call.get("id"): place for place, call in enumerate(_calls_of(message))}
-            first = len(found) + 1
-            found.append(message)
+        if message.get("role") == "tool" and message.get("tool_call_id") in places:
+            results.append((places[message["tool_call_id"]], message))
             continue
+        found += _sorted(results)
+        results.clear()
         found.append(message)
-        found[first:] = sorted(found[first:], key=lambda each: places[each["tool_call_id"]])
-    return found
+        ids = [call.get("id") for call in _calls_of(message)]
+        places = {each: place for place, each in enumerate(ids) if each is not None}
+    return found + _sorted(results)
+
+
+def _sorted(results: Sequence[tuple[int, Message]]) -> list[Message]:
+    return [message for _, message in sorted(results, key=lambda each: each[0])]
 
 
 def with_call_ids(messages: Sequence[Message], style: IdStyle) -> list[Message]:
     """Return `messages` with ids of calls in the form of the family's template, whoever made them.
-    Results still name their calls."""
+    Results still name their calls. One without an id gets that of the next call of its name or, if
+    it has none, of the call at its place, if this had no id either."""
     if style is IdStyle.RANDOM:
         return list(messages)
     found: list[Message] = []
     new_ids: dict[object, str] = {}
+    unanswered: dict[object, Iterator[str]] = {}  # calls of a turn that had no id
     num_calls = 0
     for message in messages:
         calls: object = message.get("tool_calls")
         if isinstance(calls, list) and calls:
             written: list[Message] = []
+            without = defaultdict[object, list[str]](list)
             for call in cast("list[Message]", calls):
                 new_id = _call_id(call, num_calls, style)
-                new_ids[call.get("id")] = new_id
+                if call.get("id"):
+                    new_ids[call["id"]] = new_id
+                else:
+                    without[None].append(new_id)
+                    without[(call.get("function") or call).get("name")].append(new_id)
                 written.append({**call, "id": new_id})
                 num_calls += 1
             message = {**message, "tool_calls": written}
+            unanswered = {name: iter(ids) for name, ids in without.items()}
+        elif message.get("role") == "tool" and not message.get("tool_call_id"):
+            new_id = _answered(unanswered, message.get("name") or None)
+            message = message if new_id is None else {**message, "tool_call_id": new_id}
         elif message.get("tool_call_id") in new_ids:
             message = {**message, "tool_call_id": new_ids[message["tool_call_id"]]}
         found.append(message)
     return found
+
+
+def _answered(ids: Mapping[object, Iterator[str]], name: object) -> str | None:
+    """Take the id of the call that a result without one answers. ids: by name; all are at None."""
+    at_place = next(ids.get(None, iter(())), None)
+    return at_place if name is None else next(ids.get(name, iter(())), None)
 
 
 def _call_id(call: Mapping[str, Any], number: int, style: IdStyle) -> str:
@@ -87,7 +113,7 @@ def _call_id(call: Mapping[str, Any], number: int, style: IdStyle) -> str:
         return f"functions.{(call.get('function') or call).get('name')}:{number}"
     if isinstance(given, str) and len(given) == SHORT_LENGTH and given.isalnum():
         return given
-    text = f"{number}" if given is None else str(given)
+    text = str(given) if given else f"{number}"
     return hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:SHORT_LENGTH]
 
 
@@ -108,7 +134,8 @@ def _as_texts(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         if message.get("role") in ("tool", "function"):
             given: object = message.get("tool_call_id")
-            title = titles.get(given) or message.get("name") or given or "the tool"
+            title = titles.get(given) if given else None
+            title = title or message.get("name") or given or titles.get(None) or "the tool"
             content = joined_contents(f"({title}):", message.get("content"))
             found.append({"role": "user", "content": content})
             continue
@@ -118,10 +145,19 @@ def _as_texts(messages: Sequence[Message]) -> list[Message]:
             continue
         written = [_call(call) for call in calls]
         names = [call["name"] for call in written]
-        for place, (call, name) in enumerate(zip(calls, names, strict=True)):
-            number = f", call {names[: place + 1].count(name)}" if names.count(name) > 1 else ""
+        totals = Counter(names)
+        numbers = Counter[str]()
+        titles.pop(None, None)  # the call of the older API, which has no id
+        for call, name in zip(calls, names, strict=True):
+            numbers[name] += 1
+            number = f", call {numbers[name]}" if totals[name] > 1 else ""
             titles[call.get("id")] = f"{name}{number}"
-        text = json.dumps({"tool_calls": written}, ensure_ascii=False)
+        try:
+            text = json.dumps({"tool_calls": written}, ensure_ascii=False)
+        except RecursionError as error:
+            raise RequestError(
+                "The arguments of a tool call are nested too deep. Send what is nested less."
+            ) from error
         kept = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
         found.append({**kept, "content": joined_contents(message.get("content"), text)})
     return found
@@ -131,6 +167,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or call
     arguments: object = function.get("arguments") or {}
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # those of an answer that was cut short stay a text
+        # A text that was cut short, or that Python can't read, stays one.
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return {"name": function.get("name"), "arguments": arguments}

@@ -13,7 +13,7 @@ from quire.dialect.tools import Tool, tool_of
 from quire.errors import RequestError
 from quire.protocol.json_schema.types import Schema, listed, node, resolved
 from quire.rendering import ChatTemplate, check_messages
-from quire.rendering.messages import ContentForm, fit_messages, plain_messages
+from quire.rendering.messages import ArgumentsForm, ContentForm, fit_messages, plain_messages
 
 __all__ = ["HarmonyTemplate", "own_template", "render_harmony"]
 
@@ -26,6 +26,7 @@ _CALLS = "Calls to these tools must go to the commentary channel: 'functions'."
 _EFFORTS = ("low", "medium", "high")
 _MAX_DEPTH = 12
 
+_ARGUMENTS: ArgumentsForm = "string"
 _EFFORT = "reasoning_effort"
 _SWITCHES = frozenset(("enable_thinking", "thinking"))
 """Variables of other families, which have no effect on this one."""
@@ -294,9 +295,8 @@ class HarmonyTemplate:
         """Return the prompt text of a conversation. Arguments and errors as in `ChatTemplate`, and
         RequestError for an effort, a role or a result as in `render_harmony`. An effort that only
         other models know counts as the nearest."""
-        found = [tool_of(given) for given in tools or ()]
-        others = kwargs.keys() - _SWITCHES - {_EFFORT}
-        if documents or continue_final_message or others or None in found:
+        found = _own_tools(tools, documents, continue_final_message, kwargs)
+        if found is None:
             return self._template.render(
                 messages, tools, documents, add_generation_prompt, continue_final_message, **kwargs
             )
@@ -304,9 +304,35 @@ class HarmonyTemplate:
         check_messages(chat)
         effort = kwargs.get(_EFFORT) or "medium"
         return render_harmony(
-            fit_messages(chat, _content_form, "string"),
-            [tool for tool in found if tool is not None],
+            fit_messages(chat, _content_form, _ARGUMENTS),
+            found,
             current_date=self._today().isoformat(),
             reasoning_effort=_LIKE.get(effort, effort) if isinstance(effort, str) else effort,
             add_generation_prompt=add_generation_prompt,
         )
+
+    def arguments_form(
+        self,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        continue_final_message: bool | str = False,
+        **kwargs: Any,
+    ) -> ArgumentsForm:
+        """Return the form of tool-call arguments as `ChatTemplate` does."""
+        if _own_tools(tools, documents, continue_final_message, kwargs) is not None:
+            return _ARGUMENTS
+        return self._template.arguments_form(tools)
+
+
+def _own_tools(
+    tools: Sequence[Any] | None,
+    documents: Sequence[Any] | None,
+    continue_final_message: bool | str,
+    kwargs: Mapping[str, Any],
+) -> list[Tool] | None:
+    """Return the tools of a conversation within the published format; None for any other."""
+    found = [tool_of(given) for given in tools or ()]
+    others = kwargs.keys() - _SWITCHES - {_EFFORT}
+    if documents or continue_final_message or others or None in found:
+        return None
+    return [tool for tool in found if tool is not None]

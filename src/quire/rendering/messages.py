@@ -94,13 +94,23 @@ def fit_messages(
     `content_form` gives that of a role, in messages with or without tool calls.
     """
     return [
-        _fit_message(
-            message,
-            index,
-            content_form(message["role"], bool(message.get("tool_calls"))),
-            arguments,
-        )
-        for index, message in enumerate(messages)
+        _fit_message(message, index, content_form(message["role"], bool(message.get("tool_calls"))))
+        for index, message in enumerate(fit_arguments(messages, arguments))
+    ]
+
+
+def fit_arguments(messages: list[Message], form: ArgumentsForm) -> list[Message]:
+    """`messages` with tool-call arguments in the form that the template accepts."""
+    return [
+        {
+            **message,
+            "tool_calls": [
+                _fit_call(call, form) for call in cast("list[Any]", message["tool_calls"])
+            ],
+        }
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
     ]
 
 
@@ -144,9 +154,7 @@ def _parts_of(content: object) -> list[Any]:
     return [{"type": "text", "text": content} if isinstance(content, str) else content]
 
 
-def _fit_message(
-    message: Message, index: int, content_form: ContentForm, arguments_form: ArgumentsForm
-) -> Message:
+def _fit_message(message: Message, index: int, content_form: ContentForm) -> Message:
     fitted = dict(message)
     content = message.get("content")
     if isinstance(content, str) and content and content_form in ("parts", "part"):
@@ -159,11 +167,6 @@ def _fit_message(
             fitted["content"] = [{"type": "text", "text": _joined_text(parts, index)}]
         else:
             fitted["content"] = parts
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        fitted["tool_calls"] = [
-            _fit_call(call, arguments_form) for call in cast("list[Any]", calls)
-        ]
     return fitted
 
 

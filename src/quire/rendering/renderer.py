@@ -18,7 +18,7 @@ from quire.rendering.chat_template.control_tokens import ChatText, Spans
 from quire.rendering.chat_template.template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
 from quire.rendering.folder import require_folder
-from quire.rendering.messages import checked_messages
+from quire.rendering.messages import ArgumentsForm, checked_messages, fit_arguments
 from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
@@ -110,6 +110,14 @@ class RendersChats(Protocol):
         continue_final_message: bool | str = False,
         **kwargs: Any,
     ) -> str: ...
+
+    def arguments_form(
+        self,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        continue_final_message: bool | str = False,
+        **kwargs: Any,
+    ) -> ArgumentsForm: ...
 
 
 class Renderer:
@@ -253,12 +261,7 @@ class Renderer:
             template.check_roles(messages)
         variables = dict(chat_template_kwargs or {})
         template.check_kwargs(variables)
-        given = {
-            "messages": checked_messages(messages, text_only=True),
-            "tools": tools,
-            "documents": documents,
-            "variables": variables,
-        }
+        form = template.arguments_form(tools, documents, continue_final_message, **variables)
 
         def render(values: dict[str, Any]) -> str:
             return template.render(
@@ -270,10 +273,22 @@ class Renderer:
                 **values["variables"],
             )
 
-        if self._takes_control_tokens:
-            chat = ChatText(render(given))
-        else:
-            chat = tokenizer.control_tokens.rendered(render, given)
+        try:
+            given = {
+                # Escapes in JSON may spell a control token: what is searched must be what is shown.
+                "messages": fit_arguments(checked_messages(messages, text_only=True), form),
+                "tools": tools,
+                "documents": documents,
+                "variables": variables,
+            }
+            if self._takes_control_tokens:
+                chat = ChatText(render(given))
+            else:
+                chat = tokenizer.control_tokens.rendered(render, given)
+        except RecursionError as error:
+            raise RequestError(
+                "messages, tools or documents are nested too deep. Send what is nested less."
+            ) from error
         text = chat.text
         if max_prompt_chars is not None and len(text) > max_prompt_chars:
             raise RequestError(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from quire.errors import RequestError
 from quire.rendering.messages import plain_data
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ class ControlTokens:
             return False
         content: list[str] = []
         _collect(data, content)
-        return any(map(self._pattern.search, content))
+        # An escape in JSON may stand for any sign.
+        return any("\\u" in text or self._pattern.search(text) for text in content)
 
     def spans(self, text: str) -> Spans:
         """Return where control tokens stand in a text, whoever wrote them."""
@@ -197,8 +199,13 @@ def _roles(given: Any) -> list[str]:
 
 
 def _unused(text: str) -> Iterator[str]:
-    """Yield characters for private use that a text has not."""
-    return (sign for code in range(_FIRST_CODE, _LAST_CODE) if (sign := chr(code)) not in text)
+    """Yield characters for private use that a text has not. RequestError when there is none."""
+    used = frozenset(text)
+    yield from (sign for code in range(_FIRST_CODE, _LAST_CODE) if (sign := chr(code)) not in used)
+    raise RequestError(
+        f"The messages have nearly all characters from U+{_FIRST_CODE:X} to U+{_LAST_CODE - 1:X}, "
+        "so none can stand for those of control tokens. Send fewer of them."
+    )
 
 
 def _veiled(data: Any, codes: Mapping[str, str], of_roles: Mapping[str, str]) -> Any:

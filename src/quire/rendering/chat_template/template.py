@@ -225,6 +225,13 @@ class ChatTemplate:
         text = self._run(chosen, variables)
         return _cut_at_mark(text, last_text) if continue_final_message else text
 
+    def arguments_form(
+        self, tools: Sequence[Any] | None = None, *_: Any, **_kwargs: Any
+    ) -> ArgumentsForm:
+        """Return the form of tool-call arguments that `render` gives to the template. Its other
+        arguments do not matter."""
+        return self._choose(None, bool(tools)).arguments
+
     def _run(self, chosen: _Compiled, variables: dict[str, Any]) -> str:
         """Render with all nulls; if the template can't take those of optional fields, without, and
         if it can't take those of contents, with empty texts."""

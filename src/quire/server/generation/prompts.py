@@ -285,7 +285,10 @@ def _needs_time(
 ) -> bool:
     """Return True if control tokens in what was sent make the first such chat a slow one."""
     tokenizer = renderer.tokenizer
-    return tokenizer is not None and tokenizer.control_tokens.needs_time([messages, body.tools])
+    given: list[object] = [messages, body.tools, body.chat_template_kwargs]
+    if isinstance(body, ChatRequest):
+        given += (body.documents, body.reasoning_effort)
+    return tokenizer is not None and tokenizer.control_tokens.needs_time(given)
 
 
 def _num_message_chars(messages: Sequence[dict[str, Any]]) -> int:

@@ -120,6 +120,9 @@ class RenderPool:
         error: BaseException | None = None
         try:
             result = job.work()
+        except StopIteration as caught:  # a future can't hold it
+            error = RuntimeError("StopIteration left the work of a thread")
+            error.__cause__ = caught
         except BaseException as caught:  # noqa: BLE001  it belongs to the one that waits
             error = caught
         with self._lock:
