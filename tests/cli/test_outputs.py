@@ -143,7 +143,14 @@ def test_a_text_that_no_file_can_be_named_by_is_none_that_is_read(
     """Fault: a template of more than 255 characters could not be given beside an output."""
     for text in ("{{ messages }}" * 30, "a=" + "b" * 300, "a\0b"):
         check_output("it", tmp_path / "out", [Path(text)])
-    given = ["-i", str(tmp_path / "none"), "-o", str(tmp_path / "out"), "--chat-template", "x" * 300]
+    given = [
+        "-i",
+        str(tmp_path / "none"),
+        "-o",
+        str(tmp_path / "out"),
+        "--chat-template",
+        "x" * 300,
+    ]
     assert main(["run-batch", *given]) == 2
     assert "File name too long" not in capsys.readouterr().err
 
