@@ -319,6 +319,28 @@ def test_new_rows_of_tokens(
         read_adapter(Path(written(tmp_path / "b", tensors, trainable_token_indices=[1, 2, 3]).path))
 
 
+@pytest.mark.parametrize(
+    ("count", "stated"),
+    [(0, []), (0, {"embed_tokens": []}), (None, [1, 2]), (None, {"embed_tokens": [1, 2]}),
+     (2, {"embed_tokens": [1, 2], "lm_head": [3]})],
+)  # fmt: skip
+def test_tokens_without_rows_are_refused(count: int | None, stated: Any, tmp_path: Path) -> None:
+    """Faults: no row ended in a ValueError, and tokens whose rows are not there kept the base's."""
+    tensors = {f"model.layers.0.self_attn.q_proj.lora_{side}.weight": noise(4, 4) for side in "AB"}
+    if count is not None:
+        tensors["model.embed_tokens.token_adapter.trainable_tokens_delta"] = noise(count, 16)
+    lora = written(tmp_path / "a", tensors, trainable_token_indices=stated)
+    with pytest.raises(ConfigError, match=r"trainable_token_indices.* names \d tokens"):
+        read_adapter(Path(lora.path))
+
+
+def test_rows_that_a_tied_head_shares_are_saved_once(tmp_path: Path) -> None:
+    rows = {"model.embed_tokens.token_adapter.trainable_tokens_delta": noise(2, 16)}
+    stated = {"embed_tokens": [1, 2], "lm_head": [1, 2]}
+    lora = written(tmp_path / "a", rows, trainable_token_indices=stated)
+    assert [*read_adapter(Path(lora.path)).tokens] == ["model.embed_tokens"]
+
+
 class LargestTensor(TorchDispatchMode):
     """The most numbers that a tensor has which torch makes meanwhile."""
 
