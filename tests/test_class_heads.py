@@ -129,6 +129,22 @@ def test_a_full_model_whose_head_is_not_there(tmp_path: Path, make: Maker) -> No
         llm.generate(TEXTS[0])
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("gpt_neox", "GPTNeoXForCausalLM"), ("stablelm", "StableLmForCausalLM")]
+)
+def test_a_missing_head_that_a_family_needs_is_named(
+    tmp_path: Path, make: Maker, caplog: pytest.LogCaptureFixture, kind: str, name: str
+) -> None:
+    """Fault: vectors were promised, and then a weight was missing."""
+    write_encoder(kind, tmp_path, tie_word_embeddings=False, num_key_value_heads=4)
+    write_sentence_files(tmp_path, mode="mean", normalize=False)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    with pytest.raises(ConfigError, match=f"no head for logits, which {name} needs"):
+        make(tmp_path)
+    assert "gives vectors" not in caplog.text
+
+
 OVERRIDES = {
     "architectures": ["Qwen3ForSequenceClassification"],
     "classifier_from_token": ["bread", "ship"],

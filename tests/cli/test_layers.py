@@ -335,6 +335,12 @@ def test_a_broken_users_file_is_named(
     assert words.format(defaults) in capsys.readouterr().err
 
 
+def test_a_users_file_that_cannot_be_looked_for_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: every command ended with a traceback."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/" + "x" * 300)  # as in a folder that may not be read
+    assert read_server_settings(parse()).port == 8000
+
+
 def test_a_plan_says_where_values_come_from(
     tmp_path: Path,
     defaults: Path,

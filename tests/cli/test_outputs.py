@@ -137,6 +137,24 @@ def test_other_files_that_are_read_are_no_output(
     assert source.read_text() == LINE
 
 
+def test_a_text_that_no_file_can_be_named_by_is_none_that_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: a template of more than 255 characters could not be given beside an output."""
+    for text in ("{{ messages }}" * 30, "a=" + "b" * 300, "a\0b"):
+        check_output("it", tmp_path / "out", [Path(text)])
+    given = [
+        "-i",
+        str(tmp_path / "none"),
+        "-o",
+        str(tmp_path / "out"),
+        "--chat-template",
+        "x" * 300,
+    ]
+    assert main(["run-batch", *given]) == 2
+    assert "File name too long" not in capsys.readouterr().err
+
+
 def test_a_link_is_written_through_and_a_pipe_is_written_to(tmp_path: Path) -> None:
     """Fault: both were replaced by a file."""
     (tmp_path / "real").write_text("old and longer")

@@ -274,6 +274,7 @@ def test_settings_of_ropes_are_obeyed(
         ("llama", "scaling.factor", 0.5),
         ("llama", "scaling.type", "ntk"),
         ("llama", "scaling.yarn_ext_factor", 1.0),
+        ("llama", "scaling.yarn_ext_factor", "x"),
         ("llama", "scaling.yarn_attn_factor", 1.25),
         ("llama", "scaling.yarn_log_multiplier", 0.5),
         ("qwen3", "scaling.alpha", 1000.0),
@@ -334,6 +335,7 @@ def test_divisors_that_do_not_fit(tensors: dict[str, Tensor], problem: str, tmp_
             "general.sampling.mirostat=2, general.sampling.xtc_probability=0.5, "
             "general.sampling.penalty_repeat=1.5",
         ),
+        ({"temp": -1.0, "top_k": 0}, {"temperature": 0.0, "top_k": 0}, ""),
         ({"sequence": "kpt", "top_k": 5}, {"top_k": 5}, "general.sampling.sequence='kpt'"),
     ],
 )
@@ -353,12 +355,23 @@ def test_recommended_sampling_of_a_file(
     assert read_model_spec(file, with_sampling=False).generation.sampling() == {}
 
 
-def test_recommended_sampling_without_a_meaning(tmp_path: Path) -> None:
-    for change in ({"temp": -1.0}, {"top_p": 2.0}, {"top_k": "few"}):
-        settings = SETTINGS | {f"general.sampling.{key}": each for key, each in change.items()}
-        file = write_gguf(tmp_path / "m.gguf", settings, TENSORS)
-        with pytest.raises(ConfigError, match=r"m\.gguf: general\.sampling"):
-            read_model_spec(file)
+def test_recommended_sampling_without_a_meaning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault: a suggestion that could not be one refused the file."""
+    stated = {"temp": float("nan"), "top_p": 2.0, "top_k": "few", "min_p": 0.25}
+    stated |= {"penalty_last_n": -1, "penalty_repeat": -2.0}
+    settings = SETTINGS | {f"general.sampling.{key}": each for key, each in stated.items()}
+    file = write_gguf(tmp_path / "m.gguf", settings, TENSORS)
+    assert read_model_spec(file).generation.sampling() == {"min_p": 0.25}
+    for key, record in zip(
+        ("temp=nan", "top_k='few'", "top_p=2.0", "penalty_repeat=-2.0"), caplog.records, strict=True
+    ):
+        assert record.message.startswith(f"not obeyed: {file}: general.sampling.{key} ")
+    caplog.clear()
+    settings["general.sampling.penalty_last_n"] = "all"
+    assert read_model_spec(write_gguf(file, settings, TENSORS)).generation.min_p == 0.25
+    assert "general.sampling.penalty_repeat=-2.0" in caplog.records[-1].message
 
 
 def _patch(old: bytes, new: bytes) -> Callable[[bytes], bytes]:

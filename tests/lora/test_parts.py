@@ -319,6 +319,41 @@ def test_new_rows_of_tokens(
         read_adapter(Path(written(tmp_path / "b", tensors, trainable_token_indices=[1, 2, 3]).path))
 
 
+def test_a_tied_head_may_have_rows_of_its_own(tied: Path, tmp_path: Path) -> None:
+    """Fault: those of the table took their place."""
+    table = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+    stated = {"embed_tokens": [*dict.fromkeys(PROMPTS[0])][:2], "lm_head": [5, 6, 7]}
+    tensors, changes = Tensors(), Tensors()
+    for module, name in (("model.embed_tokens", "embed_tokens"), ("lm_head", "lm_head")):
+        rows = noise(len(stated[name]), table.shape[1], seed=len(name))
+        tensors[f"{module}.token_adapter.trainable_tokens_delta"] = rows
+        changes[f"{module}.weight"] = table.index_copy(0, torch.tensor(stated[name]), rows)
+    lora = written(tmp_path / "a", tensors, trainable_token_indices=stated)
+    assert_answers(tied, lora, changed(tmp_path / "m", tied, changes))
+
+
+@pytest.mark.parametrize(
+    ("count", "stated"),
+    [(0, []), (0, {"embed_tokens": []}), (None, [1, 2]), (None, {"embed_tokens": [1, 2]}),
+     (2, {"embed_tokens": [1, 2], "lm_head": [3]})],
+)  # fmt: skip
+def test_tokens_without_rows_are_refused(count: int | None, stated: Any, tmp_path: Path) -> None:
+    """Faults: no row ended in a ValueError, and tokens whose rows are not there kept the base's."""
+    tensors = {f"model.layers.0.self_attn.q_proj.lora_{side}.weight": noise(4, 4) for side in "AB"}
+    if count is not None:
+        tensors["model.embed_tokens.token_adapter.trainable_tokens_delta"] = noise(count, 16)
+    lora = written(tmp_path / "a", tensors, trainable_token_indices=stated)
+    with pytest.raises(ConfigError, match=r"trainable_token_indices.* names \d tokens"):
+        read_adapter(Path(lora.path))
+
+
+def test_rows_that_a_tied_head_shares_are_saved_once(tmp_path: Path) -> None:
+    rows = {"model.embed_tokens.token_adapter.trainable_tokens_delta": noise(2, 16)}
+    stated = {"embed_tokens": [1, 2], "lm_head": [1, 2]}
+    lora = written(tmp_path / "a", rows, trainable_token_indices=stated)
+    assert [*read_adapter(Path(lora.path)).tokens] == ["model.embed_tokens"]
+
+
 class LargestTensor(TorchDispatchMode):
     """The most numbers that a tensor has which torch makes meanwhile."""
 
@@ -529,12 +564,14 @@ def test_a_batch_of_all_kinds_equals_each_alone(
     assert_close(together, alone, 1e-4)
 
 
-def test_parts_that_cannot_be_changed_are_named(base: Path, tmp_path: Path) -> None:
+def test_parts_that_cannot_be_changed_are_named(base: Path, tied: Path, tmp_path: Path) -> None:
     mixture = tmp_path / "mixture"
     write_checkpoint(MIXTURES["gpt_oss"], mixture)
     router = {"lora_A.weight": noise(RANK, 32), "lora_B.weight": noise(5, RANK)}
     stacked = {"lora_A.weight": noise(RANK * 5, 33), "lora_B.weight": noise(64, RANK * 5)}
     layer = "model.layers.0"
+    rows = {"model.embed_tokens.token_adapter.trainable_tokens_delta": noise(2, 32)}
+    tokens = {"trainable_token_indices": [1, 2]}
     cases: list[tuple[Path, Tensors, dict[str, Any], str]] = [
         (base, {"model.norm.weight": noise(32)}, {}, "'model.norm', which adapters cannot change"),
         (base, {"lm_head.weight": noise(129, 32)}, {}, "another base model"),
@@ -550,6 +587,11 @@ def test_parts_that_cannot_be_changed_are_named(base: Path, tmp_path: Path) -> N
             mixture, {f"{layer}.mlp.experts.gate_up_proj_bias": noise(5, 96)}, {"bias": "all"},
             "no low-rank matrix",
         ),
+        (base, {**of_embedding(base, "low rank")[0], **rows}, tokens, "embed_tokens' in two ways"),
+        (base, {**of_embedding(base, "whole")[0], **rows}, tokens, "embed_tokens' in two ways"),
+        (base, of_head(base, "whole")[0] | of_head(base, "low rank")[0], {}, "'lm_head' in two w"),
+        (tied, {**of_head(tied, "whole")[0], **rows}, tokens, "'lm_head' in two ways"),
+        (tied, {**of_head(tied, "low rank")[0], **rows}, tokens, "'lm_head' in two ways"),
     ]  # fmt: skip
     for number, (model, tensors, config, words) in enumerate(cases):
         lora = written(tmp_path / f"bad{number}", tensors, **config)

@@ -558,7 +558,7 @@ def test_what_a_model_recommends_is_obeyed(
 ) -> None:
     """Ends, least lengths and banned tokens too, unless a request names its own."""
     folder = with_defaults(
-        stop_strings="zz",
+        stop_strings=["zz", ""],
         min_new_tokens=20,
         suppress_tokens=[A, 10**6],
         bad_words_ids=[[B, SPACE_A], [END]],
@@ -597,7 +597,7 @@ def test_what_a_model_recommends_in_vain_is_named_once(
 ) -> None:
     folder = with_defaults(
         do_sample=False, begin_suppress_tokens=[1], no_repeat_ngram_size=3, num_beams=1,
-        typical_p=1.0, temperature=0.5, use_cache=True, forced_eos_token_id=None,
+        typical_p=1.0, temperature=0.5, use_cache=True, forced_eos_token_id=None, stop_strings="",
     )  # fmt: skip
     with LLM(str(folder), quiet=True, max_model_len=64, num_kv_blocks=32):
         pass

@@ -14,6 +14,7 @@ import pytest
 
 from quire.cli.main import main
 from quire.errors import ConfigError
+from quire.platform import GpuFacts, detect_platform
 from quire.simulator.explorer import MemoryQuestion, explore, render_memory, render_page
 from quire.simulator.models import model_spec
 from tests.gguf_writer import Tensor, write_gguf
@@ -213,6 +214,18 @@ def test_the_command_counts_the_bits_of_the_file_and_this_machines_memory(
     assert embedded(page.read_text())["question"]["weight_bits"] == 0  # type: ignore[index]
     assert main(["plan", str(path), "--memory", "--accelerators", "h100"]) == 0
     assert "of 80.0 GiB, NVIDIA H100" in capsys.readouterr().out
+
+
+def test_memory_is_that_of_the_device_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a machine with a GPU showed its memory for `--device cpu`, too."""
+    gpu = GpuFacts("nvidia", "NVIDIA L4", "SM 89", (8, 9), 24 * 2**30, 2**30, "580", (13, 0))
+    found = replace(detect_platform(), gpu=gpu)
+    monkeypatch.setattr("quire.platform.detect_platform", lambda: found)
+    for flags, device in {(): "NVIDIA L4 of", ("--device", "cpu"): "free on"}.items():
+        assert main(["plan", str(QWEN), "--memory", *flags]) == 0
+        assert f"{device} this machine" in capsys.readouterr().out
 
 
 def test_a_folder_with_a_config_alone_is_planned(

@@ -88,7 +88,7 @@ def _run_memory(
     from quire.simulator.models import MODEL_NAMES
 
     context = options.context or min(2048, spec.max_context)
-    device_bytes, device = _memory_of(options.accelerators)
+    device_bytes, device = _memory_of(options.accelerators, settings.device)
     spec = replace(spec, dtype=spec.dtype if settings.dtype == "auto" else settings.dtype)
     kv_dtype = settings.kv_cache_dtype
     kv_bytes = spec.dtype_bytes if kv_dtype == "auto" else KV_DTYPES.get(kv_dtype, (1, 0))[0]
@@ -110,9 +110,9 @@ def _run_memory(
     return 0
 
 
-def _memory_of(names: list[str] | None) -> tuple[int, str]:
+def _memory_of(names: list[str] | None, kind: str) -> tuple[int, str]:
     """Return the bytes of the first device that is named, or else of this machine, and whose they
-    are."""
+    are. kind: the setting `device`."""
     from quire.platform import detect_platform
     from quire.simulator.devices import device_named
 
@@ -120,7 +120,7 @@ def _memory_of(names: list[str] | None) -> tuple[int, str]:
         device = device_named(names[0])
         return device.memory_bytes, device.title
     platform = detect_platform()
-    if platform.gpu is not None and platform.gpu.memory_bytes:
+    if kind != "cpu" and platform.gpu is not None and platform.gpu.memory_bytes:
         return platform.gpu.memory_bytes, f"{platform.gpu.name} of this machine"
     if not platform.free_bytes:
         raise ConfigError(

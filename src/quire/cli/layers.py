@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -94,7 +95,7 @@ def user_layer(sections: Sequence[str], commands: Container[str]) -> list[LayerV
     from quire.config import env
 
     path = env.user_config_file()
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike that of Path, it takes a folder that may not be read
         return []
     keys = dict(_keys_of(str(path)))
     found: list[LayerValue] = []

@@ -50,13 +50,19 @@ _NOT_OBEYED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 """Keys by which `transformers` would draw other tokens, and values that ask for nothing."""
 
+_KEYS: Mapping[str, str] = MappingProxyType(
+    {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "stop": "stop_strings"}
+)
+"""Keys of parameters that have another name in generation_config.json."""
+
+_GGUF_START = "general.sampling."
 _GGUF_SAMPLING: Mapping[str, str] = MappingProxyType(
     {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 )
 _GGUF_NOT_OBEYED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"mirostat": (0,), "sequence": ("",), "xtc_probability": (0.0,)}
 )
-"""Names behind "general.sampling." of what is obeyed, and of what is not with the values that ask
+"""Names behind `_GGUF_START` of what is obeyed, and of what is not with the values that ask
 for nothing. Others only say how one of these works."""
 
 
@@ -93,34 +99,45 @@ def read_generation_defaults(
         banned_words=_read_banned(raw, spec, {*spec.eos_token_ids, *eos_token_ids}),
         eos_token_ids=eos_token_ids,
     )
-    _check_meaning(raw, defaults)
+    _check_meaning(raw, defaults.sampling(), _KEYS)
     _warn_of(raw.source, {key: raw.as_dict()[key] for key in raw if raw.has(key)}, _NOT_OBEYED)
     return defaults
 
 
 def read_gguf_defaults(header: GGUFHeader) -> GenerationDefaults:
     """Defaults under "general.sampling." of a GGUF file. A line in the log names what of it is not
-    obeyed. Raises ConfigError as `read_generation_defaults`."""
-    start = "general.sampling."
+    obeyed, as what no request could have."""
     stated = {
-        key.removeprefix(start): value
+        key.removeprefix(_GGUF_START): value
         for key, value in header.metadata.items()
-        if key.startswith(start)
+        if key.startswith(_GGUF_START)
     }
-    raw = RawConfig(stated, f"{header.file}: {start}")
-    found: dict[str, Any] = {
-        name: raw.read_optional(int if name == "top_k" else float, key)
-        for key, name in _GGUF_SAMPLING.items()
-    }
-    others = dict(_GGUF_NOT_OBEYED)
-    if raw.read_optional(int, "penalty_last_n") == -1:  # of all tokens, as here
-        found["repetition_penalty"] = raw.read_optional(float, "penalty_repeat")
-    elif raw.read_optional(int, "penalty_last_n") != 0:
+    read, others = dict(_GGUF_SAMPLING), dict(_GGUF_NOT_OBEYED)
+    if stated.get("penalty_last_n") == -1:  # of all tokens, as here
+        read["penalty_repeat"] = "repetition_penalty"
+    elif stated.get("penalty_last_n") != 0:
         others["penalty_repeat"] = (1.0,)
-    defaults = GenerationDefaults(**found)
-    _check_meaning(raw, defaults)
-    _warn_of(str(header.file), stated, others, start)
-    return defaults
+    found: dict[str, Any] = {}
+    for key, name in read.items():
+        try:
+            found[name] = _read_suggestion(header, _GGUF_START + key, name)
+        except ConfigError as error:
+            _log.warning("not obeyed: %s", error)
+    _warn_of(str(header.file), stated, others, _GGUF_START)
+    return GenerationDefaults(**found)
+
+
+def _read_suggestion(header: GGUFHeader, key: str, name: str) -> float | None:
+    """Return the value at a key, of the parameter of this name. Raises ConfigError for one that no
+    request could have."""
+    raw = RawConfig(header.metadata, str(header.file))
+    value = raw.read_optional(int if name == "top_k" else float, key)
+    if value is None:
+        return None
+    if name == "temperature":
+        value = max(value, 0.0)  # llama.cpp takes the most likely token, as at 0
+    _check_meaning(raw, {name: value}, {name: key})
+    return value
 
 
 def _warn_of(
@@ -140,9 +157,12 @@ def _warn_of(
 
 
 def _read_stop_strings(raw: RawConfig) -> tuple[str, ...]:
+    """Texts that end a sequence. Empty ones ask for nothing."""
     if isinstance(raw.as_dict().get("stop_strings"), str):
-        return (raw.read(str, "stop_strings"),)
-    return raw.read_list(str, "stop_strings") or ()
+        texts = (raw.read(str, "stop_strings"),)
+    else:
+        texts = raw.read_list(str, "stop_strings") or ()
+    return tuple(text for text in texts if text)
 
 
 def _read_banned(raw: RawConfig, spec: ModelSpec, ending: set[int]) -> tuple[tuple[int, ...], ...]:
@@ -159,12 +179,12 @@ def _read_banned(raw: RawConfig, spec: ModelSpec, ending: set[int]) -> tuple[tup
     return tuple(dict.fromkeys(word for word in words if all(token in known for token in word)))
 
 
-def _check_meaning(raw: RawConfig, defaults: GenerationDefaults) -> None:
-    """Check the values against the ranges that requests have."""
+def _check_meaning(raw: RawConfig, values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
+    """Check the values against the ranges that requests have. keys: in the file, of parameters that
+    have another name there."""
     from quire.protocol.sampling_params import SamplingParams  # with it comes numpy
 
-    keys = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "stop": "stop_strings"}
-    for name, value in defaults.sampling().items():
+    for name, value in values.items():
         try:
             SamplingParams.from_optional({"max_tokens": None, name: value})
         except RequestError as error:

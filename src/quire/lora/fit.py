@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -187,6 +188,7 @@ class FittedAdapter:
         for name, tensor in self._biases():
             shape = self._shape(name, shapes.biases, "the bias of ")
             self._compare(name, "its bias", tensor.shape, shape)
+        self._refuse_two_changes()
 
     def read(self, opened: Any, dtype: torch.dtype) -> AdapterTensors:
         """Read the tensors out of the opened file, in the model's dtype. Raises ConfigError for
@@ -217,10 +219,38 @@ class FittedAdapter:
             result.whole[shapes.name_of(name, shapes.whole)] = tensor(stored)
         for name, new in found.tokens.items():
             rows = NewRows(torch.tensor(new.tokens), tensor(new.rows))
-            result.rows.update(dict.fromkeys(shapes.with_rows_of(name), rows))
+            result.rows.update(dict.fromkeys(self._with_rows_of(name), rows))
         for name, stored in self._biases():
             result.biases[shapes.name_of(name, shapes.biases)] = tensor(stored)
         return result
+
+    def _with_rows_of(self, name: str) -> list[str]:
+        """The table or head, and the head that shares its rows unless it has new ones itself."""
+        shapes = self._shapes
+        others = {shapes.name_of(each, shapes.whole) for each in self._found.tokens if each != name}
+        itself, *sharing = shapes.with_rows_of(name)
+        return [itself, *(module for module in sharing if module not in others)]
+
+    def _refuse_two_changes(self) -> None:
+        """Raises ConfigError for a module whose place would hold the last of its changes alone."""
+        found, shapes = self._found, self._shapes
+        changed = Counter(
+            shapes.name_of(name, known)
+            for names, known in (
+                ([n for n in found.modules if n not in self._experts], shapes.projections),
+                (found.tables, shapes.tables),
+                (found.whole, shapes.whole),
+            )
+            for name in names
+        )
+        changed.update(module for name in found.tokens for module in self._with_rows_of(name))
+        for module, count in changed.items():
+            if count > 1:
+                raise ConfigError(
+                    f"{found.folder}: it changes {module!r} in two ways (of low-rank matrices, a "
+                    "whole weight and new rows of tokens), and one would be lost; train it with "
+                    "one of them, or merge it into the model"
+                )
 
     def _biases(self) -> Iterator[tuple[str, StoredTensor]]:
         for name, stored in self._found.biases.items():

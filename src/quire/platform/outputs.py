@@ -103,12 +103,16 @@ def _mode(path: Path) -> int | None:
 
 
 def _files_of(inputs: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files that can be looked at; inputs may be texts that name none."""
     for each in inputs:
-        if each.is_dir():
-            for pattern in _READ_OF_A_MODEL:
-                yield from each.glob(pattern)
-        elif each.is_file() or each.is_fifo():
-            yield each
+        try:
+            if each.is_dir():
+                for pattern in _READ_OF_A_MODEL:
+                    yield from each.glob(pattern)
+            elif each.is_file() or each.is_fifo():
+                yield each
+        except OSError:
+            continue
 
 
 def _existing_parent(path: Path) -> Path:

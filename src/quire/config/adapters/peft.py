@@ -56,6 +56,7 @@ _NEW_ROWS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(\
 _UNSUPPORTED = re.compile(r"\.lora_|\.token_adapter\.")
 _PREFIX = "base_model.model."
 _COPY = re.compile(r"(embed_tokens|lm_head|wte|embed_out)\.base_layer\.weight$")
+_TOKENS = "trainable_token_indices"
 _FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
 _WRAPPED = ".base_layer"
 """In the name of a module around which PEFT has put another one."""
@@ -185,13 +186,15 @@ def read_adapter(folder: Path, max_rank: int | None = None) -> AdapterFolder:
     if not (found.sides or found.tables or found.whole or found.biases or found.rows):
         raise ConfigError(f"{path}: it has no tensor of an adapter; save it with PEFT")
     scales = _Scales(config)
+    tokens = {name: _token_rows(config, name, rows) for name, rows in found.rows.items()}
+    _check_tokens(config, tokens)
     adapter = AdapterFolder(
         folder,
         _pairs(path, found.sides, scales),
         _pairs(path, found.tables, scales),
         found.whole,
         found.biases,
-        {name: _token_rows(config, name, rows) for name, rows in found.rows.items()},
+        tokens,
         config.read_optional(str, "base_model_name_or_path"),
         _is_older(config.read_optional(str, "peft_version")),
     )
@@ -231,17 +234,37 @@ def _read_config(folder: Path) -> RawConfig:
 
 def _token_rows(config: RawConfig, module: str, rows: StoredTensor) -> TokenRows:
     """Raises ConfigError unless the configuration names a token for each row."""
-    key, source = "trainable_token_indices", config
+    key, source = _TOKENS, config
     if isinstance(config.as_dict().get(key), dict) and (own := config.section(key)) is not None:
         source = own
         key = next((name for name in own if f".{module}".endswith(f".{name}")), module)
     tokens = source.read_list(int, key) or ()
-    if len(tokens) != rows.shape[0] or len({*tokens}) != len(tokens) or min(tokens) < 0:
+    is_of_rows = len(tokens) == rows.shape[0] and len({*tokens}) == len(tokens)
+    if not tokens or not is_of_rows or min(tokens) < 0:
         raise ConfigError(
             f"{source.source}: {key} names {len(tokens)} tokens for the {rows.shape[0]} rows of "
             f"{rows.name!r}, each of which is to have one of its own; use the files of one adapter"
         )
     return TokenRows(tokens, rows)
+
+
+def _check_tokens(config: RawConfig, found: Mapping[str, TokenRows]) -> None:
+    """Raises ConfigError for tokens in the configuration whose rows are not there. Those that a
+    tied head shares are saved once."""
+    stated = cast("object", config.as_dict().get(_TOKENS))
+    own = config.section(_TOKENS) if isinstance(stated, dict) else None
+    for name in (_TOKENS,) if own is None else own:
+        tokens = (own or config).read_list(int, name) or ()
+        is_there = any(
+            own is None or f".{module}".endswith(f".{name}") or rows.tokens == tokens
+            for module, rows in found.items()
+        )
+        if tokens and not is_there:
+            what = _TOKENS if own is None else f"{_TOKENS}.{name}"
+            raise ConfigError(
+                f"{config.source}: {what} names {len(tokens)} tokens, but {WEIGHTS_NAME} has no "
+                "rows for them; use the files of one adapter"
+            )
 
 
 def _pairs(

@@ -65,7 +65,13 @@ from quire.config.families.nested import text_config, with_unseen
 from quire.config.generation import read_generation_defaults, read_gguf_defaults
 from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
-from quire.config.model_spec import DTYPE_BYTES, ModelSpec
+from quire.config.model_spec import (
+    DTYPE_BYTES,
+    Gemma2Traits,
+    GenericTraits,
+    LlamaTraits,
+    ModelSpec,
+)
 from quire.config.packed import read_packed_settings
 from quire.config.sentence import longest_sentence
 from quire.errors import ConfigError
@@ -128,9 +134,7 @@ def read_model_spec(
         read_packed_settings(folder)
         spec = reader(raw, _read_dtype(raw, folder, dtype_is_chosen))
         spec = with_answers(_in_both_directions(spec, raw), raw, folder)
-    if _lacks_head(spec, folder):
-        _log.warning("%s: has no head for logits, so it gives vectors and no texts", folder)
-        spec = spec.without_head()
+    spec = _without_missing_head(spec, architecture, folder)
     of_sentence = longest_sentence(folder, is_encoder=spec.is_encoder)
     has_table = spec.has_learned_positions and not spec.is_encoder  # as long as the context
     if of_sentence is not None and not has_table:
@@ -280,6 +284,22 @@ def _without_head(read: SpecReader) -> SpecReader:
     """Return the reader of a family's decoders that are saved without the head for logits, as
     sentence-transformers saves them."""
     return lambda raw, dtype: read(raw, dtype).without_head()
+
+
+def _without_missing_head(spec: ModelSpec, architecture: str, folder: Path) -> ModelSpec:
+    """Return the model without a head that its files leave out. Raises ConfigError if it is of a
+    family that is not computed without one."""
+    if not _lacks_head(spec, folder):
+        return spec
+    if isinstance(spec.traits, LlamaTraits | Gemma2Traits):
+        _log.warning("%s: has no head for logits, so it gives vectors and no texts", folder)
+        return spec.without_head()
+    if isinstance(spec.traits, GenericTraits) or architecture not in _READERS:
+        return spec  # its head may have another name
+    raise ConfigError(
+        f"{folder}: has no head for logits, which {architecture} needs here, also for vectors; "
+        "take files that have it"
+    )
 
 
 def _lacks_head(spec: ModelSpec, folder: Path) -> bool:

@@ -352,11 +352,11 @@ def _stretch(header: GGUFHeader, name: str) -> tuple[str, float]:
         raise _not_served(header, f"{start}.type", kind, "is no kind of scaling")
     keys = (f"{start}.factor", f"{name}.rope.scale_linear")
     key = next((key for key in keys if key in header.metadata), keys[0])
-    found = RawConfig(header.metadata, str(header.file)).read(float, key, default=0.0)
-    factor = _float32(found) or 1.0
+    raw = RawConfig(header.metadata, str(header.file))
+    factor = _float32(raw.read(float, key, default=0.0)) or 1.0
     if factor < 1.0:
         raise _not_served(header, key, factor, "is below 1")
-    ramp = header.metadata.get(f"{start}.yarn_ext_factor", -1.0)
+    ramp = raw.read(float, f"{start}.yarn_ext_factor", default=-1.0)
     if ramp >= 0 and ramp != float(kind == "yarn"):
         if ramp or kind != "yarn":
             raise _not_served(header, f"{start}.yarn_ext_factor", ramp, f"with {kind!r}")
