@@ -197,17 +197,6 @@ def test_a_set_that_does_not_exist_is_named(
         compile_kernels(tmp_path / "lib", sources=sources)
 
 
-def test_a_processor_without_any_set_is_named(
-    sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Fault: the reason was that the architecture has no kernels of any set."""
-    facts = replace(detect_cpu(), features=frozenset({"sse2"}))
-    monkeypatch.setattr(build, "detect_cpu", lambda: facts)
-    monkeypatch.setenv("QUIRE_KERNEL_SETS", "native")
-    with pytest.raises(CompileError, match=r"^this processor runs none of amx, .*avx2"):
-        compile_kernels(tmp_path / "lib", sources=sources)
-
-
 @pytest.mark.parametrize(("command", "reason"), [("c++ '", "No closing quotation"), ("{}", "run")])
 def test_a_compiler_that_does_not_run_is_named(
     command: str, reason: str, sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
