@@ -100,14 +100,15 @@ def _remove(holder: dict[str, Any] | list[Any], name: Any) -> None:
 def as_any_of(node: dict[str, Any]) -> None:
     """Put `anyOf` in the place of `oneOf`."""
     items = list(node.items())
+    options, has_others = node["oneOf"], "anyOf" in node
     node.clear()
     for keyword, value in items:
         if keyword != "oneOf":
             node[keyword] = value
-        elif any(name == "anyOf" for name, _ in items):
-            node["allOf"] = [*node.get("allOf", dict(items).get("allOf", [])), {"anyOf": value}]
-        else:
+        elif not has_others:
             node["anyOf"] = value
+    if has_others:
+        node["allOf"] = [*node.get("allOf", []), {"anyOf": options}]
 
 
 def _without_malformed(schema: object, placed: list[_Placed]) -> list[str]:
