@@ -216,6 +216,24 @@ SPELLED: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ({name: PARTS[name] for name in names}, ['{"k":"x"}', '{"k":"y"}'], ['{"k":"z"}', "{}"])
         for names in itertools.permutations(("anyOf", "oneOf", "allOf"))
     ),
+    *(
+        (
+            {
+                "x-quire-kept": kept,
+                "properties": {
+                    "a": {"oneOf": [{"type": "string"}]},
+                    "b": {"$ref": "#/properties/a/oneOf/0"},
+                    "c": {"$ref": own},
+                },
+                "$defs": {"n": {"type": "null"}},
+            },
+            ['{"a":"s","b":"s"}', '{"c":null}'],
+            ['{"a":1}', '{"b":1}', '{"c":1}'],
+        )
+        for kept, own in (
+            (1, "#/$defs/n"), ({"1": {"type": "null"}}, "#/x-quire-kept/1"), ([], "#/$defs/n"),
+        )
+    ),
     ({"exclusiveMinimum": True, "minimum": 3, "type": "integer"}, ["4"], ["3"]),
     ({"$schema": "https://example.com/mine", "type": "null"}, ["null"], ["1"]),
 ]  # fmt: skip

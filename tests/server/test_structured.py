@@ -171,6 +171,26 @@ def test_a_fault_that_is_not_of_the_grammar_is_not_told_as_one(http: httpx.Clien
     assert error["param"] == "max_tokens"
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "x-quire-kept": 1,
+            "properties": {"a": {"oneOf": [{}]}, "b": {"$ref": "#/properties/a/oneOf/0"}},
+        },
+        {"properties": {"a": {"type": "integer", "multipleOf": 10**400}}},
+    ],
+    ids=["kept", "huge"],
+)
+def test_odd_lenient_schemas_are_held_as_far_as_they_can_be(
+    http: httpx.Client, schema: Any
+) -> None:
+    lenient = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = {"messages": MESSAGES, "max_tokens": 2, "response_format": lenient}
+    reply = http.post(CHAT, json=body)
+    assert reply.status_code == 200, reply.text
+
+
 def test_a_timeline_lists_what_a_lenient_schema_drops(http: httpx.Client) -> None:
     schema = {"properties": {"a": {"type": "string", "format": "path"}}, "uniqueItems": True}
     lenient = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

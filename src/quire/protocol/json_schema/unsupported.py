@@ -11,9 +11,9 @@ from quire.protocol.json_schema.limits import (
     BOUNDS,
     COUNTS,
     LimitError,
+    factor_fault,
     held_bounds,
     held_counts,
-    is_costly,
     is_held,
 )
 from quire.protocol.json_schema.name_cells import NameScopes
@@ -83,8 +83,8 @@ def without_unsupported(schema: object) -> list[str]:
     for path, node in subschemas("$", schema):
         if id(node.get("patternProperties")) in cut:
             paths += allow_others(path, node)
-        if is_costly(node.get("multipleOf")):
-            paths.append(f"{path}.multipleOf ({node.pop('multipleOf')} takes too long)")
+        if why := factor_fault(node.get("multipleOf")):
+            paths.append(f"{path}.multipleOf ({str(node.pop('multipleOf'))[:80]} {why})")
     return [*paths, *malformed]
 
 

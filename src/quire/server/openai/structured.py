@@ -95,7 +95,7 @@ def dropped_keywords(
 def _dropped(schema: object) -> list[str]:
     try:
         return all_unsupported(json.loads(schema) if isinstance(schema, str) else schema)
-    except (ValueError, RecursionError):  # no JSON, or nested too deeply: the engine refuses it
+    except (ValueError, RecursionError, TypeError, OverflowError):  # the engine refuses it
         return []
 
 
