@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import time
 from typing import Any
 
@@ -17,13 +18,24 @@ from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema import all_unsupported, find_unsupported, without_unsupported
 from tests.dialect.models import library, tokenizer
 
-DROPPED: list[tuple[dict[str, Any], str]] = [
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"type": "object", "properties": {"a": {keyword: value}}}, f"$.properties.a.{keyword}")
+        for keyword, value in (
+            ("format", ["date"]), ("format", 5), ("pattern", 5), ("pattern", ["x"]),
+            ("properties", 5), ("properties", ["ab"]), ("allOf", 5), ("allOf", {"a": 1}),
+            ("minimum", "5"), ("exclusiveMaximum", [5]), ("multipleOf", True), ("minItems", True),
+            ("prefixItems", 5), ("prefixItems", [5]), ("items", [5]), ("additionalItems", 5),
+            ("$id", 5), ("$anchor", ["x"]),
+        )
+    ),
+    *(
+        ({"properties": {"a": {}}, "minProperties": 0, "required": names}, "$.required")
+        for names in ([{}], [[]], [None])
+    ),
     ({"type": "dict"}, "$.type"),
     ({"type": "object", "properties": {"a": {"type": "float"}}}, "$.properties.a.type"),
     ({"type": ["string", "any"]}, "$.type"),
-    ({"type": "string", "pattern": "^(?=x)"}, "$.pattern"),
-    ({"type": "string", "pattern": "(a)\\1"}, "$.pattern"),
-    ({"$ref": "https://example.com/s"}, "$.$ref"),
     ({"type": "array", "items": {"enum": []}}, "$.items.enum"),
     ({"anyOf": []}, "$.anyOf"),
     ({"type": "array", "minItems": 1.5}, "$.minItems"),
@@ -36,6 +48,13 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"type": "object", "required": True}, "$.required"),
     ({"type": "object", "properties": []}, "$.properties"),
     ({"type": "object", "properties": {"a": None}}, "$.properties.a"),
+    ({"anyOf": [{"$ref": "#/$defs/none"}]}, "$.anyOf[0].$ref"),
+]  # fmt: skip
+DROPPED: list[tuple[dict[str, Any], str]] = [
+    *MALFORMED,
+    ({"type": "string", "pattern": "^(?=x)"}, "$.pattern"),
+    ({"type": "string", "pattern": "(a)\\1"}, "$.pattern"),
+    ({"$ref": "https://example.com/s"}, "$.$ref"),
     ({"type": "string", "pattern": "\\bfoo\\b"}, "$.pattern"),
     ({"type": "string", "pattern": "(?<a>x)\\k<a>"}, "$.pattern"),
     ({"type": "string", "pattern": "x\\Z"}, "$.pattern"),
@@ -62,7 +81,6 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "n", "$defs": {"n": {"$id": "https://a/n"}}}, "$.$ref"),
     ({"$id": "https://a/b", "$ref": "n", "$defs": {"n": {"$id": "https://a/c/n"}}}, "$.$ref"),
     ({"$ref": "https://[/n"}, "$.$ref"),
-    ({"anyOf": [{"$ref": "#/$defs/none"}]}, "$.anyOf[0].$ref"),
 ]  # fmt: skip
 
 
@@ -82,6 +100,15 @@ def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> No
     without_unsupported(held)
     assert all_unsupported(held) == []
     assert compiles(schema, is_strict=False)
+
+
+@pytest.mark.parametrize(("schema", "path"), MALFORMED, ids=lambda value: str(value)[:50])
+def test_a_strict_schema_is_refused_for_a_value_of_the_wrong_kind(
+    schema: dict[str, Any], path: str
+) -> None:
+    """Turns red when a bound is lost without a word, or the words are those of a fault in here."""
+    with pytest.raises(RequestError, match=re.escape(f"the JSON Schema has {path} (")):
+        grammar_text(GrammarSpec(GrammarKind.JSON, json.dumps(schema)))
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_a_refusal_is_a_status_and_costs_no_other_request(
     base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": ["hi", "you"]}
     for schema, words in (
         ({"type": "integer", "multipleOf": 999983}, "to compile"),
-        ({"type": "strin"}, "Invalid type"),
+        ({"type": "strin"}, '$.type ("strin" is no value'),
         ({"properties": {"a": {"not": {}}}}, "$.properties.a.not"),
     ):
         reply = http.post(path, json={**base, "guided_json": schema, "stream": stream})

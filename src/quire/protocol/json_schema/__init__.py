@@ -4,6 +4,7 @@ from quire.protocol.json_schema.tree import LISTS, Node, modernize, resolved, su
 from quire.protocol.json_schema.unsupported import (
     all_unsupported,
     allow_others,
+    find_malformed,
     find_unsupported,
     without_unsupported,
 )
@@ -13,6 +14,7 @@ __all__ = [
     "Node",
     "all_unsupported",
     "allow_others",
+    "find_malformed",
     "find_unsupported",
     "modernize",
     "resolved",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 from urllib.parse import urljoin
@@ -32,6 +33,7 @@ __all__ = [
     "all_unsupported",
     "allow_others",
     "as_any_of",
+    "find_malformed",
     "find_unsupported",
     "without_unsupported",
 ]
@@ -45,6 +47,13 @@ _FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("pattern", "format", "$ref", "$id", "$anchor"), str),
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), dict),
+    **dict.fromkeys(("additionalProperties", "additionalItems"), (dict, bool)),
+}
+"""Kinds of values of the keywords that take any of a kind."""
+
 _MAX_COUNT = 2**31 - 1
 """No text or list is longer, and the grammar library takes no larger numbers."""
 
@@ -56,6 +65,13 @@ _MAX_OPTIONS = 100
 
 _BASE = "file:///"
 """Names are relative to this where the root has none."""
+
+
+def find_malformed(schema: object) -> str | None:
+    """The path of a keyword with a value of a kind that it does not take, with the value; None if
+    there is none. schema: in the words of `modernize`."""
+    own = copy.deepcopy(schema)
+    return next(iter(_without_malformed(own, _placed(own))), None)
 
 
 def find_unsupported(schema: object) -> str | None:
@@ -122,11 +138,11 @@ def _without_malformed(schema: object, placed: list[_Placed]) -> list[str]:
             if isinstance(held, dict):
                 malformed += _open_malformed(f"{path}.{keyword}", cast("Any", held))
         wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
-        malformed += [f"{path}.{key} ({str(node.pop(key))[:80]!r} is none)" for key in wrong]
+        malformed += [f"{path}.{key} ({_shown(node.pop(key))} is no value for it)" for key in wrong]
         reference = str(node.get("$ref"))
         pointer = f"#{reference.partition('#')[2]}"
-        whole = wholes.get(_joined(bases.get(id(node), _BASE), reference), {})
-        if pointer.startswith("#/") and resolved(pointer, whole) is None:
+        whole = wholes.get(_joined(bases.get(id(node), _BASE), reference))
+        if whole and pointer.startswith("#/") and resolved(pointer, whole) is None:
             malformed.append(f"{path}.$ref ({node.pop('$ref')[:80]!r} leads nowhere)")
     return malformed
 
@@ -143,9 +159,13 @@ def allow_others(path: str, node: dict[str, Any]) -> list[str]:
 def _open_malformed(path: str, schemas: dict[str, Any]) -> list[str]:
     """Replace what is no schema by one that allows everything. Returns the paths."""
     wrong = [name for name, each in schemas.items() if not isinstance(each, dict | bool)]
-    found = [f"{path}.{name} ({str(schemas[name])[:80]!r} is none)" for name in wrong]
+    found = [f"{path}.{name} ({_shown(schemas[name])} is no schema)" for name in wrong]
     schemas.update((name, {}) for name in wrong)
     return found
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)[:80]
 
 
 def _is_well_formed(keyword: str, value: object) -> bool:
@@ -156,25 +176,26 @@ def _is_well_formed(keyword: str, value: object) -> bool:
             return bool(names) and all(name in _TYPES for name in names)
         case "enum":
             return isinstance(value, list) and bool(cast("list[object]", value))
-        case "anyOf" | "oneOf" | "allOf" | "required":
-            kinds = (str,) if keyword == "required" else (dict, bool)
-            return _all_are(value, *kinds) and (bool(value) or keyword == "required")
-        case "items":
-            return isinstance(value, dict | bool | list)
-        case "pattern" | "$ref":
-            return isinstance(value, str)
-        case "properties" | "patternProperties" | "$defs" | "definitions":
-            return isinstance(value, dict)
-        case "additionalProperties":
-            return isinstance(value, dict | bool)
-        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "required":
+            return _all_are(value, str)
+        case "anyOf" | "oneOf" | "allOf":
+            return bool(value) and _all_are(value, dict, bool)
+        case "items" | "prefixItems":
+            is_one = keyword == "items" and type(value) in (dict, bool)
+            return is_one or _all_are(value, dict, bool)
         case "multipleOf":
-            return isinstance(value, int | float) and value > 0
+            return _is_number(value) and cast("float", value) > 0
+        case _ if keyword in BOUNDS:
+            return _is_number(value)
         case _ if keyword in COUNTED:
-            return isinstance(value, int | float) and 0 <= value <= _MAX_COUNT and value % 1 == 0
+            number = cast("float", value)
+            return _is_number(value) and 0 <= number <= _MAX_COUNT and number % 1 == 0
         case _:
-            return True
+            return isinstance(value, _KINDS.get(keyword, object))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _all_are(value: object, *kinds: type) -> bool:
