@@ -27,7 +27,7 @@ from quire.protocol.json_schema.tree import (
     resolved,
     subschemas,
 )
-from quire.protocol.json_schema.types import are_disjoint, types_of
+from quire.protocol.json_schema.types import Comparison, types_of
 
 __all__ = [
     "all_unsupported",
@@ -212,6 +212,7 @@ def _unsupported(placed: list[_Placed]) -> Iterator[_Fault]:
     """Yield all that cannot be held to."""
     names = frozenset(each.base for each in placed)
     scopes: NameScopes | None = None
+    comparison = Comparison()
     for path, node, whole, base in placed:
         for keyword in _REFUSED:
             if keyword in node:
@@ -223,7 +224,7 @@ def _unsupported(placed: list[_Placed]) -> Iterator[_Fault]:
             yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)", node, "$ref"
         yield from _bad_patterns(path, node)
         yield from _bad_numbers(path, node, whole)
-        if (pair := _overlapping(node, whole)) is not None:
+        if (pair := _overlapping(node, whole, comparison)) is not None:
             why = f"options {pair[0]} and {pair[1]} may hold at once"
             yield f"{path}.oneOf ({why}; anyOf takes such options)", node, "oneOf"
         named = node.get("patternProperties")
@@ -285,18 +286,17 @@ def _bad_numbers(path: str, node: dict[str, Any], whole: dict[str, Any]) -> Iter
                 break
 
 
-def _overlapping(node: dict[str, Any], whole: dict[str, Any]) -> tuple[int, int] | None:
+def _overlapping(
+    node: dict[str, Any], whole: dict[str, Any], comparison: Comparison
+) -> tuple[int, int] | None:
     """Return the places of two options of `oneOf` that may both hold."""
     options = node.get("oneOf")
     if not isinstance(options, list):
         return None
     rest = {keyword: value for keyword, value in node.items() if keyword != "oneOf"}
     found = [{"allOf": [option, rest]} for option in cast("list[object]", options)]
-    for i, one in enumerate(found[:_MAX_OPTIONS]):
-        for j, other in enumerate(found[:_MAX_OPTIONS][:i]):
-            if not are_disjoint(other, one, whole):
-                return j, i
-    return (_MAX_OPTIONS - 1, _MAX_OPTIONS) if len(found) > _MAX_OPTIONS else None
+    pair = comparison.overlapping(found[:_MAX_OPTIONS], whole)
+    return pair or ((_MAX_OPTIONS - 1, _MAX_OPTIONS) if len(found) > _MAX_OPTIONS else None)
 
 
 class _Placed(NamedTuple):
