@@ -15,7 +15,12 @@ from quire.errors import RequestError
 from quire.grammar.source import grammar_text, without_refused
 from quire.grammar.trial import _judge
 from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.protocol.json_schema import all_unsupported, find_unsupported, without_unsupported
+from quire.protocol.json_schema import (
+    all_unsupported,
+    find_unsupported,
+    subschemas,
+    without_unsupported,
+)
 from tests.dialect.models import library, tokenizer
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [
@@ -236,3 +241,36 @@ def test_unions_are_compared_in_time(options: list[dict[str, Any]], is_held: boo
     assert time.process_time() - started < 0.5
     assert [path.split(" (")[0] for path in found] == ([] if is_held else ["$.oneOf"])
     assert (find_unsupported(schema) is None) == is_held
+
+
+def names_of(*patterns: str) -> dict[str, Any]:
+    return {"patternProperties": {key: {} for key in patterns}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "num_held"),
+    [
+        (names_of(*(f"[a-z]{i}.*[b-y]{i + 1}(x|y){{{i}}}" for i in range(1, 20))), 1),
+        (names_of(*(f"(a|b)*a(a|b){{9}}{i}" for i in range(8))), 0),
+        (names_of("^.{1,255}$", "^x-"), 1),
+        (names_of("^.{1,64}$", "^x-"), 2),
+        (
+            {
+                "properties": {
+                    f"p{j}": names_of(*(f"(a|b)*a(a|b){{{i}}}{j}" for i in (6, 7, 8)))
+                    for j in range(25)
+                }
+            },
+            0,
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_names_are_told_apart_in_time(schema: dict[str, Any], num_held: int) -> None:
+    """Turns red when patterns of a few hundred characters take a server seconds."""
+    started = time.process_time()
+    without_unsupported(schema)
+    assert time.process_time() - started < 0.7
+    left = [len(node.get("patternProperties", ())) for _, node in subschemas("$", schema)]
+    assert sum(left) == num_held
+    assert find_unsupported(schema) is None

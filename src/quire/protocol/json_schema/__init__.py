@@ -6,6 +6,7 @@ from quire.protocol.json_schema.unsupported import (
     allow_others,
     find_malformed,
     find_unsupported,
+    num_chars_to_read,
     without_unsupported,
 )
 
@@ -17,6 +18,7 @@ __all__ = [
     "find_malformed",
     "find_unsupported",
     "modernize",
+    "num_chars_to_read",
     "resolved",
     "subschemas",
     "without_unsupported",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class _Compared:
             listings = [self._values(each) for each in _of_property(parts, name)]
             found = [frozenset(listing) for listing in listings if listing is not None]
             if found:
-                of_properties[name] = frozenset.intersection(*found)
+                of_properties[name] = functools.reduce(frozenset[str].__and__, found)
         return _Outline(
             self._types(schema),
             None if values is None else frozenset(values),

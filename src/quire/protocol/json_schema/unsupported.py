@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 from urllib.parse import urljoin
+
+import msgspec
 
 from quire.protocol.json_schema.limits import (
     BOUNDS,
@@ -35,6 +38,7 @@ __all__ = [
     "as_any_of",
     "find_malformed",
     "find_unsupported",
+    "num_chars_to_read",
     "without_unsupported",
 ]
 
@@ -63,8 +67,22 @@ _MAX_NAME_CHARS = 250
 _MAX_OPTIONS = 100
 """Most options of a `oneOf` that are compared with each other."""
 
+_COMPARED = re.compile(rb'"oneOf"|"patternProperties"|\(\?[a-z]*i|\\u')
+"""What takes long to read, or may be a spelling of that."""
+_COMPARED_CHARS = 200
+"""About as many times longer it takes."""
+
 _BASE = "file:///"
 """Names are relative to this where the root has none."""
+
+
+def num_chars_to_read(schema: object) -> int:
+    """Return the characters of a schema, or of the JSON of one: more than there are where parts of
+    it may have to be compared with each other, which takes longer."""
+    text = (
+        schema.encode(errors="replace") if isinstance(schema, str) else msgspec.json.encode(schema)
+    )
+    return len(text) * (_COMPARED_CHARS if _COMPARED.search(text) else 1)
 
 
 def find_malformed(schema: object) -> str | None:
@@ -229,7 +247,7 @@ def _unsupported(placed: list[_Placed]) -> Iterator[_Fault]:
             yield f"{path}.oneOf ({why}; anyOf takes such options)", node, "oneOf"
         named = node.get("patternProperties")
         if isinstance(named, dict):
-            scopes = scopes or NameScopes([each.node for each in placed])
+            scopes = scopes or NameScopes([each.node for each in placed], is_bounded=True)
             for key in scopes.at_fault(node):
                 if not _fault_of(key):
                     why = "is too complex to be told apart from other names"
