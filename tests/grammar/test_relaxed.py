@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import time
 from typing import Any
 
@@ -14,16 +15,32 @@ from quire.errors import RequestError
 from quire.grammar.source import grammar_text, without_refused
 from quire.grammar.trial import _judge
 from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.protocol.json_schema import all_unsupported, find_unsupported, without_unsupported
+from quire.protocol.json_schema import (
+    all_unsupported,
+    find_unsupported,
+    subschemas,
+    without_unsupported,
+)
 from tests.dialect.models import library, tokenizer
 
-DROPPED: list[tuple[dict[str, Any], str]] = [
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"type": "object", "properties": {"a": {keyword: value}}}, f"$.properties.a.{keyword}")
+        for keyword, value in (
+            ("format", ["date"]), ("format", 5), ("pattern", 5), ("pattern", ["x"]),
+            ("properties", 5), ("properties", ["ab"]), ("allOf", 5), ("allOf", {"a": 1}),
+            ("minimum", "5"), ("exclusiveMaximum", [5]), ("multipleOf", True), ("minItems", True),
+            ("prefixItems", 5), ("prefixItems", [5]), ("items", [5]), ("additionalItems", 5),
+            ("$id", 5), ("$anchor", ["x"]),
+        )
+    ),
+    *(
+        ({"properties": {"a": {}}, "minProperties": 0, "required": names}, "$.required")
+        for names in ([{}], [[]], [None])
+    ),
     ({"type": "dict"}, "$.type"),
     ({"type": "object", "properties": {"a": {"type": "float"}}}, "$.properties.a.type"),
     ({"type": ["string", "any"]}, "$.type"),
-    ({"type": "string", "pattern": "^(?=x)"}, "$.pattern"),
-    ({"type": "string", "pattern": "(a)\\1"}, "$.pattern"),
-    ({"$ref": "https://example.com/s"}, "$.$ref"),
     ({"type": "array", "items": {"enum": []}}, "$.items.enum"),
     ({"anyOf": []}, "$.anyOf"),
     ({"type": "array", "minItems": 1.5}, "$.minItems"),
@@ -36,6 +53,13 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"type": "object", "required": True}, "$.required"),
     ({"type": "object", "properties": []}, "$.properties"),
     ({"type": "object", "properties": {"a": None}}, "$.properties.a"),
+    ({"anyOf": [{"$ref": "#/$defs/none"}]}, "$.anyOf[0].$ref"),
+]  # fmt: skip
+DROPPED: list[tuple[dict[str, Any], str]] = [
+    *MALFORMED,
+    ({"type": "string", "pattern": "^(?=x)"}, "$.pattern"),
+    ({"type": "string", "pattern": "(a)\\1"}, "$.pattern"),
+    ({"$ref": "https://example.com/s"}, "$.$ref"),
     ({"type": "string", "pattern": "\\bfoo\\b"}, "$.pattern"),
     ({"type": "string", "pattern": "(?<a>x)\\k<a>"}, "$.pattern"),
     ({"type": "string", "pattern": "x\\Z"}, "$.pattern"),
@@ -50,7 +74,10 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"items": {"oneOf": [{"type": "number"}, {"minimum": 2}]}}, "$.items.oneOf"),
     ({"properties": {"a": {}}, "minProperties": 1}, "$.minProperties"),
     ({"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2}, "$.maxProperties"),
-    ({"items": {"multipleOf": 999983}}, "$.items.multipleOf"),
+    *(
+        ({"items": {"multipleOf": factor}}, "$.items.multipleOf")
+        for factor in (999983, 10**400, 10**18, 1e300, float("inf"))
+    ),
     ({"patternProperties": {"^a": {}, "^\\p{L}": {}}}, "$.patternProperties"),
     ({"patternProperties": {"\\Bx": {}, "\\Zx": {}}}, "$.patternProperties"),
     ({"$ref": "other.json#/x"}, "$.$ref"),
@@ -59,7 +86,6 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "n", "$defs": {"n": {"$id": "https://a/n"}}}, "$.$ref"),
     ({"$id": "https://a/b", "$ref": "n", "$defs": {"n": {"$id": "https://a/c/n"}}}, "$.$ref"),
     ({"$ref": "https://[/n"}, "$.$ref"),
-    ({"anyOf": [{"$ref": "#/$defs/none"}]}, "$.anyOf[0].$ref"),
 ]  # fmt: skip
 
 
@@ -81,12 +107,22 @@ def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> No
     assert compiles(schema, is_strict=False)
 
 
+@pytest.mark.parametrize(("schema", "path"), MALFORMED, ids=lambda value: str(value)[:50])
+def test_a_strict_schema_is_refused_for_a_value_of_the_wrong_kind(
+    schema: dict[str, Any], path: str
+) -> None:
+    """Turns red when a bound is lost without a word, or the words are those of a fault in here."""
+    with pytest.raises(RequestError, match=re.escape(f"the JSON Schema has {path} (")):
+        grammar_text(GrammarSpec(GrammarKind.JSON, json.dumps(schema)))
+
+
 @pytest.mark.parametrize(
     "schema",
     [
         {"type": "array", "minItems": 1.0},
         {"type": "object", "properties": {"type": {"type": "string"}, "enum": {"enum": ["a"]}}},
         {"type": "integer", "minimum": 1, "exclusiveMaximum": 5.5, "multipleOf": 2},
+        {"type": "number", "multipleOf": 1e8},
         {"type": "string", "pattern": r"^C:\\bin\\(\d\w\S\x41\u00e9|\p{L}|\u{1F600}|[^x])\/\-$"},
         *(
             {"pattern": text}
@@ -174,3 +210,67 @@ def test_references_are_looked_up_among_all_names_at_once() -> None:
     started = time.process_time()
     assert len(all_unsupported({"properties": properties})) == 4_000
     assert time.process_time() - started < 1
+
+
+WIDE = {f"p{i}": {"type": "string"} for i in range(20)}
+BASE: dict[str, Any] = {"type": "object", "properties": WIDE, "required": ["kind", *WIDE]}
+UNIONS: list[tuple[list[dict[str, Any]], bool]] = [
+    ([{"const": i} for i in range(100)], True),
+    ([{"enum": [i, f"{i}", None if i in (40, 70) else [i]]} for i in range(100)], False),
+    (
+        [
+            {"allOf": [{"$ref": "#/$defs/base"}], "properties": {"kind": {"const": f"k{i}"}}}
+            for i in range(60)
+        ],
+        True,
+    ),
+    ([{"$ref": "#/$defs/base"}] * 60, False),
+    ([{"minimum": 9 * i, "maximum": 9 * i + 8, "type": "integer"} for i in range(100)], True),
+    ([{"minimum": 9 * i, "maximum": 9 * i + 9, "type": "integer"} for i in range(100)], False),
+    ([{"anyOf": [{"const": f"{i}{j}"} for j in range(10)]} for i in range(40)], False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "is_held"), UNIONS, ids=lambda value: str(value)[:40])
+def test_unions_are_compared_in_time(options: list[dict[str, Any]], is_held: bool) -> None:
+    """Turns red when a union of a few kilobytes takes a server seconds. One that would is taken for
+    one whose options overlap."""
+    schema = {"oneOf": options, "$defs": {"base": BASE}}
+    started = time.process_time()
+    found = all_unsupported(schema)
+    assert time.process_time() - started < 0.5
+    assert [path.split(" (")[0] for path in found] == ([] if is_held else ["$.oneOf"])
+    assert (find_unsupported(schema) is None) == is_held
+
+
+def names_of(*patterns: str) -> dict[str, Any]:
+    return {"patternProperties": {key: {} for key in patterns}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "num_held"),
+    [
+        (names_of(*(f"[a-z]{i}.*[b-y]{i + 1}(x|y){{{i}}}" for i in range(1, 20))), 1),
+        (names_of(*(f"(a|b)*a(a|b){{9}}{i}" for i in range(8))), 0),
+        (names_of("^.{1,255}$", "^x-"), 1),
+        (names_of("^.{1,64}$", "^x-"), 2),
+        (
+            {
+                "properties": {
+                    f"p{j}": names_of(*(f"(a|b)*a(a|b){{{i}}}{j}" for i in (6, 7, 8)))
+                    for j in range(25)
+                }
+            },
+            0,
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_names_are_told_apart_in_time(schema: dict[str, Any], num_held: int) -> None:
+    """Turns red when patterns of a few hundred characters take a server seconds."""
+    started = time.process_time()
+    without_unsupported(schema)
+    assert time.process_time() - started < 0.7
+    left = [len(node.get("patternProperties", ())) for _, node in subschemas("$", schema)]
+    assert sum(left) == num_held
+    assert find_unsupported(schema) is None

@@ -145,6 +145,11 @@ def test_patterns_that_no_grammar_holds_say_why(pattern: str, why: str) -> None:
 
 
 OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+PARTS: dict[str, Any] = {
+    "anyOf": [{"type": "object"}],
+    "oneOf": [{"properties": {"k": {"const": name}}, "required": ["k"]} for name in "xy"],
+    "allOf": [{"type": "object"}],
+}
 SPELLED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (OPEN, ['{"a":1}', '{"b":"s"}', '{"a":1,"aa":"s"}'], [r'{"\u0061":"s"}', '{"a":"s"}']),
     (
@@ -206,6 +211,28 @@ SPELLED: list[tuple[dict[str, Any], list[str], list[str]]] = [
          "maxLength": 1}, "definitions": {"n": {"type": "string", "maxLength": 3}}},
         ['["abc"]'],
         ['["abcd"]', "[1]"],
+    ),
+    *(
+        ({name: PARTS[name] for name in names}, ['{"k":"x"}', '{"k":"y"}'], ['{"k":"z"}', "{}"])
+        for names in itertools.permutations(("anyOf", "oneOf", "allOf"))
+    ),
+    *(
+        (
+            {
+                "x-quire-kept": kept,
+                "properties": {
+                    "a": {"oneOf": [{"type": "string"}]},
+                    "b": {"$ref": "#/properties/a/oneOf/0"},
+                    "c": {"$ref": own},
+                },
+                "$defs": {"n": {"type": "null"}},
+            },
+            ['{"a":"s","b":"s"}', '{"c":null}'],
+            ['{"a":1}', '{"b":1}', '{"c":1}'],
+        )
+        for kept, own in (
+            (1, "#/$defs/n"), ({"1": {"type": "null"}}, "#/x-quire-kept/1"), ([], "#/$defs/n"),
+        )
     ),
     ({"exclusiveMinimum": True, "minimum": 3, "type": "integer"}, ["4"], ["3"]),
     ({"$schema": "https://example.com/mine", "type": "null"}, ["null"], ["1"]),

@@ -10,6 +10,13 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from quire.dialect import Tool
+from quire.dialect.families import DIALECTS
+from quire.protocol.grammar import StructuredOutputsParams
+from quire.server.generation.parsed import AnswerForm
+from quire.server.generation.prompts import SHORT_CHARS
+from quire.server.openai.structured import num_schema_chars
+from tests.dialect.models import tokenizer
 from tests.pairs import BY_PAIRS
 from tests.server.running import MODEL, RunningServer
 
@@ -123,7 +130,7 @@ def test_a_refusal_is_a_status_and_costs_no_other_request(
     base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": ["hi", "you"]}
     for schema, words in (
         ({"type": "integer", "multipleOf": 999983}, "to compile"),
-        ({"type": "strin"}, "Invalid type"),
+        ({"type": "strin"}, '$.type ("strin" is no value'),
         ({"properties": {"a": {"not": {}}}}, "$.properties.a.not"),
     ):
         reply = http.post(path, json={**base, "guided_json": schema, "stream": stream})
@@ -169,6 +176,46 @@ def test_a_fault_that_is_not_of_the_grammar_is_not_told_as_one(http: httpx.Clien
     body = {"prompt": "hi", "guided_regex": "abc", "max_tokens": 600}
     error = http.post(TEXT, json=body).json()["error"]
     assert error["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "x-quire-kept": 1,
+            "properties": {"a": {"oneOf": [{}]}, "b": {"$ref": "#/properties/a/oneOf/0"}},
+        },
+        {"properties": {"a": {"type": "integer", "multipleOf": 10**400}}},
+    ],
+    ids=["kept", "huge"],
+)
+def test_odd_lenient_schemas_are_held_as_far_as_they_can_be(
+    http: httpx.Client, schema: Any
+) -> None:
+    lenient = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = {"messages": MESSAGES, "max_tokens": 2, "response_format": lenient}
+    reply = http.post(CHAT, json=body)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_short"),
+    [
+        (SCHEMA, True),
+        (json.dumps(SCHEMA), True),
+        ({"patternProperties": {"^a": {}, "b$": {}}}, False),
+        ({"items": {"oneOf": [{"const": 1}, {"const": 2}]}}, False),
+        ('{"\\u006fneOf": [{"const": 1}, {"const": 2}]}', False),
+        ({"pattern": "(?i)^[a-z]+$"}, False),
+    ],
+    ids=str,
+)
+def test_the_event_loop_reads_short_schemas_alone(schema: Any, is_short: bool) -> None:
+    """Turns red when a schema of a few hundred characters stops all streams for a while."""
+    asked = StructuredOutputsParams(json=schema)
+    assert (num_schema_chars(asked, None) <= SHORT_CHARS) == is_short
+    form = AnswerForm(DIALECTS["hermes"], tokenizer(), (Tool("f", json.loads(json.dumps(schema))),))
+    assert isinstance(schema, str) or (num_schema_chars(None, form) <= SHORT_CHARS) == is_short
 
 
 def test_a_timeline_lists_what_a_lenient_schema_drops(http: httpx.Client) -> None:

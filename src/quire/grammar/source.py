@@ -19,6 +19,7 @@ from quire.protocol.codec import is_unicode
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema import (
     allow_others,
+    find_malformed,
     find_unsupported,
     modernize,
     subschemas,
@@ -231,6 +232,10 @@ def _checked_schema(source: str, where: str, *, is_strict: bool) -> None:
         )
     endless = find_endless(cast("object", schema))
     modernize(cast("object", schema))
+    if is_strict and (place := find_malformed(cast("object", schema))) is not None:
+        raise RequestError(
+            f"the JSON Schema has {place}. Correct it, or set strict to false: then it is left out."
+        )
     if is_strict and (place := find_unsupported(cast("object", schema))) is not None:
         raise RequestError(
             f"the JSON Schema has {place}, which cannot be held to while tokens are drawn. Leave "

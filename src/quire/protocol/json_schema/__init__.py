@@ -4,7 +4,9 @@ from quire.protocol.json_schema.tree import LISTS, Node, modernize, resolved, su
 from quire.protocol.json_schema.unsupported import (
     all_unsupported,
     allow_others,
+    find_malformed,
     find_unsupported,
+    num_chars_to_read,
     without_unsupported,
 )
 
@@ -13,8 +15,10 @@ __all__ = [
     "Node",
     "all_unsupported",
     "allow_others",
+    "find_malformed",
     "find_unsupported",
     "modernize",
+    "num_chars_to_read",
     "resolved",
     "subschemas",
     "without_unsupported",

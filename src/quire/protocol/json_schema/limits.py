@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, cast
 
-__all__ = ["BOUNDS", "COUNTS", "LimitError", "held_bounds", "held_counts", "is_costly", "is_held"]
+__all__ = [
+    "BOUNDS",
+    "COUNTS",
+    "LimitError",
+    "factor_fault",
+    "held_bounds",
+    "held_counts",
+    "is_held",
+]
 
 BOUNDS = frozenset(("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
 COUNTS = frozenset(("minProperties", "maxProperties"))
@@ -119,12 +127,14 @@ def is_held(value: object) -> bool:
     return not isinstance(value, int) or (abs(value) <= _ONE_SIDED and value == float(value))
 
 
-def is_costly(factor: object) -> bool:
-    """Return whether a `multipleOf` takes the library more time than a request has."""
-    if not _is_number(factor) or not math.isfinite(cast("float", factor)):
-        return False
+def factor_fault(factor: object) -> str:
+    """Return why the library does not hold to a `multipleOf`, "" if it does."""
+    if not _is_number(factor):
+        return ""
+    if cast("float", factor) >= _ONE_SIDED:
+        return "is beyond 18 digits"
     digits = Decimal(str(factor)).normalize().as_tuple().digits
-    return int("".join(map(str, digits))) > _MAX_FACTOR
+    return "takes too long" if int("".join(map(str, digits))) > _MAX_FACTOR else ""
 
 
 def held_counts(node: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:

@@ -31,8 +31,10 @@ MAX_PATTERNS = 32
 MAX_STATES = 400
 MAX_CHARS = 20_000
 """Most characters of the regular expression of one cell."""
-MAX_DERIVATIVES = 10_000
-"""Most steps of work for one automaton, which take about 0.1 s."""
+MAX_WORK = 20_000
+"""Most steps of work for one automaton, which take some 0.1 s."""
+MAX_SCHEMA_WORK = 30_000
+"""Steps of work for one schema after which no other automaton is made."""
 MAX_SETS = 64
 """Most sets of patterns of one schema."""
 
@@ -53,11 +55,16 @@ of a cell, whether these are among (or begin like) the names to keep apart, and 
 
 
 def name_cells(
-    patterns: tuple[str, ...], named: tuple[str, ...] = (), *, is_exact: bool = True
+    patterns: tuple[str, ...],
+    named: tuple[str, ...] = (),
+    *,
+    is_exact: bool = True,
+    work: _Work | None = None,
 ) -> Cells:
     """Return the cells of some patterns, each split by the names `named`. If it is not exact, only
     the names that no pattern matches are split, and those that begin like `named` may be among
-    them. Raises PatternError if it takes too much."""
+    them. work: counts that of the last try. Raises PatternError if it takes too much."""
+    work = work or _Work()
     if not patterns and not named:
         return [(frozenset(), False, ANY_NAME)]
     if len(patterns) > MAX_PATTERNS:
@@ -67,8 +74,9 @@ def name_cells(
         outside = [_beginning(named, length)] if named else []
         if sum(min(len(name), length or len(name)) for name in named) > 2 * MAX_STATES:
             continue
+        work.num_steps = 0
         try:
-            machine = _Machine([*languages, *outside], len(languages), is_exact=is_exact)
+            machine = _Machine([*languages, *outside], len(languages), work, is_exact=is_exact)
             return list(machine.cells())
         except PatternError:
             continue
@@ -87,30 +95,44 @@ def _beginning(names: Sequence[str], length: int) -> Node:
 
 def matches(pattern: str, name: str) -> bool:
     """Return whether a pattern is found in a name."""
-    derivatives, language = _Derivatives(), whole_language(pattern)
+    derivatives, language = _Derivatives(_Work()), whole_language(pattern)
     for sign in name:
         language = derivatives.after(language, ord(sign))
     return is_nullable(language)
 
 
+class _Work:
+    """Counts the steps of making an automaton."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def add(self, num_steps: int) -> None:
+        """Raise PatternError if there are too many."""
+        self.num_steps += num_steps
+        if self.num_steps > MAX_WORK:
+            raise PatternError("is too complex beside others")
+
+
 class _Derivatives:
     """Languages of what may follow a character."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: _Work) -> None:
+        self._work = work
         self._order: dict[Node, int] = {}
         self._known: dict[tuple[Node, int], Node] = {}
 
     def after(self, node: Node, code: int) -> Node:
         """Return what may follow a character at the start of a language."""
         key = node, code
+        self._work.add(1)
         if key not in self._known:
-            if len(self._known) >= MAX_DERIVATIVES:
-                raise PatternError("is too complex beside others")
             self._known[key] = self._after(node, code)
         return self._known[key]
 
     def _after(self, node: Node, code: int) -> Node:
         """Return what may follow a character."""
+        self._work.add(1)
         match node:
             case Chars(ranges, names, _):
                 if names:
@@ -148,11 +170,14 @@ class _Derivatives:
 class _Machine:
     """The deterministic automaton that follows all languages at once."""
 
-    def __init__(self, languages: Sequence[Node], outside: int, *, is_exact: bool) -> None:
+    def __init__(
+        self, languages: Sequence[Node], outside: int, work: _Work, *, is_exact: bool
+    ) -> None:
         """outside: the place of the names to keep apart."""
         self._outside = outside
-        groups = _groups(languages)
-        derivatives, start = _Derivatives(), tuple(languages)
+        self._work = work
+        groups = _groups(languages, work)
+        derivatives, start = _Derivatives(work), tuple(languages)
         places: dict[_State, int] = {start: 0}
         waiting = [start]
         self._moves: list[dict[int, Ranges]] = []
@@ -180,6 +205,7 @@ class _Machine:
         group = [numbers.setdefault(kind, len(numbers)) for kind in self._kinds]
         while True:
             keys: list[object] = []
+            self._work.add(sum(map(len, self._moves)))
             for state, moves in enumerate(self._moves):
                 by_group: dict[int, list[tuple[int, int]]] = {}
                 for target, ranges in moves.items():
@@ -237,6 +263,7 @@ class _Machine:
             for target in outs:
                 sources[target].discard(state)
             for source in sources.pop(state) - {state}:
+                self._work.add(len(outs))
                 targets = edges[source]
                 into, size = targets.pop(state)
                 for target, (onward, onward_size) in outs.items():
@@ -254,7 +281,7 @@ def _in_turn(first: Node, rest: Node) -> Node:
     return _ALL if first == rest == _ALL else concatenated(first, rest)
 
 
-def _groups(languages: Sequence[Node]) -> list[Ranges]:
+def _groups(languages: Sequence[Node], work: _Work) -> list[Ranges]:
     """Return the characters of names in groups that no language tells apart."""
     classes = list(dict.fromkeys(ranges for node in languages for ranges in _classes(node)))
     cuts = {low for ranges in classes for low, _ in ranges}
@@ -262,6 +289,7 @@ def _groups(languages: Sequence[Node]) -> list[Ranges]:
     groups: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
     for low, high in _SIGNS:
         places = sorted({low, *(cut for cut in cuts if low < cut <= high)})
+        work.add(len(places) * len(classes) // 20)
         for first, after in zip(places, [*places[1:], high + 1], strict=True):
             key = tuple(any(a <= first <= b for a, b in ranges) for ranges in classes)
             groups.setdefault(key, []).append((first, after - 1))
@@ -291,7 +319,9 @@ class NameScopes:
     """Finds what the names of each object have to be told apart by. Where schemas of one object are
     combined, it is the same for all, so that equal cells meet."""
 
-    def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, nodes: Sequence[Mapping[str, Any]], *, is_bounded: bool = False) -> None:
+        """is_bounded: patterns are at fault that would take more than `MAX_SCHEMA_WORK`."""
+        self._num_left = MAX_SCHEMA_WORK if is_bounded else None
         objects = [node for node in nodes if any(keyword in node for keyword in _OBJECT)]
         self.are_combined = any(map(_combines, nodes))
         self._kept: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -384,17 +414,33 @@ class NameScopes:
         if patterns not in self._kept:
             kept: tuple[str, ...] = ()
             for name in patterns if len(self._kept) < MAX_SETS else ():
-                kept = (*kept, name) if _cells((*kept, name), (), is_exact=True) else kept
+                kept = (*kept, name) if self._are_told_apart((*kept, name)) else kept
             self._kept[patterns] = kept
         return self._kept[patterns]
 
+    def _are_told_apart(self, patterns: tuple[str, ...]) -> bool:
+        if self._num_left is not None and self._num_left <= 0:
+            return False
+        cells, num_steps = _counted_cells(patterns, (), is_exact=True)
+        if self._num_left is not None:
+            self._num_left -= num_steps
+        return bool(cells)
+
+
+def _cells(patterns: tuple[str, ...], named: tuple[str, ...], *, is_exact: bool) -> Cells | None:
+    return _counted_cells(patterns, named, is_exact=is_exact)[0]
+
 
 @functools.lru_cache(maxsize=512)
-def _cells(patterns: tuple[str, ...], named: tuple[str, ...], *, is_exact: bool) -> Cells | None:
+def _counted_cells(
+    patterns: tuple[str, ...], named: tuple[str, ...], *, is_exact: bool
+) -> tuple[Cells | None, int]:
+    """Return cells, None if they take too much or nest too deeply, and the steps that it took."""
+    work = _Work()
     try:
-        return name_cells(patterns, named, is_exact=is_exact)
-    except PatternError:
-        return None
+        return name_cells(patterns, named, is_exact=is_exact, work=work), work.num_steps
+    except (PatternError, RecursionError):
+        return None, work.num_steps
 
 
 def _is_open(others: object) -> bool:

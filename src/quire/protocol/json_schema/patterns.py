@@ -387,7 +387,7 @@ def _any_case(ranges: Ranges) -> Ranges:
     codes = list(cases)  # in order
     for low, high in ranges:
         for code in codes[bisect.bisect_left(codes, low) : bisect.bisect_right(codes, high)]:
-            found += [(each, each) for each in cases[code]]
+            found += [(each, each) for each in cases[code] if not low <= each <= high]
     return joined(found)
 
 

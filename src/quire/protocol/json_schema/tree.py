@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -113,6 +114,9 @@ def modernize(schema: object) -> None:
 
 def _keep_targets(root: dict[str, Any]) -> None:
     """Give targets of references that a rewriting may move a second place."""
+    there: object = root.get(KEPT)
+    kept = cast("dict[str, Any]", there) if isinstance(there, dict) else {}
+    free = (name for name in map(str, itertools.count()) if name not in kept)
     for _, node in list(subschemas("$", root)):
         reference = node.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -120,7 +124,7 @@ def _keep_targets(root: dict[str, Any]) -> None:
         if "/oneOf/" in reference or "/patternProperties/" in reference:
             target = resolved(reference, root)
             if isinstance(target, dict | bool):
-                kept = root.setdefault(KEPT, {})
-                name = str(len(kept))
+                name = next(free)
                 kept[name] = target
+                root[KEPT] = kept
                 node["$ref"] = f"#/{KEPT}/{name}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from quire.protocol.json_schema.tree import resolved
 
 __all__ = [
     "ALL_TYPES",
+    "Comparison",
     "Schema",
-    "are_disjoint",
     "json_types",
     "listed",
     "node",
@@ -78,28 +80,92 @@ def types_of(
     return found
 
 
+MAX_DEPTH = 8
+"""Deepest parts of schemas that are compared."""
 MAX_PARTS = 400
-"""Most parts of two schemas that are compared."""
+"""Most parts of a schema that hold where it does."""
 
 
-def are_disjoint(one: object, other: object, root: Schema) -> bool:
-    """Return True if it is plain that no value satisfies both schemas."""
-    return _Compared(root).are_disjoint(one, other, 8)
+class Comparison:
+    """Finds schemas that share a value. What it has compared of one root is known later. num_left:
+    parts that may yet be looked at, which take some 0.2 s in all at first; without any, all else
+    may share a value."""
+
+    MAX_WORK = 200_000
+
+    def __init__(self) -> None:
+        self.num_left = self.MAX_WORK
+
+    def overlapping(self, schemas: Sequence[object], root: Schema) -> tuple[int, int] | None:
+        """Return the places of two schemas of which it is not plain that no value satisfies
+        both."""
+        compared = _Compared(root, self)
+        outlines = [compared.outline(schema) for schema in schemas]
+        for i, one in enumerate(schemas):
+            for j, other in enumerate(schemas[:i]):
+                if not outlines[i].is_apart(outlines[j]) and not compared.are_disjoint(
+                    other, one, MAX_DEPTH
+                ):
+                    return j, i
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """What shows at a glance that two schemas share no value: their types, the only values that
+    they allow, and those of properties."""
+
+    types: frozenset[str]
+    values: frozenset[str] | None
+    of_properties: Mapping[str, frozenset[str]]
+    required: frozenset[str]
+
+    def is_apart(self, other: _Outline) -> bool:
+        kinds = self.types & other.types
+        if not kinds:
+            return True
+        if self.values is not None and other.values is not None:
+            return self.values.isdisjoint(other.values)
+        return kinds == _OBJECT and any(
+            values.isdisjoint(other.of_properties[name])
+            for name, values in self.of_properties.items()
+            if name in other.of_properties and (name in self.required or name in other.required)
+        )
 
 
 class _Compared:
     """Compares parts of one schema."""
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, work: Comparison) -> None:
         self._root = root
+        self._work = work
         self._known: dict[int, frozenset[str]] = {}
-        self._num_parts = 0
+        self._parts_of: dict[int, list[Schema]] = {}
+
+    def outline(self, schema: object) -> _Outline:
+        parts = self._parts(schema)
+        values, names = (
+            self._values(schema),
+            dict.fromkeys(name for part in parts for name in node(part.get("properties"))),
+        )
+        of_properties: dict[str, frozenset[str]] = {}
+        for name in names:
+            listings = [self._values(each) for each in _of_property(parts, name)]
+            found = [frozenset(listing) for listing in listings if listing is not None]
+            if found:
+                of_properties[name] = functools.reduce(frozenset[str].__and__, found)
+        return _Outline(
+            self._types(schema),
+            None if values is None else frozenset(values),
+            of_properties,
+            frozenset(_required(parts)),
+        )
 
     def are_disjoint(self, one: object, other: object, depth: int) -> bool:
-        self._num_parts += 1
+        self._work.num_left -= 1
         if one is False or other is False:
             return True
-        if depth == 0 or self._num_parts > MAX_PARTS:
+        if depth == 0 or self._work.num_left < 0:
             return False
         for first, second in ((one, other), (other, one)):
             for part in self._parts(first):
@@ -129,16 +195,20 @@ class _Compared:
 
     def _parts(self, schema: object) -> list[Schema]:
         """Return the schemas that all hold where one does."""
-        found: dict[int, Schema] = {}
-        waiting = [schema]
-        while waiting and len(found) < MAX_PARTS:
-            its = node(waiting.pop())
-            if id(its) not in found:
-                found[id(its)] = its
-                waiting += listed(its, "allOf")
-                if (target := resolved(its.get("$ref"), self._root)) is not None:
-                    waiting.append(target)
-        return list(found.values())
+        key = id(schema)
+        if key not in self._parts_of:
+            found: dict[int, Schema] = {}
+            waiting = [schema]
+            while waiting and len(found) < MAX_PARTS:
+                its = node(waiting.pop())
+                if id(its) not in found:
+                    found[id(its)] = its
+                    waiting += listed(its, "allOf")
+                    if (target := resolved(its.get("$ref"), self._root)) is not None:
+                        waiting.append(target)
+            self._parts_of[key] = list(found.values())
+        self._work.num_left -= len(self._parts_of[key])
+        return self._parts_of[key]
 
     def _values(self, schema: object) -> list[str] | None:
         """Return the only values that a schema allows, as JSON; None if it does not list them."""
@@ -159,18 +229,18 @@ class _Compared:
 
     def _have_disjoint_properties(self, one: object, other: object, depth: int) -> bool:
         parts, others = self._parts(one), self._parts(other)
-        names = {
-            name: None
-            for part in (*parts, *others)
-            for name in listed(part, "required")
-            if isinstance(name, str)
-        }
+        names = dict.fromkeys(_required((*parts, *others)))
         return any(
             self.are_disjoint(mine, theirs, depth - 1)
             for name in names
             for mine in _of_property(parts, name)
             for theirs in _of_property(others, name)
         )
+
+
+def _required(parts: Iterable[Schema]) -> list[str]:
+    names = (name for part in parts for name in listed(part, "required"))
+    return [name for name in names if isinstance(name, str)]
 
 
 def _of_property(parts: Sequence[Schema], name: str) -> list[object]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 from urllib.parse import urljoin
+
+import msgspec
 
 from quire.protocol.json_schema.limits import (
     BOUNDS,
     COUNTS,
     LimitError,
+    factor_fault,
     held_bounds,
     held_counts,
-    is_costly,
     is_held,
 )
 from quire.protocol.json_schema.name_cells import NameScopes
@@ -26,13 +30,15 @@ from quire.protocol.json_schema.tree import (
     resolved,
     subschemas,
 )
-from quire.protocol.json_schema.types import are_disjoint, types_of
+from quire.protocol.json_schema.types import Comparison, types_of
 
 __all__ = [
     "all_unsupported",
     "allow_others",
     "as_any_of",
+    "find_malformed",
     "find_unsupported",
+    "num_chars_to_read",
     "without_unsupported",
 ]
 
@@ -45,6 +51,13 @@ _FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("pattern", "format", "$ref", "$id", "$anchor"), str),
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), dict),
+    **dict.fromkeys(("additionalProperties", "additionalItems"), (dict, bool)),
+}
+"""Kinds of values of the keywords that take any of a kind."""
+
 _MAX_COUNT = 2**31 - 1
 """No text or list is longer, and the grammar library takes no larger numbers."""
 
@@ -54,8 +67,29 @@ _MAX_NAME_CHARS = 250
 _MAX_OPTIONS = 100
 """Most options of a `oneOf` that are compared with each other."""
 
+_COMPARED = re.compile(rb'"oneOf"|"patternProperties"|\(\?[a-z]*i|\\u')
+"""What takes long to read, or may be a spelling of that."""
+_COMPARED_CHARS = 200
+"""About as many times longer it takes."""
+
 _BASE = "file:///"
 """Names are relative to this where the root has none."""
+
+
+def num_chars_to_read(schema: object) -> int:
+    """Return the characters of a schema, or of the JSON of one: more than there are where parts of
+    it may have to be compared with each other, which takes longer."""
+    text = (
+        schema.encode(errors="replace") if isinstance(schema, str) else msgspec.json.encode(schema)
+    )
+    return len(text) * (_COMPARED_CHARS if _COMPARED.search(text) else 1)
+
+
+def find_malformed(schema: object) -> str | None:
+    """The path of a keyword with a value of a kind that it does not take, with the value; None if
+    there is none. schema: in the words of `modernize`."""
+    own = copy.deepcopy(schema)
+    return next(iter(_without_malformed(own, _placed(own))), None)
 
 
 def find_unsupported(schema: object) -> str | None:
@@ -83,8 +117,8 @@ def without_unsupported(schema: object) -> list[str]:
     for path, node in subschemas("$", schema):
         if id(node.get("patternProperties")) in cut:
             paths += allow_others(path, node)
-        if is_costly(node.get("multipleOf")):
-            paths.append(f"{path}.multipleOf ({node.pop('multipleOf')} takes too long)")
+        if why := factor_fault(node.get("multipleOf")):
+            paths.append(f"{path}.multipleOf ({str(node.pop('multipleOf'))[:80]} {why})")
     return [*paths, *malformed]
 
 
@@ -100,14 +134,15 @@ def _remove(holder: dict[str, Any] | list[Any], name: Any) -> None:
 def as_any_of(node: dict[str, Any]) -> None:
     """Put `anyOf` in the place of `oneOf`."""
     items = list(node.items())
+    options, has_others = node["oneOf"], "anyOf" in node
     node.clear()
     for keyword, value in items:
         if keyword != "oneOf":
             node[keyword] = value
-        elif any(name == "anyOf" for name, _ in items):
-            node["allOf"] = [*node.get("allOf", dict(items).get("allOf", [])), {"anyOf": value}]
-        else:
+        elif not has_others:
             node["anyOf"] = value
+    if has_others:
+        node["allOf"] = [*node.get("allOf", []), {"anyOf": options}]
 
 
 def _without_malformed(schema: object, placed: list[_Placed]) -> list[str]:
@@ -121,11 +156,11 @@ def _without_malformed(schema: object, placed: list[_Placed]) -> list[str]:
             if isinstance(held, dict):
                 malformed += _open_malformed(f"{path}.{keyword}", cast("Any", held))
         wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
-        malformed += [f"{path}.{key} ({str(node.pop(key))[:80]!r} is none)" for key in wrong]
+        malformed += [f"{path}.{key} ({_shown(node.pop(key))} is no value for it)" for key in wrong]
         reference = str(node.get("$ref"))
         pointer = f"#{reference.partition('#')[2]}"
-        whole = wholes.get(_joined(bases.get(id(node), _BASE), reference), {})
-        if pointer.startswith("#/") and resolved(pointer, whole) is None:
+        whole = wholes.get(_joined(bases.get(id(node), _BASE), reference))
+        if whole and pointer.startswith("#/") and resolved(pointer, whole) is None:
             malformed.append(f"{path}.$ref ({node.pop('$ref')[:80]!r} leads nowhere)")
     return malformed
 
@@ -142,9 +177,13 @@ def allow_others(path: str, node: dict[str, Any]) -> list[str]:
 def _open_malformed(path: str, schemas: dict[str, Any]) -> list[str]:
     """Replace what is no schema by one that allows everything. Returns the paths."""
     wrong = [name for name, each in schemas.items() if not isinstance(each, dict | bool)]
-    found = [f"{path}.{name} ({str(schemas[name])[:80]!r} is none)" for name in wrong]
+    found = [f"{path}.{name} ({_shown(schemas[name])} is no schema)" for name in wrong]
     schemas.update((name, {}) for name in wrong)
     return found
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)[:80]
 
 
 def _is_well_formed(keyword: str, value: object) -> bool:
@@ -155,25 +194,26 @@ def _is_well_formed(keyword: str, value: object) -> bool:
             return bool(names) and all(name in _TYPES for name in names)
         case "enum":
             return isinstance(value, list) and bool(cast("list[object]", value))
-        case "anyOf" | "oneOf" | "allOf" | "required":
-            kinds = (str,) if keyword == "required" else (dict, bool)
-            return _all_are(value, *kinds) and (bool(value) or keyword == "required")
-        case "items":
-            return isinstance(value, dict | bool | list)
-        case "pattern" | "$ref":
-            return isinstance(value, str)
-        case "properties" | "patternProperties" | "$defs" | "definitions":
-            return isinstance(value, dict)
-        case "additionalProperties":
-            return isinstance(value, dict | bool)
-        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "required":
+            return _all_are(value, str)
+        case "anyOf" | "oneOf" | "allOf":
+            return bool(value) and _all_are(value, dict, bool)
+        case "items" | "prefixItems":
+            is_one = keyword == "items" and type(value) in (dict, bool)
+            return is_one or _all_are(value, dict, bool)
         case "multipleOf":
-            return isinstance(value, int | float) and value > 0
+            return _is_number(value) and cast("float", value) > 0
+        case _ if keyword in BOUNDS:
+            return _is_number(value)
         case _ if keyword in COUNTED:
-            return isinstance(value, int | float) and 0 <= value <= _MAX_COUNT and value % 1 == 0
+            number = cast("float", value)
+            return _is_number(value) and 0 <= number <= _MAX_COUNT and number % 1 == 0
         case _:
-            return True
+            return isinstance(value, _KINDS.get(keyword, object))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _all_are(value: object, *kinds: type) -> bool:
@@ -190,6 +230,7 @@ def _unsupported(placed: list[_Placed]) -> Iterator[_Fault]:
     """Yield all that cannot be held to."""
     names = frozenset(each.base for each in placed)
     scopes: NameScopes | None = None
+    comparison = Comparison()
     for path, node, whole, base in placed:
         for keyword in _REFUSED:
             if keyword in node:
@@ -201,12 +242,12 @@ def _unsupported(placed: list[_Placed]) -> Iterator[_Fault]:
             yield f"{path}.$ref ({reference[:80]!r} lies elsewhere)", node, "$ref"
         yield from _bad_patterns(path, node)
         yield from _bad_numbers(path, node, whole)
-        if (pair := _overlapping(node, whole)) is not None:
+        if (pair := _overlapping(node, whole, comparison)) is not None:
             why = f"options {pair[0]} and {pair[1]} may hold at once"
             yield f"{path}.oneOf ({why}; anyOf takes such options)", node, "oneOf"
         named = node.get("patternProperties")
         if isinstance(named, dict):
-            scopes = scopes or NameScopes([each.node for each in placed])
+            scopes = scopes or NameScopes([each.node for each in placed], is_bounded=True)
             for key in scopes.at_fault(node):
                 if not _fault_of(key):
                     why = "is too complex to be told apart from other names"
@@ -263,18 +304,17 @@ def _bad_numbers(path: str, node: dict[str, Any], whole: dict[str, Any]) -> Iter
                 break
 
 
-def _overlapping(node: dict[str, Any], whole: dict[str, Any]) -> tuple[int, int] | None:
+def _overlapping(
+    node: dict[str, Any], whole: dict[str, Any], comparison: Comparison
+) -> tuple[int, int] | None:
     """Return the places of two options of `oneOf` that may both hold."""
     options = node.get("oneOf")
     if not isinstance(options, list):
         return None
     rest = {keyword: value for keyword, value in node.items() if keyword != "oneOf"}
     found = [{"allOf": [option, rest]} for option in cast("list[object]", options)]
-    for i, one in enumerate(found[:_MAX_OPTIONS]):
-        for j, other in enumerate(found[:_MAX_OPTIONS][:i]):
-            if not are_disjoint(other, one, whole):
-                return j, i
-    return (_MAX_OPTIONS - 1, _MAX_OPTIONS) if len(found) > _MAX_OPTIONS else None
+    pair = comparison.overlapping(found[:_MAX_OPTIONS], whole)
+    return pair or ((_MAX_OPTIONS - 1, _MAX_OPTIONS) if len(found) > _MAX_OPTIONS else None)
 
 
 class _Placed(NamedTuple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from quire.dialect import (
     AnswerParser,
     Dialect,
@@ -20,6 +18,7 @@ from quire.dialect import (
 from quire.dialect.sample import PartsReader
 from quire.dialect.tools import tools_prompt
 from quire.errors import RequestError
+from quire.protocol.json_schema import num_chars_to_read
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Tokenizer
@@ -65,8 +64,9 @@ class AnswerForm:
 
     @property
     def num_chars(self) -> int:
-        """Return the number of characters that `held` has to read."""
-        return sum(len(msgspec.json.encode(tool.parameters)) for tool in self.tools)
+        """Return the number of characters that `held` has to read, as `num_chars_to_read` counts
+        them."""
+        return sum(num_chars_to_read(tool.parameters) for tool in self.tools)
 
     def held(self, request: EngineRequest) -> EngineRequest:
         """Add the grammar of the answers, and the tokens that end them. Raises RefusedError if

@@ -20,6 +20,7 @@ from quire.dialect.conversation import described, prepared
 from quire.dialect.harmony import own_template
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
+from quire.protocol.json_schema import num_chars_to_read
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer, RendersChats, check_messages
 from quire.server.generation.render_pool import RenderPool
@@ -283,7 +284,10 @@ class PromptRenderer:
 def _needs_time(
     renderer: Renderer, body: ChatRequest | TokenizeRequest, messages: list[dict[str, Any]]
 ) -> bool:
-    """Return True if control tokens in what was sent make the first such chat a slow one."""
+    """Return True if control tokens in what was sent make the first such chat a slow one, or the
+    schemas of tools take long to read."""
+    if body.tools and num_chars_to_read(body.tools) > SHORT_CHARS:
+        return True
     tokenizer = renderer.tokenizer
     given: list[object] = [messages, body.tools, body.chat_template_kwargs]
     if isinstance(body, ChatRequest):

@@ -7,13 +7,11 @@ import json
 from dataclasses import fields
 from typing import Any, cast
 
-import msgspec
-
 from quire.dialect import Dialect, Tool
 from quire.dialect.argument_rules import left_out
 from quire.errors import RequestError
 from quire.protocol.grammar import StructuredOutputsParams
-from quire.protocol.json_schema import all_unsupported
+from quire.protocol.json_schema import all_unsupported, num_chars_to_read
 from quire.server.generation.parsed import AnswerForm
 from quire.server.requests.bodies import GenerationRequest
 from quire.server.requests.errors import RefusedError
@@ -70,10 +68,10 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
 
 
 def num_schema_chars(structured: StructuredOutputsParams | None, form: AnswerForm | None) -> int:
-    """Return the number of characters that `dropped_keywords` has to read."""
+    """Return the number of characters that `dropped_keywords` has to read, as `num_chars_to_read`
+    counts them."""
     given = None if structured is None else structured.json
-    text = given if isinstance(given, str) else msgspec.json.encode(given)
-    return len(text) + (0 if form is None else form.num_chars)
+    return num_chars_to_read(given) + (0 if form is None else form.num_chars)
 
 
 def dropped_keywords(
@@ -95,7 +93,7 @@ def dropped_keywords(
 def _dropped(schema: object) -> list[str]:
     try:
         return all_unsupported(json.loads(schema) if isinstance(schema, str) else schema)
-    except (ValueError, RecursionError):  # no JSON, or nested too deeply: the engine refuses it
+    except (ValueError, RecursionError, TypeError, OverflowError):  # the engine refuses it
         return []
 
 
