@@ -214,6 +214,7 @@ def test_references_are_looked_up_among_all_names_at_once() -> None:
 
 WIDE = {f"p{i}": {"type": "string"} for i in range(20)}
 BASE: dict[str, Any] = {"type": "object", "properties": WIDE, "required": ["kind", *WIDE]}
+LISTED = {f"p{i}": {"enum": list(range(700))} for i in range(20)}
 UNIONS: list[tuple[list[dict[str, Any]], bool]] = [
     ([{"const": i} for i in range(100)], True),
     ([{"enum": [i, f"{i}", None if i in (40, 70) else [i]]} for i in range(100)], False),
@@ -225,6 +226,7 @@ UNIONS: list[tuple[list[dict[str, Any]], bool]] = [
         True,
     ),
     ([{"$ref": "#/$defs/base"}] * 60, False),
+    ([{"type": "object", "properties": LISTED, "required": [f"p{i}"]} for i in range(30)], False),
     ([{"minimum": 9 * i, "maximum": 9 * i + 8, "type": "integer"} for i in range(100)], True),
     ([{"minimum": 9 * i, "maximum": 9 * i + 9, "type": "integer"} for i in range(100)], False),
     ([{"anyOf": [{"const": f"{i}{j}"} for j in range(10)]} for i in range(40)], False),
@@ -253,6 +255,7 @@ def names_of(*patterns: str) -> dict[str, Any]:
         (names_of(*(f"[a-z]{i}.*[b-y]{i + 1}(x|y){{{i}}}" for i in range(1, 20))), 1),
         (names_of(*(f"(a|b)*a(a|b){{9}}{i}" for i in range(8))), 0),
         (names_of("^.{1,255}$", "^x-"), 1),
+        (names_of("a" * 2_800, "b" * 2_800), 0),
         (names_of("^.{1,64}$", "^x-"), 2),
         (
             {

@@ -125,14 +125,14 @@ class _Derivatives:
     def after(self, node: Node, code: int) -> Node:
         """Return what may follow a character at the start of a language."""
         key = node, code
-        self._work.add(1)
+        self._work.add(1 + _width(node) // 8)
         if key not in self._known:
             self._known[key] = self._after(node, code)
         return self._known[key]
 
     def _after(self, node: Node, code: int) -> Node:
         """Return what may follow a character."""
-        self._work.add(1)
+        self._work.add(1 + _width(node) // 8)
         match node:
             case Chars(ranges, names, _):
                 if names:
@@ -277,6 +277,17 @@ class _Machine:
         return edges[start].get(end, (_NEVER, 0))[0]
 
 
+def _width(node: Node) -> int:
+    """Return the number of parts in rows, each of which makes a step longer."""
+    match node:
+        case Row(parts):
+            return len(parts)
+        case Choice(options):
+            return sum(map(_width, options))
+        case _:
+            return 1
+
+
 def _in_turn(first: Node, rest: Node) -> Node:
     return _ALL if first == rest == _ALL else concatenated(first, rest)
 
@@ -289,7 +300,7 @@ def _groups(languages: Sequence[Node], work: _Work) -> list[Ranges]:
     groups: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
     for low, high in _SIGNS:
         places = sorted({low, *(cut for cut in cuts if low < cut <= high)})
-        work.add(len(places) * len(classes) // 20)
+        work.add(len(places) * len(classes) // 8)
         for first, after in zip(places, [*places[1:], high + 1], strict=True):
             key = tuple(any(a <= first <= b for a, b in ranges) for ranges in classes)
             groups.setdefault(key, []).append((first, after - 1))

@@ -91,18 +91,24 @@ class Comparison:
     parts that may yet be looked at, which take some 0.2 s in all at first; without any, all else
     may share a value."""
 
-    MAX_WORK = 200_000
+    MAX_WORK = 150_000
+    WORK_PER_NODE = 50
 
-    def __init__(self) -> None:
-        self.num_left = self.MAX_WORK
+    def __init__(self, num_nodes: int) -> None:
+        """num_nodes: subschemas of the root."""
+        self.num_left = self.MAX_WORK + self.WORK_PER_NODE * num_nodes
 
     def overlapping(self, schemas: Sequence[object], root: Schema) -> tuple[int, int] | None:
         """Return the places of two schemas of which it is not plain that no value satisfies
         both."""
         compared = _Compared(root, self)
-        outlines = [compared.outline(schema) for schema in schemas]
+        outlines: list[_Outline] = []
         for i, one in enumerate(schemas):
+            outlines.append(compared.outline(one))
             for j, other in enumerate(schemas[:i]):
+                self.num_left -= outlines[j].num_steps
+                if self.num_left < 0:
+                    return j, i
                 if not outlines[i].is_apart(outlines[j]) and not compared.are_disjoint(
                     other, one, MAX_DEPTH
                 ):
@@ -112,13 +118,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """What shows at a glance that two schemas share no value: their types, the only values that
+    """Tells at a glance that two schemas share no value, by their types, the only values that
     they allow, and those of properties."""
 
     types: frozenset[str]
     values: frozenset[str] | None
     of_properties: Mapping[str, frozenset[str]]
     required: frozenset[str]
+    num_steps: int
 
     def is_apart(self, other: _Outline) -> bool:
         kinds = self.types & other.types
@@ -141,24 +148,22 @@ class _Compared:
         self._work = work
         self._known: dict[int, frozenset[str]] = {}
         self._parts_of: dict[int, list[Schema]] = {}
+        self._values_of: dict[int, frozenset[str]] = {}
 
     def outline(self, schema: object) -> _Outline:
-        parts = self._parts(schema)
-        values, names = (
-            self._values(schema),
-            dict.fromkeys(name for part in parts for name in node(part.get("properties"))),
-        )
+        parts, values = self._parts(schema), self._values(schema)
         of_properties: dict[str, frozenset[str]] = {}
-        for name in names:
-            listings = [self._values(each) for each in _of_property(parts, name)]
-            found = [frozenset(listing) for listing in listings if listing is not None]
-            if found:
+        for name in dict.fromkeys(key for part in parts for key in node(part.get("properties"))):
+            listings = map(self._values, _of_property(parts, name))
+            if found := [listing for listing in listings if listing is not None]:
                 of_properties[name] = functools.reduce(frozenset[str].__and__, found)
+        num_listed = sum(map(len, (values or (), *of_properties.values())))
         return _Outline(
             self._types(schema),
-            None if values is None else frozenset(values),
+            values,
             of_properties,
             frozenset(_required(parts)),
+            1 + num_listed // 16,
         )
 
     def are_disjoint(self, one: object, other: object, depth: int) -> bool:
@@ -180,7 +185,7 @@ class _Compared:
             return True
         values, others = self._values(one), self._values(other)
         if values is not None and others is not None:
-            return not any(value in others for value in values)
+            return values.isdisjoint(others)
         if kinds <= {"integer", "number"}:
             return self._are_apart(one, other, "minimum", "maximum")
         if kinds == _STRING:
@@ -210,12 +215,16 @@ class _Compared:
         self._work.num_left -= len(self._parts_of[key])
         return self._parts_of[key]
 
-    def _values(self, schema: object) -> list[str] | None:
+    def _values(self, schema: object) -> frozenset[str] | None:
         """Return the only values that a schema allows, as JSON; None if it does not list them."""
         for its in self._parts(schema):
             values = [its["const"]] if "const" in its else its.get("enum")
             if isinstance(values, list):
-                return [_canonical(value) for value in cast("list[object]", values)]
+                if id(its) not in self._values_of:
+                    listing = cast("list[object]", values)
+                    self._work.num_left -= len(listing)
+                    self._values_of[id(its)] = frozenset(map(_canonical, listing))
+                return self._values_of[id(its)]
         return None
 
     def _are_apart(self, one: object, other: object, low: str, high: str) -> bool:

@@ -68,7 +68,7 @@ _MAX_OPTIONS = 100
 """Most options of a `oneOf` that are compared with each other."""
 
 _COMPARED = re.compile(rb'"oneOf"|"patternProperties"|\(\?[a-z]*i|\\u')
-"""What takes long to read, or may be a spelling of that."""
+"""Parts of JSON that take long to read, or may be spellings of such."""
 _COMPARED_CHARS = 200
 """About as many times longer it takes."""
 
@@ -230,7 +230,7 @@ def _unsupported(placed: list[_Placed]) -> Iterator[_Fault]:
     """Yield all that cannot be held to."""
     names = frozenset(each.base for each in placed)
     scopes: NameScopes | None = None
-    comparison = Comparison()
+    comparison = Comparison(len(placed))
     for path, node, whole, base in placed:
         for keyword in _REFUSED:
             if keyword in node:
