@@ -134,11 +134,13 @@ def test_an_end_after_the_last_answer_keeps_the_answers(harness: Harness, how: s
 
     async def work() -> None:
         async with harness.running(poll_s=0.5) as task:
+            harness.engine.paused = True  # else it may be over before anybody looks
             await harness.until(lambda: harness.found(batch).status == "in_progress", task)
             if how == "expired":
                 harness.late_s = 90_000.0
             else:
                 harness.store.cancel_batch(batch.id, "")
+            harness.engine.paused = False
             await harness.until(lambda: harness.found(batch).status in ENDED, task)
 
     asyncio.run(work())

@@ -94,7 +94,6 @@ _OWN_NAMES: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"\bthinking_token_budget\b", "thinking.budget_tokens"),
         (r"\breasoning_effort\b", "output_config.effort"),
         (r"^stop\b|(?<=^a string of )stop\b", "stop_sequences"),
-        (r"^messages\[\d+\]\.(?=\w)", "a message: "),
     ),
     r"/inference/v1/generate$": (
         (r"^prompt\b", "token_ids"),
