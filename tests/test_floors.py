@@ -27,7 +27,7 @@ FRONT = (
 SEES_EVERYTHING = ("engine", "bench", "simulator")
 LIGHT = (
     "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering", "dialect",
-    "runner.rows", "executor.fake", "engine.core.engine_core", "telemetry",
+    "runner.rows", "engine.core.engine_core", "telemetry",
     "engine.supervision.host", "engine.supervision.core_process", "engine.model_front",
     "engine.build", "executor.processes.group",
 )  # fmt: skip

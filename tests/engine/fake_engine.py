@@ -11,7 +11,6 @@ from quire.config.resolved import ResolvedScheduler
 from quire.config.speculation import parse_speculation
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.hook_runner import HookRunner
-from quire.executor.fake import FakeExecutor, FakeModel
 from quire.grammar import Grammars
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
@@ -24,6 +23,7 @@ from quire.protocol.recovery import ALWAYS_SWAP
 from quire.protocol.step import MediaSpan
 from quire.scheduler import Fcfs, Feasibility, Scheduler
 from quire.speculation import DraftMethods
+from tests.executor.fake import FakeExecutor, FakeModel
 
 
 class FakeEngine:

@@ -22,12 +22,12 @@ from quire.engine.supervision.supervisor import (
     EngineSupervisor,
     RestartPolicy,
 )
-from quire.executor.fake import FakeModel
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish, TokenLogprobs
 from quire.protocol.control import ListPins
 from quire.protocol.pooling_params import POOLED_PARAMS, Pooling
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
+from tests.executor.fake import FakeModel
 from tests.waiting import WAIT_S
 
 FAKE_MODEL = FakeModel([None], 1000)

@@ -14,7 +14,6 @@ from quire.errors import (
     QuireError,
     RequestError,
 )
-from quire.executor.fake import FakeExecutor
 from quire.protocol import FinishReason
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import (
@@ -31,6 +30,7 @@ from quire.protocol.control import (
     Wake,
 )
 from tests.engine.fake_engine import FakeEngine
+from tests.executor.fake import FakeExecutor
 from tests.pairs import LAWS_BY_PAIRS
 
 pytestmark = LAWS_BY_PAIRS

@@ -15,7 +15,6 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.config.kv_layout import KVFormat, KVLayout
-from quire.executor.fake import FakeExecutor, FakeModel
 from quire.protocol.step import (
     EnterRow,
     IntArray,
@@ -24,6 +23,7 @@ from quire.protocol.step import (
     StepResult,
     TokenCandidates,
 )
+from tests.executor.fake import FakeExecutor, FakeModel
 from tests.models.families import CASES, write_checkpoint
 from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device

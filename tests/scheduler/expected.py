@@ -7,8 +7,8 @@ from functools import cache, lru_cache, partial
 
 import numpy as np
 
-from quire.executor.fake import FakeModel
 from quire.protocol import BeamRules
+from tests.executor.fake import FakeModel
 from tests.scheduler.beam_reference import Outcome, search
 
 VOCAB = 30

@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 
-from quire.executor.fake import FakeModel
 from quire.protocol.step import IntArray
 from quire.scheduler.sequence import Sequence
+from tests.executor.fake import FakeModel
 from tests.scheduler.expected import VOCAB, expected_tokens
 
 

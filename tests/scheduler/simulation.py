@@ -17,7 +17,6 @@ from quire.config.kv_layout import KVLayout
 from quire.config.resolved import ResolvedScheduler
 from quire.config.speculation import SpeculationSettings
 from quire.errors import RequestError
-from quire.executor.fake import FakeExecutor, FakeModel
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol import (
     BeamRules,
@@ -44,6 +43,7 @@ from quire.scheduler import (
 from quire.scheduler.constraints.unsent import Question, Verdict
 from quire.scheduler.policies.spare import SPARE_ACCOUNT
 from quire.speculation import DraftMethods
+from tests.executor.fake import FakeExecutor, FakeModel
 from tests.kv_cache.model import make_layout
 from tests.scheduler.expected import VOCAB, Asked, expected_beams, expected_output, make_model
 from tests.scheduler.proposers import Guesses

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from quire.executor.fake import FakeModel
 from quire.protocol import BeamRules
+from tests.executor.fake import FakeModel
 from tests.scheduler.beam_reference import search
 from tests.server.in_memory import VOCAB_SIZE
 

@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError, RequestError
-from quire.executor.fake_model import FakeModel, Words, adapter_word
-from quire.executor.fake_states import FakeStates
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.media import MediaInfo
@@ -44,6 +42,8 @@ from quire.runner.drafts import counts_of, draw_in_turns, keep_in_turns
 from quire.runner.halves import in_halves, in_order_of_writing
 from quire.runner.pooling import PoolPiece, VectorPools, wanted_tokens
 from quire.runner.rows import RowTable, ScheduledRows
+from tests.executor.fake_model import FakeModel, Words, adapter_word
+from tests.executor.fake_states import FakeStates
 
 __all__ = ["FakeExecutor", "FakeModel"]
 

@@ -1,4 +1,4 @@
-"""A model of hashes, for an executor without a real one; see `quire.executor.fake`."""
+"""A model of hashes, for an executor without a real one; see `tests.executor.fake`."""
 
 from __future__ import annotations
 

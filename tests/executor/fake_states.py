@@ -1,12 +1,12 @@
-"""Recurrent states of the fake model; see `quire.executor.fake`."""
+"""Recurrent states of the fake model; see `tests.executor.fake`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from quire.executor.fake_model import INITIAL_STATE, Words
 from quire.protocol.step import EnterRow, StepPlan
 from quire.runner.rows import RowTable
+from tests.executor.fake_model import INITIAL_STATE, Words
 
 __all__ = ["FakeStates"]
 
