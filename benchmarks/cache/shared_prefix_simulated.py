@@ -25,12 +25,12 @@ from benchmarks.cache.translation import (
     draw_translations,
     make_prefix,
 )
+from benchmarks.paper.baselines import RESERVATIONS, serve_orca
 
 from quire.bench.record import new_record, spread_of
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.pins import PIN_PARAMS
 from quire.simulator import Served, StepCost, SystemShape, build_core, device_named, serve
-from quire.simulator.baselines import RESERVATIONS, serve_orca
 from quire.simulator.models import model_spec
 from quire.simulator.workloads import TraceRequest
 

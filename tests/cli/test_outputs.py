@@ -25,7 +25,6 @@ COMMANDS = {
     "bench-serve": ["bench", "serve", "--port", "1", "--output-json", "OUT"],
     "html": ["plan", MODEL, "--load-format", "dummy", "--html", "OUT"],
     "plot": ["plan", MODEL, "--load-format", "dummy", "--workload", "IN", "--plot", "OUT"],
-    "paper": ["simulate", "--paper", "OUT", "--figures", "2", "--scale", "0.01"],
     "convert": ["convert", MODEL, "OUT"],
     "trace": ["serve", "--port", "0", "--record-trace", "OUT"],
 }
@@ -66,7 +65,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
     assert shown.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("paper", "convert")])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "convert"])
 def test_a_folder_or_a_socket_is_no_output(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,17 +183,6 @@ def test_a_folder_to_make_is_none_that_is_there(
     assert "is there already" in capsys.readouterr().err
     assert main(["convert", "nobody/has-this", str(tmp_path)]) == 2
     assert "is there already" in capsys.readouterr().err  # before a repository is asked
-
-
-def test_figures_are_written_through_links(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    table = tmp_path / "figures" / "table.md"
-    table.parent.mkdir()
-    table.symlink_to(tmp_path / "elsewhere" / "table.md")
-    from quire.simulator.paper import write_table
-
-    write_table(table.parent, 1.0)
-    assert table.is_symlink() and table.read_text()
 
 
 def test_a_trace_pipe_without_a_reader_is_refused(tmp_path: Path) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from quire.errors import ConfigError
-from quire.simulator import Served, serve
-from quire.simulator.baselines import (
+from benchmarks.paper.baselines import (
     RESERVATIONS,
     BuddyAllocator,
     OrcaMemory,
     serve_faster_transformer,
     serve_orca,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import ConfigError
+from quire.simulator import Served, serve
 from quire.simulator.workloads import TraceRequest, engine_requests
 from tests.simulator.systems import CONTIGUOUS, sharegpt, system
 

@@ -144,9 +144,9 @@ def _weights_of(settings: EngineSettings, spec: ModelSpec, *, is_named: bool) ->
 
 
 def _run_capacity(options: argparse.Namespace, settings: EngineSettings, spec: ModelSpec) -> int:
-    from quire.simulator.paper.svg import draw_figure
     from quire.simulator.planner import parse_slo, plan_capacity, render_capacity, tune
     from quire.simulator.planner.text import capacity_figure
+    from quire.simulator.svg import draw_figure
 
     slo = parse_slo(options.slo or DEFAULT_SLO)
     given = _given_shape(settings)

@@ -1,20 +1,20 @@
-"""`quire simulate`: a workload on devices that are not at hand, and the figures of the papers."""
+"""`quire simulate`: a workload on devices that are not at hand."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags.bench import count, count_or_zero
-from quire.cli.flags.workload import add_workload_flags, positive, read_workload
+from quire.cli.flags.workload import add_workload_flags, read_workload
 from quire.cli.parser import CommandParser
-from quire.errors import ConfigError
 
-__all__ = ["add_arguments", "run"]
+if TYPE_CHECKING:
+    from quire.simulator import StepCost, SystemShape
+    from quire.simulator.workloads import TraceRequest
 
-NEVER_IN_PAPER = "--figures, --scale and --jobs belong to --paper"
+__all__ = ["add_arguments", "read_simulation", "run"]
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -37,32 +37,26 @@ def add_arguments(parser: CommandParser) -> None:
     add_workload_flags(parser)
     _add_system_flags(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    group = parser.add_argument_group("figures of the papers")
-    group.add_argument(
-        "--paper",
-        type=Path,
-        metavar="FOLDER",
-        help="simulate the figures instead, and write them to this folder",
-    )
-    group.add_argument("--figures", nargs="+", metavar="NAME", help="some of them: 2 12 18b …")
-    group.add_argument(
-        "--scale",
-        type=_share,
-        metavar="SHARE",
-        help="share of the length of traces, to try things quickly (1)",
-    )
-    group.add_argument("--jobs", type=count, metavar="COUNT", help="simulations side by side (2)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Simulate, and print. ConfigError for models, devices and workloads that do not exist."""
-    if options.paper is not None:
-        return _run_paper(options)
-    if options.figures or options.scale or options.jobs:
-        raise ConfigError(f"{NEVER_IN_PAPER}: give a folder with --paper FOLDER")
+    from quire.simulator.simulation import render_report, simulate
+
+    cost, shape, trace = read_simulation(options)
+    report = simulate(trace, cost, shape, seed=options.trace_seed)
+    print(json.dumps(report.as_json(), indent=2) if options.json else render_report(report))
+    return 0
+
+
+def read_simulation(
+    options: argparse.Namespace,
+) -> tuple[StepCost, SystemShape, list[TraceRequest]]:
+    """Return the times of steps, the server and the trace that the flags describe. ConfigError for
+    models, devices and workloads that do not exist."""
     from quire.simulator import StepCost, device_named
     from quire.simulator.models import model_spec
-    from quire.simulator.simulation import default_shape, render_report, simulate
+    from quire.simulator.simulation import default_shape
 
     cost = StepCost(
         device_named(options.accelerator),
@@ -71,19 +65,10 @@ def run(options: argparse.Namespace) -> int:
         block_size=options.block_size,
     )
     shape = default_shape(cost, **_shape_values(options))
-    trace = read_workload(options, shape.max_model_len)
-    report = simulate(trace, cost, shape, system=options.system, seed=options.trace_seed)
-    print(json.dumps(report.as_json(), indent=2) if options.json else render_report(report))
-    return 0
+    return cost, shape, read_workload(options, shape.max_model_len)
 
 
 def _add_system_flags(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--system",
-        default="quire",
-        metavar="NAME",
-        help="quire, orca-oracle, orca-pow2, orca-max or faster-transformer (quire)",
-    )
     parser.add_argument(
         "--num-kv-blocks", type=count, help="blocks of the KV cache (as many as the memory holds)"
     )
@@ -114,28 +99,3 @@ def _shape_values(options: argparse.Namespace) -> dict[str, Any]:
     if options.max_model_len is not None:
         values["max_model_len"] = options.max_model_len
     return values
-
-
-def _run_paper(options: argparse.Namespace) -> int:
-    from quire.simulator.paper import (
-        FIGURES,
-        check_folder,
-        make_figures,
-        write_figure,
-        write_table,
-    )
-
-    keys = options.figures or list(FIGURES)
-    check_folder(options.paper, keys)
-    scale = options.scale or 1.0
-    for figure in make_figures(keys, jobs=options.jobs or 2, scale=scale):
-        write_figure(figure, options.paper, scale)
-    print(write_table(options.paper, scale), end="")
-    return 0
-
-
-def _share(text: str) -> float:
-    value = positive(text)
-    if value > 1:
-        raise argparse.ArgumentTypeError(f"{text} is above 1")
-    return value

@@ -1,4 +1,4 @@
-"""One simulation as a user asks for it: a model, devices, a workload, a system."""
+"""One simulation as a user asks for it: a model, devices, a workload."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import ConfigError
-from quire.simulator.baselines import RESERVATIONS, serve_faster_transformer, serve_orca
 from quire.simulator.memory import num_kv_blocks
 from quire.simulator.run import Served, serve
 from quire.simulator.step_cost import StepCost
@@ -21,9 +19,7 @@ from quire.simulator.workloads.trace import (
     longest,
 )
 
-__all__ = ["SYSTEM_NAMES", "Report", "default_shape", "render_report", "simulate"]
-
-SYSTEM_NAMES = ("quire", *(f"orca-{name}" for name in RESERVATIONS), "faster-transformer")
+__all__ = ["Report", "default_shape", "make_report", "render_report", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,38 +50,14 @@ class Report:
 
 
 def simulate(
-    trace: Sequence[TraceRequest],
-    cost: StepCost,
-    shape: SystemShape,
-    *,
-    system: str = "quire",
-    seed: int = 0,
+    trace: Sequence[TraceRequest], cost: StepCost, shape: SystemShape, *, seed: int = 0
 ) -> Report:
-    """Serve a trace. shape: of quire; other systems take its sequences and tokens per step, and as
-    many slots as its blocks have. ConfigError if there is no such system, or a request is longer
-    than the context."""
-    if system not in SYSTEM_NAMES:
-        raise ConfigError(
-            f"System {system!r} is not known. Give one of: {', '.join(SYSTEM_NAMES)}."
-        )
+    """Serve a trace. ConfigError if a request is longer than the context."""
     check_fits(trace, shape.max_model_len)
-    slots = shape.num_kv_blocks * shape.block_size
-    if system == "quire":
-        rows = min(shape.max_model_len, longest(trace))
-        built = build_core(cost, replace(shape, max_model_len=rows), seed)
-        served = serve(built, engine_requests(trace, cost.spec.vocab_size))
-    elif system == "faster-transformer":
-        served = serve_faster_transformer(trace, _contiguous(cost), num_slots=slots)
-    else:
-        served = serve_orca(
-            trace,
-            _contiguous(cost),
-            RESERVATIONS[system.removeprefix("orca-")],
-            num_slots=slots,
-            max_num_seqs=shape.max_num_seqs,
-            max_num_batched_tokens=shape.max_num_batched_tokens,
-        )
-    return _report(system, trace, cost, slots, served)
+    rows = min(shape.max_model_len, longest(trace))
+    built = build_core(cost, replace(shape, max_model_len=rows), seed)
+    served = serve(built, engine_requests(trace, cost.spec.vocab_size))
+    return make_report("quire", trace, cost, shape.num_kv_blocks * shape.block_size, served)
 
 
 def render_report(report: Report) -> str:
@@ -115,13 +87,10 @@ def render_report(report: Report) -> str:
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
-def _contiguous(cost: StepCost) -> StepCost:
-    return StepCost(cost.device, cost.spec, num_devices=cost.num_devices, block_size=None)
-
-
-def _report(
+def make_report(
     system: str, trace: Sequence[TraceRequest], cost: StepCost, slots: int, served: Served
 ) -> Report:
+    """Return the figures of a trace that `system` served with `slots` KV slots."""
     span = float(served.finished_s.max() - served.arrival_s.min())
     return Report(
         system=system,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.simulator.paper.figure import Figure, Panel, Series
+from quire.simulator.figure import Figure, Panel, Series
 from quire.simulator.planner.capacity import Capacity
 
 __all__ = ["capacity_figure", "render_capacity"]
@@ -33,7 +33,7 @@ def render_capacity(plan: Capacity) -> str:
 
 
 def capacity_figure(plan: Capacity) -> Figure:
-    """Goodput by rate, for `quire.simulator.paper.svg.draw_figure`."""
+    """Goodput by rate, for `quire.simulator.svg.draw_figure`."""
     rates = tuple(load.rate for load in plan.loads)
     best = plan.options[0]
     panel = Panel(

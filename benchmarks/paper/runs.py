@@ -10,15 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from quire.simulator.baselines import (
-    RESERVATIONS,
-    OrcaMemory,
-    serve_faster_transformer,
-    serve_orca,
-)
+from benchmarks.paper.baselines import OrcaMemory
+from benchmarks.paper.prices import StepPrices
+from benchmarks.paper.systems import serve_by
 from quire.simulator.devices import device_named
 from quire.simulator.models import model_spec
-from quire.simulator.paper.prices import StepPrices
 from quire.simulator.run import Served, serve
 from quire.simulator.step_cost import StepCost
 from quire.simulator.system import BuiltSystem, SystemShape, build_core
@@ -211,19 +207,17 @@ def sustained_rate(points: Sequence[tuple[float, float]]) -> float:
 def _serve(run: Run, setup: Setup, trace: Sequence[TraceRequest], cost: StepCost) -> _Result:
     if run.system == "quire":
         return _serve_quire(run, setup, trace, cost)
-    if run.system == "faster-transformer":
-        return _Result(serve_faster_transformer(trace, cost, num_slots=setup.slots), {})
     memory = OrcaMemory()
-    served = serve_orca(
+    served = serve_by(
+        run.system,
         trace,
         cost,
-        RESERVATIONS[run.system.removeprefix("orca-")],
         num_slots=setup.slots,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=STEP_TOKENS,
         memory=memory,
     )
-    return _Result(served, memory.shares())
+    return _Result(served, {} if run.system == "faster-transformer" else memory.shares())
 
 
 def _serve_quire(run: Run, setup: Setup, trace: Sequence[TraceRequest], cost: StepCost) -> _Result:

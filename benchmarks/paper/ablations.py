@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 
+from benchmarks.paper.figure import Figure, Finding, Panel, Series
+from benchmarks.paper.pool import RunPool
+from benchmarks.paper.runs import SETUPS, Run
 from quire.config.settings import SCHEDULING_POLICIES
 from quire.simulator.devices import Device, device_named
 from quire.simulator.models import model_spec
-from quire.simulator.paper.figure import Figure, Finding, Panel, Series
-from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import SETUPS, Run
 from quire.simulator.step_cost import StepCost
 
 __all__ = ["figure_18b", "figure_19", "figure_budgets", "figure_policies", "worst_recovery"]

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from quire.errors import ConfigError
-from quire.platform.outputs import check_output
-from quire.simulator.paper.ablations import (
+from benchmarks.paper.ablations import (
     figure_18b,
     figure_19,
     figure_budgets,
     figure_policies,
 )
-from quire.simulator.paper.constants import figure_constants
-from quire.simulator.paper.figure import Figure
-from quire.simulator.paper.memory import figure_2, figure_13, figure_15
-from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.rates import figure_12, figure_14, figure_16, figure_17
-from quire.simulator.paper.svg import draw_figure
+from benchmarks.paper.constants import figure_constants
+from benchmarks.paper.figure import Figure
+from benchmarks.paper.memory import figure_2, figure_13, figure_15
+from benchmarks.paper.pool import RunPool
+from benchmarks.paper.rates import figure_12, figure_14, figure_16, figure_17
+from quire.errors import ConfigError
+from quire.platform.outputs import check_output
+from quire.simulator.svg import draw_figure
 
 __all__ = [
     "FIGURES",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from html import escape
 
-from quire.simulator.paper.figure import Figure, Panel
+from quire.simulator.figure import Figure, Panel
 
 __all__ = ["draw_figure"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.paper.baselines.orca import MAX_LEN
 from quire.errors import ConfigError
-from quire.simulator.baselines.orca import MAX_LEN
 from quire.simulator.run import Served
 from quire.simulator.step_cost import StepCost
 from quire.simulator.workloads.trace import TraceRequest

@@ -1,4 +1,4 @@
-"""A figure: curves or bars, and its headlines beside those of the paper."""
+"""A figure of the paper, and its headlines beside the paper's."""
 
 from __future__ import annotations
 
@@ -6,31 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from quire.simulator import figure
+from quire.simulator.figure import Panel, Series
+
 __all__ = ["Figure", "Finding", "Panel", "Series"]
 
 TOLERANCE = 0.15
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """y over x, or over the names in x if the panel has bars."""
-
-    label: str
-    x: tuple[float | str, ...]
-    y: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """y_limit: where the axis ends, None at the largest value."""
-
-    title: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    has_bars: bool = False
-    log_x: bool = False
-    y_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +47,9 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """key: the name on the command line and of its files."""
+class Figure(figure.Figure):
+    """A drawn figure with its headlines."""
 
-    key: str
-    title: str
-    panels: tuple[Panel, ...]
     findings: tuple[Finding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.paper.baselines.buddy import BuddyAllocator
 from quire.errors import ConfigError
-from quire.simulator.baselines.buddy import BuddyAllocator
 from quire.simulator.run import Served
 from quire.simulator.step_cost import StepCost
 from quire.simulator.workloads.trace import TraceRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 from math import inf
 
-from quire.simulator.paper.figure import Figure, Finding, Panel, Series
-from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import SETUPS, SYSTEMS, Run
+from benchmarks.paper.figure import Figure, Finding, Panel, Series
+from benchmarks.paper.pool import RunPool
+from benchmarks.paper.runs import SETUPS, SYSTEMS, Run
 
 __all__ = ["figure_2", "figure_13", "figure_15"]
 

@@ -1,8 +1,8 @@
 """The systems that the PagedAttention paper compares with, as its section 6.1 defines them."""
 
-from quire.simulator.baselines.buddy import BuddyAllocator
-from quire.simulator.baselines.faster_transformer import serve_faster_transformer
-from quire.simulator.baselines.orca import RESERVATIONS, OrcaMemory, Reservation, serve_orca
+from benchmarks.paper.baselines.buddy import BuddyAllocator
+from benchmarks.paper.baselines.faster_transformer import serve_faster_transformer
+from benchmarks.paper.baselines.orca import RESERVATIONS, OrcaMemory, Reservation, serve_orca
 
 __all__ = [
     "RESERVATIONS",

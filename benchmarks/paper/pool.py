@@ -9,7 +9,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from threading import Lock
 
-from quire.simulator.paper.runs import (
+from benchmarks.paper.runs import (
     Curve,
     Outcome,
     Run,

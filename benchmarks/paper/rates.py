@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from quire.simulator.paper.figure import Figure, Finding, Panel, Series
-from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import LATENCY_LIMIT_S, SYSTEMS, Curve, Run
+from benchmarks.paper.figure import Figure, Finding, Panel, Series
+from benchmarks.paper.pool import RunPool
+from benchmarks.paper.runs import LATENCY_LIMIT_S, SYSTEMS, Curve, Run
 
 __all__ = ["figure_12", "figure_14", "figure_16", "figure_17"]
 

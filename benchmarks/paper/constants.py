@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from benchmarks.paper.ablations import worst_recovery
+from benchmarks.paper.figure import Figure, Finding, Panel, Series
+from benchmarks.paper.pool import RunPool
+from benchmarks.paper.runs import SETUPS, SYSTEMS, Outcome, Run, Scale
 from quire.simulator.devices import CONSTANTS, device_named
-from quire.simulator.paper.ablations import worst_recovery
-from quire.simulator.paper.figure import Figure, Finding, Panel, Series
-from quire.simulator.paper.pool import RunPool
-from quire.simulator.paper.runs import SETUPS, SYSTEMS, Outcome, Run, Scale
 
 __all__ = ["figure_constants"]
 
