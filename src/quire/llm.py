@@ -8,12 +8,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.dialect import Dialect, find_dialect
 from quire.dialect.chat import WholeChats
-from quire.engine.build import Engine
-from quire.engine.clients.prompt_stream import PromptStream
 from quire.engine_args import EngineArgs
 from quire.errors import RequestError
 from quire.foreign import check_foreign, missing_attribute
@@ -58,6 +56,10 @@ from quire.rendering import (
 from quire.rendering.lists import as_list, holds_lists, holds_messages
 from quire.rendering.progress import GenerationProgress
 from quire.telemetry.engine_stats import Metric, scheduler_metrics
+
+if TYPE_CHECKING:
+    from quire.engine.build import Engine
+    from quire.engine.clients.prompt_stream import PromptStream
 
 __all__ = ["LLM"]
 
@@ -297,6 +299,8 @@ class LLM(VectorMethods):
         max_prompt_tokens: how many it will have at most; None: what the context allows.
         scheduling_params: priority, deadline, tenant and weight; the deadline counts from now.
         """
+        from quire.engine.clients.prompt_stream import PromptStream
+
         empty = RenderedPrompt([])
         (params,) = self._params_for([empty], sampling_params)
         (scheduling,) = scheduling_for(1, scheduling_params, None)

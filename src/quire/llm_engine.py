@@ -8,11 +8,10 @@ import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.bundled import named_model
 from quire.config.settings import EngineSettings
-from quire.engine.build import Engine, build_engine
 from quire.engine_args import EngineArgs
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.foreign import check_foreign, missing_attribute
@@ -35,12 +34,17 @@ from quire.rendering import (
     truncated,
 )
 
+if TYPE_CHECKING:
+    from quire.engine.build import Engine
+
 __all__ = ["Enqueued", "LLMEngine", "built_engine"]
 
 
 def built_engine(settings: Mapping[str, Any]) -> Engine:
     """An engine by the settings' names; of the bundled model if none is named. output_hooks: a list
     of what `load_hooks` takes."""
+    from quire.engine.build import build_engine
+
     model, hooks = settings.get("model"), settings.get("output_hooks") or ()
     name = named_model(model) if model is None or isinstance(model, str) else model
     chosen = {**settings, "model": name}
