@@ -39,10 +39,11 @@ from quire.config.memory.ranks import (
     rank_layout,
     rank_weight_bytes,
 )
-from quire.config.model_spec import GenericTraits, LongRopeScaling, ModelSpec
+from quire.config.model_spec import LongRopeScaling, ModelSpec
 from quire.config.packed import PackedLayout, describe_layouts
 from quire.config.quantization import choose_format
 from quire.config.resolved import ResolvedSettings
+from quire.config.rules import Case, check_rules
 from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import Draft
 from quire.errors import ConfigError
@@ -77,6 +78,26 @@ class Resolved:
     draft: Draft | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Sizes of a step, with the reason of each."""
+
+    max_num_seqs: tuple[int, str]
+    max_num_batched_tokens: tuple[int, str]
+    num_threads: tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What the memory holds. context, num_blocks: with the reason of each. plan: where every byte
+    goes."""
+
+    context: tuple[int, str]
+    num_blocks: tuple[int, str]
+    num_host_blocks: int
+    plan: MemoryPlan
+
+
 def resolve(
     settings: EngineSettings,
     spec: ModelSpec,
@@ -91,66 +112,89 @@ def resolve(
     Raises ConfigError when it cannot fit, naming the largest value that would.
     """
     layouts = () if checkpoint is None else checkpoint.packed
-    if settings.batch_invariant and settings.torch_compile:
-        raise ConfigError(
-            "batch_invariant=True and torch_compile=True do not go together: what torch compiles "
-            "may sum in an order that depends on the batch. Leave one of them out."
-        )
-    device, device_reason = choose_device(settings.device, platform)
-    platform = replace(platform, device=device)
-    _refuse_widened(settings, layouts, device)
-    if settings.batch_invariant and isinstance(spec.traits, GenericTraits):
-        raise ConfigError(
-            "batch_invariant=True: transformers computes this model, by sums that may depend on "
-            "the batch. Leave it out, or use an architecture of quire's own."
-        )
-    if settings.enable_prompt_embeds and spec.side_size:
-        raise ConfigError(
-            "enable_prompt_embeds=True: layers of this model read a vector of each token's id, "
-            "and an embedding has no id. Leave it out."
-        )
-    if settings.enable_lora and device != "cpu":
-        raise ConfigError(
-            f"enable_lora=True on {device}: LoRA runs on CPUs alone so far. Give device='cpu', or "
-            "merge the adapter into the model."
-        )
-    if settings.enable_lora and not spec.draws_tokens:
-        kind = "encoders" if spec.is_encoder else "models without a head for logits"
-        raise ConfigError(
-            f"enable_lora=True with {spec.architecture}: {kind} take no adapters. Leave it out, "
-            "or merge the adapter into the model."
-        )
+    device = choose_device(settings.device, platform)
+    platform = replace(platform, device=device[0])
+    check_rules(Case(settings, spec, layouts, device[0], draft))
     if settings.rank_invariant:
         check_rank_invariant(settings, spec, platform)
-    ranks = settings.tensor_parallel_size
-    if ranks == 1 and settings.distributed_executor_backend == "ray":
-        raise ConfigError(
-            "distributed_executor_backend='ray' places ranks, and tensor_parallel_size is 1: leave "
-            "it out, or give a larger size."
-        )
-    if ranks > 1:
+    if settings.tensor_parallel_size > 1:
         check_ranks(settings, spec, platform, has_draft_model=draft is not None)
-    dtype, dtype_reason = choose_dtype(settings, spec, platform)
-    spec = replace(spec, dtype=dtype)
-    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
-    kv_dtype = FP8_DTYPES.get(kv_dtype, kv_dtype)
-    block_size = settings.block_size or DEFAULT_BLOCK_SIZE
-    num_seqs, seqs_reason = choose_seqs(settings, platform)
-    step_tokens, tokens_reason = choose_step_tokens(settings, spec, platform, num_seqs)
-    threads, threads_reason = _choose_threads(settings, platform)
-    layout = KVLayout.of_model(spec, block_size, kv_dtype)
+    dtype = choose_dtype(settings, spec, platform)
+    spec = replace(spec, dtype=dtype[0])
+    draft = None if draft is None else draft.with_dtype(dtype[0])
     if spec.whole_prompts:
         settings = _of_whole_prompts(settings)
+    kv_dtype = _kv_dtype(settings, dtype[0])
+    layout = KVLayout.of_model(spec, settings.block_size or DEFAULT_BLOCK_SIZE, kv_dtype)
+    steps = _choose_steps(settings, spec, platform)
+    room = _choose_room(settings, spec, checkpoint, platform, draft, layout, steps)
+    isas, isa_decisions = _choose_isas(settings, platform)
+    recovery = _choose_recovery(settings, spec)
+    decisions = (
+        Decision("device", *device),
+        Decision("dtype", *dtype),
+        _describe_quantization(settings, spec, layouts, device[0]),
+        _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
+        Decision("max_model_len", f"{room.context[0]:,}", room.context[1]),
+        *_describe_longrope(spec, room.context[0]),
+        _counted("max_num_seqs", steps.max_num_seqs),
+        _counted("max_num_batched_tokens", steps.max_num_batched_tokens),
+        _decided(
+            "block_size",
+            str(layout.block_size),
+            settings.block_size is not None,
+            "little of a last block is wasted",
+        ),
+        _counted("num_kv_blocks", room.num_blocks),
+        Decision("preemption", *recovery),
+        Decision("num_threads", str(steps.num_threads[0]), steps.num_threads[1]),
+        *_describe_ranks(spec, settings.tensor_parallel_size),
+        *_describe_replicas(settings.data_parallel_size),
+        *isa_decisions,
+        *_describe_draft(draft, settings, layout),
+    )
+    resolved = ResolvedSettings.of(
+        settings,
+        device=device[0],
+        dtype=dtype[0],
+        kv_cache_dtype=kv_dtype,
+        max_model_len=room.context[0],
+        block_size=layout.block_size,
+        num_kv_blocks=room.num_blocks[0],
+        num_host_blocks=room.num_host_blocks,
+        preemption_mode=recovery[0],
+        max_num_seqs=steps.max_num_seqs[0],
+        max_num_batched_tokens=steps.max_num_batched_tokens[0],
+        long_prefill_token_threshold=_choose_threshold(settings, room.context[0]),
+        num_threads=steps.num_threads[0],
+        **isas,
+    )
+    return Resolved(resolved, spec, layout, room.plan, decisions, platform, draft)
+
+
+def _choose_steps(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> _Steps:
+    num_seqs = choose_seqs(settings, platform)
+    step_tokens = choose_step_tokens(settings, spec, platform, num_seqs[0])
+    return _Steps(num_seqs, step_tokens, _choose_threads(settings, platform))
+
+
+def _choose_room(
+    settings: EngineSettings,
+    spec: ModelSpec,
+    checkpoint: Checkpoint | None,
+    platform: Platform,
+    draft: Draft | None,
+    layout: KVLayout,
+    steps: _Steps,
+) -> _Room:
+    """Share the memory of one process between weights, steps and the KV cache. layout: of all
+    ranks together. ConfigError where it does not suffice."""
+    ranks = settings.tensor_parallel_size
     of_rank, rank_platform = _of_rank(settings, platform)
     own_layout = rank_layout(layout, ranks)
     host_blocks = _choose_host_blocks(of_rank, own_layout)
-    recovery, recovery_reason = _choose_recovery(settings)
-    if spec.whole_prompts:
-        recovery_reason = "a prompt is computed whole"
-    if draft is not None:
-        draft = draft.with_dtype(dtype)
-        _check_draft_model(device)
-    weights = weight_bytes(spec, checkpoint, settings.quantization, device)
+    num_seqs, step_tokens = steps.max_num_seqs[0], steps.max_num_batched_tokens[0]
+    weights = weight_bytes(spec, checkpoint, settings.quantization, platform.device)
     budget, fixed = _memory_of_device(
         of_rank,
         spec,
@@ -162,7 +206,7 @@ def resolve(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         num_host_blocks=host_blocks,
-        num_threads=threads,
+        num_threads=steps.num_threads[0],
     )
     sizing = PoolSizing(
         of_rank,
@@ -174,50 +218,14 @@ def resolve(
         max_num_batched_tokens=step_tokens,
         draft_page=0 if draft is None else draft.page_bytes(layout),
     )
-    context, context_reason = sizing.choose_context()
-    num_blocks, blocks_reason = sizing.choose_blocks(context)
-    isas, isa_decisions = _choose_isas(settings, platform, device)
-    decisions = (
-        Decision("device", device, device_reason),
-        Decision("dtype", dtype, dtype_reason),
-        _describe_quantization(settings, spec, layouts, device),
-        _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
-        Decision("max_model_len", f"{context:,}", context_reason),
-        *_describe_longrope(spec, context),
-        Decision("max_num_seqs", f"{num_seqs:,}", seqs_reason),
-        Decision("max_num_batched_tokens", f"{step_tokens:,}", tokens_reason),
-        _decided(
-            "block_size",
-            str(block_size),
-            settings.block_size is not None,
-            "little of a last block is wasted",
-        ),
-        Decision("num_kv_blocks", f"{num_blocks:,}", blocks_reason),
-        Decision("preemption", recovery, recovery_reason),
-        Decision("num_threads", str(threads), threads_reason),
-        *_describe_ranks(spec, ranks),
-        *_describe_replicas(settings.data_parallel_size),
-        *isa_decisions,
-        *_describe_draft(draft, settings, layout),
-    )
-    resolved = ResolvedSettings.of(
-        settings,
-        device=device,
-        dtype=dtype,
-        kv_cache_dtype=kv_dtype,
-        max_model_len=context,
-        block_size=block_size,
-        num_kv_blocks=num_blocks,
-        num_host_blocks=host_blocks,
-        preemption_mode=recovery,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=step_tokens,
-        long_prefill_token_threshold=_choose_threshold(settings, context),
-        num_threads=threads,
-        **isas,
-    )
-    memory = sizing.plan(context, num_blocks)
-    return Resolved(resolved, spec, layout, memory, decisions, platform, draft)
+    context = sizing.choose_context()
+    blocks = sizing.choose_blocks(context[0])
+    return _Room(context, blocks, host_blocks, sizing.plan(context[0], blocks[0]))
+
+
+def _kv_dtype(settings: EngineSettings, dtype: str) -> str:
+    asked = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    return FP8_DTYPES.get(asked, asked)
 
 
 def _of_rank(settings: EngineSettings, platform: Platform) -> tuple[EngineSettings, Platform]:
@@ -267,14 +275,6 @@ def _of_whole_prompts(settings: EngineSettings) -> EngineSettings:
     )
 
 
-def _check_draft_model(device: str) -> None:
-    if device != "cpu":
-        raise ConfigError(
-            f"speculative_config names a draft model on {device}: draft models run on CPUs alone "
-            "so far. Give device='cpu', or method='auto'."
-        )
-
-
 def _describe_draft(
     draft: Draft | None, settings: EngineSettings, layout: KVLayout
 ) -> tuple[Decision, ...]:
@@ -293,17 +293,6 @@ def _draft_bytes(
     if draft is None:
         return 0
     return draft.weight_bytes(settings.quantization) + draft.step_bytes(step_tokens, num_seqs)
-
-
-def _refuse_widened(settings: EngineSettings, layouts: Sequence[PackedLayout], device: str) -> None:
-    """Raise ConfigError for `batch_invariant` where torch would multiply."""
-    widened = [layout for layout in layouts if layout.kernel_on(device) is None]
-    if settings.batch_invariant and widened and settings.quantization is None:
-        raise ConfigError(
-            f"batch_invariant=True: {len(widened)} matrices in {widened[0].scheme.name}, such as "
-            f"{widened[0].module}, are widened as they are used and multiplied by torch, whose "
-            "sums may depend on the batch. Give quantization='int8', or leave it out."
-        )
 
 
 def _memory_of_device(
@@ -350,6 +339,10 @@ def _device_memory(platform: Platform) -> tuple[int, int]:
     if gpu is None or not gpu.memory_bytes:
         return platform.memory_bytes, platform.free_bytes
     return gpu.memory_bytes, gpu.free_bytes
+
+
+def _counted(name: str, chosen: tuple[int, str]) -> Decision:
+    return Decision(name, f"{chosen[0]:,}", chosen[1])
 
 
 def _decided(name: str, value: str, asked: bool, reason: str) -> Decision:
@@ -404,10 +397,12 @@ def _choose_host_blocks(settings: EngineSettings, layout: KVLayout) -> int:
     return count
 
 
-def _choose_recovery(settings: EngineSettings) -> tuple[str, str]:
+def _choose_recovery(settings: EngineSettings, spec: ModelSpec) -> tuple[str, str]:
     """preemption_mode and why. Host memory is the device's on a CPU, where more KV blocks preempt
     less than the same bytes of swap space; on a GPU nobody but the operator knows how much of the
     host's memory may be pinned."""
+    if spec.whole_prompts:
+        return settings.preemption_mode, "a prompt is computed whole"
     if settings.preemption_mode != "auto":
         return settings.preemption_mode, "as asked"
     if not settings.swap_space:
@@ -435,13 +430,13 @@ def _choose_threads(settings: EngineSettings, platform: Platform) -> tuple[int, 
 
 
 def _choose_isas(
-    settings: EngineSettings, platform: Platform, device: str
+    settings: EngineSettings, platform: Platform
 ) -> tuple[dict[str, str | None], tuple[Decision, ...]]:
     """Return linear_isa and attention_isa, with the reasons. Nothing is measured here: the engine's
     owner has done that before (`engine/kernel_choice.py`)."""
     asked = {"linear_isa": settings.linear_isa, "attention_isa": settings.attention_isa}
     nothing = dict.fromkeys(asked)
-    if device != "cpu":
+    if platform.device != "cpu":
         return nothing, ()
     forced = env.cpu_isa()
     if forced is not None:
