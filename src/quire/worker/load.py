@@ -127,49 +127,26 @@ def load(
     """Choose kernels, build the model and fill it, tensor by tensor. replaced: weights, by name,
     that take the place of the checkpoint's. team: threads that compute already. Raises ConfigError
     if it cannot be loaded as asked."""
-    torch.set_num_threads(settings.chosen.num_threads)
+    chosen = settings.chosen
+    torch.set_num_threads(chosen.num_threads)
     if team is None:  # if a GPU computes, none of our threads does
-        team = Team(settings.chosen.num_threads if device.type == "cpu" else 1)
-    dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
-    kv_dtype: torch.dtype = getattr(torch, settings.chosen.kv_cache_dtype)
-    spec = replace(settings.spec, dtype=settings.chosen.dtype)
-    forced = settings.forced_ops
-    if kv_dtype not in CACHE_DTYPE_CODES:  # no kernel writes it
-        forced = {**forced, "rope_and_write_kv": REFERENCE}
-    ops = build_op_set(settings.platform, forced, team)
-    if settings.chosen.torch_compile:
-        ops = with_compiled(ops, device)
-    collectives: Collectives = ALONE
-    if isinstance(settings.meeting, GlooMeeting):
-        collectives = settings.meeting.join(settings.shard.rank)
-    elif settings.meeting is not None:
-        collectives = join_region(settings.meeting, settings.shard.rank, ops.chosen["linear"], team)
-    attention = _attention(settings, spec, kv_dtype, team)
-    formats = QuantizedFormats(settings.chosen.quantization, ops)
-    columns = TokenColumns(ops)
-    adapters, taps = None, taps_of(settings.draft)
+        team = Team(chosen.num_threads if device.type == "cpu" else 1)
+    kv_dtype: torch.dtype = getattr(torch, chosen.kv_cache_dtype)
+    spec = replace(settings.spec, dtype=chosen.dtype)
     is_generic = isinstance(spec.traits, GenericTraits)
-    if settings.chosen.enable_lora and is_generic:
-        raise ConfigError(
-            "enable_lora=True needs a model that quire computes itself: leave it out, or merge the "
-            "adapter into the model"
-        )
-    if settings.chosen.enable_lora:
-        adapters = AdaptedLayers(
-            settings.chosen.max_loras,
-            settings.chosen.max_lora_rank,
-            dtype,
-            device,
-            columns.column(ADAPTER_COLUMN, optional=True),
-            ops.low_rank,
-            ops.linear,
-        )
+    ops = _choose_ops(settings, device, kv_dtype, team)
+    collectives = _join_ranks(settings, ops, team)
+    attention = _attention(settings, spec, kv_dtype, team)
+    formats = QuantizedFormats(chosen.quantization, ops)
+    columns = TokenColumns(ops)
+    adapters = _make_adapters(settings, ops, device, columns) if chosen.enable_lora else None
+    taps = taps_of(settings.draft)
     factory = LayerFactory(
         ops,
         attention.by_layer(settings.layout),
-        dtype,
+        getattr(torch, chosen.dtype),
         device,
-        settings.chosen.max_model_len,
+        chosen.max_model_len,
         formats,
         quantized_cache=kv_dtype.itemsize == 1,
         shard=settings.shard,
@@ -177,7 +154,7 @@ def load(
         columns=columns,
         adapters=adapters,
         taps=taps,
-        rank_invariant=settings.chosen.rank_invariant,
+        rank_invariant=chosen.rank_invariant,
     )
     with torch.inference_mode():
         model = load_model(
@@ -185,11 +162,11 @@ def load(
             settings.folder,
             factory,
             settings.load_format,
-            settings.chosen.seed,
-            not settings.chosen.quiet,
+            chosen.seed,
+            not chosen.quiet,
             replaced,
         )
-    if settings.chosen.batch_invariant and formats.by_torch:
+    if chosen.batch_invariant and formats.by_torch:
         raise ConfigError(
             f"batch_invariant=True: {settings.folder} has matrices that are widened as they are "
             "used, since no kernel holds their scales or groups (warnings name them), and torch "
@@ -202,15 +179,7 @@ def load(
     elif settings.draft is not None:
         with torch.inference_mode():
             heads = load_heads(settings.draft, settings, ops, team, device, model)
-    scales = _cache_scales(settings, kv_dtype)
-    by_torch = formats.by_torch or is_generic
-    by_kernels = ops.chosen["linear"] != REFERENCE and not by_torch
-    # Torch's own threads have only loaded if kernels compute; a draft model left one of them.
-    is_by_torch = device.type == "cpu" and (
-        not by_kernels or (draft is not None and draft.by_torch)
-    )
-    torch.set_num_threads(settings.chosen.num_threads if is_by_torch else 1)
-    return LoadedModel(
+    loaded = LoadedModel(
         spec,
         device,
         team,
@@ -220,14 +189,65 @@ def load(
         model,
         columns,
         factory.given,
-        by_torch,
-        scales,
+        formats.by_torch or is_generic,
+        _cache_scales(settings, kv_dtype),
         adapters,
         draft,
         heads,
         taps,
         collectives,
         factory.parts,
+    )
+    # Torch's own threads have only loaded if kernels compute; a draft model left one of them.
+    torch.set_num_threads(chosen.num_threads if _torch_computes(loaded) else 1)
+    return loaded
+
+
+def _torch_computes(loaded: LoadedModel) -> bool:
+    """Return whether torch multiplies on this CPU, for the model or its draft model."""
+    if loaded.device.type != "cpu":
+        return False
+    by_kernels = loaded.ops.chosen["linear"] != REFERENCE and not loaded.by_torch
+    return not by_kernels or (loaded.draft is not None and loaded.draft.by_torch)
+
+
+def _choose_ops(
+    settings: WorkerSettings, device: torch.device, kv_dtype: torch.dtype, team: Team
+) -> OpSet:
+    forced = settings.forced_ops
+    if kv_dtype not in CACHE_DTYPE_CODES:  # no kernel writes it
+        forced = {**forced, "rope_and_write_kv": REFERENCE}
+    ops = build_op_set(settings.platform, forced, team)
+    return with_compiled(ops, device) if settings.chosen.torch_compile else ops
+
+
+def _join_ranks(settings: WorkerSettings, ops: OpSet, team: Team) -> Collectives:
+    """Meet the other ranks of the model, if there are any."""
+    meeting, rank = settings.meeting, settings.shard.rank
+    if meeting is None:
+        return ALONE
+    if isinstance(meeting, GlooMeeting):
+        return meeting.join(rank)
+    return join_region(meeting, rank, ops.chosen["linear"], team)
+
+
+def _make_adapters(
+    settings: WorkerSettings, ops: OpSet, device: torch.device, columns: TokenColumns
+) -> AdaptedLayers:
+    """Return places for adapters. ConfigError if `transformers` computes the model."""
+    if isinstance(settings.spec.traits, GenericTraits):
+        raise ConfigError(
+            "enable_lora=True needs a model that quire computes itself: leave it out, or merge the "
+            "adapter into the model"
+        )
+    return AdaptedLayers(
+        settings.chosen.max_loras,
+        settings.chosen.max_lora_rank,
+        getattr(torch, settings.chosen.dtype),
+        device,
+        columns.column(ADAPTER_COLUMN, optional=True),
+        ops.low_rank,
+        ops.linear,
     )
 
 
