@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,7 +19,7 @@ from quire.runner.device.queue import HostQueue
 from quire.runner.drafting.states import KeptStates
 from quire.runner.draws import Draws, GraphDraws
 from quire.runner.forward import ForwardPass
-from quire.runner.graphs.decode import DecodeSteps
+from quire.runner.graphs.decode import DecodeGraph, DecodeSteps
 from quire.runner.graphs.ladder import LazyGraphs
 from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.graphs.recorder import NativeRecorder
@@ -89,60 +90,23 @@ def _on_host(
         values=rows.values,
     )
     kept, drafter = make_drafter(loaded, settings, size, rows, sampling)
-    max_captured = min(size.max_captured_rows, settings.chosen.max_num_seqs)
-    max_tokens = settings.chosen.max_num_batched_tokens if max_captured else 0
-    arena = CaptureArena(
-        capture_bytes(loaded.spec, max_captured, max_tokens)
-        + capture_table_bytes(layout, max_captured, size.max_model_len)
-        + _kept_bytes(loaded, kept, max_captured, max_tokens)
-        + (_tree_bytes(loaded, max_tokens) if settings.chosen.rank_invariant else 0)
-    )
-    parts, collectives = loaded.parts, loaded.collectives
-    draw_parts = None
-    if isinstance(collectives, NativeCollectives) and collectives.size > 1 and parts.total:
-        draw_parts = partial(collectives.draw, parts.own, parts.total)
-    graph_draws = GraphDraws(
-        sampling,
-        kernel_rows,
-        ops.draw,
-        ops.append_tokens,
-        draw_parts=draw_parts,
-        parts=None if draw_parts is None else parts,
-    )
-    sizes = tuple(range(1, max_captured + 1))
-    decode = DecodeSteps(
-        loaded.model,
-        inputs,
-        kernel_rows.slots,
-        graph_draws,
-        LazyGraphs(sizes, wanted=0, steps_between=0, collectives=loaded.collectives),
-        LazyGraphs(
-            sizes,
-            wanted=0,
-            steps_between=0,
-            name="decode steps",
-            collectives=loaded.collectives,
-        ),
-        NativeRecorder(loaded.team, arena),
-        has_spare_row=False,
-        collectives=loaded.collectives,
-        kept=kept,
-    )
-    of_team = (loaded.model, inputs, loaded.team, arena)
-    shared = (*of_team, max_tokens, settings.chosen.max_num_seqs, loaded.taps)
-    graph = SizedGraph.captured(*shared) if max_tokens else None
+    captured = _captured_sizes(settings, size)
+    arena = _make_arena(loaded, settings, size, kept)
+    graph_draws = _make_draws(loaded, sampling, kernel_rows)
+    shared = (loaded.model, inputs, loaded.team, arena, captured.tokens)
+    shared = (*shared, settings.chosen.max_num_seqs, loaded.taps)
     forward = MixedSteps(
         loaded.model,
         inputs,
-        graph,
+        SizedGraph.captured(*shared) if captured.tokens else None,
         loaded.given,
-        arena if max_tokens else None,
+        arena if captured.tokens else None,
         has_ranks=loaded.collectives.size > 1,
     )
     runner = Runner(
         rows,
         changes,
-        decode,
+        _decode_steps(loaded, captured.rows, inputs, kernel_rows, graph_draws, arena, kept),
         ForwardPass(
             forward,
             rows,
@@ -161,6 +125,79 @@ def _on_host(
         collectives=loaded.collectives,
     )
     return Assembly(runner, kv.pages, host, nullcontext)
+
+
+@dataclass(frozen=True, slots=True)
+class _CapturedSizes:
+    """Most rows of a captured decode step, and most tokens of a captured mixed step; 0 for none."""
+
+    rows: int
+    tokens: int
+
+
+def _captured_sizes(settings: WorkerSettings, size: PoolSize) -> _CapturedSizes:
+    rows = min(size.max_captured_rows, settings.chosen.max_num_seqs)
+    return _CapturedSizes(rows, settings.chosen.max_num_batched_tokens if rows else 0)
+
+
+def _make_arena(
+    loaded: LoadedModel, settings: WorkerSettings, size: PoolSize, kept: KeptStates | None
+) -> CaptureArena:
+    """Return memory for the tensors of all captured steps. kept: states that they hold."""
+    captured = _captured_sizes(settings, size)
+    return CaptureArena(
+        capture_bytes(loaded.spec, captured.rows, captured.tokens)
+        + capture_table_bytes(settings.layout, captured.rows, size.max_model_len)
+        + _kept_bytes(loaded, kept, captured.rows, captured.tokens)
+        + (_tree_bytes(loaded, captured.tokens) if settings.chosen.rank_invariant else 0)
+    )
+
+
+def _make_draws(
+    loaded: LoadedModel, sampling: SamplingState, kernel_rows: KernelRows
+) -> GraphDraws:
+    """Return draws within graphs; ranks with parts of the logits draw together."""
+    parts, collectives = loaded.parts, loaded.collectives
+    draw_parts = None
+    if isinstance(collectives, NativeCollectives) and collectives.size > 1 and parts.total:
+        draw_parts = partial(collectives.draw, parts.own, parts.total)
+    return GraphDraws(
+        sampling,
+        kernel_rows,
+        loaded.ops.draw,
+        loaded.ops.append_tokens,
+        draw_parts=draw_parts,
+        parts=None if draw_parts is None else parts,
+    )
+
+
+def _decode_steps(
+    loaded: LoadedModel,
+    max_rows: int,
+    inputs: InputGatherer,
+    kernel_rows: KernelRows,
+    draws: GraphDraws,
+    arena: CaptureArena,
+    kept: KeptStates | None,
+) -> DecodeSteps:
+    """Return decode steps with a graph for each number of rows up to `max_rows`."""
+    sizes, collectives = tuple(range(1, max_rows + 1)), loaded.collectives
+
+    def graphs(name: str) -> LazyGraphs[DecodeGraph]:
+        return LazyGraphs(sizes, 0, 0, name, collectives)
+
+    return DecodeSteps(
+        loaded.model,
+        inputs,
+        kernel_rows.slots,
+        draws,
+        graphs(""),
+        graphs("decode steps"),
+        NativeRecorder(loaded.team, arena),
+        has_spare_row=False,
+        collectives=collectives,
+        kept=kept,
+    )
 
 
 def _tree_bytes(loaded: LoadedModel, max_tokens: int) -> int:
