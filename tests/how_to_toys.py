@@ -150,38 +150,59 @@ with running_server(bundled_front()) as server, PatientClient(base_url=server.ur
     },
 )
 
-_FAMILY = Toy(
-    "mpt",
-    """
+_SERVES_TOY = """
 import json, tempfile
 from pathlib import Path
 from quire import LLM, SamplingParams
 
-config = {
-    "architectures": ["ToyForCausalLM"], "model_type": "toy", "dtype": "float32",
-    "vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64,
-}
 with tempfile.TemporaryDirectory() as folder:
     (Path(folder) / "config.json").write_text(json.dumps(config))
     with LLM(folder, load_format="dummy", skip_tokenizer_init=True, quiet=True) as llm:
         params = SamplingParams(max_tokens=5, ignore_eos=True, detokenize=False)
         (output,) = llm.generate({"prompt_token_ids": [3, 4, 5]}, params, use_tqdm=False)
 assert len(output.outputs[0].token_ids) == 5
-""",
+"""
+"""Given a config."""
+
+_FAMILY = Toy(
+    "arcee",
+    """
+config = {
+    "model_type": "toy", "dtype": "float32", "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+}
+"""
+    + _SERVES_TOY,
     {
-        "src/quire/models/registry.py": (
+        "src/quire/config/families/llama.py": (
             (
-                '        "NemotronForCausalLM"',
-                '        "ToyForCausalLM": "quire.models.toy:ToyModel",\n',
+                "def read_arcee(",
+                "def read_toy(raw: RawConfig, dtype: str) -> ModelSpec:\n"
+                '    traits = LlamaTraits(o_bias=True, norms="both")\n'
+                "    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))\n"
+                "\n\n",
+            ),
+            (
+                '    Family("Arcee',
+                '    Family("Toy", _MODEL, "toy", {"ToyForCausalLM": read_toy}),\n',
             ),
         ),
-        "src/quire/config/families/reader.py": (
-            (
-                "from quire.config.families.nested import",
-                "from quire.config.families.toy import read_toy\n",
-            ),
-            ('    "NemotronForCausalLM": read_', '    "ToyForCausalLM": read_toy,\n'),
-            ('    "nemotron": "NemotronForCausalLM",', '    "toy": "ToyForCausalLM",\n'),
+    },
+)
+
+_SHAPE = Toy(
+    "mpt",
+    """
+config = {
+    "architectures": ["ToyForCausalLM"], "model_type": "toy", "dtype": "float32",
+    "vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64,
+}
+"""
+    + _SERVES_TOY,
+    {
+        "src/quire/config/families/__init__.py": (
+            ("    mpt,\n", "    toy,\n"),
+            ("    *mpt.FAMILIES,\n", "    *toy.FAMILIES,\n"),
         ),
     },
     {
@@ -199,15 +220,19 @@ class ToyModel(MPTModel):
 ''',
         "src/quire/config/families/toy.py": '''"""config.json of the toy."""
 
+from quire.config.families.family import Family
 from quire.config.families.mpt import read_mpt
 from quire.config.hf import RawConfig
 from quire.config.model_spec import ModelSpec
 
-__all__ = ["read_toy"]
+__all__ = ["FAMILIES"]
 
 
 def read_toy(raw: RawConfig, dtype: str) -> ModelSpec:
     return read_mpt(raw.with_defaults({"expansion_ratio": 2}), dtype)
+
+
+FAMILIES = (Family("Toy", "quire.models.toy:ToyModel", "toy", {"ToyForCausalLM": read_toy}),)
 ''',
     },
 )
@@ -345,6 +370,7 @@ TOYS: Mapping[str, Toy] = MappingProxyType(
         "Add a sampling parameter": _PARAMETER,
         "Add a route": _ROUTE,
         "Add a model family": _FAMILY,
+        "Add a model family of a new shape": _SHAPE,
         "Add an operation": _OPERATION,
         "Add a policy": _POLICY,
     }

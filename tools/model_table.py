@@ -1,4 +1,5 @@
-"""Write the table of model families in `docs/models.md`, from the registry and the tests' cases.
+"""Write the tables of model families in `docs/models.md` and `README.md`, from the declarations
+of the families and the cases of the tests.
 
 python -m tools.model_table
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,105 +16,49 @@ from typing import Any
 from tests.models.families import BASES, CASES
 
 from quire.config import ModelSpec, read_model_spec
-from quire.config.gguf.checkpoint import ARCHITECTURES as GGUF_ARCHITECTURES
-from quire.config.gguf.checkpoint import MIXTRAL
-from quire.models.registry import ARCHITECTURES
+from quire.config.families import FAMILIES, Family
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+ROOT = Path(__file__).parents[1]
 START, END = "<!-- python -m tools.model_table writes this table -->\n", "\n<!-- end of it -->"
 
-FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "Llama 2, 3, 3.1 and what shares its code": ("LlamaForCausalLM", "LLaMAForCausalLM"),
-        "Arcee (AFM)": ("ArceeForCausalLM",),
-        "Mistral": ("MistralForCausalLM",),
-        "Ministral 3": ("Ministral3ForCausalLM",),
-        "Qwen2": ("Qwen2ForCausalLM",),
-        "Qwen3": ("Qwen3ForCausalLM",),
-        "Phi-3, 3.5, 4": ("Phi3ForCausalLM",),
-        "OLMo 2": ("Olmo2ForCausalLM",),
-        "OLMo 3": ("Olmo3ForCausalLM",),
-        "Granite 3, dense": ("GraniteForCausalLM",),
-        "GLM-4": ("GlmForCausalLM", "Glm4ForCausalLM"),
-        "Command R": ("CohereForCausalLM",),
-        "Command R7B": ("Cohere2ForCausalLM",),
-        "EXAONE 4": ("Exaone4ForCausalLM",),
-        "SmolLM3": ("SmolLM3ForCausalLM",),
-        "Gemma 2": ("Gemma2ForCausalLM",),
-        "Gemma 3, text": ("Gemma3ForCausalLM",),
-        "Gemma 4, text": ("Gemma4ForCausalLM",),
-        "StableLM": ("StableLmForCausalLM",),
-        "StarCoder 2": ("Starcoder2ForCausalLM",),
-        "Nemotron, Minitron": ("NemotronForCausalLM",),
-        "Falcon": ("FalconForCausalLM",),
-        "Bloom": ("BloomForCausalLM",),
-        "Mixtral": ("MixtralForCausalLM",),
-        "Qwen2-MoE": ("Qwen2MoeForCausalLM",),
-        "Qwen3-MoE": ("Qwen3MoeForCausalLM",),
-        "OLMoE": ("OlmoeForCausalLM",),
-        "Phi-3.5-MoE": ("PhimoeForCausalLM", "PhiMoEForCausalLM"),
-        "Granite 3 with experts": ("GraniteMoeForCausalLM",),
-        "GLM-4.5 and later": ("Glm4MoeForCausalLM",),
-        "gpt-oss": ("GptOssForCausalLM",),
-        "MPT": ("MptForCausalLM", "MPTForCausalLM"),
-        "OPT": ("OPTForCausalLM",),
-        "GPT-NeoX, Pythia": ("GPTNeoXForCausalLM",),
-        "GPT-2": ("GPT2LMHeadModel",),
-        "BERT": ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
-        "ModernBERT": (
-            "ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification",
-        ),
-        "RoBERTa": ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"),
-        "XLM-R": (
-            "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",
-        ),
-        "Decoders with a head for classes": (
-            "LlamaForSequenceClassification", "MistralForSequenceClassification",
-            "Phi3ForSequenceClassification", "Qwen2ForSequenceClassification",
-            "Qwen3ForSequenceClassification",
-        ),
-        "Decoders without a head, for vectors": (
-            "LlamaModel", "MistralModel", "Phi3Model", "Qwen2Model", "Qwen3Model", "Gemma2Model",
-            "Gemma3TextModel",
-        ),
-    }
-)  # fmt: skip
-"""Names of families, with the architectures of each."""
+_CLASS_HEADS, _ENCODERS = "`tests/test_class_heads.py`", "`tests/test_encoders.py`"
+_DRAWING = ("ForCausalLM", "LMHeadModel")
+"""Ends of the names of decoders with a head for logits."""
 
-_BESIDE = {MIXTRAL.name, "Olmo3ForCausalLM"}
-"""Families whose GGUF files call themselves "llama" and "olmo2"."""
-
-_ENCODERS = ("Bert", "ModernBert", "Roberta", "XLMRoberta")
 _SCORES = {"soft_cap": "caps", "alibi_slopes": "ALiBi", "sinks": "sinks"}
 
 
-def render_page(text: str) -> str:
-    """The page `text` with the table of today."""
-    before, _, rest = text.partition(START)
+def render_page(page: Path) -> str:
+    """Return the text of a page of `PAGES` with the table of today."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(START)
     _, _, after = rest.partition(END)
-    return before + START + "\n".join(_rows()) + "\n" + END + after
+    return before + START + "\n".join(PAGES[page]()) + "\n" + END + after
 
 
-def missing_families() -> set[str]:
-    """Return architectures of the registry that are in no family, or the other way round."""
-    return {name for names in FAMILIES.values() for name in names} ^ set(ARCHITECTURES)
+def _short_rows() -> Iterator[str]:
+    yield "| family | architectures |"
+    yield "|---|---|"
+    for family in FAMILIES:
+        yield f"| {family.title} | {_names(family)} |"
 
 
-def _rows() -> Iterator[str]:
-    specs, gguf = _specs(), {each.name for each in GGUF_ARCHITECTURES.values()} | _BESIDE
+def _long_rows() -> Iterator[str]:
+    specs = _specs()
     yield "| family | architectures | kind | GGUF | compared with `transformers` |"
     yield "|---|---|---|---|---|"
-    for family, names in FAMILIES.items():
-        found = [(case, spec) for case, spec in specs if spec.architecture in names]
-        in_gguf = "yes" if set(names) & gguf else ""
-        is_decoder = not names[0].startswith(_ENCODERS)
-        others = "`tests/test_class_heads.py`" if is_decoder else "`tests/test_encoders.py`"
-        cases = ", ".join(case for case, _ in found) or others
-        shown = ", ".join(f"`{name}`" for name in names)
-        kind = ", ".join(_kinds(spec for _, spec in found)) or (
-            "dense" if is_decoder else "encoder"
-        )
-        yield f"| {family} | {shown} | {kind} | {in_gguf} | {cases} |"
+    for family in FAMILIES:
+        found = {case: spec for case, spec in specs if spec.architecture in family.readers}
+        compared = [*found] or [_ENCODERS]
+        if found and not all(name.endswith(_DRAWING) for name in family.readers):
+            compared.append(_CLASS_HEADS)
+        kind = ", ".join(_kinds(found.values())) or "encoder"
+        in_gguf = "" if family.gguf is None else "yes"
+        cases = ", ".join(compared)
+        yield f"| {family.title} | {_names(family)} | {kind} | {in_gguf} | {cases} |"
+
+
+def _names(family: Family) -> str:
+    return ", ".join(f"`{name}`" for name in family.readers)
 
 
 def _kinds(specs: Iterable[ModelSpec]) -> list[str]:
@@ -149,6 +94,13 @@ def _specs() -> list[tuple[str, ModelSpec]]:
     return found
 
 
+PAGES: Mapping[Path, Callable[[], Iterator[str]]] = MappingProxyType(
+    {ROOT / "docs" / "models.md": _long_rows, ROOT / "README.md": _short_rows}
+)
+"""Pages that hold a table, and the lines of each."""
+
+
 if __name__ == "__main__":
-    PAGE.write_text(render_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    for file in PAGES:
+        file.write_text(render_page(file), encoding="utf-8")
+        print(f"wrote {file}")

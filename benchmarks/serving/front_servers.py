@@ -22,7 +22,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from quire.bundled import bundled_model_path
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.clients.open_requests import OpenRequests
 from quire.engine.clients.request_stream import RequestStream

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from quire.config import ModelSpec, read_model_spec
+from quire.config.families.cohere import CohereTraits
+from quire.config.families.gemma import Gemma2Traits
+from quire.config.families.gpt import GPTNeoXTraits, OPTTraits
+from quire.config.families.mpt import MPTTraits
 from quire.config.model_spec import (
-    CohereTraits,
     DynamicNTKScaling,
-    Gemma2Traits,
-    GPTNeoXTraits,
     LinearScaling,
     Llama3Scaling,
     LlamaTraits,
     LongRopeScaling,
-    MPTTraits,
-    OPTTraits,
     RopeSpec,
     YarnScaling,
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.bundled import bundled_model_path
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import load_model_front, load_tokenizer
 from quire.errors import ConfigError

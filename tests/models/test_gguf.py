@@ -22,7 +22,7 @@ from tests.models.families import CASES as FAMILY_CASES
 from tests.models.families import GEMMA4_WHOLE, Case, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_factory, new_ops
 
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.hf import StoredTensor
 from quire.config.packed import GGUFBlocks, PackedLayout
 from quire.config.packed.block_kinds import BlockFormat

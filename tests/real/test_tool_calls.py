@@ -19,7 +19,7 @@ from tests.server.running import RunningServer, running_server
 from tests.waiting import WAIT_S
 
 from quire import LLM
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import load_model_front
 

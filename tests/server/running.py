@@ -13,7 +13,7 @@ from typing import TypeVar
 import uvicorn
 
 from quire.bundled import bundled_model_path
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import ModelFront, load_model_front
 from quire.server.app import create_app

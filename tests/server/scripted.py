@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bundled import bundled_model_path
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import ModelFront, load_model_front
 from tests.server.running import RunningServer

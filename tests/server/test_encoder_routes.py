@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, PoolingParams
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import load_model_front
 from tests import waiting

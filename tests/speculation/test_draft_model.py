@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import DraftModel

@@ -1,7 +1,8 @@
 """Settings and what a checkpoint says about itself. Nothing here imports torch."""
 
 from quire.config.checkpoint import Checkpoint, TensorInfo, find_weight_files, read_checkpoint
-from quire.config.families import SUPPORTED_ARCHITECTURES, read_model_spec
+from quire.config.families import SUPPORTED_ARCHITECTURES
+from quire.config.families.reader import read_model_spec
 from quire.config.generation import read_generation_defaults
 from quire.config.hf import RawConfig, read_json
 from quire.config.hub import resolve_model_folder

@@ -1,7 +1,8 @@
 """Contents of a checkpoint's config.json, parsed once and frozen.
 
 `ModelSpec` holds what the whole engine asks of a model (sizes, context, KV cache, tokens);
-`traits` holds what only the model's own file reads.
+`traits` holds what only the model's own file reads. Traits that one family has stand in its file in
+`quire.config.families`.
 """
 
 from __future__ import annotations
@@ -16,27 +17,17 @@ __all__ = [
     "DTYPE_BYTES",
     "CenteredTraits",
     "ClassesSpec",
-    "CohereTraits",
     "DynamicNTKScaling",
-    "EncoderTraits",
     "ExpertNames",
     "ExpertsSpec",
-    "GPT2Traits",
-    "GPTNeoXTraits",
-    "Gemma2Traits",
-    "Gemma3Traits",
-    "Gemma4Traits",
     "GenerationDefaults",
     "GenericTraits",
     "LinearScaling",
     "Llama3Scaling",
     "LlamaTraits",
     "LongRopeScaling",
-    "MPTTraits",
     "MatrixShape",
     "ModelSpec",
-    "ModernBertTraits",
-    "OPTTraits",
     "ParameterCounts",
     "ProportionalScaling",
     "RopeScaling",
@@ -171,40 +162,6 @@ class LlamaTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class CohereTraits:
-    """Command R: biases around attention, and the factor on logits."""
-
-    bias: bool
-    logit_factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class OPTTraits:
-    """OPT: norm before or after each sublayer; embeddings may be narrower than the layers."""
-
-    norm_before: bool
-    final_norm: bool
-    norm_affine: bool
-    bias: bool
-    embed_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class GPT2Traits:
-    """GPT-2: the factor on q·k, per layer."""
-
-    attention_scales: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GPTNeoXTraits:
-    """GPT-NeoX: biases around attention, and whether the MLP stands beside it."""
-
-    attention_bias: bool
-    is_parallel: bool
-
-
-@dataclass(frozen=True, slots=True)
 class CenteredTraits:
     """StarCoder 2, StableLM, Nemotron, Falcon, Bloom and Phi-3.5-MoE, whose norms are layer norms.
 
@@ -231,68 +188,6 @@ class CenteredTraits:
     head_bias: bool = False
     alibi: bool = False
     alibi_scaled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Gemma2Traits:
-    """Gemma 2: biases around attention, the factor on q·k, and the caps of scores and logits."""
-
-    bias: bool
-    attention_scale: float
-    score_cap: float | None
-    logit_cap: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Gemma3Traits(Gemma2Traits):
-    """Gemma 3: as Gemma 2, with norms on the heads of q and k."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gemma4Traits:
-    """Gemma 4's text model. keys_are_values: by layer, whether V is K before its norm. kv_sources:
-    by layer, the one whose K and V it reads. inner_sizes: by layer, of its MLP. token_size: of what
-    each layer has of each token besides, in a table of token_vocab rows; 0: nothing. logit_cap: of
-    logits."""
-
-    keys_are_values: tuple[bool, ...]
-    kv_sources: tuple[int, ...]
-    inner_sizes: tuple[int, ...]
-    token_size: int
-    token_vocab: int
-    logit_cap: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class MPTTraits:
-    """MPT: the factor on q·k; -log2 of the last ALiBi slope."""
-
-    attention_scale: float
-    max_bias: float
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderTraits:
-    """BERT and RoBERTa. prefix: of names on disk. first_position: of the num_positions in their
-    table, that of a prompt's first token. head: the layers that give classes, as one of the two has
-    them."""
-
-    prefix: Literal["bert.", "roberta."]
-    first_position: int
-    num_positions: int
-    head: Literal["pooler", "dense"] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ModernBertTraits:
-    """ModernBERT: biases of attention, of the MLP and of norms, and of the head for classes its
-    activation and whether its dense layer has a bias."""
-
-    attention_bias: bool
-    mlp_bias: bool
-    norm_bias: bool
-    head_activation: str
-    head_bias: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.config import env
 from quire.config.checkpoint import Checkpoint, read_checkpoint
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.gguf import is_gguf
 from quire.config.hf import read_json
 from quire.config.hub import local_folder, resolve_model_folder

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config import read_json, read_model_spec
 from quire.config.checkpoint import INDEX_NAME
-from quire.config.families import flat_config
+from quire.config.families.reader import flat_config
 from quire.config.gguf import config_of, is_gguf, read_gguf_parts
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.sentence import module_folders

@@ -11,7 +11,7 @@ import torch
 
 from quire.attention import ScoreOptions, StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import Gemma2Traits, Gemma3Traits
+from quire.config.families.gemma import Gemma2Traits, Gemma3Traits
 from quire.errors import EngineError
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap

@@ -14,7 +14,8 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import ExpertsSpec, Gemma4Traits
+from quire.config.families.gemma4 import Gemma4Traits
+from quire.config.model_spec import ExpertsSpec
 from quire.layers import LayerFactory, TokenSide
 from quire.models import gemma2
 from quire.models.expert_names import with_experts

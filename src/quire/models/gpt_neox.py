@@ -10,7 +10,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import GPTNeoXTraits
+from quire.config.families.gpt import GPTNeoXTraits
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap
 

@@ -11,7 +11,7 @@ import torch
 
 from quire.attention import ScoreOptions, StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import MPTTraits
+from quire.config.families.mpt import MPTTraits
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap
 

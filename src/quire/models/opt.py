@@ -11,7 +11,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import OPTTraits
+from quire.config.families.gpt import OPTTraits
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap
 

@@ -10,7 +10,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import CohereTraits
+from quire.config.families.cohere import CohereTraits
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap
 

@@ -1,10 +1,59 @@
-"""Readers of config.json, one file per lineage of model families."""
+"""Model families. Each is declared once, as a `Family`, in the file of its lineage.
 
-from quire.config.families.reader import (
-    SUPPORTED_ARCHITECTURES,
-    SpecReader,
-    flat_config,
-    read_model_spec,
+A family of a new lineage has a file of its own, and a line in `FAMILIES`. `reader.py` reads a
+checkpoint by the reader of its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from quire.config.families import (
+    bert,
+    centered,
+    cohere,
+    experts,
+    gemma,
+    gemma4,
+    gpt,
+    llama,
+    modernbert,
+    mpt,
 )
+from quire.config.families.family import Family, SpecReader
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "flat_config", "read_model_spec"]
+__all__ = [
+    "ARCHITECTURE_OF_TYPE",
+    "FAMILIES",
+    "READERS",
+    "SUPPORTED_ARCHITECTURES",
+    "Family",
+    "SpecReader",
+]
+
+FAMILIES: tuple[Family, ...] = (
+    *llama.FAMILIES,
+    *cohere.FAMILIES,
+    *gemma.FAMILIES,
+    *gemma4.FAMILIES,
+    *centered.FAMILIES,
+    *experts.FAMILIES,
+    *mpt.FAMILIES,
+    *gpt.FAMILIES,
+    *bert.FAMILIES,
+    *modernbert.FAMILIES,
+)
+"""All families, in the order of the docs."""
+
+READERS: Mapping[str, SpecReader] = MappingProxyType(
+    {name: read for family in FAMILIES for name, read in family.readers.items()}
+)
+"""Readers of config.json, by architecture."""
+
+ARCHITECTURE_OF_TYPE: Mapping[str, str] = MappingProxyType(
+    {family.model_type: family.architecture for family in FAMILIES}
+)
+"""Architecture of the text model of each `model_type`."""
+
+SUPPORTED_ARCHITECTURES = tuple(sorted(READERS))

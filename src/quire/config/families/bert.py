@@ -6,7 +6,11 @@ the classes of the prompt's first token (`…ForSequenceClassification`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from quire.config.families.classes import read_classes
+from quire.config.families.family import Family
 from quire.config.families.shared import (
     ACTIVATIONS,
     plain_block_matrices,
@@ -14,9 +18,21 @@ from quire.config.families.shared import (
     read_num_layers,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import EncoderTraits, ModelSpec, ParameterCounts
+from quire.config.model_spec import ModelSpec, ParameterCounts
 
-__all__ = ["read_bert", "read_bert_classes", "read_roberta", "read_roberta_classes"]
+__all__ = ["EncoderTraits", "FAMILIES"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderTraits:
+    """BERT and RoBERTa. prefix: of names on disk. first_position: of the num_positions in their
+    table, that of a prompt's first token. head: the layers that give classes, as one of the two has
+    them."""
+
+    prefix: Literal["bert.", "roberta."]
+    first_position: int
+    num_positions: int
+    head: Literal["pooler", "dense"] | None = None
 
 
 def read_bert(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -89,3 +105,39 @@ def _read(raw: RawConfig, dtype: str, traits: EncoderTraits) -> ModelSpec:
         classes=classes,
         token_types=types,
     )
+
+
+_MODEL = "quire.models.bert:BertModel"
+
+FAMILIES = (
+    Family(
+        "BERT",
+        _MODEL,
+        "bert",
+        {
+            "BertModel": read_bert,
+            "BertForMaskedLM": read_bert,
+            "BertForSequenceClassification": read_bert_classes,
+        },
+    ),
+    Family(
+        "RoBERTa",
+        _MODEL,
+        "roberta",
+        {
+            "RobertaModel": read_roberta,
+            "RobertaForMaskedLM": read_roberta,
+            "RobertaForSequenceClassification": read_roberta_classes,
+        },
+    ),
+    Family(
+        "XLM-R",
+        _MODEL,
+        "xlm-roberta",
+        {
+            "XLMRobertaModel": read_roberta,
+            "XLMRobertaForMaskedLM": read_roberta,
+            "XLMRobertaForSequenceClassification": read_roberta_classes,
+        },
+    ),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from quire.config.families.family import Family
 from quire.config.families.llama import read_llama_like
 from quire.config.families.shared import FULL, SLIDING, read_num_layers
 from quire.config.hf import RawConfig
@@ -17,14 +18,7 @@ from quire.config.model_spec import (
 )
 from quire.errors import ConfigError
 
-__all__ = [
-    "read_bloom",
-    "read_centered",
-    "read_falcon",
-    "read_nemotron",
-    "read_stablelm",
-    "read_starcoder2",
-]
+__all__ = ["FAMILIES", "read_centered"]
 
 _STABLELM = {
     "max_position_embeddings": 4096,
@@ -209,3 +203,14 @@ def _matrices(spec: ModelSpec, traits: CenteredTraits) -> tuple[MatrixShape, ...
         MatrixShape(size, inner, count),
         MatrixShape(spec.vocab_size, size, is_head=True),
     )
+
+
+_MODEL = "quire.models.centered:CenteredModel"
+
+FAMILIES = (
+    Family("StableLM", _MODEL, "stablelm", {"StableLmForCausalLM": read_stablelm}),
+    Family("StarCoder 2", _MODEL, "starcoder2", {"Starcoder2ForCausalLM": read_starcoder2}),
+    Family("Nemotron, Minitron", _MODEL, "nemotron", {"NemotronForCausalLM": read_nemotron}),
+    Family("Falcon", _MODEL, "falcon", {"FalconForCausalLM": read_falcon}),
+    Family("Bloom", _MODEL, "bloom", {"BloomForCausalLM": read_bloom}),
+)

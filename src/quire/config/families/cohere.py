@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from quire.config.families.family import Family
 from quire.config.families.llama import read_llama_like
 from quire.config.families.shared import FULL, SLIDING, read_layer_types, read_num_layers
 from quire.config.hf import RawConfig
-from quire.config.model_spec import CohereTraits, LlamaTraits, ModelSpec
+from quire.config.model_spec import LlamaTraits, ModelSpec
 
-__all__ = ["read_cohere", "read_cohere2"]
+__all__ = ["CohereTraits", "FAMILIES"]
 
 _COHERE = {
     "max_position_embeddings": 8192,
     "layer_norm_eps": 1e-5,
     "eos_token_id": 255001,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CohereTraits:
+    """Command R: biases around attention, and the factor on logits."""
+
+    bias: bool
+    logit_factor: float
 
 
 def read_cohere(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -47,3 +56,11 @@ def _read(raw: RawConfig, dtype: str, layer_types: tuple[str, ...]) -> ModelSpec
         traits=CohereTraits(bias, raw.read(float, "logit_scale", default=0.0625)),
         parameters=replace(counts, layer=counts.layer - spec.hidden_size),
     )
+
+
+_MODEL = "quire.models.parallel:CohereModel"
+
+FAMILIES = (
+    Family("Command R", _MODEL, "cohere", {"CohereForCausalLM": read_cohere}),
+    Family("Command R7B", _MODEL, "cohere2", {"Cohere2ForCausalLM": read_cohere2}),
+)

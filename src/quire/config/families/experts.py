@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.config.families.centered import read_centered
+from quire.config.families.family import Family
+from quire.config.families.gguf_names import (
+    PROJECTIONS,
+    SHARED_GATE,
+    GGUFNames,
+    expert_block,
+)
 from quire.config.families.llama import (
     read_granite,
     read_llama_like,
@@ -25,16 +32,7 @@ from quire.config.model_spec import (
 )
 from quire.errors import ConfigError
 
-__all__ = [
-    "read_glm4_moe",
-    "read_gpt_oss",
-    "read_granite_moe",
-    "read_mixtral",
-    "read_olmoe",
-    "read_phimoe",
-    "read_qwen2_moe",
-    "read_qwen3_moe",
-]
+__all__ = ["FAMILIES"]
 
 _MIXTRAL = {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 _OLMOE = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
@@ -284,3 +282,86 @@ def _matrices(spec: ModelSpec, experts: ExpertsSpec) -> tuple[MatrixShape, ...]:
 def _network(spec: ModelSpec, inner: int, count: int) -> tuple[MatrixShape, MatrixShape]:
     size = spec.hidden_size
     return MatrixShape(2 * inner, size, count), MatrixShape(size, inner, count)
+
+
+_MODEL = "quire.models.llama:LlamaModel"
+
+_QWEN_BLOCK = expert_block("mlp.gate", "mlp.experts", PROJECTIONS)
+_QWEN2_BLOCK = {
+    **_QWEN_BLOCK,
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    SHARED_GATE: "mlp.shared_expert_gate",
+}
+_MIXTRAL_BLOCK = expert_block(
+    "block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2")
+)
+_GRANITE_BLOCK = expert_block(
+    "block_sparse_moe.router.layer", "block_sparse_moe.experts", PROJECTIONS
+)
+_GLM4_BLOCK = {
+    **_QWEN_BLOCK,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_GPT_OSS_BLOCK = {
+    **expert_block("mlp.router", "mlp.experts", PROJECTIONS),
+    "post_attention_norm": "post_attention_layernorm",
+}
+
+FAMILIES = (
+    Family(
+        "Mixtral",
+        _MODEL,
+        "mixtral",
+        {"MixtralForCausalLM": read_mixtral},
+        GGUFNames("llama", _MIXTRAL_BLOCK, pairs_heads=True, told_by="expert_count"),
+    ),
+    Family(
+        "Qwen2-MoE",
+        _MODEL,
+        "qwen2_moe",
+        {"Qwen2MoeForCausalLM": read_qwen2_moe},
+        GGUFNames("qwen2moe", _QWEN2_BLOCK),
+    ),
+    Family(
+        "Qwen3-MoE",
+        _MODEL,
+        "qwen3_moe",
+        {"Qwen3MoeForCausalLM": read_qwen3_moe},
+        GGUFNames("qwen3moe", _QWEN_BLOCK),
+    ),
+    Family(
+        "OLMoE", _MODEL, "olmoe", {"OlmoeForCausalLM": read_olmoe}, GGUFNames("olmoe", _QWEN_BLOCK)
+    ),
+    Family(
+        "Phi-3.5-MoE",
+        "quire.models.centered:CenteredModel",
+        "phimoe",
+        {"PhimoeForCausalLM": read_phimoe, "PhiMoEForCausalLM": read_phimoe},
+    ),
+    Family(
+        "Granite 3 with experts",
+        _MODEL,
+        "granitemoe",
+        {"GraniteMoeForCausalLM": read_granite_moe},
+        GGUFNames("granitemoe", _GRANITE_BLOCK, pairs_heads=True),
+    ),
+    Family(
+        "GLM-4.5 and later",
+        _MODEL,
+        "glm4_moe",
+        {"Glm4MoeForCausalLM": read_glm4_moe},
+        GGUFNames("glm4moe", _GLM4_BLOCK),
+    ),
+    Family(
+        "gpt-oss",
+        _MODEL,
+        "gpt_oss",
+        {"GptOssForCausalLM": read_gpt_oss},
+        GGUFNames("gpt-oss", _GPT_OSS_BLOCK),
+    ),
+)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from quire.config.families.family import Family, without_head
+from quire.config.families.gguf_names import BLOCK, GGUFNames
 from quire.config.families.llama import read_llama_like
 from quire.config.families.shared import (
     ACTIVATIONS,
@@ -15,10 +18,35 @@ from quire.config.families.shared import (
     read_windows,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import Gemma2Traits, Gemma3Traits, LlamaTraits, ModelSpec, RopeSpec
+from quire.config.model_spec import LlamaTraits, ModelSpec, RopeSpec
 from quire.config.rope import extended_context, read_ropes
 
-__all__ = ["read_gemma2", "read_gemma3"]
+__all__ = ["FAMILIES", "GEMMA_BLOCK", "Gemma2Traits", "Gemma3Traits"]
+
+GEMMA_BLOCK: Mapping[str, str] = MappingProxyType(
+    {
+        **BLOCK,
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
+"""Names in GGUF files, also of Gemma 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma2Traits:
+    """Gemma 2: biases around attention, the factor on q·k, and the caps of scores and logits."""
+
+    bias: bool
+    attention_scale: float
+    score_cap: float | None
+    logit_cap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3Traits(Gemma2Traits):
+    """Gemma 3: as Gemma 2, with norms on the heads of q and k."""
 
 
 def read_gemma2(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -93,3 +121,36 @@ def _gemma3_ropes(
     (full,) = read_ropes(raw, (FULL,), spec.head_dim, max_positions, theta=1e6)
     by_type: Mapping[str, RopeSpec] = {FULL: full, SLIDING: local}
     return tuple(by_type[kind] for kind in layer_types)
+
+
+_MODEL = "quire.models.gemma2:Gemma2Model"
+_TEXT = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+}
+"""Values of `transformers` for a text model in a model of more parts."""
+
+FAMILIES = (
+    Family(
+        "Gemma 2",
+        _MODEL,
+        "gemma2",
+        {"Gemma2ForCausalLM": read_gemma2, "Gemma2Model": without_head(read_gemma2)},
+        text_defaults={**_TEXT, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
+    Family(
+        "Gemma 3, text",
+        _MODEL,
+        "gemma3_text",
+        {"Gemma3ForCausalLM": read_gemma3, "Gemma3TextModel": without_head(read_gemma3)},
+        GGUFNames("gemma3", GEMMA_BLOCK, adds_one=True),
+        {**_TEXT, "vocab_size": 262208, "max_position_embeddings": 131072},
+    ),
+)

@@ -3,8 +3,11 @@ beside MLPs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from quire.config.families.family import Family
+from quire.config.families.gemma import GEMMA_BLOCK
+from quire.config.families.gguf_names import PROJECTIONS, GGUFNames, expert_block
 from quire.config.families.llama import read_llama_like
 from quire.config.families.shared import (
     ACTIVATIONS,
@@ -16,7 +19,6 @@ from quire.config.families.shared import (
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
     ExpertsSpec,
-    Gemma4Traits,
     LlamaTraits,
     MatrixShape,
     ModelSpec,
@@ -27,7 +29,7 @@ from quire.config.model_spec import (
 )
 from quire.errors import ConfigError
 
-__all__ = ["read_gemma4"]
+__all__ = ["FAMILIES", "Gemma4Traits"]
 
 _DEFAULTS = {
     "num_key_value_heads": 4,
@@ -44,6 +46,21 @@ _ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
 _SHAPE_KEYS = {"head_dim", "num_key_value_heads"}
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Traits:
+    """Gemma 4's text model. keys_are_values: by layer, whether V is K before its norm. kv_sources:
+    by layer, the one whose K and V it reads. inner_sizes: by layer, of its MLP. token_size: of what
+    each layer has of each token besides, in a table of token_vocab rows; 0: nothing. logit_cap: of
+    logits."""
+
+    keys_are_values: tuple[bool, ...]
+    kv_sources: tuple[int, ...]
+    inner_sizes: tuple[int, ...]
+    token_size: int
+    token_vocab: int
+    logit_cap: float | None
 
 
 def read_gemma4(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -238,3 +255,36 @@ def _counted(spec: ModelSpec, traits: Gemma4Traits) -> ModelSpec:
             MatrixShape(spec.vocab_size, hidden, is_head=True),
         ),
     )
+
+
+_BLOCK = {
+    **expert_block("router.proj", "experts", PROJECTIONS),
+    **GEMMA_BLOCK,
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+_TEXT = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+}
+"""Values of `transformers` for a text model in a model of more parts."""
+
+FAMILIES = (
+    Family(
+        "Gemma 4, text",
+        "quire.models.gemma4:Gemma4Model",
+        "gemma4_text",
+        {"Gemma4ForCausalLM": read_gemma4},
+        GGUFNames("gemma4", _BLOCK),
+        _TEXT,
+    ),
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from quire.config.families.family import Family
 from quire.config.families.llama import read_llama_like
 from quire.config.families.shared import (
     ACTIVATIONS,
@@ -13,17 +14,35 @@ from quire.config.families.shared import (
     read_num_layers,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import (
-    GPT2Traits,
-    GPTNeoXTraits,
-    LlamaTraits,
-    MatrixShape,
-    ModelSpec,
-    OPTTraits,
-    ParameterCounts,
-)
+from quire.config.model_spec import LlamaTraits, MatrixShape, ModelSpec, ParameterCounts
 
-__all__ = ["read_gpt2", "read_gpt_neox", "read_opt"]
+__all__ = ["FAMILIES", "GPT2Traits", "GPTNeoXTraits", "OPTTraits", "read_opt"]
+
+
+@dataclass(frozen=True, slots=True)
+class OPTTraits:
+    """OPT: norm before or after each sublayer; embeddings may be narrower than the layers."""
+
+    norm_before: bool
+    final_norm: bool
+    norm_affine: bool
+    bias: bool
+    embed_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Traits:
+    """GPT-2: the factor on q·k, per layer."""
+
+    attention_scales: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GPTNeoXTraits:
+    """GPT-NeoX: biases around attention, and whether the MLP stands beside it."""
+
+    attention_bias: bool
+    is_parallel: bool
 
 
 def read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -148,3 +167,15 @@ def read_gpt_neox(raw: RawConfig, dtype: str) -> ModelSpec:
         parameters=replace(spec.parameters, layer=layer, head=spec.parameters.head + size),
         matrices=(*matrices, MatrixShape(spec.vocab_size, size, is_head=True)),
     )
+
+
+FAMILIES = (
+    Family("OPT", "quire.models.opt:OPTModel", "opt", {"OPTForCausalLM": read_opt}),
+    Family(
+        "GPT-NeoX, Pythia",
+        "quire.models.gpt_neox:GPTNeoXModel",
+        "gpt_neox",
+        {"GPTNeoXForCausalLM": read_gpt_neox},
+    ),
+    Family("GPT-2", "quire.models.gpt2:GPT2Model", "gpt2", {"GPT2LMHeadModel": read_gpt2}),
+)

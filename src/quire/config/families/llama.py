@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from quire.config.families.classes import with_classes
+from quire.config.families.family import Family, without_head
+from quire.config.families.gguf_names import BLOCK, GGUFNames
 from quire.config.families.shared import (
     ACTIVATIONS,
     FULL,
@@ -20,21 +23,13 @@ from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 
 __all__ = [
-    "read_arcee",
-    "read_exaone4",
-    "read_glm",
-    "read_glm4",
+    "FAMILIES",
     "read_granite",
     "read_llama",
     "read_llama_like",
-    "read_ministral3",
     "read_mistral",
-    "read_olmo2",
-    "read_olmo3",
-    "read_phi3",
     "read_qwen2",
     "read_qwen3",
-    "read_smollm3",
 ]
 
 _ARCEE = {"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5}
@@ -307,3 +302,159 @@ def _qwen_layer_types(raw: RawConfig, num_layers: int) -> tuple[str, ...]:
         first = raw.read(int, "max_window_layers", default=28)
     default = tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
     return read_layer_types(raw, num_layers, default)
+
+
+_MODEL = "quire.models.llama:LlamaModel"
+
+_TEXT = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+_MISTRAL_TEXT = {
+    **_TEXT,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_MINISTRAL3_TEXT = {
+    **_TEXT,
+    "vocab_size": 131072,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+}
+_QWEN_TEXT = {
+    **_TEXT,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}
+"""Values of `transformers` for a text model in a model of more parts."""
+
+_PHI3_BLOCK = {**BLOCK, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GLM4_BLOCK = {
+    **BLOCK,
+    "ffn_up": "mlp.gate_up_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_OLMO2_BLOCK = {
+    **BLOCK,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+FAMILIES = (
+    Family(
+        "Llama 2, 3, 3.1 and what shares its code",
+        _MODEL,
+        "llama",
+        {
+            "LlamaForCausalLM": read_llama,
+            "LLaMAForCausalLM": read_llama,
+            "LlamaForSequenceClassification": with_classes(read_llama),
+            "LlamaModel": without_head(read_llama),
+        },
+        GGUFNames("llama", BLOCK, pairs_heads=True),
+        _TEXT,
+    ),
+    Family("Arcee (AFM)", _MODEL, "arcee", {"ArceeForCausalLM": read_arcee}),
+    Family(
+        "Mistral",
+        _MODEL,
+        "mistral",
+        {
+            "MistralForCausalLM": read_mistral,
+            "MistralForSequenceClassification": with_classes(read_mistral),
+            "MistralModel": without_head(read_mistral),
+        },
+        text_defaults=_MISTRAL_TEXT,
+    ),
+    Family(
+        "Ministral 3",
+        _MODEL,
+        "ministral3",
+        {"Ministral3ForCausalLM": read_ministral3},
+        text_defaults=_MINISTRAL3_TEXT,
+    ),
+    Family(
+        "Qwen2",
+        _MODEL,
+        "qwen2",
+        {
+            "Qwen2ForCausalLM": read_qwen2,
+            "Qwen2ForSequenceClassification": with_classes(read_qwen2),
+            "Qwen2Model": without_head(read_qwen2),
+        },
+        GGUFNames("qwen2", BLOCK),
+        _QWEN_TEXT,
+    ),
+    Family(
+        "Qwen3",
+        _MODEL,
+        "qwen3",
+        {
+            "Qwen3ForCausalLM": read_qwen3,
+            "Qwen3ForSequenceClassification": with_classes(read_qwen3),
+            "Qwen3Model": without_head(read_qwen3),
+        },
+        GGUFNames("qwen3", BLOCK),
+        {**_QWEN_TEXT, "head_dim": 128},
+    ),
+    Family(
+        "Phi-3, 3.5, 4",
+        _MODEL,
+        "phi3",
+        {
+            "Phi3ForCausalLM": read_phi3,
+            "Phi3ForSequenceClassification": with_classes(read_phi3),
+            "Phi3Model": without_head(read_phi3),
+        },
+        GGUFNames("phi3", _PHI3_BLOCK),
+    ),
+    Family(
+        "OLMo 2",
+        _MODEL,
+        "olmo2",
+        {"Olmo2ForCausalLM": read_olmo2},
+        GGUFNames("olmo2", _OLMO2_BLOCK),
+    ),
+    Family(
+        "OLMo 3",
+        _MODEL,
+        "olmo3",
+        {"Olmo3ForCausalLM": read_olmo3},
+        GGUFNames("olmo2", _OLMO2_BLOCK, told_by="attention.sliding_window"),
+    ),
+    Family(
+        "Granite 3, dense",
+        _MODEL,
+        "granite",
+        {"GraniteForCausalLM": read_granite},
+        GGUFNames("granite", BLOCK, pairs_heads=True),
+    ),
+    Family("GLM-4 of 2024", _MODEL, "glm", {"GlmForCausalLM": read_glm}),
+    Family(
+        "GLM-4 of 2025",
+        _MODEL,
+        "glm4",
+        {"Glm4ForCausalLM": read_glm4},
+        GGUFNames("glm4", _GLM4_BLOCK),
+    ),
+    Family("EXAONE 4", _MODEL, "exaone4", {"Exaone4ForCausalLM": read_exaone4}),
+    Family(
+        "SmolLM3",
+        _MODEL,
+        "smollm3",
+        {"SmolLM3ForCausalLM": read_smollm3},
+        GGUFNames("smollm3", BLOCK, pairs_heads=True),
+    ),
+)

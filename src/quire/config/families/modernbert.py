@@ -5,9 +5,10 @@ An encoder with rotated positions, of whose layers most see a window around each
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire.config.families.classes import read_classes
+from quire.config.families.family import Family
 from quire.config.families.shared import (
     ACTIVATIONS,
     FULL,
@@ -17,17 +18,22 @@ from quire.config.families.shared import (
     read_num_layers,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import (
-    ClassesSpec,
-    MatrixShape,
-    ModelSpec,
-    ModernBertTraits,
-    ParameterCounts,
-    RopeSpec,
-)
+from quire.config.model_spec import ClassesSpec, MatrixShape, ModelSpec, ParameterCounts, RopeSpec
 from quire.config.rope import read_ropes
 
-__all__ = ["read_modernbert", "read_modernbert_classes"]
+__all__ = ["FAMILIES", "ModernBertTraits"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModernBertTraits:
+    """ModernBERT: biases of attention, of the MLP and of norms, and of the head for classes its
+    activation and whether its dense layer has a bias."""
+
+    attention_bias: bool
+    mlp_bias: bool
+    norm_bias: bool
+    head_activation: str
+    head_bias: bool
 
 
 def read_modernbert(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -115,3 +121,17 @@ def _ropes(
         for kind, theta in thetas.items()
     }
     return tuple(ropes[kind] for kind in kinds)
+
+
+FAMILIES = (
+    Family(
+        "ModernBERT",
+        "quire.models.modernbert:ModernBertModel",
+        "modernbert",
+        {
+            "ModernBertModel": read_modernbert,
+            "ModernBertForMaskedLM": read_modernbert,
+            "ModernBertForSequenceClassification": read_modernbert_classes,
+        },
+    ),
+)

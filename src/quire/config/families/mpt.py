@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from quire.config.families.family import Family
 from quire.config.families.shared import read_num_layers
 from quire.config.hf import RawConfig
-from quire.config.model_spec import MatrixShape, ModelSpec, MPTTraits, ParameterCounts
+from quire.config.model_spec import MatrixShape, ModelSpec, ParameterCounts
 from quire.errors import ConfigError
 
-__all__ = ["read_mpt"]
+__all__ = ["FAMILIES", "MPTTraits", "read_mpt"]
 
 NORMS = ("layernorm", "low_precision_layernorm")
 """The same but for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class MPTTraits:
+    """MPT: the factor on q·k; -log2 of the last ALiBi slope."""
+
+    attention_scale: float
+    max_bias: float
 
 
 def read_mpt(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -71,3 +82,13 @@ def read_mpt(raw: RawConfig, dtype: str) -> ModelSpec:
         eos_token_ids=raw.read_ids("eos_token_id"),
         pad_token_id=raw.read_optional(int, "pad_token_id"),
     )
+
+
+FAMILIES = (
+    Family(
+        "MPT",
+        "quire.models.mpt:MPTModel",
+        "mpt",
+        {"MptForCausalLM": read_mpt, "MPTForCausalLM": read_mpt},
+    ),
+)

@@ -10,66 +10,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from quire.config.families import FAMILIES
 from quire.config.hf import RawConfig
 
 __all__ = ["TEXT_DEFAULTS", "text_config", "with_unseen"]
 
-_LLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-}
-_QWEN = {
-    **_LLAMA,
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-}
-_GEMMA = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "sliding_window": 4096,
-}
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "llama": _LLAMA,
-        "mistral": {
-            **_LLAMA,
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-        },
-        "ministral3": {
-            **_LLAMA,
-            "vocab_size": 131072,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 34,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 262144,
-        },
-        "qwen2": _QWEN,
-        "qwen3": {**_QWEN, "head_dim": 128},
-        "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        "gemma3_text": {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072},
-        "gemma4_text": {
-            "vocab_size": 262144,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 8,
-        },
+        family.model_type: family.text_defaults
+        for family in FAMILIES
+        if family.text_defaults is not None
     }
 )
 """Values of transformers' config classes where a file is silent, by model_type."""

@@ -1,77 +1,29 @@
-"""One reader per model family: config.json to `ModelSpec`.
+"""`read_model_spec`: config.json, or the header of a GGUF file, to `ModelSpec`.
 
-`read_model_spec` is the door; a third party adds an architecture with an entry point of the group
-`quire.model_specs` that names a reader `(RawConfig, dtype) -> ModelSpec`.
+Each family of `quire.config.families` reads its own config.json. A third party adds an architecture
+with an entry point of the group `quire.model_specs` that names a reader
+`(RawConfig, dtype) -> ModelSpec`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config.checkpoint import read_checkpoint
-from quire.config.families.bert import (
-    read_bert,
-    read_bert_classes,
-    read_roberta,
-    read_roberta_classes,
-)
-from quire.config.families.centered import (
-    read_bloom,
-    read_falcon,
-    read_nemotron,
-    read_stablelm,
-    read_starcoder2,
-)
-from quire.config.families.classes import with_answers, with_classes
-from quire.config.families.cohere import read_cohere, read_cohere2
-from quire.config.families.experts import (
-    read_glm4_moe,
-    read_gpt_oss,
-    read_granite_moe,
-    read_mixtral,
-    read_olmoe,
-    read_phimoe,
-    read_qwen2_moe,
-    read_qwen3_moe,
-)
-from quire.config.families.gemma import read_gemma2, read_gemma3
-from quire.config.families.gemma4 import read_gemma4
+from quire.config.families import ARCHITECTURE_OF_TYPE, READERS, SpecReader
+from quire.config.families.classes import with_answers
+from quire.config.families.gemma import Gemma2Traits
 from quire.config.families.generic import has_transformers, read_generic
-from quire.config.families.gpt import read_gpt2, read_gpt_neox, read_opt
-from quire.config.families.llama import (
-    read_arcee,
-    read_exaone4,
-    read_glm,
-    read_glm4,
-    read_granite,
-    read_llama,
-    read_ministral3,
-    read_mistral,
-    read_olmo2,
-    read_olmo3,
-    read_phi3,
-    read_qwen2,
-    read_qwen3,
-    read_smollm3,
-)
-from quire.config.families.modernbert import read_modernbert, read_modernbert_classes
-from quire.config.families.mpt import read_mpt
 from quire.config.families.nested import text_config, with_unseen
 from quire.config.generation import read_generation_defaults, read_gguf_defaults
 from quire.config.gguf import config_of, dtype_of, is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
-from quire.config.model_spec import (
-    DTYPE_BYTES,
-    Gemma2Traits,
-    GenericTraits,
-    LlamaTraits,
-    ModelSpec,
-)
+from quire.config.model_spec import DTYPE_BYTES, GenericTraits, LlamaTraits, ModelSpec
 from quire.config.packed import read_packed_settings
 from quire.config.sentence import longest_sentence
 from quire.errors import ConfigError
@@ -80,11 +32,9 @@ from quire.platform.interrupts import is_ctrl_c
 if TYPE_CHECKING:  # 50 ms that known models need not spend
     from importlib.metadata import EntryPoint
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "SpecReader", "flat_config", "read_model_spec"]
+__all__ = ["flat_config", "read_model_spec"]
 
 _log = logging.getLogger("quire.config")
-
-SpecReader = Callable[[RawConfig, str], ModelSpec]
 
 SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 USUAL_DTYPE = "bfloat16"
@@ -181,10 +131,10 @@ def _in_both_directions(spec: ModelSpec, raw: RawConfig) -> ModelSpec:
 def flat_config(raw: RawConfig) -> RawConfig:
     """config.json as one of a text model alone would be: the nested part of one of several parts
     whose text model is of a known family."""
-    nested = None if any(name in _READERS for name in _stated(raw)) else text_config(raw)
+    nested = None if any(name in READERS for name in _stated(raw)) else text_config(raw)
     if nested is None:
         return with_unseen(raw)
-    architecture = _ARCHITECTURES[nested.read(str, "model_type")]
+    architecture = ARCHITECTURE_OF_TYPE[nested.read(str, "model_type")]
     return nested.with_defaults({"architectures": [architecture]})
 
 
@@ -194,7 +144,7 @@ def _is_unknown(raw: RawConfig) -> bool:
     from importlib.metadata import entry_points
 
     name = next(iter(_stated(raw)), None)
-    if name is None or name in _READERS or not raw.has("model_type") or not has_transformers():
+    if name is None or name in READERS or not raw.has("model_type") or not has_transformers():
         return False
     return not entry_points(group="quire.model_specs", name=name)
 
@@ -202,14 +152,14 @@ def _is_unknown(raw: RawConfig) -> bool:
 def _not_supported(raw: RawConfig, name: str) -> str:
     from importlib.metadata import entry_points
 
-    known = ", ".join(sorted({*_READERS, *entry_points(group="quire.model_specs").names}))
+    known = ", ".join(sorted({*READERS, *entry_points(group="quire.model_specs").names}))
     return f"{raw.source}: architecture {name} is not supported; quire serves {known}"
 
 
 def _find_reader(raw: RawConfig) -> tuple[str, SpecReader]:
     name = _architecture(raw)
-    if name in _READERS:
-        return name, _READERS[name]
+    if name in READERS:
+        return name, READERS[name]
     from importlib.metadata import entry_points
 
     third_party = {point.name: point for point in entry_points(group="quire.model_specs")}
@@ -239,15 +189,15 @@ def _architecture(raw: RawConfig) -> str:
     if stated := _stated(raw):
         return stated[0]
     kind = raw.read_optional(str, "model_type")
-    if kind not in _ARCHITECTURES:
+    if kind is None or kind not in ARCHITECTURE_OF_TYPE:
         return "not stated"
     _log.warning(
         "%s: architectures is not stated; %s is taken, for model_type=%r",
         raw.source,
-        _ARCHITECTURES[kind],
+        ARCHITECTURE_OF_TYPE[kind],
         kind,
     )
-    return _ARCHITECTURES[kind]
+    return ARCHITECTURE_OF_TYPE[kind]
 
 
 def _stated(raw: RawConfig) -> tuple[str, ...]:
@@ -280,12 +230,6 @@ def _read_dtype(raw: RawConfig, folder: Path, is_chosen: bool) -> str:
     return SAFETENSORS_DTYPES[most]
 
 
-def _without_head(read: SpecReader) -> SpecReader:
-    """Return the reader of a family's decoders that are saved without the head for logits, as
-    sentence-transformers saves them."""
-    return lambda raw, dtype: read(raw, dtype).without_head()
-
-
 def _without_missing_head(spec: ModelSpec, architecture: str, folder: Path) -> ModelSpec:
     """Return the model without a head that its files leave out. Raises ConfigError if it is of a
     family that is not computed without one."""
@@ -294,7 +238,7 @@ def _without_missing_head(spec: ModelSpec, architecture: str, folder: Path) -> M
     if isinstance(spec.traits, LlamaTraits | Gemma2Traits):
         _log.warning("%s: has no head for logits, so it gives vectors and no texts", folder)
         return spec.without_head()
-    if isinstance(spec.traits, GenericTraits) or architecture not in _READERS:
+    if isinstance(spec.traits, GenericTraits) or architecture not in READERS:
         return spec  # its head may have another name
     raise ConfigError(
         f"{folder}: has no head for logits, which {architecture} needs here, also for vectors; "
@@ -310,114 +254,3 @@ def _lacks_head(spec: ModelSpec, folder: Path) -> bool:
         return False
     heads = ("lm_head.", "embed_out.", "output.")
     return not any(name.startswith(heads) for name in read_checkpoint(folder).tensors)
-
-
-_READERS: dict[str, SpecReader] = {
-    "ArceeForCausalLM": read_arcee,
-    "BertForMaskedLM": read_bert,
-    "BertForSequenceClassification": read_bert_classes,
-    "BertModel": read_bert,
-    "BloomForCausalLM": read_bloom,
-    "Cohere2ForCausalLM": read_cohere2,
-    "CohereForCausalLM": read_cohere,
-    "Gemma2ForCausalLM": read_gemma2,
-    "Gemma3ForCausalLM": read_gemma3,
-    "Gemma4ForCausalLM": read_gemma4,
-    "Exaone4ForCausalLM": read_exaone4,
-    "FalconForCausalLM": read_falcon,
-    "GPT2LMHeadModel": read_gpt2,
-    "GptOssForCausalLM": read_gpt_oss,
-    "GPTNeoXForCausalLM": read_gpt_neox,
-    "Glm4MoeForCausalLM": read_glm4_moe,
-    "Glm4ForCausalLM": read_glm4,
-    "GlmForCausalLM": read_glm,
-    "GraniteForCausalLM": read_granite,
-    "GraniteMoeForCausalLM": read_granite_moe,
-    "LlamaForCausalLM": read_llama,
-    "LLaMAForCausalLM": read_llama,
-    "LlamaForSequenceClassification": with_classes(read_llama),
-    "Ministral3ForCausalLM": read_ministral3,
-    "MistralForCausalLM": read_mistral,
-    "MistralForSequenceClassification": with_classes(read_mistral),
-    "MixtralForCausalLM": read_mixtral,
-    "ModernBertForMaskedLM": read_modernbert,
-    "ModernBertForSequenceClassification": read_modernbert_classes,
-    "ModernBertModel": read_modernbert,
-    "MptForCausalLM": read_mpt,
-    "MPTForCausalLM": read_mpt,
-    "NemotronForCausalLM": read_nemotron,
-    "OPTForCausalLM": read_opt,
-    "Olmo2ForCausalLM": read_olmo2,
-    "Olmo3ForCausalLM": read_olmo3,
-    "OlmoeForCausalLM": read_olmoe,
-    "Phi3ForCausalLM": read_phi3,
-    "Phi3ForSequenceClassification": with_classes(read_phi3),
-    "PhimoeForCausalLM": read_phimoe,
-    "PhiMoEForCausalLM": read_phimoe,
-    "Qwen2ForCausalLM": read_qwen2,
-    "Qwen2ForSequenceClassification": with_classes(read_qwen2),
-    "Qwen2MoeForCausalLM": read_qwen2_moe,
-    "Qwen3ForCausalLM": read_qwen3,
-    "Qwen3ForSequenceClassification": with_classes(read_qwen3),
-    "Qwen3MoeForCausalLM": read_qwen3_moe,
-    "RobertaForMaskedLM": read_roberta,
-    "RobertaForSequenceClassification": read_roberta_classes,
-    "RobertaModel": read_roberta,
-    "SmolLM3ForCausalLM": read_smollm3,
-    "StableLmForCausalLM": read_stablelm,
-    "Starcoder2ForCausalLM": read_starcoder2,
-    "XLMRobertaForMaskedLM": read_roberta,
-    "XLMRobertaForSequenceClassification": read_roberta_classes,
-    "XLMRobertaModel": read_roberta,
-    "Gemma2Model": _without_head(read_gemma2),
-    "Gemma3TextModel": _without_head(read_gemma3),
-    "LlamaModel": _without_head(read_llama),
-    "MistralModel": _without_head(read_mistral),
-    "Phi3Model": _without_head(read_phi3),
-    "Qwen2Model": _without_head(read_qwen2),
-    "Qwen3Model": _without_head(read_qwen3),
-}
-_ARCHITECTURES = {
-    "arcee": "ArceeForCausalLM",
-    "bert": "BertModel",
-    "bloom": "BloomForCausalLM",
-    "cohere": "CohereForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma4_text": "Gemma4ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "falcon": "FalconForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_oss": "GptOssForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "glm": "GlmForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "granitemoe": "GraniteMoeForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "modernbert": "ModernBertModel",
-    "mpt": "MptForCausalLM",
-    "nemotron": "NemotronForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "opt": "OPTForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "phimoe": "PhimoeForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "roberta": "RobertaModel",
-    "smollm3": "SmolLM3ForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "xlm-roberta": "XLMRobertaModel",
-}
-"""Text model of each model_type."""
-SUPPORTED_ARCHITECTURES = tuple(sorted(_READERS))

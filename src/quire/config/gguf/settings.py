@@ -73,7 +73,8 @@ def config_of(header: GGUFHeader) -> RawConfig:
 
     Raises ConfigError: an unknown architecture, or a value of the wrong type.
     """
-    name, architecture = find_architecture(header)
+    names, family = find_architecture(header)
+    name = names.name
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError(
@@ -81,8 +82,8 @@ def config_of(header: GGUFHeader) -> RawConfig:
             "that holds a language model"
         )
     values: dict[str, Any] = {
-        "architectures": [architecture.name],
-        "model_type": architecture.model_type,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": _value(header, f"{name}.embedding_length"),
         "num_hidden_layers": _value(header, f"{name}.block_count"),
@@ -219,7 +220,7 @@ def _head_dim(header: GGUFHeader, name: str) -> Any:
 def _of_family(
     header: GGUFHeader, name: str, values: dict[str, Any], window: Any
 ) -> dict[str, Any]:
-    """Settings that files of one architecture alone have. OLMo 3 is an OLMo 2 with a window."""
+    """Settings that files of one architecture alone have."""
     match name:
         case "granite" | "granitemoe":
             factors = {
@@ -247,7 +248,7 @@ def _of_family(
                 "original_max_position_embeddings": original,
             }
         case "olmo2" if window:
-            return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window}
+            return {"sliding_window": window}
         case _:
             return {}
 

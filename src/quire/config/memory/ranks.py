@@ -3,8 +3,9 @@ holds, and what does not work beside it."""
 
 from __future__ import annotations
 
+from quire.config.families.gemma4 import Gemma4Traits
 from quire.config.kv_layout import KVLayout
-from quire.config.model_spec import Gemma4Traits, GenericTraits, ModelSpec
+from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.shard import NUM_PIECES, Shard
 from quire.errors import ConfigError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.checkpoint import Checkpoint, read_checkpoint
-from quire.config.families import read_model_spec
+from quire.config.families.reader import read_model_spec
 from quire.config.hub import resolve_model_folder
 from quire.config.kv_layout import KVLayout
 from quire.config.memory.plan import (
