@@ -20,6 +20,7 @@ from quire.attention import (
     StepInputs,
     select_backend,
 )
+from quire.bench.stepped_model import SequenceStates
 from quire.config import ModelSpec, read_model_spec
 from quire.config.kv_layout import KVLayout
 from quire.config.shard import ONE_RANK, Shard
@@ -34,6 +35,7 @@ from quire.quantization import MatrixFormats, QuantizedFormats
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 256
+MAX_SEQUENCES = 16
 
 
 class PagedModel:
@@ -78,6 +80,10 @@ class PagedModel:
         random.Random(7).shuffle(self._free)
         self._tables: dict[int, list[list[int]]] = {}
         self._lengths: dict[int, int] = {}
+        self._states = None
+        if factory.state_bytes:
+            cpu = torch.device("cpu")
+            self._states = SequenceStates(MAX_SEQUENCES, factory.state_bytes, cpu)
 
     @property
     def backend_name(self) -> str:
@@ -153,8 +159,15 @@ class PagedModel:
             groups.append(
                 GroupInputs(block_table, torch.tensor(slots), group.window, plan, last_key)
             )
+        states = None if self._states is None else self._states.inputs(starts)
         return StepInputs(
-            query_start_loc, seq_lens, max(sizes), max(lengths), tuple(groups), self._pool
+            query_start_loc,
+            seq_lens,
+            max(sizes),
+            max(lengths),
+            tuple(groups),
+            self._pool,
+            states=states,
         )
 
     def _last_key(

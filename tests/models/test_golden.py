@@ -78,6 +78,8 @@ def test_chunked_prefill(golden: Golden, paged: PagedModel) -> None:
 
 def test_prefix_hit(golden: Golden, paged: PagedModel) -> None:
     """A sequence that begins with two blocks of another one, beside which it goes on."""
+    if paged.spec.states:
+        pytest.skip("a prefix of recurrent layers starts from a checkpoint, which the engine keeps")
     seq = max(golden.sequences, key=lambda seq: len(golden.sequences[seq]))
     tokens, wanted, known = golden.sequences[seq], golden.logits[seq], 2 * BLOCK_SIZE
     first = paged.step({0: tokens[:known]})[0]

@@ -13,7 +13,7 @@ from quire.attention.select import (
     select_backend,
     select_backends,
 )
-from quire.attention.step_inputs import GivenRows, GroupInputs, StepInputs
+from quire.attention.step_inputs import GivenRows, GroupInputs, StateInputs, StepInputs
 
 __all__ = [
     "AttentionBackend",
@@ -28,6 +28,7 @@ __all__ = [
     "PLAIN_SCORES",
     "ReferenceAttention",
     "ScoreOptions",
+    "StateInputs",
     "StepInputs",
     "backend_of_isa",
     "select_backend",

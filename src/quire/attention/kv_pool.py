@@ -42,8 +42,8 @@ class KVPool:
     """
 
     pages: torch.Tensor
-    layers: tuple[LayerCache, ...]
-    groups: tuple[int, ...]
+    layers: Mapping[int, LayerCache]
+    groups: Mapping[int, int]
 
     @classmethod
     def allocate(
@@ -69,12 +69,11 @@ class KVPool:
                 segments = pages[place * planes : (place + 1) * planes]
                 layers[layer] = _layer_cache(segments, group, dtype)
                 groups[layer] = index
-        order = range(len(layers))
-        return cls(pages, tuple(layers[i] for i in order), tuple(groups[i] for i in order))
+        return cls(pages, layers, groups)
 
     def scaled(self, scales: Mapping[int, tuple[float, float]]) -> KVPool:
         """The same pool, whose K and V are divided by these numbers of their layer."""
-        layers = list(self.layers)
+        layers = dict(self.layers)
         for layer, (k_scale, v_scale) in scales.items():
             cache = layers[layer]
             if (k_scale, v_scale) != (1.0, 1.0):
@@ -83,7 +82,7 @@ class KVPool:
                     k_scale=_one_scale(cache.k, k_scale),
                     v_scale=_one_scale(cache.v, v_scale),
                 )
-        return replace(self, layers=tuple(layers))
+        return replace(self, layers=layers)
 
 
 def _one_scale(cache: torch.Tensor, scale: float) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from quire.attention.kv_pool import KVPool
 
-__all__ = ["GivenRows", "GroupInputs", "StepInputs"]
+__all__ = ["GivenRows", "GroupInputs", "StateInputs", "StepInputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,19 @@ class GivenRows:
 
 
 @dataclass(frozen=True, slots=True)
+class StateInputs:
+    """Recurrent states of one step. places: uint8 [P, bytes], of which each layer has its part.
+    read, write, num_computed: int64, by slot: the places before and after the step, and the tokens
+    that the state has seen. slots: int64 [R], of the rows of the batch."""
+
+    places: torch.Tensor
+    read: torch.Tensor
+    write: torch.Tensor
+    num_computed: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step of a flat batch: row r owns tokens query_start_loc[r] … query_start_loc[r+1] - 1.
 
@@ -47,7 +60,7 @@ class StepInputs:
     writes. max_query_len, max_seq_len: host integers. groups: per layer group. wanted_tokens:
     int64 [N], indices of the tokens whose hidden states are asked for; None for all of them.
     given: what the table of tokens is not asked for; None: nothing. Only steps that are computed
-    call by call have some.
+    call by call have some. states: None if no layer has one.
     """
 
     query_start_loc: torch.Tensor
@@ -58,3 +71,4 @@ class StepInputs:
     kv: KVPool
     wanted_tokens: torch.Tensor | None = None
     given: GivenRows | None = None
+    states: StateInputs | None = None

@@ -170,12 +170,11 @@ class KVLayout:
     @classmethod
     def of_model(cls, spec: ModelSpec, block_size: int, kv_dtype: str) -> KVLayout:
         """Layout of a model's cache. kv_dtype: a name in KV_DTYPES."""
-        shapes = spec.own_kv_shapes
-        layers = [
-            LayerKV.with_window(window, KVFormat.plain(*shape, kv_dtype))
-            for window, shape in zip(spec.windows[: len(shapes)], shapes, strict=True)
-        ]
-        return cls(group_layers(layers, block_size), block_size)
+        layers: list[LayerKV | None] = [None] * spec.num_layers
+        for layer, shape in zip(spec.kv_layers, spec.own_kv_shapes, strict=True):
+            kv_format = KVFormat.plain(*shape, kv_dtype)
+            layers[layer] = LayerKV.with_window(spec.windows[layer], kv_format)
+        return cls(group_layers(layers, block_size), block_size, spec.state_bytes)
 
     def of_rank(self, shard: Shard) -> KVLayout:
         """The layout of one rank's pool. Blocks have the same tokens as in that of one rank alone,
@@ -184,7 +183,8 @@ class KVLayout:
             replace(group, kv=replace(group.kv, format=group.kv.format.of_rank(shard)))
             for group in self.groups
         )
-        return replace(self, groups=tuple(groups))
+        state_bytes = -(-self.state_bytes // shard.size)
+        return replace(self, groups=tuple(groups), state_bytes=state_bytes)
 
     @property
     def num_segments(self) -> int:
@@ -223,15 +223,18 @@ class KVLayout:
         return sum(group.most_blocks(num_tokens, max_step_tokens) for group in self.groups)
 
 
-def group_layers(layers: Sequence[LayerKV], block_size: int) -> tuple[KVGroup, ...]:
+def group_layers(layers: Sequence[LayerKV | None], block_size: int) -> tuple[KVGroup, ...]:
     """Partition layers by kind, window and format into groups of at most the smallest kind's size.
 
+    layers: None for those without K/V.
     A kind with more layers than the smallest kind is split, so that little of a page is padding.
     The group with the largest tokens has `block_size` of them in a block; the others have as many
     times that as fit its segments.
     """
     kinds: dict[LayerKV, list[int]] = {}
     for layer, kv in enumerate(layers):
+        if kv is None:
+            continue
         kinds.setdefault(kv, []).append(layer)
     size = min(len(members) for members in kinds.values())
     largest = max(kv.format.token_bytes for kv in kinds)

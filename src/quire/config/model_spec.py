@@ -34,10 +34,19 @@ __all__ = [
     "RopeSpec",
     "Routing",
     "YarnScaling",
+    "aligned_state",
 ]
+
+STATE_ALIGNMENT = 64
+"""Bytes: the state of each layer begins at a cache line."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """The dtypes in which a model can compute, with their sizes in bytes."""
+
+
+def aligned_state(num_bytes: int) -> int:
+    """Return the bytes that a layer's recurrent state takes in a place for those of all layers."""
+    return -(-num_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +365,8 @@ class ModelSpec:
     kv_shapes: number of kv heads and head_dim of each layer, if they are not `num_kv_heads` and
     `head_dim`, which are the largest then. num_shared_kv: so many of the last layers read K and V
     of layers before them, and have none. side_size: elements of a token that a forward holds from
-    its beginning on, beside the residual stream.
+    its beginning on, beside the residual stream. states: elements of each layer's recurrent state,
+    in the model's dtype; 0 for a layer that attends. () if all layers do.
     score_options: what attention does to scores besides scaling them, by the names of
     `quire.attention.ScoreOptions`.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
@@ -404,6 +414,7 @@ class ModelSpec:
     kv_shapes: tuple[tuple[int, int], ...] = ()
     num_shared_kv: int = 0
     side_size: int = 0
+    states: tuple[int, ...] = ()
 
     @property
     def whole_prompts(self) -> bool:
@@ -449,10 +460,27 @@ class ModelSpec:
         return self.num_parameters - self.parameters.idle
 
     @property
-    def own_kv_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Number of kv heads and head_dim of each layer that keeps K and V of its own."""
+    def kv_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that keep K and V of their own."""
         count = self.num_layers - self.num_shared_kv
-        return self.kv_shapes[:count] or ((self.num_kv_heads, self.head_dim),) * count
+        return tuple(i for i in range(count) if not (self.states and self.states[i]))
+
+    @property
+    def own_kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Number of kv heads and head_dim of each of `kv_layers`."""
+        alike = (self.num_kv_heads, self.head_dim)
+        return tuple(self.kv_shapes[i] if self.kv_shapes else alike for i in self.kv_layers)
+
+    @property
+    def attention_windows(self) -> tuple[int | None, ...]:
+        """Windows of the layers that attend."""
+        has_state = self.states or (0,) * self.num_layers
+        return tuple(w for w, state in zip(self.windows, has_state, strict=True) if not state)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence in all layers."""
+        return sum(aligned_state(elements * self.dtype_bytes) for elements in self.states)
 
     @property
     def kv_elements(self) -> int:

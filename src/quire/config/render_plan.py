@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quire.config.memory.plan import format_bytes
 from quire.config.resolve import Decision, Resolved
+from quire.config.shard import Shard
 
 __all__ = ["render_plan"]
 
@@ -49,6 +50,7 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
         ),
         ("  tables", format_bytes(fixed.tables), "token ids, block tables, positions"),
         *_rows_of_device(plan),
+        *_rows_of_states(plan),
         (
             "  KV cache",
             format_bytes(memory.kv_cache),
@@ -61,6 +63,15 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
             f"sequences of {settings.max_model_len:,} tokens at once",
         ),
     ]
+
+
+def _rows_of_states(plan: Resolved) -> list[tuple[str, str, str]]:
+    if not plan.layout.state_bytes:
+        return []
+    count, settings = plan.settings.num_state_checkpoints, plan.settings
+    size = format_bytes(plan.layout.of_rank(Shard(0, settings.tensor_parallel_size)).state_bytes)
+    words = f"{size} each: two of every sequence, {count:,} checkpoints of prefixes"
+    return [("  states", format_bytes(plan.memory.fixed.states), words)]
 
 
 def _rows_of_device(plan: Resolved) -> list[tuple[str, str, str]]:

@@ -51,6 +51,9 @@ from quire.platform import Platform
 
 __all__ = ["Decision", "Resolved", "resolve"]
 
+CHECKPOINTS_PER_SEQUENCE = 4
+"""Ends of the system prompt, of two turns, and of the prompt before its last lines."""
+
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
 
@@ -95,6 +98,7 @@ class _Room:
     context: tuple[int, str]
     num_blocks: tuple[int, str]
     num_host_blocks: int
+    num_checkpoints: int
     plan: MemoryPlan
 
 
@@ -162,6 +166,7 @@ def resolve(
         block_size=layout.block_size,
         num_kv_blocks=room.num_blocks[0],
         num_host_blocks=room.num_host_blocks,
+        num_state_checkpoints=room.num_checkpoints,
         preemption_mode=recovery[0],
         max_num_seqs=steps.max_num_seqs[0],
         max_num_batched_tokens=steps.max_num_batched_tokens[0],
@@ -193,6 +198,7 @@ def _choose_room(
     of_rank, rank_platform = _of_rank(settings, platform)
     own_layout = rank_layout(layout, ranks)
     host_blocks = _choose_host_blocks(of_rank, own_layout)
+    checkpoints = _choose_checkpoints(settings, spec, steps.max_num_seqs[0])
     num_seqs, step_tokens = steps.max_num_seqs[0], steps.max_num_batched_tokens[0]
     weights = weight_bytes(spec, checkpoint, settings.quantization, platform.device)
     budget, fixed = _memory_of_device(
@@ -206,6 +212,7 @@ def _choose_room(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=step_tokens,
         num_host_blocks=host_blocks,
+        num_checkpoints=checkpoints,
         num_threads=steps.num_threads[0],
     )
     sizing = PoolSizing(
@@ -220,7 +227,14 @@ def _choose_room(
     )
     context = sizing.choose_context()
     blocks = sizing.choose_blocks(context[0])
-    return _Room(context, blocks, host_blocks, sizing.plan(context[0], blocks[0]))
+    return _Room(context, blocks, host_blocks, checkpoints, sizing.plan(context[0], blocks[0]))
+
+
+def _choose_checkpoints(settings: EngineSettings, spec: ModelSpec, max_num_seqs: int) -> int:
+    if not spec.states or not settings.enable_prefix_caching:
+        return 0
+    asked = settings.num_state_checkpoints
+    return CHECKPOINTS_PER_SEQUENCE * max_num_seqs if asked is None else asked
 
 
 def _kv_dtype(settings: EngineSettings, dtype: str) -> str:
@@ -305,6 +319,7 @@ def _memory_of_device(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     num_host_blocks: int,
+    num_checkpoints: int,
     num_threads: int,
 ) -> tuple[MemoryBudget, FixedOf]:
     """Return the engine's budget of the memory in which tensors live, and its needs there beside
@@ -319,6 +334,7 @@ def _memory_of_device(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             num_host_blocks=num_host_blocks,
+            num_checkpoints=num_checkpoints,
             num_threads=num_threads,
             captures=captures,
         )
@@ -403,6 +419,8 @@ def _choose_recovery(settings: EngineSettings, spec: ModelSpec) -> tuple[str, st
     host's memory may be pinned."""
     if spec.whole_prompts:
         return settings.preemption_mode, "a prompt is computed whole"
+    if spec.states:
+        return "recompute", "recurrent states are not swapped; checkpoints shorten it"
     if settings.preemption_mode != "auto":
         return settings.preemption_mode, "as asked"
     if not settings.swap_space:

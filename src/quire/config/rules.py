@@ -114,6 +114,27 @@ RULES = (
         ),
     ),
     Rule(
+        lambda case: bool(case.spec.states) and case.device != "cpu",
+        lambda case: (
+            f"{case.spec.architecture} on {case.device}: models with recurrent states run "
+            "on CPUs alone so far. Give device='cpu'."
+        ),
+    ),
+    Rule(
+        lambda case: bool(case.spec.states) and case.settings.preemption_mode == "swap",
+        lambda case: (
+            f"preemption_mode='swap' with {case.spec.architecture}: recurrent states are "
+            "not swapped. Leave it out."
+        ),
+    ),
+    Rule(
+        lambda case: bool(case.spec.states) and case.settings.speculative_config is not None,
+        lambda case: (
+            f"speculative_config with {case.spec.architecture}: a recurrent state cannot "
+            "go back behind a wrong draft. Leave it out."
+        ),
+    ),
+    Rule(
         lambda case: case.draft is not None and case.device != "cpu",
         lambda case: (
             f"speculative_config names a draft model on {case.device}: draft models run "

@@ -192,6 +192,12 @@ class CacheSettings:
     enable_prefix_caching: bool = _setting(
         True, "keep the KV of finished prompts for later ones that start the same"
     )
+    num_state_checkpoints: int | None = _setting(
+        None,
+        "recurrent states kept where prefixes end (four for each of max_num_seqs)",
+        kind="count",
+        low=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

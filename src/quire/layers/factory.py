@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.model_spec import ExpertsSpec, MatrixShape, RopeSpec, Routing
+from quire.config.model_spec import (
+    ExpertsSpec,
+    MatrixShape,
+    RopeSpec,
+    Routing,
+    aligned_state,
+)
 from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
@@ -48,6 +54,7 @@ from quire.layers.moe import (
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import OwnFactor, QueryGrowth, Scale, SoftCap
+from quire.layers.short_conv import ShortConv
 from quire.layers.side import SideLayer, TokenSide
 from quire.layers.sinks import Sinks
 from quire.layers.taps import StateTaps
@@ -70,7 +77,8 @@ class LayerFactory:
     layers. rank_invariant: sums over inputs that ranks may share have the same bits on 1, 2, 4 and
     8 ranks.
 
-    given: embeddings that requests bring; the token table reads them there.
+    given: embeddings that requests bring; the token table reads them there. state_bytes: of the
+    recurrent states that the layers made so far have, for one sequence.
     """
 
     def __init__(
@@ -109,6 +117,7 @@ class LayerFactory:
         self._tree = Tree(NUM_PIECES // shard.size, ops.add) if rank_invariant else None
         self.given, self.parts = GivenEmbeddings(), LogitParts()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
+        self.state_bytes = 0
 
     def column(
         self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
@@ -459,6 +468,16 @@ class LayerFactory:
             keys_are_values=keys_are_values,
             v_norm=head_norm,
         )
+
+    def short_conv(self, size: int, taps: int, *, bias: bool) -> ShortConv:
+        """Make a gated convolution over the last `taps` tokens; each rank has an equal part of the
+        channels. Its state follows those of the layers made before."""
+        channels = self._shard.equal(size, "channels of a convolution")
+        conv = ShortConv(
+            self._ops, channels, taps, self.state_bytes, self._dtype, self._device, bias=bias
+        )
+        self.state_bytes += aligned_state(conv.state_bytes)
+        return conv
 
     def token_side(
         self, num_rows: int, size: int, side_size: int, num_layers: int, eps: float

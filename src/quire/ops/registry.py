@@ -43,6 +43,7 @@ from quire.ops.pointwise.add import OP as ADD
 from quire.ops.pointwise.rescale import OP as RESCALE
 from quire.ops.pointwise.rescale_rows import OP as RESCALE_ROWS
 from quire.ops.pointwise.take_columns import OP as TAKE_COLUMNS
+from quire.ops.recurrent.short_conv import OP as SHORT_CONV
 from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
 from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
 from quire.ops.rows.decode_inputs import OP as DECODE_INPUTS
@@ -95,6 +96,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             ROUTE,
             EXPERTS,
             EMBEDDING,
+            SHORT_CONV,
             DECODE_INPUTS,
             STEP_INPUTS,
             APPLY_UPDATES,
@@ -139,6 +141,7 @@ class OpSet:
     route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     experts: Callable[..., ExpertLayers]
     embedding: Callable[..., torch.Tensor]
+    short_conv: Callable[..., torch.Tensor]
     decode_inputs: Callable[..., None]
     step_inputs: Callable[..., None]
     apply_updates: Callable[..., None]

@@ -9,7 +9,8 @@ import torch
 
 from quire.errors import QuireError
 from quire.protocol.step import RowFailure, StepPlan
-from quire.runner.rows import RowTable
+from quire.runner.rows import RowTable, Slots
+from quire.runner.states import RecurrentStates
 from quire.runner.swap.host_pages import HostPages
 from quire.sampling import SamplingState
 
@@ -36,10 +37,11 @@ class PlanChanges:
         upload: Upload,
         *,
         whole_prompts: bool = False,
+        states: RecurrentStates | None = None,
     ) -> None:
         """pages: of the KV pool. host: the blocks in host memory to which pages are swapped.
         whole_prompts: each token of a prompt sees all of the prompt, so a row that computes only a
-        part of its prompt fails."""
+        part of its prompt fails. states: those of the rows; None if the model has none."""
         self._rows = rows
         self._sampling = sampling
         self._pages = pages
@@ -47,6 +49,7 @@ class PlanChanges:
         self._copy_blocks = copy_blocks
         self._upload = upload
         self._whole_prompts = whole_prompts
+        self._states = states
         self.num_prompt_logprobs: dict[int, int] = {}
 
     def apply(self, plan: StepPlan) -> list[RowFailure]:
@@ -76,6 +79,10 @@ class PlanChanges:
         for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
             sample_index = int(self._sampling.sample_index[src])
             self._sampling.fork(int(src), int(dst), sample_index)
+        if (states := self._states) is not None:
+            states.enter(plan.enter)
+            for src, dst in zip(plan.start_fork_src, plan.start_fork_dst, strict=True):
+                states.fork(int(src), int(dst))
         if self._whole_prompts:
             refused += self._refuse_cut_prompts()
         return refused
@@ -94,12 +101,25 @@ class PlanChanges:
             for slot in slots.tolist()
         ]
 
+    def commit_states(self, plan: StepPlan, slots: Slots) -> None:
+        """What these rows wrote is their state, after a step whose last kernel has committed the
+        rest."""
+        self._rows.commit_states(slots)
+        self.save_states(plan)
+
+    def save_states(self, plan: StepPlan) -> None:
+        """Keep the committed states that the plan asks for."""
+        if self._states is not None:
+            self._states.save(plan.save_slot, plan.save_checkpoint)
+
     def fork(self, plan: StepPlan, sampled: dict[int, int]) -> list[RowFailure]:
         """Let rows branch off after the forward. sampled: slots that sample, each with the index of
         its logits; the new rows join them, with their sources' logits, or fail."""
         failed: list[RowFailure] = []
         for fork in plan.forks:
             self._rows.fork(fork.src, fork.dst)
+            if self._states is not None:
+                self._states.fork(fork.src, fork.dst)
             if fork.src in sampled:
                 self._sampling.fork(fork.src, fork.dst, fork.sample_index)
                 sampled[fork.dst] = sampled[fork.src]

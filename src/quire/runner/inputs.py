@@ -14,6 +14,7 @@ from quire.layers import TokenColumns
 from quire.layers.token_columns import TYPE_COLUMN, Variant
 from quire.runner.kernel_rows import KernelRows, RowList
 from quire.runner.rows import ScheduledRows, Slots
+from quire.runner.states import RecurrentStates
 
 __all__ = ["BatchBuffers", "InputGatherer", "ModelInputs"]
 
@@ -74,14 +75,17 @@ class InputGatherer:
         whole_prompts: bool = False,
         position_axes: int = 1,
         values: Callable[[str, Slots], Slots] | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
         """send: says which rows compute next, and brings what kernels read up to date. backends: of
         each layer group. decode_inputs, step_inputs: the operations. columns: that the model's
         layers read. whole_prompts: tokens of a prompt see all of it, and a step that computes one
         of them computes all. position_axes: as in `ModelSpec`; 1 if the position of a token is its
-        index. values: as `RowTable.values`; None to gather optional columns in every step."""
+        index. values: as `RowTable.values`; None to gather optional columns in every step.
+        states: of the rows; None if the model has none."""
         self._rows = rows
         self._values = values
+        self._states = states
         self._send = send
         self._kv = kv
         self._backends = tuple(backends)
@@ -259,4 +263,9 @@ class InputGatherer:
             groups,
             self._kv,
             wanted,
+            states=None if self._states is None else self._states.inputs(self._slots_of(starts)),
         )
+
+    def _slots_of(self, starts: torch.Tensor) -> torch.Tensor:
+        """Return the slots of the rows that were sent, whose tokens begin at `starts`."""
+        return self._rows.slots[: len(starts) - 1]

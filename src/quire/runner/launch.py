@@ -87,6 +87,7 @@ class Runner:
             raise
         except BaseException:  # noqa: BLE001  whose fault it is, the other way finds out
             return self._launch(plan, replays=False)
+        self._changes.commit_states(plan, slots)
         self._decode.keep_states(slots)
         return self._drawn(plan.step_id, slots, token_ids, [])
 
@@ -119,6 +120,7 @@ class Runner:
             if decoded is not None and decoded.logits is not None and not plan.forks:
                 masks, token_ids = self._draw_masked(plan.step_id, rows.slots, decoded.logits)
                 if token_ids is not None:
+                    self._changes.commit_states(plan, rows.slots)
                     self._note(token_ids)
                     self._decode.keep_states(rows.slots)
                     made = self._num_drafts(plan, rows.slots)
@@ -128,6 +130,7 @@ class Runner:
             if decoded is None or decoded.token_ids is None:
                 self._compute(plan, rows, decoded, step, host, masks)
             elif self._state is None:
+                self._changes.commit_states(plan, rows.slots)
                 self._decode.keep_states(rows.slots)
                 token_ids, made = decoded.token_ids.numpy(), self._num_drafts(plan, rows.slots)
                 return self._drawn(plan.step_id, rows.slots, token_ids, host.failed, made)
@@ -247,6 +250,7 @@ class Runner:
             forward = self._forward.compute(rows)
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
         self._rows.commit_computed(rows)
+        self._changes.save_states(plan)
         if decoded is not None and decoded.logits is not None:
             self._decode.keep_states(rows.slots)
         sampled = dict(zip(forward.slots, forward.first_logits, strict=True))

@@ -298,11 +298,16 @@ class RowTable:
         what they wrote is their state."""
         certain = rows.num_tokens - rows.num_drafts
         self.num_computed[rows.slots] += certain + self.num_drafts[rows.slots]
+        self.commit_states(rows.slots)
+
+    def commit_states(self, slots: Slots) -> None:
+        """What these rows wrote is their state, as `commit_computed` does it; for steps whose last
+        kernel has committed the rest."""
         if not self._has_states:
             return
-        read = self.read_state[rows.slots]
-        self.read_state[rows.slots] = self.write_state[rows.slots]
-        self.write_state[rows.slots] = read
+        read = self.read_state[slots]
+        self.read_state[slots] = self.write_state[slots]
+        self.write_state[slots] = read
 
     def rewind(self, slots: Slots, num_rejected: Slots) -> None:
         """Rows `slots` [N] have computed so many drafts [N] that were not accepted."""

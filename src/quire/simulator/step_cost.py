@@ -89,8 +89,8 @@ class StepCost:
         self._context_s = read(of_layer * max(1.0, num_devices / spec.num_kv_heads))
         self._pair_s = multiply(4.0 * spec.num_heads * spec.head_dim)
         self._windows = [
-            _Window(window or 0, sum(each == window for each in spec.windows))
-            for window in dict.fromkeys(spec.windows)
+            _Window(window or 0, spec.attention_windows.count(window))
+            for window in dict.fromkeys(spec.attention_windows)
         ]
         self._has_windows = any(part.window for part in self._windows)
         self.launch_s = KERNELS_PER_LAYER * spec.num_layers * device.launch_s

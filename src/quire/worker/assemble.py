@@ -28,6 +28,7 @@ from quire.runner.inputs import InputGatherer
 from quire.runner.kernel_rows import KernelRows
 from quire.runner.launch import Runner
 from quire.runner.media import MediaStore
+from quire.runner.states import RecurrentStates
 from quire.runner.swap.block_copies import DirectCopies
 from quire.runner.swap.host_pages import HostPages
 from quire.sampling import SamplingState
@@ -63,7 +64,12 @@ def _on_host(
         [g.tokens_per_block for g in layout.groups],
         position_axes=loaded.spec.position_axes,
         token_types=loaded.spec.token_types,
+        has_states=loaded.state_bytes > 0,
     )
+    states = None
+    if loaded.state_bytes:
+        num_checkpoints = settings.chosen.num_state_checkpoints
+        states = RecurrentStates(rows, num_checkpoints, loaded.state_bytes)
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
     host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(
@@ -74,6 +80,7 @@ def _on_host(
         ops.copy_blocks,
         torch.from_numpy,
         whole_prompts=loaded.whole_prompts,
+        states=states,
     )
     kernel_rows = KernelRows.of_host(rows)
     inputs = InputGatherer(
@@ -88,6 +95,7 @@ def _on_host(
         whole_prompts=loaded.whole_prompts,
         position_axes=loaded.spec.position_axes,
         values=rows.values,
+        states=states,
     )
     kept, drafter = make_drafter(loaded, settings, size, rows, sampling)
     captured = _captured_sizes(settings, size)

@@ -43,7 +43,7 @@ class LoadedModel:
     for those of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
     `draft_layout`. heads: what guesses them from states of the model. taps: where those are read
     that lie between layers. collectives: of the ranks that hold the model together. parts: whether
-    these keep logits."""
+    these keep logits. state_bytes: of the recurrent states of a sequence on this rank."""
 
     spec: ModelSpec
     device: torch.device
@@ -62,6 +62,7 @@ class LoadedModel:
     taps: StateTaps | None = None
     collectives: Collectives = ALONE
     parts: LogitParts = field(default_factory=LogitParts)
+    state_bytes: int = 0
 
     @property
     def whole_prompts(self) -> bool:
@@ -197,6 +198,7 @@ def load(
         taps,
         collectives,
         factory.parts,
+        factory.state_bytes,
     )
     # Torch's own threads have only loaded if kernels compute; a draft model left one of them.
     torch.set_num_threads(chosen.num_threads if _torch_computes(loaded) else 1)

@@ -190,7 +190,7 @@ _MISSING: Mapping[str, ForeignName] = {
     **_names("calculate_kv_scales kv_sharing_fast_prefill", "KV caches have no such mode"),
     **_names(
         "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode",
-        "there are no recurrent models yet",
+        "states are kept as they run; num_state_checkpoints says how many are kept for prefixes",
         ("auto", "none"),
     ),
     **_names("override_neuron_config", "quire does not run on Neuron devices"),

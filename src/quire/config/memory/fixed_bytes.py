@@ -14,6 +14,7 @@ from quire.config.memory.plan import (
     capture_table_bytes,
     expert_bytes,
     logits_bytes,
+    states_bytes,
     table_bytes,
 )
 from quire.config.model_spec import ModelSpec
@@ -46,11 +47,12 @@ def host_fixed(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     num_host_blocks: int,
+    num_checkpoints: int,
     num_threads: int,
     captures: bool,
 ) -> FixedOf:
-    """Return the bytes of an engine on a CPU, where all is in one memory. captures: whether steps
-    are captured."""
+    """Return the bytes of an engine on a CPU, where all is in one memory. num_checkpoints: of
+    recurrent states. captures: whether steps are captured."""
     captured = min(max_num_seqs, MAX_CAPTURED_ROWS) if captures else 0
     tokens, rows = (max_num_batched_tokens, captured + max_num_seqs) if captures else (0, 0)
     # If steps are captured, one that is computed call by call first gives back their memory.
@@ -69,6 +71,7 @@ def host_fixed(
             logits=logits,
             tables=tables + capture_table_bytes(layout, rows, context),
             swap=num_host_blocks * layout.page_bytes,
+            states=states_bytes(layout, max_num_seqs, num_checkpoints),
         )
 
     return fixed

@@ -28,6 +28,7 @@ __all__ = [
     "format_bytes",
     "largest_context",
     "logits_bytes",
+    "states_bytes",
     "table_bytes",
     "weight_bytes",
 ]
@@ -68,7 +69,8 @@ class FixedBytes:
     """Bytes needed before the first KV block. activations: of the largest step, which on a CPU may
     be a captured one, with what threads keep for experts. tables: token ids, block tables and rope
     tables, which grow with the context. swap: blocks in host memory, 0 where that is not the
-    device's. graphs: held back on a GPU for steps that are captured later."""
+    device's. graphs: held back on a GPU for steps that are captured later. states: recurrent ones,
+    and their checkpoints."""
 
     weights: int
     runtime: int
@@ -77,11 +79,12 @@ class FixedBytes:
     tables: int
     swap: int = 0
     graphs: int = 0
+    states: int = 0
 
     @property
     def total(self) -> int:
         parts = (self.weights, self.runtime, self.activations, self.logits, self.tables)
-        return sum(parts) + self.swap + self.graphs
+        return sum(parts) + self.swap + self.graphs + self.states
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,12 @@ def table_bytes(
     ropes = {rope for rope in spec.ropes if rope is not None}
     rope_tables = sum(rope.rotary_dim for rope in ropes) * max_model_len * _FLOAT32_BYTES
     return copies * max_num_seqs * row + rope_tables
+
+
+def states_bytes(layout: KVLayout, max_num_seqs: int, num_checkpoints: int) -> int:
+    """Recurrent states: two for each row, as a step reads one and writes the other, and one for
+    each checkpoint."""
+    return (2 * max_num_seqs + num_checkpoints) * layout.state_bytes
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

@@ -1,0 +1,1 @@
+"""Operations of layers with recurrent states."""
