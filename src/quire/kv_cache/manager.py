@@ -298,6 +298,11 @@ class KVManager:
             self._updates.save_state(slot, checkpoint)
             self._log.append((self._mark, slot, int(self._num_published[slot]), _STATE, name))
 
+    def forget_state(self, name: bytes) -> None:
+        """Let go of the checkpoint after the block with this name."""
+        if self.states is not None:
+            self.states.forget(name)
+
     def drop_cached(self) -> None:
         """Forget all names of blocks and of states; their owners keep the blocks."""
         self.pool.drop_cached()

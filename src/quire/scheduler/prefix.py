@@ -100,7 +100,11 @@ class PrefixCache:
         )
         for i in may_end.nonzero()[0].tolist():
             slot, num_names = int(slots[i]), int(computed[i]) // self._kv.block_size
-            self._kv.save_state(slot, table.at(slot).names[num_names - 1])
+            names = table.at(slot).names
+            self._kv.save_state(slot, names[num_names - 1])
+            before = int(computed[i]) - self._kv.layout.hit_tokens
+            if before > table.num_prompt[slot]:  # within the output, only the newest one counts
+                self._kv.forget_state(names[before // self._kv.block_size - 1])
 
     def publish(self, slots: Slots) -> None:
         """Publish the full blocks of these slots, each a token's K/V that are planned and known."""
