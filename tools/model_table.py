@@ -70,6 +70,8 @@ def _kinds(specs: Iterable[ModelSpec]) -> list[str]:
             words["windows"] = None
         if spec.has_learned_positions:
             words["learned positions"] = None
+        elif spec.states:
+            words["recurrent states"] = None
         elif any(rope is None for rope in spec.ropes) and "alibi_slopes" not in spec.score_options:
             words["layers without positions"] = None
         for option in sorted(spec.score_options):

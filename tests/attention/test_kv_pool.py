@@ -54,7 +54,7 @@ def test_each_layer_sees_its_pages_as_its_format_says(name: str, sizes: tuple[in
     latent = LayerKV(KVFormat(1, 12, 8, *sizes, num_planes=1), "latent")
     layout = KVLayout(group_layers([wide, latent, wide, latent], 4), 4)
     pool = KVPool.allocate(layout, 3, getattr(torch, name), CPU)
-    assert pool.groups == (0, 1, 0, 1)
+    assert pool.groups == {0: 0, 1: 1, 2: 0, 3: 1}
     fewer, more = (group.tokens_per_block for group in layout.groups)
     assert (fewer, more) == (4, 8)
     for group, (tokens, heads) in enumerate(((fewer, 2), (more, 1))):  # a block is of one group

@@ -546,3 +546,74 @@ def test_cohere2_slides_and_sees_no_positions_in_turn(tmp_path: Path) -> None:
     assert spec_of(tmp_path, architectures=["CohereForCausalLM"]).ropes[0] == RopeSpec(8, 5e5)
     with pytest.raises(ConfigError, match="use_qk_norm=True is not supported"):
         spec_of(tmp_path, architectures=["CohereForCausalLM"], use_qk_norm=True)
+
+
+LFM2: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "block_auto_adjust_ff_dim": True,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "block_norm_eps": 1e-5,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "rope_theta": 1000000.0,
+    "vocab_size": 65536,
+    "eos_token_id": 7,
+    "dtype": "bfloat16",
+}
+"""LiquidAI/LFM2-1.2B."""
+
+
+def test_lfm2_has_states_where_it_does_not_attend(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LFM2))
+    spec = read_model_spec(tmp_path)
+    assert spec.kv_layers == (2, 5, 8, 10, 12, 14)
+    assert spec.own_kv_shapes == ((8, 64),) * 6
+    assert spec.states == tuple(0 if i in spec.kv_layers else 2 * 2048 for i in range(16))
+    assert spec.state_bytes == 10 * 2 * 2048 * 2
+    assert spec.intermediate_size == 8192
+    assert spec.tie_word_embeddings
+    assert spec.num_parameters == 1_170_340_608
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({"block_auto_adjust_ff_dim": False}, 12288),
+        ({"block_ffn_dim_multiplier": None, "block_ff_dim": 6657}, 4438),
+        ({"block_ffn_dim_multiplier": 1.1}, 9216),
+        ({"block_ff_dim": None, "intermediate_size": 6656}, 4608),
+    ],
+)
+def test_lfm2_adjusts_the_size_of_its_mlp(
+    tmp_path: Path, changes: dict[str, Any], size: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LFM2, **changes}))
+    assert read_model_spec(tmp_path).intermediate_size == size
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layer_types": ["conv"] * 16}, "has no 'full_attention'"),
+        ({"layer_types": ["conv", "full_attention"]}, "2 entries for 16 layers"),
+        ({"layer_types": ["mamba"] * 16}, "layer_types"),
+        ({"conv_L_cache": 9}, "quire takes 2 to 8"),
+        ({"conv_L_cache": 1}, "quire takes 2 to 8"),
+    ],
+)
+def test_lfm2_of_another_shape_is_refused(
+    tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LFM2, **changes}))
+    with pytest.raises(ConfigError, match=expected):
+        read_model_spec(tmp_path)

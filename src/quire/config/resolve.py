@@ -92,7 +92,7 @@ class _Steps:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What the memory holds. context, num_blocks: with the reason of each. plan: where every byte
+    """Room in memory. context, num_blocks: with the reason of each. plan: where every byte
     goes."""
 
     context: tuple[int, str]

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.config import ModelSpec, env
-from quire.config.fingerprint import fingerprint
 from quire.config.memory.measured import render_measured, replan
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
@@ -24,6 +23,7 @@ from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
+from quire.engine.fingerprint import fingerprint
 from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
 from quire.errors import ConfigError, RequestError

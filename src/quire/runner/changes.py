@@ -102,8 +102,8 @@ class PlanChanges:
         ]
 
     def commit_states(self, plan: StepPlan, slots: Slots) -> None:
-        """What these rows wrote is their state, after a step whose last kernel has committed the
-        rest."""
+        """Commit the states of these rows, after a step whose last kernel has committed the rest,
+        and keep those that the plan asks for."""
         self._rows.commit_states(slots)
         self.save_states(plan)
 

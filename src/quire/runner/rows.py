@@ -301,8 +301,8 @@ class RowTable:
         self.commit_states(rows.slots)
 
     def commit_states(self, slots: Slots) -> None:
-        """What these rows wrote is their state, as `commit_computed` does it; for steps whose last
-        kernel has committed the rest."""
+        """Take what these rows wrote for their state. `commit_computed` does so too; this is for
+        steps whose last kernel has committed the rest."""
         if not self._has_states:
             return
         read = self.read_state[slots]

@@ -1,1 +1,3 @@
 """Operations of layers with recurrent states."""
+
+__all__: list[str] = []

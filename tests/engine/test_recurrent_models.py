@@ -1,0 +1,165 @@
+"""Models with recurrent layers on the real engine, beside `transformers` without its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, ConfigError, RequestError, RequestOutput, SamplingParams
+from tests.models.families import BASES, Case, write_checkpoint
+from tests.small_engines import Maker, small_engines
+
+CASES = (Case("lfm2-long", "lfm2", {"max_position_embeddings": 512}),)
+LENGTHS = (1, 15, 16, 17, 63, 300)
+NEW_TOKENS = 64
+SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 512, "num_kv_blocks": 256}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp(request.param.name)
+    write_checkpoint(request.param, path)
+    return path
+
+
+@pytest.fixture
+def make(folder: Path) -> Iterator[Maker]:
+    with small_engines(str(folder), **SETTINGS) as maker:
+        yield maker
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(3, 128, (length,), generator=generator).tolist()
+
+
+def generate(
+    llm: LLM, prompts: Sequence[list[int]], count: int = NEW_TOKENS
+) -> list[RequestOutput]:
+    sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return llm.generate(asked, sampling, use_tqdm=False)
+
+
+def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    """Greedy tokens by `transformers`, each by a forward over all tokens before it."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found: list[list[int]] = []
+    for length in LENGTHS:
+        tokens = prompt_of(length)
+        for _ in range(NEW_TOKENS):
+            with torch.inference_mode():
+                logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+            tokens.append(int(logits.argmax()))
+        found.append(tokens[length:])
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["captured", "eager"])
+def test_greedy_tokens_are_those_of_transformers(
+    make: Maker, expected: list[list[int]], settings: dict[str, Any]
+) -> None:
+    llm = make(**settings)
+    prompts = [prompt_of(length) for length in LENGTHS]
+    assert tokens_of(generate(llm, prompts)) == expected, "in one batch"
+    assert tokens_of([generate(llm, [prompt])[0] for prompt in prompts]) == expected, "alone"
+
+
+def test_a_later_turn_starts_from_a_checkpoint(make: Maker) -> None:
+    """Would catch a state that is kept under the name of other tokens."""
+    llm, cold = make(), make(enable_prefix_caching=False)
+    conversation, known = prompt_of(100), 0
+    for turn in range(3):
+        (output,) = generate(llm, [conversation], 40)
+        assert tokens_of([output]) == tokens_of(generate(cold, [conversation], 40))
+        assert output.num_cached_tokens >= known // 16 * 16
+        known = len(conversation)
+        conversation = [*conversation, *output.outputs[0].token_ids, *prompt_of(9, seed=turn)]
+
+
+def test_output_is_not_computed_again_where_its_tokens_are_known(make: Maker) -> None:
+    llm = make(depth=1)
+    (output,) = generate(llm, [prompt_of(100)], 40)
+    later = [*prompt_of(100), *output.outputs[0].token_ids, 5]
+    assert generate(llm, [later], 1)[0].num_cached_tokens == 139 // 16 * 16
+    assert generate(llm, [later[:113]], 1)[0].num_cached_tokens == 96, "older ones were let go"
+
+
+def test_a_slot_has_nothing_of_its_last_tenant(make: Maker) -> None:
+    llm = make(max_num_seqs=1, enable_prefix_caching=False)
+    first = tokens_of(generate(llm, [prompt_of(30)], 20))
+    generate(llm, [prompt_of(200, seed=1)], 5)
+    assert tokens_of(generate(llm, [prompt_of(30)], 20)) == first
+
+
+def test_few_checkpoints_serve_as_well(make: Maker) -> None:
+    prompts = [prompt_of(length, seed) for seed, length in enumerate((40, 40, 70, 100, 130, 33))]
+    want = tokens_of(generate(make(enable_prefix_caching=False), prompts, 20))
+    for count in (0, 1, 3):
+        llm = make(num_state_checkpoints=count)
+        for _ in range(2):
+            assert tokens_of(generate(llm, prompts, 20)) == want
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_weights_serve(make: Maker, quantization: str) -> None:
+    prompts = [prompt_of(length) for length in (5, 40)]
+    llm = make(quantization=quantization)
+    together = tokens_of(generate(llm, prompts, 12))
+    assert [tokens_of(generate(llm, [prompt], 12))[0] for prompt in prompts] == together
+
+
+def test_two_ranks_are_one(make: Maker) -> None:
+    prompts = [prompt_of(length) for length in (5, 40, 17)]
+    settings = {"rank_invariant": True, "dtype": "float32", "num_threads": 1}
+    one = tokens_of(generate(make(**settings), prompts, 12))
+    assert tokens_of(generate(make(**settings, tensor_parallel_size=2), prompts, 12)) == one
+
+
+def test_forks_take_the_state_along(make: Maker) -> None:
+    llm, alone = make(), make(max_num_seqs=1)
+    ask = {"prompt_token_ids": prompt_of(21)}
+    sampling = SamplingParams(n=4, temperature=0.9, seed=3, max_tokens=12, ignore_eos=True)
+    forked = llm.generate(ask, sampling, use_tqdm=False)[0]
+    one_by_one = alone.generate(ask, sampling, use_tqdm=False)[0]
+    tokens = [output.token_ids for output in forked.outputs]
+    assert tokens == [output.token_ids for output in one_by_one.outputs]
+    assert len({tuple(sample) for sample in tokens}) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"speculative_config": {"method": "ngram"}}, "cannot go back behind a wrong draft"),
+        ({"preemption_mode": "swap", "swap_space": 1}, "recurrent states are not swapped"),
+    ],
+)
+def test_what_states_cannot_do_is_refused(
+    folder: Path, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(str(folder), skip_tokenizer_init=True, **settings)
+
+
+def test_prefixes_cannot_be_pinned(make: Maker) -> None:
+    with pytest.raises(RequestError, match="recurrent states cannot be pinned"):
+        make().pin_prefix({"prompt_token_ids": prompt_of(40)})
+
+
+def test_the_plan_states_their_bytes(make: Maker) -> None:
+    base = BASES["lfm2"]
+    resolved = make(num_state_checkpoints=5).engine.resolved
+    per_layer = 2 * base["hidden_size"] * 4  # two tokens in float32: 256 bytes, as they are aligned
+    assert resolved.layout.state_bytes == 3 * per_layer
+    assert resolved.memory.fixed.states == (2 * 8 + 5) * 3 * per_layer
