@@ -38,11 +38,12 @@ SUB_ROOMS = {
     ),
     "ops": (
         "compile", "operation", "random_tensors", "native", "exchange", "triton_provider",
-        "pointwise", "norm", "kv", "linear", "moe", "attention", "recurrent", "rows", "sampling", "check",
-        "registry", "compiled", "kernel_timing",
+        "pointwise", "norm", "kv", "linear", "moe", "attention", "recurrent", "rows", "sampling",
+        "check", "registry", "compiled", "kernel_timing",
     ),
     "engine": (
-        "core", "clients", "model_front", "kernel_choice", "fingerprint", "build", "supervision", "convert",
+        "core", "clients", "model_front", "kernel_choice", "fingerprint", "build", "supervision",
+        "convert",
     ),
 }  # fmt: skip
 """Of packages that have some, lower ones first."""

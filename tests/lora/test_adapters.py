@@ -25,6 +25,10 @@ FAMILIES = {
     "llama": (Case("llama", "llama"), LLAMA),
     "qwen3": (Case("qwen3", "qwen3"), LLAMA),
     "gemma3": (Case("gemma3", "gemma3_text"), LLAMA),
+    "lfm2": (
+        Case("lfm2", "lfm2"),
+        ("in_proj", "q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3"),
+    ),
     "gpt2": (Case("gpt2", "gpt2"), ("c_attn", "c_proj", "c_fc")),
     "opt": (Case("opt", "opt"), ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")),
 }

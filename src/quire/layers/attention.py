@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.attention import AttentionBackend, StepInputs
+from quire.attention import AttentionBackend, ScoreOptions, StepInputs
 from quire.config.shard import Share
 from quire.layers.cache_bias import CacheBiases
 from quire.layers.norm import HeadNorm, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import QueryGrowth
+from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
 
-__all__ = ["Attention", "Heads"]
+__all__ = ["Attention", "Heads", "Sinks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +173,17 @@ class Attention:
         q_norm(qkv[:, :end_of_q])
         k_norm(qkv[:, end_of_q:end_of_k])
         return None, None
+
+
+class Sinks:
+    """Attention sinks (arXiv:2309.17453): a learned score of a key without a value for each query
+    head of this rank, float32 [H].
+
+    scores: options for the attention of a layer.
+    """
+
+    def __init__(self, heads: Share, device: torch.device) -> None:
+        values = torch.empty(heads.count, dtype=torch.float32, device=device)
+        cuts = {} if heads.is_whole else {"": Cut(0, heads)}
+        self.weights = DenseWeights({"": values}, cuts=cuts)
+        self.scores = ScoreOptions(sinks=values)

@@ -12,18 +12,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.model_spec import (
-    ExpertsSpec,
-    MatrixShape,
-    RopeSpec,
-    Routing,
-    aligned_state,
-)
+from quire.config.model_spec import ExpertsSpec, MatrixShape, RopeSpec, Routing, aligned_state
 from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
 from quire.layers.adapted import AdaptedLayers, AdaptedLinear, Additions, Projection
-from quire.layers.attention import Attention, Heads
+from quire.layers.attention import Attention, Heads, Sinks
 from quire.layers.cache_bias import CacheBiases, WithoutBiases
 from quire.layers.embedding import (
     Embedding,
@@ -44,19 +38,12 @@ from quire.layers.mlp import (
     ResidualBlock,
     ScoreHead,
 )
-from quire.layers.moe import (
-    AdaptedExperts,
-    ExpertNumbers,
-    Experts,
-    MixtureOfExperts,
-    SharedExpert,
-)
+from quire.layers.moe import AdaptedExperts, ExpertNumbers, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import OwnFactor, QueryGrowth, Scale, SoftCap
 from quire.layers.short_conv import ShortConv
 from quire.layers.side import SideLayer, TokenSide
-from quire.layers.sinks import Sinks
 from quire.layers.taps import StateTaps
 from quire.layers.token_columns import TokenColumn, TokenColumns
 from quire.layers.wanted import WantedTokens
@@ -473,9 +460,8 @@ class LayerFactory:
         """Make a gated convolution over the last `taps` tokens; each rank has an equal part of the
         channels. Its state follows those of the layers made before."""
         channels = self._shard.equal(size, "channels of a convolution")
-        conv = ShortConv(
-            self._ops, channels, taps, self.state_bytes, self._dtype, self._device, bias=bias
-        )
+        place = (self.state_bytes, self._dtype, self._device)
+        conv = ShortConv(self._ops, channels, taps, *place, bias=bias)
         self.state_bytes += aligned_state(conv.state_bytes)
         return conv
 
