@@ -13,7 +13,7 @@ from quire import LLM, ConfigError, RequestError, RequestOutput, SamplingParams
 from tests.models.families import BASES, Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
 
-CASES = (Case("lfm2-long", "lfm2", {"max_position_embeddings": 512}),)
+CASES = tuple(Case(name, name, {"max_position_embeddings": 512}) for name in ("lfm2", "lfm2_moe"))
 LENGTHS = (1, 15, 16, 17, 63, 300)
 NEW_TOKENS = 64
 SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 512, "num_kv_blocks": 256}
@@ -120,7 +120,9 @@ def test_quantized_weights_serve(make: Maker, quantization: str) -> None:
     assert [tokens_of(generate(llm, [prompt], 12))[0] for prompt in prompts] == together
 
 
-def test_two_ranks_are_one(make: Maker) -> None:
+def test_two_ranks_are_one(make: Maker, folder: Path) -> None:
+    if "moe" in folder.name:
+        pytest.skip("ranks have different experts, so sums depend on their number")
     prompts = [prompt_of(length) for length in (5, 40, 17)]
     settings = {"rank_invariant": True, "dtype": "float32", "num_threads": 1}
     one = tokens_of(generate(make(**settings), prompts, 12))
@@ -158,7 +160,7 @@ def test_prefixes_cannot_be_pinned(make: Maker) -> None:
 
 
 def test_the_plan_states_their_bytes(make: Maker) -> None:
-    base = BASES["lfm2"]
+    base = BASES["lfm2"]  # as that with experts
     resolved = make(num_state_checkpoints=5).engine.resolved
     per_layer = 2 * base["hidden_size"] * 4  # two tokens in float32: 256 bytes, as they are aligned
     assert resolved.layout.state_bytes == 3 * per_layer

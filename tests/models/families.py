@@ -120,6 +120,13 @@ BASES = {
         "layer_types": ["conv", "full_attention", "conv", "conv"],
         "block_multiple_of": 16,
     },
+    "lfm2_moe": {
+        **_LLAMA,
+        **_MOE,
+        "num_hidden_layers": 4,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+    },
     "opt": _OPT,
     "gpt2": _GPT2,
     "mpt": _MPT,
@@ -310,6 +317,12 @@ CASES = (
             "tie_word_embeddings": False,
             "layer_types": ["full_attention", "conv", "conv", "full_attention"],
         },
+    ),
+    Case("lfm2-moe", "lfm2_moe"),
+    Case(
+        "lfm2-moe-unbiased",
+        "lfm2_moe",
+        {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
     ),
     Case("opt", "opt"),
     Case("opt-350m", "opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
@@ -578,7 +591,7 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
             parameter.copy_(noise + 1.0 if is_factor(name) else noise)
         for name, buffer in model.named_buffers():
             noise = torch.randn(buffer.shape, generator=generator) * 0.2
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(noise)
             if name.endswith("layer_scalar"):
                 buffer.copy_(noise + 1.0)

@@ -219,7 +219,7 @@ class ClassesSpec:
         return len(self.labels) == 1
 
 
-ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite", "gemma4"]
+ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite", "gemma4", "lfm2"]
 """Families whose names of tensors others share."""
 
 

@@ -105,6 +105,21 @@ _NAMES: Mapping[ExpertNames, _Names] = MappingProxyType(
             },
             _stacked("block_sparse_moe.", "input_linear.weight", "output_linear.weight"),
         ),
+        "lfm2": _Names(
+            {
+                "feed_forward.gate": "moe.router",
+                "feed_forward.expert_bias": "moe.choice_bias",
+                "feed_forward.experts.{}.w1": _EXPERTS["gate_proj"],
+                "feed_forward.experts.{}.w3": _EXPERTS["up_proj"],
+                "feed_forward.experts.{}.w2": _EXPERTS["down_proj"],
+            },
+            {
+                "feed_forward.experts.gate_up_proj": Stacked(
+                    ("feed_forward.experts.{}.w1.weight", "feed_forward.experts.{}.w3.weight")
+                ),
+                "feed_forward.experts.down_proj": Stacked(("feed_forward.experts.{}.w2.weight",)),
+            },
+        ),
         "gemma4": _Names(
             {
                 "router.scale": "beside.router_norm",

@@ -1,4 +1,7 @@
-"""LFM2 (Liquid AI 2025, arXiv:2511.23404): short convolutions, and attention in some layers."""
+"""LFM2 (Liquid AI 2025, arXiv:2511.23404): short convolutions, and attention in some layers.
+
+LFM2-8B-A1B has experts behind its first layers.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from quire.attention import StepInputs
 from quire.config import ModelSpec
 from quire.config.families.lfm2 import LFM2Traits
 from quire.layers import LayerFactory
+from quire.models.expert_names import with_experts
 from quire.models.weight_map import WeightMap
 
 __all__ = ["LFM2Model"]
@@ -70,7 +74,8 @@ class ConvOperator:
 
 
 class LFM2Block:
-    """x + operator(norm(x)), then x + mlp(norm(x)); the sums are done by the norms."""
+    """x + operator(norm(x)), then x + mlp(norm(x)), or experts in place of the MLP; the sums are
+    done by the norms."""
 
     def __init__(self, spec: ModelSpec, traits: LFM2Traits, layer: int, make: LayerFactory) -> None:
         size = spec.hidden_size
@@ -85,7 +90,14 @@ class LFM2Block:
         self._operator, self.output = operator, operator.output
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1, layer=layer)
         self.mlp_norm = make.rms_norm(size, spec.norm_eps)
-        self.mlp = make.gated_mlp(size, spec.intermediate_size, spec.activation)
+        self.mlp = self.moe = None
+        if spec.experts is not None and spec.experts.layers[layer]:
+            self.moe = make.mixture_of_experts(size, spec.experts, spec.activation)
+        else:
+            self.mlp = make.gated_mlp(size, spec.intermediate_size, spec.activation)
+        feed_forward = self.moe or self.mlp
+        assert feed_forward is not None, "a block has one of the two"
+        self._feed_forward = feed_forward
 
     def __call__(
         self,
@@ -99,17 +111,18 @@ class LFM2Block:
         x, residual = self.operator_norm.add(x, residual)
         x, residual = self.wanted(self._operator.mix(x, positions, step), residual, step)
         x, residual = self.mlp_norm.add(self.output(x), residual)
-        return self.mlp(x), residual
+        return self._feed_forward(x), residual
 
 
 class LFM2Model:
     """`CausalLM`."""
 
-    weight_map = WEIGHTS
-
     def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
         traits = spec.traits
         assert isinstance(traits, LFM2Traits)
+        self.weight_map = WEIGHTS
+        if spec.experts is not None:
+            self.weight_map = with_experts(WEIGHTS, spec.experts.names)
         self.embed, self.lm_head = make.embedding_and_head(
             spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
         )

@@ -12,6 +12,7 @@ from quire.config.families.gguf_names import (
     GGUFNames,
     expert_block,
 )
+from quire.config.families.lfm2 import read_lfm2
 from quire.config.families.llama import (
     read_granite,
     read_llama_like,
@@ -172,6 +173,26 @@ def read_glm4_moe(raw: RawConfig, dtype: str) -> ModelSpec:
     )
 
 
+def read_lfm2_moe(raw: RawConfig, dtype: str) -> ModelSpec:
+    """LFM2 with dense layers first, whose size is as stated, and a router of sigmoids."""
+    raw = raw.overridden({"block_auto_adjust_ff_dim": False})
+    spec = read_lfm2(raw, dtype)
+    dense = raw.read(int, "num_dense_layers", default=2)
+    routing = replace(
+        _routing(raw, "num_experts", 32, top_k=4, renormalise=True),
+        score="sigmoid",
+        scale=raw.read(float, "routed_scaling_factor", default=1.0),
+        biased=raw.read(bool, "use_expert_bias", default=True),
+    )
+    return _with_experts(
+        spec,
+        routing,
+        raw.read_size("moe_intermediate_size", default=1792),
+        "lfm2",
+        layers=tuple(layer >= dense for layer in range(spec.num_layers)),
+    )
+
+
 def read_gpt_oss(raw: RawConfig, dtype: str) -> ModelSpec:
     """Every other layer slides, from the first on; heads have sinks, experts biases and a clamped
     gate, whose numbers the kernels know."""
@@ -256,7 +277,7 @@ def _with_experts(
     each = experts.layer_parameters(size) - 3 * size * mlp_size
     counts = replace(
         spec.parameters,
-        extra=experts.num_layers * each,
+        extra=spec.parameters.extra + experts.num_layers * each,
         idle=experts.num_layers * experts.idle_parameters(size),
     )
     return replace(spec, experts=experts, parameters=counts, matrices=_matrices(spec, experts))
@@ -356,6 +377,12 @@ FAMILIES = (
         "glm4_moe",
         {"Glm4MoeForCausalLM": read_glm4_moe},
         GGUFNames("glm4moe", _GLM4_BLOCK),
+    ),
+    Family(
+        "LFM2 with experts",
+        "quire.models.lfm2:LFM2Model",
+        "lfm2_moe",
+        {"Lfm2MoeForCausalLM": read_lfm2_moe},
     ),
     Family(
         "gpt-oss",
