@@ -65,6 +65,12 @@ _MINISTRAL3_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+_SEED_OSS = {
+    "max_position_embeddings": 524288,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+}
 _SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": None}
 """Values that these families mean where the file is silent."""
 
@@ -203,6 +209,17 @@ def read_granite(raw: RawConfig, dtype: str) -> ModelSpec:
         embedding_factor=raw.read(float, "embedding_multiplier", default=1.0),
         residual_factor=raw.read(float, "residual_multiplier", default=1.0),
         logit_factor=1.0 / divisor,
+    )
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+
+
+def read_seed_oss(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Seed-OSS: q, k and v have biases, and the output of attention has one by a key of its own."""
+    raw = raw.with_defaults(_SEED_OSS)
+    traits = LlamaTraits(
+        qkv_bias=raw.read(bool, "attention_bias"),
+        o_bias=raw.read(bool, "attention_out_bias", default=False),
+        mlp_bias=raw.read(bool, "mlp_bias", default=False),
     )
     return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
 
@@ -450,6 +467,13 @@ FAMILIES = (
         GGUFNames("glm4", _GLM4_BLOCK),
     ),
     Family("EXAONE 4", _MODEL, "exaone4", {"Exaone4ForCausalLM": read_exaone4}),
+    Family(
+        "Seed-OSS",
+        _MODEL,
+        "seed_oss",
+        {"SeedOssForCausalLM": read_seed_oss},
+        GGUFNames("seed_oss", {**BLOCK, "post_attention_norm": "post_attention_layernorm"}),
+    ),
     Family(
         "SmolLM3",
         _MODEL,
