@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from quire.config.hf import StoredTensor
 from quire.config.packed.block_kinds import BlockFormat
+from quire.config.packed.format import PackedSettings
 from quire.config.packed.parts import Parts
-from quire.config.packed.schemes import Scheme
-from quire.config.packed.settings import PackedSettings
+from quire.config.packed.scheme import Scheme
 from quire.config.packed.table_format import TableFormat
 from quire.config.quantization import matrix_bytes
 
