@@ -287,17 +287,16 @@ from typing import ClassVar
 
 from quire.config.packed.format import Format, PackedSettings
 from quire.config.packed.parts import Parts
-from quire.config.packed.scheme import block_kernel, found
+from quire.config.packed.scheme import Scheme, block_kernel, found
 
 __all__ = ["FORMAT", "Toy"]
 
 
 @dataclass(frozen=True, slots=True)
-class Toy:
+class Toy(Scheme):
     name: ClassVar[str] = "toy"
     kinds: ClassVar[tuple[str, ...]] = ("codes", "step")
     floats: ClassVar[tuple[str, ...]] = ("step",)
-    dropped: ClassVar[tuple[str, ...]] = ()
 
     def holds(self, parts: Parts) -> bool:
         return "codes" in parts

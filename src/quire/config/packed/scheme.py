@@ -37,14 +37,22 @@ WHOLE = ((), (1,), (1, 1))
 
 
 class Scheme(Protocol):
-    """One way to hold a matrix [outputs, inputs]. name: of the method, for messages. kinds: what
-    follows a module's name in those of its tensors. floats: of these, numbers that must be finite.
-    dropped: of tensors that say nothing about the weights."""
+    """One way to hold a matrix [outputs, inputs].
+
+    name: method, for messages.
+    kinds: ends of the names of its tensors, after the module's name.
+    floats: kinds of numbers that must be finite.
+    dropped: ends of the names of tensors that say nothing about the weights.
+    added: kinds of numbers that are added to single weights.
+    settings: kinds of tensors that the host reads.
+    """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
-    floats: ClassVar[tuple[str, ...]]
-    dropped: ClassVar[tuple[str, ...]]
+    floats: ClassVar[tuple[str, ...]] = ()
+    dropped: ClassVar[tuple[str, ...]] = ()
+    added: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
 
     def holds(self, parts: Parts) -> bool:
         """Return whether these tensors are a matrix in this scheme, and not a plain one."""

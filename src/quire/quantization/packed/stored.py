@@ -66,8 +66,9 @@ class StoredMatrix:
 
     def to(self, device: torch.device) -> StoredMatrix:
         """The same with tensors of its own on `device`, all but settings, which the host reads."""
+        settings = self.layout.scheme.settings
         own = {
-            kind: tensor.clone() if ".quant_state." in kind else tensor.to(device, copy=True)
+            kind: tensor.clone() if kind in settings else tensor.to(device, copy=True)
             for kind, tensor in self._tensors.items()
         }
         order = None if self._order is None else self._order.to(device)

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 from quire.config.hf import RawConfig
 from quire.config.packed.format import Format, PackedSettings, read_group_size, refused
 from quire.config.packed.parts import INTEGERS, SCALES, Parts
-from quire.config.packed.scheme import block_kernel, found, int4_kernel, num_groups
+from quire.config.packed.scheme import Scheme, block_kernel, found, int4_kernel, num_groups
 
 __all__ = ["AWQ", "FORMAT", "read_awq"]
 
 
 @dataclass(frozen=True, slots=True)
-class AWQ:
+class AWQ(Scheme):
     """4 bits, scale and zero point per group. packing: "gemm", words of 8 outputs in an order of
     their own, or "gemv", words of 8 inputs. group_size: -1 is all inputs."""
 
@@ -23,7 +23,6 @@ class AWQ:
     name: ClassVar[str] = "awq"
     kinds: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
     floats: ClassVar[tuple[str, ...]] = ("scales",)
-    dropped: ClassVar[tuple[str, ...]] = ()
 
     def holds(self, parts: Parts) -> bool:
         return "qweight" in parts

@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 from quire.config.hf import RawConfig
 from quire.config.packed.format import Format, PackedSettings
 from quire.config.packed.parts import SCALES, Parts
-from quire.config.packed.scheme import block_kernel, dtype_of, found, int8_kernel, table_kernels
+from quire.config.packed.scheme import (
+    Scheme,
+    block_kernel,
+    dtype_of,
+    found,
+    int8_kernel,
+    table_kernels,
+)
 
 __all__ = ["BitsAndBytes4", "BitsAndBytes8", "BlockState", "FORMAT"]
 
@@ -19,7 +26,7 @@ BNB_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class BitsAndBytes4:
+class BitsAndBytes4(Scheme):
     """4 bits that index a table of 16 numbers, times the largest magnitude of a block of them,
     which may be quantized itself."""
 
@@ -32,7 +39,9 @@ class BitsAndBytes4:
     floats: ClassVar[tuple[str, ...]] = (
         "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"
     )  # fmt: skip
-    dropped: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = (
+        "weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"
+    )  # fmt: skip
 
     def holds(self, parts: Parts) -> bool:
         return any(kind.startswith("weight.") for kind in parts.tensors)
@@ -96,13 +105,12 @@ class BlockState:
 
 
 @dataclass(frozen=True, slots=True)
-class BitsAndBytes8:
+class BitsAndBytes8(Scheme):
     """8 bits times a scale per output, SCB / 127 (LLM.int8, Dettmers et al. 2022)."""
 
     name: ClassVar[str] = "bitsandbytes"
     kinds: ClassVar[tuple[str, ...]] = ("weight", "SCB", "weight_format")
     floats: ClassVar[tuple[str, ...]] = ("SCB",)
-    dropped: ClassVar[tuple[str, ...]] = ()
 
     def holds(self, parts: Parts) -> bool:
         return dtype_of(parts, "weight") == "I8"

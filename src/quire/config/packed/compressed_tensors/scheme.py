@@ -41,7 +41,7 @@ scale per token. Other engines read the same weights with activations of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
-class PackedIntegers:
+class PackedIntegers(Scheme):
     """pack-quantized of compressed-tensors: 4 or 8 bits in words, a scale for each output and group
     of inputs. group_size: -1 is all inputs. symmetric: there are no zero points. by_token:
     activations are meant to have 8 bits, with one scale per token."""
@@ -84,7 +84,7 @@ class PackedIntegers:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainIntegers:
+class PlainIntegers(Scheme):
     """int-quantized of compressed-tensors: a byte for each number, of which 4 bits may be used.
     group_size, symmetric, by_token: as in `PackedIntegers`."""
 

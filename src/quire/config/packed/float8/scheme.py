@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 from quire.config.hf import RawConfig
 from quire.config.packed.format import Format, PackedSettings, read_block, refused
 from quire.config.packed.parts import SCALES, Parts
-from quire.config.packed.scheme import WHOLE, dtype_of, table_kernels
+from quire.config.packed.scheme import WHOLE, Scheme, dtype_of, table_kernels
 
 __all__ = ["FORMAT", "Float8"]
 
 
 @dataclass(frozen=True, slots=True)
-class Float8:
+class Float8(Scheme):
     """e4m3 times a scale for the matrix, for each output, or for blocks. block: outputs and inputs
     that share a scale, None if they are all or one of the outputs."""
 

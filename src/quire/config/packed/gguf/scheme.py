@@ -7,20 +7,18 @@ from typing import ClassVar
 
 from quire.config.packed.format import Format
 from quire.config.packed.parts import Parts
-from quire.config.packed.scheme import block_kernel, found, int4_kernel
+from quire.config.packed.scheme import Scheme, block_kernel, found, int4_kernel
 
 __all__ = ["FORMAT", "GGUFBlocks"]
 
 
 @dataclass(frozen=True, slots=True)
-class GGUFBlocks:
+class GGUFBlocks(Scheme):
     """A quantized type of GGUF files: rows of blocks. kind: its name there."""
 
     kind: str
     name: ClassVar[str] = "gguf"
     kinds: ClassVar[tuple[str, ...]] = ("blocks",)
-    floats: ClassVar[tuple[str, ...]] = ()
-    dropped: ClassVar[tuple[str, ...]] = ()
 
     def holds(self, parts: Parts) -> bool:
         return "blocks" in parts

@@ -17,6 +17,7 @@ from quire.config.packed.format import (
 from quire.config.packed.parts import INTEGERS, SCALES, Parts
 from quire.config.packed.scheme import (
     WORD,
+    Scheme,
     block_kernel,
     found,
     int4_kernel,
@@ -30,7 +31,7 @@ GPTQ_BITS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class GPTQ:
+class GPTQ(Scheme):
     """2, 3, 4 or 8 bits, scale and zero point per group.
 
     group_size: -1 is all inputs. symmetric: all zero points are half of the range, whatever the
@@ -44,7 +45,6 @@ class GPTQ:
     name: ClassVar[str] = "gptq"
     kinds: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales", "g_idx")
     floats: ClassVar[tuple[str, ...]] = ("scales",)
-    dropped: ClassVar[tuple[str, ...]] = ()
 
     def holds(self, parts: Parts) -> bool:
         return "qweight" in parts

@@ -10,7 +10,7 @@ from typing import ClassVar
 from quire.config.hf import RawConfig, StoredTensor
 from quire.config.packed.format import Format, PackedSettings
 from quire.config.packed.parts import Parts
-from quire.config.packed.scheme import block_kernel, found
+from quire.config.packed.scheme import Scheme, block_kernel, found
 
 __all__ = ["FORMAT", "MXFP4", "split_experts"]
 
@@ -19,7 +19,7 @@ _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @dataclass(frozen=True, slots=True)
-class MXFP4:
+class MXFP4(Scheme):
     """e2m1 times a power of two for 32 inputs (OCP Microscaling Formats 1.0), by the names of
     compressed-tensors, or by those of gpt-oss."""
 
@@ -27,7 +27,6 @@ class MXFP4:
     kinds: ClassVar[tuple[str, ...]] = (
         "weight_packed", "weight_scale", "weight_blocks", "weight_scales"
     )  # fmt: skip
-    floats: ClassVar[tuple[str, ...]] = ()
     dropped: ClassVar[tuple[str, ...]] = ("input_scale", "weight_shape")
 
     def holds(self, parts: Parts) -> bool:

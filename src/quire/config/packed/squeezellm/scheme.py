@@ -8,13 +8,13 @@ from typing import ClassVar
 from quire.config.hf import RawConfig
 from quire.config.packed.format import Format, PackedSettings, refused
 from quire.config.packed.parts import INTEGERS, SCALES, Parts
-from quire.config.packed.scheme import WORD, table_kernels
+from quire.config.packed.scheme import WORD, Scheme, table_kernels
 
 __all__ = ["FORMAT", "SqueezeLLM"]
 
 
 @dataclass(frozen=True, slots=True)
-class SqueezeLLM:
+class SqueezeLLM(Scheme):
     """3 or 4 bits that index a table of the output's own; sparse numbers, and whole outputs, are
     added."""
 
@@ -25,6 +25,7 @@ class SqueezeLLM:
     )  # fmt: skip
     floats: ClassVar[tuple[str, ...]] = ("lookup_table", "vals", "full_rows")
     dropped: ClassVar[tuple[str, ...]] = ("startrows",)
+    added: ClassVar[tuple[str, ...]] = ("vals", "full_rows")
 
     def holds(self, parts: Parts) -> bool:
         return "qweight" in parts
