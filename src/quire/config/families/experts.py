@@ -13,6 +13,7 @@ from quire.config.families.gguf_names import (
     expert_block,
 )
 from quire.config.families.llama import (
+    GRANITE_NUMBERS,
     read_granite,
     read_llama_like,
     read_mistral,
@@ -348,14 +349,14 @@ FAMILIES = (
         _MODEL,
         "granitemoe",
         {"GraniteMoeForCausalLM": read_granite_moe},
-        GGUFNames("granitemoe", _GRANITE_BLOCK, pairs_heads=True),
+        GGUFNames("granitemoe", _GRANITE_BLOCK, pairs_heads=True, numbers=GRANITE_NUMBERS),
     ),
     Family(
         "GLM-4.5 and later",
         _MODEL,
         "glm4_moe",
         {"Glm4MoeForCausalLM": read_glm4_moe},
-        GGUFNames("glm4moe", _GLM4_BLOCK),
+        GGUFNames("glm4moe", _GLM4_BLOCK, partly_rotated=True),
     ),
     Family(
         "gpt-oss",

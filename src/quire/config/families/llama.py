@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 from quire.config.families.classes import with_classes
@@ -24,6 +26,7 @@ from quire.errors import ConfigError
 
 __all__ = [
     "FAMILIES",
+    "GRANITE_NUMBERS",
     "read_granite",
     "read_llama",
     "read_llama_like",
@@ -368,6 +371,15 @@ _OLMO2_BLOCK = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+GRANITE_NUMBERS: Mapping[str, str] = MappingProxyType(
+    {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+)
+"""Names in GGUF files, also of Granite with experts."""
 
 FAMILIES = (
     Family(
@@ -435,7 +447,7 @@ FAMILIES = (
             "Phi3ForSequenceClassification": with_classes(read_phi3),
             "Phi3Model": without_head(read_phi3),
         },
-        GGUFNames("phi3", _PHI3_BLOCK),
+        GGUFNames("phi3", _PHI3_BLOCK, partly_rotated=True),
     ),
     Family(
         "OLMo 2",
@@ -456,7 +468,7 @@ FAMILIES = (
         _MODEL,
         "granite",
         {"GraniteForCausalLM": read_granite},
-        GGUFNames("granite", BLOCK, pairs_heads=True),
+        GGUFNames("granite", BLOCK, pairs_heads=True, numbers=GRANITE_NUMBERS),
     ),
     Family("GLM-4 of 2024", _MODEL, "glm", {"GlmForCausalLM": read_glm}),
     Family(
@@ -464,7 +476,7 @@ FAMILIES = (
         _MODEL,
         "glm4",
         {"Glm4ForCausalLM": read_glm4},
-        GGUFNames("glm4", _GLM4_BLOCK),
+        GGUFNames("glm4", _GLM4_BLOCK, partly_rotated=True),
     ),
     Family("EXAONE 4", _MODEL, "exaone4", {"Exaone4ForCausalLM": read_exaone4}),
     Family(
