@@ -291,6 +291,7 @@ _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 def gguf_name(name: str, architecture: str) -> str:
     own = {
         "gemma3": _GEMMA_NAMES, "gemma4": _GEMMA4_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES,
+        "seed_oss": _OLMO_NAMES,
     }  # fmt: skip
     names = _MOE_NAMES if architecture in _MOE else own.get(architecture, _NAMES)
     if architecture in ("glm4moe", "gpt-oss"):

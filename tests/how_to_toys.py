@@ -237,6 +237,108 @@ FAMILIES = (Family("Toy", "quire.models.toy:ToyModel", "toy", {"ToyForCausalLM":
     },
 )
 
+_FORMAT = Toy(
+    "squeezellm",
+    """
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from quire import LLM, SamplingParams
+from quire.config import read_checkpoint
+from tests.packed_writer import all_but_head, stored_matrix, write_pair
+
+def write(outputs, inputs, random):
+    codes = torch.from_numpy(random.integers(-100, 100, (outputs, inputs)).astype(np.int8))
+    step = torch.full((outputs,), 2.0**-9)
+    return {"codes": codes, "step": step}, codes.float() * step[:, None]
+
+with tempfile.TemporaryDirectory() as folder:
+    packed, _, numbers = write_pair(Path(folder), {"quant_method": "toy"}, all_but_head(write))
+    layouts = read_checkpoint(packed).packed
+    assert len(layouts) == len(numbers) and layouts[0].kernel_on("cpu") is not None
+    for layout in layouts:
+        stored = stored_matrix(layout)
+        stored.check()
+        assert torch.equal(stored.numbers(), numbers[layout.module])
+        part = stored.cut(range(32), range(stored.shape[1] // 2))
+        assert torch.equal(part.numbers(), numbers[layout.module][:32, : stored.shape[1] // 2])
+    with LLM(str(packed), skip_tokenizer_init=True, quiet=True) as llm:
+        params = SamplingParams(max_tokens=5, ignore_eos=True, detokenize=False)
+        (output,) = llm.generate({"prompt_token_ids": [3, 4, 5]}, params, use_tqdm=False)
+assert len(output.outputs[0].token_ids) == 5
+""",
+    {
+        "src/quire/config/packed/settings.py": (
+            (
+                "from quire.errors import",
+                "from quire.config.packed.toy.scheme import FORMAT as TOY\n",
+            ),
+            ("    SQUEEZELLM,\n", "    TOY,\n"),
+        ),
+    },
+    {
+        "src/quire/config/packed/toy/__init__.py": "__all__: list[str] = []\n",
+        "src/quire/config/packed/toy/scheme.py": '''"""Bytes with a step for each output."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.config.packed.format import Format, PackedSettings
+from quire.config.packed.parts import Parts
+from quire.config.packed.scheme import Scheme, block_kernel, found
+
+__all__ = ["FORMAT", "Toy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Toy(Scheme):
+    name: ClassVar[str] = "toy"
+    kinds: ClassVar[tuple[str, ...]] = ("codes", "step")
+    floats: ClassVar[tuple[str, ...]] = ("step",)
+
+    def holds(self, parts: Parts) -> bool:
+        return "codes" in parts
+
+    def measure(self, parts: Parts) -> tuple[int, int]:
+        outputs, inputs = parts.matrix("codes", ("I8",))
+        parts.expect("step", (outputs,), ("F32",))
+        return outputs, inputs
+
+    def kernels(self, inputs: int) -> tuple[str, ...]:
+        return found(block_kernel("w8", inputs, -1))
+
+
+FORMAT = Format(
+    methods={"toy": lambda raw: PackedSettings(raw.source, Toy())},
+    readings="quire.config.packed.toy.read:READINGS",
+)
+''',
+        "src/quire/config/packed/toy/read.py": '''"""Numbers of the toy."""
+
+from quire.config.packed.read import Integers, Reading, axes_of
+from quire.config.packed.toy.scheme import Toy
+
+__all__ = ["READINGS"]
+
+
+def _define(scheme, tensors, outputs):
+    codes = tensors["codes"][outputs]
+    return Integers(codes, 0, tensors["step"][outputs][:, None], codes.shape[1])
+
+
+def _cut(scheme, tensors, part):
+    outputs, inputs = axes_of(part)
+    codes = inputs.of(outputs.of(tensors["codes"], 0), 1)
+    return {"codes": codes, "step": outputs.of(tensors["step"], 0)}
+
+
+READINGS = {Toy: Reading(_define, _cut)}
+''',
+    },
+)
+
 _OPERATION = Toy(
     "append_tokens",
     """
@@ -371,6 +473,7 @@ TOYS: Mapping[str, Toy] = MappingProxyType(
         "Add a route": _ROUTE,
         "Add a model family": _FAMILY,
         "Add a model family of a new shape": _SHAPE,
+        "Add a checkpoint format": _FORMAT,
         "Add an operation": _OPERATION,
         "Add a policy": _POLICY,
     }

@@ -26,6 +26,7 @@ EXAMPLES = {
     "Add a route": r'"/tokenizer_info"',
     "Add a model family": r"ArceeForCausalLM|read_arcee",
     "Add a model family of a new shape": r"MptForCausalLM|MPTModel|MPTTraits|mpt\.FAMILIES",
+    "Add a checkpoint format": r"(?i)squeezellm",
     "Add an operation": r"\bappend_tokens\b",
     "Add a policy": r"(?i)\bsrtf\b",
 }
@@ -71,6 +72,15 @@ def test_a_thing_has_one_home(heading: str):
     """Turns red when something has to be declared in one more place."""
     sources = {place for place in listed(heading) if place.startswith("src/")}
     assert 1 <= len(sources) <= MOST_SOURCE_FILES[heading]
+
+
+def test_a_checkpoint_format_is_one_folder():
+    """Turns red when a format has to be declared outside of its folder, but for the list."""
+    sources = {place for place in listed("Add a checkpoint format") if place.startswith("src/")}
+    folders = {place.rpartition("/")[0] for place in sources if "/squeezellm/" in place}
+    assert len(folders) == 1
+    outside = {place for place in sources if "/squeezellm/" not in place}
+    assert outside == {"src/quire/config/packed/settings.py"}
 
 
 @pytest.mark.parametrize("heading", TOYS)

@@ -40,7 +40,7 @@ from quire.attention import AttentionNeeds, select_backend
 from quire.bench.record import Spread, new_record, spread_of
 from quire.bundled import smollm2_path
 from quire.config import MatrixShape, read_checkpoint, read_model_spec
-from quire.config.packed.settings import BY_TOKEN
+from quire.config.packed.compressed_tensors.scheme import BY_TOKEN
 from quire.engine.convert import convert_model
 from quire.layers import LayerFactory
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set

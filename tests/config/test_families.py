@@ -475,6 +475,18 @@ def test_arcee_has_a_plain_mlp(tmp_path: Path) -> None:
     assert (spec.matrices[2].outputs, spec.matrices[2].inputs) == (128, 64)
 
 
+def test_seed_oss_has_biases_of_three_kinds(tmp_path: Path) -> None:
+    """Catches a bias of the output that follows that of q, k and v, and sizes of heads and a
+    context that the file leaves out."""
+    names = {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss"}
+    silent = {"head_dim": ..., "num_key_value_heads": ..., "max_position_embeddings": ...}
+    spec = spec_of(tmp_path, **names, **silent, num_attention_heads=16)
+    assert spec.traits == LlamaTraits(qkv_bias=True)
+    assert (spec.head_dim, spec.num_kv_heads, spec.max_context) == (128, 8, 524288)
+    given = {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}
+    assert spec_of(tmp_path, **names, **given).traits == LlamaTraits(o_bias=True, mlp_bias=True)
+
+
 def test_smollm3_has_layers_without_positions(tmp_path: Path) -> None:
     """Catches a context that is taken for a hard limit, since some layer has no rope, and windows
     that count although they are switched off."""

@@ -85,6 +85,26 @@ def test_heads_that_no_key_tells(name: str, tmp_path: Path) -> None:
     assert (raw.read(int, "head_dim"), raw.read(int, "num_key_value_heads")) == (8, 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "number", "model_type"),
+    [
+        ("olmo2", "attention.sliding_window", 9, "olmo3"),
+        ("olmo2", "attention.sliding_window", 0, "olmo2"),
+        ("llama", "expert_count", 4, "mixtral"),
+        ("llama", "expert_count", 0, "llama"),
+    ],
+)
+def test_a_number_tells_families_of_one_name(
+    name: str, key: str, number: int, model_type: str, tmp_path: Path
+) -> None:
+    """Turns red when a converted folder states the type of another family."""
+    settings = _settings_of(name) | {f"{name}.{key}": number}
+    raw = config_of(read_gguf_parts(write_gguf(tmp_path / "m.gguf", settings, TENSORS)))
+    family = next(each for each in FAMILIES if each.model_type == model_type)
+    assert raw.read(str, "model_type") == model_type
+    assert raw.read_list(str, "architectures") == (family.architecture,)
+
+
 @pytest.mark.parametrize(("window", "found"), [(0, None), (9, 9)])
 @pytest.mark.parametrize("rotated", [6, 8])
 def test_phi3_as_it_is_converted(

@@ -20,7 +20,7 @@ from quire.config import read_checkpoint, read_model_spec
 from quire.config.hf import DTYPE_BITS
 from quire.config.memory.plan import weight_bytes
 from quire.config.model_spec import DTYPE_BYTES
-from quire.config.packed.settings import BY_TOKEN
+from quire.config.packed.compressed_tensors.scheme import BY_TOKEN
 from quire.errors import ConfigError
 from tests.packed_writer import (
     FORMATS,

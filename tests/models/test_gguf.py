@@ -81,6 +81,7 @@ CASES = (
             "logits_scaling": 4.0,
         },
     ),
+    Case("seed-oss", "seed_oss"),
     Case("smollm3", "smollm3"),
     Case("mixtral", "mixtral"),
     Case("qwen2-moe", "qwen2_moe"),

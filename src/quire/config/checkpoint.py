@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from quire.config.gguf import GGUFEntry, GGUFLayout, is_gguf, layout_of, read_gguf_parts
 from quire.config.hf import StoredTensor, read_header, read_json
 from quire.config.packed import (
+    MARKS,
     GGUFBlocks,
     PackedLayout,
     is_cache_scale,
@@ -143,7 +144,7 @@ def _text_part(
 def _refuse_packed(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
     """Raise ConfigError for matrices whose format is not stated anywhere."""
     for name, tensor in stored.items():
-        if name.endswith((".qweight", ".weight_packed", ".SCB", ".absmax", ".weight_scale_inv")):
+        if name.endswith(MARKS):
             raise ConfigError(
                 f"{tensor.file}: tensor {name!r} is part of a quantized matrix, but "
                 f"{folder / 'config.json'} has no quantization_config; fetch that file again"

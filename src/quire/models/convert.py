@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from quire.attention import ReferenceAttention
 from quire.config import MatrixShape, ModelSpec, read_checkpoint
-from quire.config.packed.settings import BY_TOKEN
+from quire.config.packed.compressed_tensors.scheme import BY_TOKEN
 from quire.config.quantization import INT4_FORMATS, choose_format
 from quire.errors import ConfigError
 from quire.layers import LayerFactory

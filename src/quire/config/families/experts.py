@@ -14,6 +14,7 @@ from quire.config.families.gguf_names import (
 )
 from quire.config.families.lfm2 import read_lfm2
 from quire.config.families.llama import (
+    GRANITE_NUMBERS,
     read_granite,
     read_llama_like,
     read_mistral,
@@ -369,14 +370,14 @@ FAMILIES = (
         _MODEL,
         "granitemoe",
         {"GraniteMoeForCausalLM": read_granite_moe},
-        GGUFNames("granitemoe", _GRANITE_BLOCK, pairs_heads=True),
+        GGUFNames("granitemoe", _GRANITE_BLOCK, pairs_heads=True, numbers=GRANITE_NUMBERS),
     ),
     Family(
         "GLM-4.5 and later",
         _MODEL,
         "glm4_moe",
         {"Glm4MoeForCausalLM": read_glm4_moe},
-        GGUFNames("glm4moe", _GLM4_BLOCK),
+        GGUFNames("glm4moe", _GLM4_BLOCK, partly_rotated=True),
     ),
     Family(
         "LFM2 with experts",

@@ -150,7 +150,7 @@ FAMILIES = (
         _MODEL,
         "gemma3_text",
         {"Gemma3ForCausalLM": read_gemma3, "Gemma3TextModel": without_head(read_gemma3)},
-        GGUFNames("gemma3", GEMMA_BLOCK, adds_one=True),
+        GGUFNames("gemma3", GEMMA_BLOCK, adds_one=True, ropes=("freq_base_swa",)),
         {**_TEXT, "vocab_size": 262208, "max_position_embeddings": 131072},
     ),
 )

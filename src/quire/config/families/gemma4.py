@@ -284,7 +284,7 @@ FAMILIES = (
         "quire.models.gemma4:Gemma4Model",
         "gemma4_text",
         {"Gemma4ForCausalLM": read_gemma4},
-        GGUFNames("gemma4", _BLOCK),
+        GGUFNames("gemma4", _BLOCK, ropes=("freq_base_swa", "dimension_count_swa")),
         _TEXT,
     ),
 )

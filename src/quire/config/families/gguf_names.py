@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 __all__ = ["BLOCK", "PROJECTIONS", "SHARED_GATE", "GGUFNames", "expert_block"]
@@ -41,6 +41,9 @@ class GGUFNames:
     adds_one: True if norms hold the 1 that is added to them.
     told_by: key, after `name`, with a number other than 0 in files of this family alone, where
     another family has the same name; None if this is the family of all other files.
+    partly_rotated: True if heads may be rotated in part.
+    ropes: keys, after `name` and "rope", that are obeyed besides those of all files.
+    numbers: keys of config.json, with the keys after `name` that hold their numbers.
     """
 
     name: str
@@ -48,6 +51,9 @@ class GGUFNames:
     pairs_heads: bool = False
     adds_one: bool = False
     told_by: str | None = None
+    partly_rotated: bool = False
+    ropes: tuple[str, ...] = ()
+    numbers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def expert_block(router: str, experts: str, parts: tuple[str, str, str]) -> dict[str, str]:

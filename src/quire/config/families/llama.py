@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 from quire.config.families.classes import with_classes
@@ -24,6 +26,7 @@ from quire.errors import ConfigError
 
 __all__ = [
     "FAMILIES",
+    "GRANITE_NUMBERS",
     "read_granite",
     "read_llama",
     "read_llama_like",
@@ -64,6 +67,12 @@ _MINISTRAL3_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
+}
+_SEED_OSS = {
+    "max_position_embeddings": 524288,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
 }
 _SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": None}
 """Values that these families mean where the file is silent."""
@@ -203,6 +212,17 @@ def read_granite(raw: RawConfig, dtype: str) -> ModelSpec:
         embedding_factor=raw.read(float, "embedding_multiplier", default=1.0),
         residual_factor=raw.read(float, "residual_multiplier", default=1.0),
         logit_factor=1.0 / divisor,
+    )
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+
+
+def read_seed_oss(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Seed-OSS: q, k and v have biases, and the output of attention has one by a key of its own."""
+    raw = raw.with_defaults(_SEED_OSS)
+    traits = LlamaTraits(
+        qkv_bias=raw.read(bool, "attention_bias"),
+        o_bias=raw.read(bool, "attention_out_bias", default=False),
+        mlp_bias=raw.read(bool, "mlp_bias", default=False),
     )
     return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
 
@@ -351,6 +371,15 @@ _OLMO2_BLOCK = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+GRANITE_NUMBERS: Mapping[str, str] = MappingProxyType(
+    {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+)
+"""Names in GGUF files, also of Granite with experts."""
 
 FAMILIES = (
     Family(
@@ -418,7 +447,7 @@ FAMILIES = (
             "Phi3ForSequenceClassification": with_classes(read_phi3),
             "Phi3Model": without_head(read_phi3),
         },
-        GGUFNames("phi3", _PHI3_BLOCK),
+        GGUFNames("phi3", _PHI3_BLOCK, partly_rotated=True),
     ),
     Family(
         "OLMo 2",
@@ -439,7 +468,7 @@ FAMILIES = (
         _MODEL,
         "granite",
         {"GraniteForCausalLM": read_granite},
-        GGUFNames("granite", BLOCK, pairs_heads=True),
+        GGUFNames("granite", BLOCK, pairs_heads=True, numbers=GRANITE_NUMBERS),
     ),
     Family("GLM-4 of 2024", _MODEL, "glm", {"GlmForCausalLM": read_glm}),
     Family(
@@ -447,9 +476,16 @@ FAMILIES = (
         _MODEL,
         "glm4",
         {"Glm4ForCausalLM": read_glm4},
-        GGUFNames("glm4", _GLM4_BLOCK),
+        GGUFNames("glm4", _GLM4_BLOCK, partly_rotated=True),
     ),
     Family("EXAONE 4", _MODEL, "exaone4", {"Exaone4ForCausalLM": read_exaone4}),
+    Family(
+        "Seed-OSS",
+        _MODEL,
+        "seed_oss",
+        {"SeedOssForCausalLM": read_seed_oss},
+        GGUFNames("seed_oss", {**BLOCK, "post_attention_norm": "post_attention_layernorm"}),
+    ),
     Family(
         "SmolLM3",
         _MODEL,

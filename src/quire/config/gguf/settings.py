@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
+from quire.config.families.gguf_names import GGUFNames
 from quire.config.gguf.checkpoint import find_architecture, num_draft_blocks
 from quire.config.gguf.header import GGUFHeader
 from quire.config.hf import RawConfig
@@ -30,15 +30,7 @@ _MESSAGE_END, _ANSWER_ENDS = "<|end|>", ("<|return|>", "<|call|>")
 """gpt-oss has all three. There the first ends a message, after which the answer goes on."""
 
 _MAX_DIVISORS = 1 << 16
-_PARTLY_ROTATED = ("phi3", "glm4", "glm4moe")
-"""Architectures whose heads may be rotated in part."""
 
-_GRANITE = {
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-}
 _GPT_OSS_RAMP = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 """YaRN of gpt-oss as far as files do not say it."""
 
@@ -51,14 +43,7 @@ _READ_ROPES = frozenset((
     "scaling.original_context_length", "scaling.type", "scaling.yarn_beta_fast",
     "scaling.yarn_beta_slow", "scaling.yarn_ext_factor",
 ))  # fmt: skip
-_OWN_ROPES: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "gemma3": frozenset({"freq_base_swa"}),
-        "gemma4": frozenset({"freq_base_swa", "dimension_count_swa"}),
-    }
-)
-"""Settings under "rope." that are obeyed, or refused where they are read: in files of every
-architecture, and of one."""
+"""Settings under "rope." that are obeyed, or refused where they are read, in all files."""
 
 _STILL = 1e9
 """Divisors at and above it leave pairs of a head as they are."""
@@ -99,9 +84,9 @@ def config_of(header: GGUFHeader) -> RawConfig:
     }
     _refuse_more_blocks_than_tensors(header, values["num_hidden_layers"])
     _refuse_value_length(header, name)
-    if name not in _PARTLY_ROTATED:
+    if not names.partly_rotated:
         _refuse_rotated_parts(header, name)
-    _refuse_unread_ropes(header, name, _head_dim(header, name))
+    _refuse_unread_ropes(header, names, _head_dim(header, name))
     window = _value(header, f"{name}.attention.sliding_window") or None  # files of Phi-4 have 0
     raw = RawConfig(values, str(header.file))
     theta = _float32(_value(header, f"{name}.rope.freq_base"))
@@ -123,7 +108,7 @@ def config_of(header: GGUFHeader) -> RawConfig:
     else:
         values["rope_theta"] = theta
         values["rope_scaling"] = scaling
-        values |= _of_family(header, name, values, window)
+        values |= _of_family(header, names, values, window)
     return raw
 
 
@@ -218,39 +203,35 @@ def _head_dim(header: GGUFHeader, name: str) -> Any:
 
 
 def _of_family(
-    header: GGUFHeader, name: str, values: dict[str, Any], window: Any
+    header: GGUFHeader, names: GGUFNames, values: dict[str, Any], window: Any
 ) -> dict[str, Any]:
     """Settings that files of one architecture alone have."""
+    name = names.name
+    numbers = names.numbers.items()
+    found = {key: _float32(_value(header, f"{name}.{stored}")) for key, stored in numbers}
+    found |= _experts(header, name)
     match name:
-        case "granite" | "granitemoe":
-            factors = {
-                key: _float32(_value(header, f"{name}.{stored}"))
-                for key, stored in _GRANITE.items()
-            }
-            return factors | _experts(header, name)
-        case "llama" | "qwen2moe" | "qwen3moe" | "olmoe":
-            return _experts(header, name)
         case "glm4moe":
-            return _experts(header, name) | _glm4_moe(header, name, values)
+            return found | _glm4_moe(header, name, values)
         case "gpt-oss":
             ramp, scaling = _GPT_OSS_RAMP, values["rope_scaling"]
-            return _experts(header, name) | {
+            return found | {
                 "intermediate_size": _value(header, f"{name}.expert_feed_forward_length")
                 or values["intermediate_size"],
                 "sliding_window": window,
                 "rope_scaling": None if scaling is None else {**ramp, **scaling},
             }
-        case _ if name in _PARTLY_ROTATED:
+        case _ if names.partly_rotated:
             original = _value(header, f"{name}.rope.scaling.original_context_length")
-            return {
+            return found | {
                 "sliding_window": window,
                 "partial_rotary_factor": _rotated_share(header, name, values),
                 "original_max_position_embeddings": original,
             }
         case "olmo2" if window:
-            return {"sliding_window": window}
+            return found | {"sliding_window": window}
         case _:
-            return {}
+            return found
 
 
 def _rotated_share(header: GGUFHeader, name: str, values: dict[str, Any]) -> float | None:
@@ -387,9 +368,10 @@ def _yarn(header: GGUFHeader, name: str, factor: float, original: Any) -> dict[s
     return found
 
 
-def _refuse_unread_ropes(header: GGUFHeader, name: str, head_dim: Any) -> None:
+def _refuse_unread_ropes(header: GGUFHeader, names: GGUFNames, head_dim: Any) -> None:
     """Raise ConfigError for settings of positions that nothing here obeys, unless their value
     changes nothing."""
+    name = names.name
     start = f"{name}.rope."
     base = header.metadata.get(f"{start}freq_base")
     harmless: dict[str, tuple[Any, ...]] = {
@@ -402,7 +384,7 @@ def _refuse_unread_ropes(header: GGUFHeader, name: str, head_dim: Any) -> None:
         "scaling.yarn_attn_factor": (1.0,),
         "scaling.yarn_log_multiplier": (0.0,),
     }
-    read = _READ_ROPES | _OWN_ROPES.get(name, frozenset())
+    read = _READ_ROPES | set(names.ropes)
     for key in (*header.metadata, *header.arrays):
         part = key.removeprefix(start)
         if not key.startswith(start) or part in read:

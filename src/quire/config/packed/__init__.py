@@ -1,12 +1,17 @@
-"""Hugging Face folders whose matrices are quantized: settings and layout, from headers alone."""
+"""Hugging Face folders whose matrices are quantized: settings and layout, from headers alone.
+
+A format is a folder here, listed in `settings.py`.
+"""
 
 from quire.config.packed.cache_scales import CacheScales, is_cache_scale, read_cache_scales
+from quire.config.packed.format import PackedSettings
+from quire.config.packed.gguf.scheme import GGUFBlocks
 from quire.config.packed.layout import PackedLayout, describe_layouts, layouts_of
-from quire.config.packed.schemes import GGUFBlocks
-from quire.config.packed.settings import PackedSettings, read_packed_settings
-from quire.config.packed.stacked import split_experts
+from quire.config.packed.mxfp4.scheme import split_experts
+from quire.config.packed.settings import MARKS, read_packed_settings
 
 __all__ = [
+    "MARKS",
     "CacheScales",
     "GGUFBlocks",
     "PackedLayout",

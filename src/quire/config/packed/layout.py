@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from quire.config.hf import StoredTensor
 from quire.config.packed.block_kinds import BlockFormat
+from quire.config.packed.format import PackedSettings
 from quire.config.packed.parts import Parts
-from quire.config.packed.schemes import Scheme
-from quire.config.packed.settings import PackedSettings
+from quire.config.packed.scheme import Scheme
 from quire.config.packed.table_format import TableFormat
 from quire.config.quantization import matrix_bytes
 
@@ -57,13 +57,13 @@ class PackedLayout:
         if (blocks := BlockFormat.named(kernel)) is not None:
             return blocks.kind.matrix_bytes(self.outputs, self.inputs, blocks.size)
         if (tables := TableFormat.named(kernel)) is not None:
-            added = (self.tensors[kind].num_elements for kind in _ADDED if kind in self.tensors)
-            return tables.matrix_bytes(self.outputs, self.inputs) + sum(added) * ADDED_BYTES
+            kinds = self.tensors.keys() & set(self.scheme.added)
+            added = sum(self.tensors[kind].num_elements for kind in kinds)
+            return tables.matrix_bytes(self.outputs, self.inputs) + added * ADDED_BYTES
         return matrix_bytes(kernel, self.outputs, self.inputs, 0)
 
 
 _CPU_KERNELS = ("blocks", "tables")
-_ADDED = ("vals", "full_rows")
 ADDED_BYTES = 8
 """Bytes of a number that is added to a weight, and of its place."""
 

@@ -1,6 +1,6 @@
-"""GGUF weights: what the bits of each type mean, and a reader that yields them by rows."""
+"""GGUF weights, by rows."""
 
+from quire.config.packed.gguf.read import DEQUANTIZE, dequantize
 from quire.quantization.gguf.reader import GGUFReader
-from quire.quantization.gguf.tensor_types import DEQUANTIZE, dequantize
 
 __all__ = ["DEQUANTIZE", "GGUFReader", "dequantize"]

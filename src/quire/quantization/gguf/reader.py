@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from quire.config.gguf import GGUFLayout
-from quire.quantization.gguf.tensor_types import dequantize
+from quire.config.packed.gguf.read import dequantize
 
 __all__ = ["GGUFReader"]
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from quire.config.packed.block_kinds import BlockFormat, BlockKind
+from quire.config.packed.read import Integers, neighbours
 from quire.config.packed.table_format import LEAST_BLOCK
 from quire.config.quantization import INT4_FORMATS
 from quire.ops import REFERENCE, OpSet, PackedMatrix, PartialMatrix
@@ -18,7 +19,6 @@ from quire.ops.linear.int4.contract import SYMMETRIC_ZERO, pack_scale
 from quire.ops.linear.plain.gated import GatedMatrix
 from quire.ops.linear.plain.partial import PlainPartial
 from quire.ops.linear.tables.contract import Tables
-from quire.quantization.packed.integers import Integers, neighbours
 from quire.quantization.packed.panels import PanelMatrix, PermutedMatrix, SideBySide
 from quire.quantization.packed.stored import StoredMatrix
 

@@ -2,77 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
 from quire.config.packed import PackedLayout
-from quire.config.packed.schemes import (
-    AWQ,
-    GPTQ,
-    MXFP4,
-    BitsAndBytes4,
-    BitsAndBytes8,
-    Float8,
-    GGUFBlocks,
-    PackedIntegers,
-    PlainIntegers,
-    SqueezeLLM,
-)
+from quire.config.packed.read import ALIGNMENT, BrokenError, Integers, Part, Reading, UncutError
+from quire.config.packed.settings import FORMATS
 from quire.errors import ConfigError
 from quire.ops.linear.blocks.contract import Blocks
 from quire.ops.linear.tables.contract import Tables
-from quire.quantization.gguf.tensor_types import blocks_of
-from quire.quantization.packed.awq import awq
-from quire.quantization.packed.bitsandbytes import bits_and_bytes_4, bits_and_bytes_8
-from quire.quantization.packed.compressed_tensors import (
-    UNSET,
-    packed_integers,
-    plain_integers,
-)
-from quire.quantization.packed.cuts import CUTS, Part, UncutError
-from quire.quantization.packed.float8 import float8
-from quire.quantization.packed.gptq import gptq
-from quire.quantization.packed.integers import Integers
-from quire.quantization.packed.mxfp4 import mxfp4
-from quire.quantization.packed.squeezellm import squeezellm
 
-__all__ = ["DEFINITIONS", "StoredMatrix", "numbers_of"]
+__all__ = ["StoredMatrix", "numbers_of"]
 
 SLICE_NUMBERS = 1 << 20
 """Numbers that exist in float32 at a time, about what caches hold."""
 
-LARGEST_EXPONENT = 254
-"""Largest power of two in 8 bits: 255 stands for NaN."""
 
-ALIGNMENT = 32
-"""Outputs at whose multiples every format can be cut."""
-
-
-def gguf_blocks(scheme: GGUFBlocks, tensors: Mapping[str, torch.Tensor], outputs: slice) -> Blocks:
-    """Follow the definition of the type in `quire.quantization.gguf`."""
-    return blocks_of(scheme.kind, tensors["blocks"][outputs])
+def _readings_of(place: str) -> Mapping[type, Reading]:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
-DEFINITIONS: Mapping[type, Callable[..., Blocks | Integers | Tables]] = MappingProxyType(
+READINGS: Mapping[type, Reading] = MappingProxyType(
     {
-        AWQ: awq,
-        GPTQ: gptq,
-        MXFP4: mxfp4,
-        BitsAndBytes4: bits_and_bytes_4,
-        BitsAndBytes8: bits_and_bytes_8,
-        Float8: float8,
-        GGUFBlocks: gguf_blocks,
-        PackedIntegers: packed_integers,
-        PlainIntegers: plain_integers,
-        SqueezeLLM: squeezellm,
+        scheme: reading
+        for each in FORMATS
+        if each.readings is not None
+        for scheme, reading in _readings_of(each.readings).items()
     }
 )
-"""Definitions by scheme. Each makes some outputs from the scheme, its tensors, and the choice of
-outputs (a slice whose ends are multiples of `ALIGNMENT`, or the last output)."""
+"""Readings of all formats, by scheme."""
 
 
 class StoredMatrix:
@@ -93,14 +56,19 @@ class StoredMatrix:
         return self.layout.outputs, self.layout.inputs
 
     @property
+    def _reading(self) -> Reading:
+        return READINGS[type(self.layout.scheme)]
+
+    @property
     def kernel(self) -> str | None:
         """The format in memory, by `PackedLayout.kernel_on` the device of the tensors."""
         return self.layout.kernel_on(next(iter(self._tensors.values())).device.type)
 
     def to(self, device: torch.device) -> StoredMatrix:
         """The same with tensors of its own on `device`, all but settings, which the host reads."""
+        settings = self.layout.scheme.settings
         own = {
-            kind: tensor.clone() if ".quant_state." in kind else tensor.to(device, copy=True)
+            kind: tensor.clone() if kind in settings else tensor.to(device, copy=True)
             for kind, tensor in self._tensors.items()
         }
         order = None if self._order is None else self._order.to(device)
@@ -118,7 +86,7 @@ class StoredMatrix:
         layout = self.layout
         part = Part(outputs, inputs, self.shape)
         try:
-            tensors = CUTS[type(layout.scheme)](layout.scheme, self._tensors, part)
+            tensors = self._reading.cut(layout.scheme, self._tensors, part)
         except UncutError as error:
             raise ConfigError(
                 f"{layout.module} in the format {layout.scheme.name} cannot be cut for ranks at "
@@ -177,32 +145,12 @@ class StoredMatrix:
             tensor = self._tensors.get(kind)
             if tensor is not None and tensor.is_floating_point() and not _is_finite(tensor):
                 raise self._broken(kind, "numbers that are not finite")
-        outputs, inputs = self.shape
-        groups = "scales" if "g_idx" in self._tensors else "weight_scale"
-        bounds = {"cols": inputs, "full_row_indices": outputs}
-        for kind in ("g_idx", "weight_g_idx"):
-            if kind in self._tensors:
-                bounds[kind] = self.layout.tensors[groups].num_elements // outputs
-        for kind, bound in bounds.items():
-            self._check_range(kind, UNSET if kind == "weight_g_idx" else 0, bound - 1)
-        if isinstance(self.layout.scheme, PlainIntegers) and self.layout.scheme.bits == 4:
-            self._check_range("weight", -8, 7)
-        for kind in ("weight_scale", "weight_scales"):
-            if kind in self._tensors and self._tensors[kind].dtype == torch.uint8:
-                self._check_range(kind, 0, LARGEST_EXPONENT)
-        rows = self._tensors.get("rows")
-        if rows is not None:
-            ends = (int(rows[0]), int(rows[-1]))
-            if ends != (0, len(self._tensors["cols"])) or bool((rows.diff() < 0).any()):
-                raise self._broken("rows", "ends of rows that are out of order")
-
-    def _check_range(self, kind: str, low: int, high: int) -> None:
-        tensor = self._tensors.get(kind)
-        if tensor is not None and tensor.numel():
-            smallest, largest = (int(end) for end in tensor.aminmax())
-            if smallest < low or largest > high:
-                worst = smallest if smallest < low else largest
-                raise self._broken(kind, f"{worst}, which is not in {low} to {high}")
+        check = self._reading.check
+        if check is not None:
+            try:
+                check(self.layout.scheme, self._tensors, self.shape)
+            except BrokenError as error:
+                raise self._broken(error.kind, error.what) from error
 
     def _broken(self, kind: str, what: str) -> ConfigError:
         stored = self.layout.tensors[kind]
@@ -219,12 +167,10 @@ class StoredMatrix:
 
     def _define(self, outputs: slice) -> Blocks | Integers | Tables:
         """Raises ConfigError for blocks whose scales are not finite."""
-        scheme = self.layout.scheme
-        define: Any = DEFINITIONS[type(scheme)]
-        found = define(scheme, self._tensors, outputs)
-        if isinstance(scheme, GGUFBlocks) and not found.is_finite():
-            raise self._broken("blocks", "scales that are not finite")
-        return found
+        try:
+            return self._reading.define(self.layout.scheme, self._tensors, outputs)
+        except BrokenError as error:
+            raise self._broken(error.kind, error.what) from error
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

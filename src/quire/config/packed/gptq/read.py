@@ -1,15 +1,25 @@
-"""GPTQ (Frantar et al. 2022, arXiv:2210.17323), as AutoGPTQ and its successors store it."""
+"""Meaning of the bits of GPTQ."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
-from quire.config.packed.schemes import GPTQ
-from quire.quantization.packed.integers import Integers, fields, neighbours
+from quire.config.packed.gptq.scheme import GPTQ
+from quire.config.packed.read import (
+    Integers,
+    Part,
+    Reading,
+    Tensors,
+    axes_of,
+    check_index,
+    fields,
+    neighbours,
+)
 
-__all__ = ["gptq"]
+__all__ = ["READINGS"]
 
 
 def gptq(scheme: GPTQ, tensors: Mapping[str, torch.Tensor], outputs: slice) -> Integers:
@@ -40,3 +50,29 @@ def _zeros(words: torch.Tensor, scheme: GPTQ) -> torch.Tensor:
         return fields(words, bits) + 1 & (1 << bits) - 1
     ones = sum(1 << shift for shift in range(0, 32, bits))
     return fields(words.long() + ones, bits)
+
+
+def cut_gptq(scheme: GPTQ, tensors: Tensors, part: Part) -> dict[str, torch.Tensor]:
+    """With inputs in any order (`desc_act`) a part keeps the scales of all groups."""
+    outputs, inputs = axes_of(part)
+    bits, size = scheme.bits, scheme.group_size
+    found = {"qweight": outputs.of(inputs.words(tensors["qweight"], 0, bits), 1)}
+    index = tensors.get("g_idx")
+    if index is not None and size != -1:
+        if not neighbours(index, size):
+            found["g_idx"], size = inputs.of(index, 0), -1
+        else:
+            found["g_idx"] = inputs.of(index, 0) - part.inputs.start // size
+    found["scales"] = outputs.of(inputs.groups(tensors["scales"], 0, size), 1)
+    if "qzeros" in tensors:
+        zeros = inputs.groups(tensors["qzeros"], 0, size)
+        found["qzeros"] = zeros if scheme.symmetric else outputs.words(zeros, 1, bits)
+    return found
+
+
+def _check(scheme: GPTQ, tensors: Tensors, shape: tuple[int, int]) -> None:
+    del scheme
+    check_index(tensors, "g_idx", "scales", shape[0])
+
+
+READINGS: Mapping[type, Reading] = MappingProxyType({GPTQ: Reading(gptq, cut_gptq, _check)})

@@ -13,9 +13,12 @@ from types import MappingProxyType
 import torch
 
 from quire.config.packed.block_kinds import BLOCK_KINDS as KINDS
+from quire.config.packed.gguf.scheme import GGUFBlocks
+from quire.config.packed.mxfp4.read import e2m1_scale
+from quire.config.packed.read import BrokenError, Part, Reading, Tensors, axes_of
 from quire.ops.linear.blocks.contract import Blocks
 
-__all__ = ["DEQUANTIZE", "blocks_of", "dequantize", "e2m1_scale"]
+__all__ = ["DEQUANTIZE", "READINGS", "dequantize"]
 
 
 def dequantize(name: str, blocks: torch.Tensor) -> torch.Tensor:
@@ -162,19 +165,6 @@ def mxfp4(blocks: torch.Tensor) -> Blocks:
     return Blocks(KINDS["e2m1"], _halves(blocks[:, 1:]), e2m1_scale(blocks[:, :1]))
 
 
-def e2m1_scale(exponents: torch.Tensor) -> torch.Tensor:
-    """uint8, less 127 exponents of 2 → float32 factors of twice the numbers of e2m1."""
-    return torch.ldexp(torch.ones(exponents.shape, device=exponents.device), exponents.int() - 128)
-
-
-def blocks_of(name: str, blocks: torch.Tensor) -> Blocks:
-    """blocks uint8 [R, B] of a quantized type → their [R, I] weights."""
-    function, size = DEQUANTIZE[name]
-    found = function(blocks.reshape(-1, size))
-    assert isinstance(found, Blocks), name
-    return found.of_rows(len(blocks))
-
-
 DEQUANTIZE: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor | Blocks], int]] = (
     MappingProxyType(
         {
@@ -198,3 +188,28 @@ DEQUANTIZE: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor | Blocks], 
     )
 )
 """Definitions by name, with the bytes of a block."""
+
+
+def gguf_blocks(scheme: GGUFBlocks, tensors: Tensors, outputs: slice) -> Blocks:
+    """Follow the definition of the type. Raises BrokenError for scales that are not finite."""
+    rows = tensors["blocks"][outputs]
+    function, size = DEQUANTIZE[scheme.kind]
+    found = function(rows.reshape(-1, size))
+    assert isinstance(found, Blocks), scheme.kind
+    found = found.of_rows(len(rows))
+    if not found.is_finite():
+        raise BrokenError("blocks", "scales that are not finite")
+    return found
+
+
+def cut_gguf_blocks(scheme: GGUFBlocks, tensors: Tensors, part: Part) -> dict[str, torch.Tensor]:
+    """Between blocks: those of K-quants have 256 inputs."""
+    outputs, inputs = axes_of(part)
+    blocks, size = tensors["blocks"], scheme.block_size
+    width = blocks.shape[1] * size // inputs.total
+    return {"blocks": inputs.of(outputs.of(blocks, 0), 1, size, width)}
+
+
+READINGS: Mapping[type, Reading] = MappingProxyType(
+    {GGUFBlocks: Reading(gguf_blocks, cut_gguf_blocks)}
+)
