@@ -23,12 +23,14 @@ SUFFIXES = (".py", ".cpp", ".h")
 EXAMPLES = {
     "Add a sampling parameter": r"\brepetition_penalty\b",
     "Add a filter of draws": r"\bmin_p(_ptr)?\b",
-    "Add a route": r'"/tokenizer_info"',
+    "Add a route": r"\bDetokenize(Request|Response)\b",
     "Add a model family": r"MptForCausalLM|MPTModel|read_mpt|MPTTraits",
     "Add an operation": r"\bappend_tokens\b",
     "Add a policy": r"(?i)\bsrtf\b",
 }
 """Headings, and how the code names the example of each."""
+MOST_SOURCE_FILES = {"Add a route": 2}
+"""Bounds on the files in `src` that a thing touches: it has one home."""
 
 
 def listed(heading: str) -> set[str]:
@@ -61,6 +63,13 @@ def test_every_place_in_the_source_is_listed(heading: str):
     }
     in_source = {place for place in listed(heading) if place.startswith("src/")}
     assert in_source == naming
+
+
+@pytest.mark.parametrize("heading", MOST_SOURCE_FILES)
+def test_a_thing_has_one_home(heading: str):
+    """Turns red when something has to be declared in one more place."""
+    sources = {place for place in listed(heading) if place.startswith("src/")}
+    assert 1 <= len(sources) <= MOST_SOURCE_FILES[heading]
 
 
 @pytest.mark.parametrize("heading", TOYS)
