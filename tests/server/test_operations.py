@@ -346,6 +346,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("post", CHAT, {"content": b"x", "headers": {"content-type": "text/plain"}}),
     ("post", CHAT, {"json": {"messages": [{"role": "user", "content": "x" * 9_000_000}]}}),
     ("post", "/v1/completions", {"json": {"prompt": "x", "max_tokens": 1, "logprobs": 1}}),
+    ("post", "/v1/completions/render", {"json": {"prompt": "x", "echo": True}}),
     ("post", "/tokenize", {"json": {"prompt": "x"}}),
     ("post", "/detokenize", {"json": {"tokens": [5]}}),
     ("post", "/admin/prefixes", {"json": {"prompt": "x", "ttl_s": 100}}),

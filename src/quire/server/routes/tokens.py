@@ -1,17 +1,25 @@
-"""The route of token ids."""
+"""Routes of token ids: generate from them, and what text becomes them."""
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from starlette.responses import Response
 
-from quire.server.openai.sampling import completion_params
+from quire.protocol.sampling_params import SamplingParams
+from quire.server.generation.prompts import EmbedsPrompt, check_context, prompt_list
+from quire.server.openai.sampling import completion_params, limit_field
 from quire.server.openai.tokens import GeneratedTokens, TokensAnswer, sampling_of
 from quire.server.readings.timeline import Timeline
-from quire.server.requests.bodies import TokensRequest
+from quire.server.requests.bodies import CompletionRequest, TokensRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.routes.route import Call, Needs, Route, respond
 
 __all__ = ["ROUTES"]
+
+_BESIDE = {*TokensRequest.__struct_fields__} & {*CompletionRequest.__struct_fields__}
+"""Fields of completions that stand beside the parameters."""
+_OF_PROMPTS = ("prompt", "truncate_prompt_tokens", "add_special_tokens")
+"""Fields of completions that are of no use once the prompt is rendered."""
 
 
 async def generate(call: Call[TokensRequest]) -> Response:
@@ -33,7 +41,60 @@ async def generate(call: Call[TokensRequest]) -> Response:
     return await respond(call, sampling, answer)
 
 
+async def render_completion(call: Call[CompletionRequest]) -> list[TokensRequest]:
+    """Render the prompts of a completion. Each becomes a request for `/inference/v1/generate`."""
+    ready, body = call.ready, call.body
+    if body.echo:
+        raise RefusedError(
+            "echo is true, but /inference/v1/generate gives no text. Leave it out.", param="echo"
+        )
+    name = ready.model.adapter_of(body.model) or ready.model.names[0]
+    params = completion_params(body, ready.model.front.default_sampling, call.limits)
+    prompts = prompt_list(body, call.limits, max(params.n, body.best_of or 1))
+    beside = {field: getattr(body, field) for field in _BESIDE}
+    request_id = body.request_id or call.request.state.request_id
+    sampling = replace(
+        body, **dict.fromkeys((*_BESIDE, *_OF_PROMPTS)), max_tokens=params.max_tokens
+    )
+    found: list[TokensRequest] = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, EmbedsPrompt):
+            raise RefusedError(
+                "prompt_embeds are given, which have no token ids. Leave them out.",
+                param="prompt_embeds",
+            )
+        token_ids = await call.attended(_render(call, prompt, params))
+        label = f"cmpl-{index}-{request_id}"[: call.limits.max_label_chars]
+        beside.update(model=name, request_id=label)
+        found.append(TokensRequest(token_ids=token_ids, sampling_params=sampling, **beside))
+    return found
+
+
+async def _render(
+    call: Call[CompletionRequest], prompt: str | list[int], params: SamplingParams
+) -> list[int]:
+    """Return the token ids of a prompt that fits the context."""
+    ready, body = call.ready, call.body
+    most = ready.capacity.max_model_len
+    rendered = await call.services.prompts.render_prompt(
+        ready.model.front.renderer,
+        prompt,
+        most,
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    field = limit_field(body)
+    return check_context(rendered, params, most, body.truncate_prompt_tokens, field).token_ids
+
+
 ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions/render",
+        render_completion,
+        CompletionRequest,
+        list[TokensRequest],
+        needs=Needs.ROOM,
+    ),
     Route(
         "POST",
         "/inference/v1/generate",
