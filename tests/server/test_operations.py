@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
+from quire.server.batches.lines import BATCH_ROUTES
 from quire.server.readings.histogram import SHORT_BOUNDS, Histogram
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.short_status import PROBES
@@ -291,6 +292,11 @@ def test_a_path_has_one_row_for_each_method() -> None:
     """Fault: a row that no request reaches."""
     named = [(route.method, re.sub(r"\{.*?\}", "{}", route.path)) for route in EVERY]
     assert len(set(named)) == len(named)
+
+
+def test_routes_of_batches_are_rows_with_bodies() -> None:
+    """Fault: a batch is taken for a route that is not there, and each of its lines fails."""
+    assert {route.path for route in EVERY if route.body is not None} >= {*BATCH_ROUTES}
 
 
 def test_routes_that_need_no_key_are_the_probes_of_the_stand_in() -> None:

@@ -81,7 +81,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=table.verbs,
             allow_headers=["*"],
         )
     app.add_middleware(_Paths, root_path=settings.root_path)

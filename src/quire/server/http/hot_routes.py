@@ -34,14 +34,21 @@ class HotRoutes:
     endpoints are called directly here. They take the request, and read and check the body
     themselves."""
 
-    def __init__(self, app: ASGIApp, hot: Mapping[str, _Endpoint], root_path: str) -> None:
-        """hot: endpoints by their paths, which take POST only."""
+    def __init__(
+        self, app: ASGIApp, hot: Mapping[tuple[str, str], _Endpoint], root_path: str
+    ) -> None:
+        """hot: endpoints by method and path."""
         self._app = app
-        self._hot = {**hot, **{root_path + path: endpoint for path, endpoint in hot.items()}}
+        self._hot = {
+            (method, root + path): endpoint
+            for (method, path), endpoint in hot.items()
+            for root in ("", root_path)
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hot = self._hot.get(scope["path"]) if scope["type"] == "http" else None
-        if hot is None or scope["method"] != "POST":
+        is_http = scope["type"] == "http"
+        hot = self._hot.get((scope["method"], scope["path"])) if is_http else None
+        if hot is None:
             await self._app(scope, receive, send)
             return
         scope["route"] = hot.route

@@ -39,10 +39,9 @@ GROUPS: tuple[tuple[str, tuple[Route[Any, Any], ...]], ...] = (
     ("Responses", (*responses.ROUTES, *kept_responses.ROUTES)),
     ("tokens", tokens.ROUTES),
     ("tokenizer", text.ROUTES),
-    ("operations", (*ops.ROUTES, *prefixes.ROUTES)),
+    ("operations", (*ops.ROUTES, *prefixes.ROUTES, *sessions.ROUTES, *control.ROUTES)),
     ("vectors", vectors.ROUTES),
     ("Batches", batches.ROUTES),
-    ("operations", (*sessions.ROUTES, *control.ROUTES)),
 )
 """Tables of routes, each with the tag under which the schema shows it."""
 
@@ -65,9 +64,14 @@ class RouteTable:
         """Paths that need no key."""
         return frozenset(each.path for each in self.opened if each.access is Access.ANYONE)
 
-    def register(self, app: FastAPI, services: Services) -> dict[str, Endpoint]:
-        """Add the routes to the application. Return the hot ones by their paths."""
-        hot: dict[str, Endpoint] = {}
+    @property
+    def verbs(self) -> list[str]:
+        """Methods that some route has."""
+        return sorted({route.method for route in self.opened})
+
+    def register(self, app: FastAPI, services: Services) -> dict[tuple[str, str], Endpoint]:
+        """Add the routes to the application. Return the hot ones by method and path."""
+        hot: dict[tuple[str, str], Endpoint] = {}
         for tag, route in ((tag, route) for tag, group in GROUPS for route in group):
             if route.access in self._lacks:
                 continue
@@ -83,7 +87,7 @@ class RouteTable:
                 include_in_schema=route.is_listed,
             )
             if route.is_hot:
-                hot[route.path] = endpoint
+                hot[route.method, route.path] = endpoint
         return hot
 
     def is_literal(self, path: str) -> bool:
