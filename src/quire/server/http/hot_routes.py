@@ -1,4 +1,4 @@
-"""The generating routes, served without FastAPI's machinery around an endpoint."""
+"""Routes that take most of the load, served without FastAPI's machinery around an endpoint."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ class _Endpoint(Protocol):
 
 
 class HotRoutes:
-    """ASGI middleware, the innermost. FastAPI declares these routes and their schema, but their
-    endpoints are called directly here. They take the request, and read and check the body
-    themselves."""
+    """ASGI middleware, the innermost. FastAPI has these routes too, for their schema and for other
+    methods, but their endpoints are called directly here."""
 
     def __init__(
         self, app: ASGIApp, hot: Mapping[tuple[str, str], _Endpoint], root_path: str

@@ -157,8 +157,9 @@ class Route(Generic[Body, Made]):
 
     @property
     def is_hot(self) -> bool:
-        """True if it takes most of the load: it is called past the application's router."""
-        return self.streams
+        """True if it is called past the application's router: routes with a body take most of the
+        load."""
+        return self.body is not None and self.is_literal
 
 
 class Deleted(msgspec.Struct, kw_only=True):
