@@ -115,37 +115,55 @@ with running_server(bundled_front()) as server, PatientClient(base_url=server.ur
 )
 
 _ROUTE = Toy(
-    "tokenizer_info",
+    "detokenize",
     """
 from tests.server.running import bundled_front, running_server
 from tests.waiting import PatientClient
 
 with running_server(bundled_front()) as server, PatientClient(base_url=server.url) as http:
-    assert http.get("/toy").json() == {"longest_token": 32}
-    statuses = http.get("/openapi.json").json()["paths"]["/toy"]["get"]["responses"]
-    assert {"200", "400", "503"} <= statuses.keys()
+    assert http.post("/toy", json={"tokens": [5, 6]}).json() == {"highest": 6}
+    refused = http.post("/toy", json={"tokens": []}).json()["error"]
+    assert refused["code"] == 400 and refused["param"] == "tokens", refused
+    assert http.post("/toy", json={"tokens": "x"}).status_code == 400
+    assert http.get("/toy").headers["allow"] == "POST"
+    document = http.get("/openapi.json").json()
+    asked = document["paths"]["/toy"]["post"]
+    body = asked["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert body.endswith("/ToyRequest"), body
+    statuses = asked["responses"]
+    assert {"200", "400", "401", "413", "503"} <= statuses.keys()
     answer = statuses["200"]["content"]["application/json"]["schema"]["$ref"]
     assert answer.endswith("/Toy"), answer
+    assert asked["description"] == "The highest of token ids."
+    assert 'handler="/toy",method="POST",status="2xx"' in http.get("/metrics").text
 """,
     {
         "src/quire/server/routes/text.py": (
             (
-                '    @router.get("/tokenizer_info")\n',
-                '    @router.get("/toy")\n'
-                "    async def toy() -> Response:\n"
-                '        """Most characters of a token."""\n'
-                "        tokenizer = _tokenizer(services.backend.require())\n"
-                "        assert tokenizer.vocab_size > 0\n"
-                '        return Response(encode({"longest_token": 32}), media_type=JSON)\n\n',
+                "from quire.server.requests.bodies import",
+                "from quire.server.requests.bodies import ToyRequest\n",
+            ),
+            (
+                "ROUTES = (\n",
+                "class Toy(msgspec.Struct):\n"
+                "    highest: int\n\n\n"
+                "async def toy(call: Call[ToyRequest]) -> Toy:\n"
+                '    """The highest of token ids."""\n'
+                "    if not call.body.tokens:\n"
+                '        raise RefusedError("tokens is empty. Send some.", param="tokens")\n'
+                "    return Toy(max(call.body.tokens))\n\n\n",
+            ),
+            (
+                '    Route("GET", "/tokenizer_info"',
+                '    Route("POST", "/toy", toy, ToyRequest, Toy, needs=Needs.ROOM),\n',
             ),
         ),
-        "src/quire/server/routes/schema.py": (
+        "src/quire/server/requests/bodies.py": (
             (
-                "class Version(msgspec.Struct):\n",
-                "class Toy(msgspec.Struct):\n    longest_token: int\n\n\n",
+                "class DetokenizeRequest(",
+                "class ToyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):\n"
+                "    tokens: list[int]\n\n\n",
             ),
-            ('    "/version": Version,\n', '    "/toy": Toy,\n'),
-            ('    "/tokenizer_info": (400, 503),\n', '    "/toy": (400, 503),\n'),
         ),
     },
 )

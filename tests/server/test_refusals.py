@@ -371,7 +371,7 @@ NUMBERS = st.sampled_from(
 
 @examples(80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    path=st.sampled_from([CHAT, TEXT, "/tokenize", "/detokenize"]),
+    path=st.sampled_from([CHAT, TEXT, f"{TEXT}/render", "/tokenize", "/detokenize"]),
     fields=st.dictionaries(st.sampled_from(FIELDS), NUMBERS | ANYTHING, max_size=4),
 )
 def test_no_body_makes_the_server_fail(
@@ -380,7 +380,7 @@ def test_no_body_makes_the_server_fail(
     base: dict[str, Any] = {"max_tokens": 2}
     if path == CHAT:
         base["messages"] = MESSAGES
-    elif path == TEXT:
+    elif path.startswith(TEXT):
         base["prompt"] = "hi"
     content = json.dumps({**base, **fields}).encode("utf-8", "surrogatepass")
     with waiting.PatientClient(base_url=server.url) as http:

@@ -101,3 +101,64 @@ def test_bad_requests(http: httpx.Client, body: dict[str, Any], words: str) -> N
     reply = http.post(ROUTE, json={"model": MODEL, **body})
     assert reply.status_code == (404 if "exist" in words else 400)
     assert words in reply.json()["error"]["message"]
+
+
+RENDER = "/v1/completions/render"
+
+
+def test_a_rendered_completion_generates_what_the_completion_does(http: httpx.Client) -> None:
+    """Fault: a front that renders here and generates elsewhere gets other tokens."""
+    prompts = ["def main():", "import "]
+    body = {
+        "prompt": prompts, "model": MODEL, "max_tokens": 7, "seed": 3, "temperature": 0.7,
+        "stop": ["zzz"], "truncate_prompt_tokens": 3, "cache_salt": "mine", "stream": False,
+    }  # fmt: skip
+    reply = http.post(RENDER, json=body)
+    assert reply.status_code == 200, reply.text
+    rendered = reply.json()
+    expected = http.post("/v1/completions", json={**body, "return_token_ids": True}).json()
+    for each, choice in zip(rendered, expected["choices"], strict=True):
+        assert each["token_ids"] == choice["prompt_token_ids"] and len(each["token_ids"]) == 3
+        assert each["model"] == MODEL and each["cache_salt"] == "mine"
+        assert each["request_id"].startswith("cmpl-")
+        (made,) = http.post(ROUTE, json=each).json()["choices"]
+        assert made["token_ids"] == choice["token_ids"]
+    assert len({each["request_id"] for each in rendered}) == 2
+    assert rendered[0]["sampling_params"] == {
+        "max_tokens": 7, "seed": 3, "temperature": 0.7, "stop": ["zzz"]
+    }  # fmt: skip
+
+
+def test_a_rendered_completion_has_the_defaults_of_completions(http: httpx.Client) -> None:
+    longest = "r" * 128
+    (found,) = http.post(RENDER, json={"prompt": IDS, "request_id": longest}).json()
+    assert found["token_ids"] == IDS and found["model"] == MODEL
+    assert found["sampling_params"] == {"max_tokens": 16}
+    assert len(http.post(ROUTE, json=found).json()["choices"][0]["token_ids"]) == 16
+    streamed = {"prompt": IDS, "stream": True, "stream_options": {"include_usage": True}}
+    (found,) = http.post(RENDER, json=streamed).json()
+    with http.stream("POST", ROUTE, json=found) as reply:
+        assert [line for line in reply.iter_lines() if line][-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": IDS, "echo": True}, "echo", "Leave it out"),
+        ({"prompt_embeds": "AAAA"}, "prompt_embeds", "no token ids"),
+        ({}, "prompt", "prompt is missing"),
+        ({"prompt": IDS, "model": "none"}, "model", "none"),
+        ({"prompt": IDS, "temperature": -1}, "temperature", "temperature"),
+        ({"prompt": [7] * 600}, None, "maximum context length"),
+        ({"prompt": IDS, "max_tokens": 5000}, "max_tokens", "maximum context length"),
+        ({"prompt": [9999]}, "prompt", "outside the vocabulary"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_rendered_is_refused(
+    http: httpx.Client, body: dict[str, Any], param: str | None, words: str
+) -> None:
+    reply = http.post(RENDER, json=body)
+    error = reply.json()["error"]
+    assert reply.status_code in (400, 404) and words in error["message"], reply.text
+    assert error["param"] == param

@@ -6,16 +6,14 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import quire
@@ -25,25 +23,13 @@ from quire.server.batches.service import BatchService
 from quire.server.generation.backend import Backend
 from quire.server.http.gate import Gate
 from quire.server.http.hot_routes import HotRoutes
-from quire.server.http.openapi import add_body_schemas
 from quire.server.http.trace import RequestTrace
 from quire.server.readings.front_board import FrontBoard
 from quire.server.readings.stats_line import StatsLine
 from quire.server.requests.errors import CLIENT_LEFT, RefusedError, error_reply
-from quire.server.routes.batches import batches_router
-from quire.server.routes.control import control_router
-from quire.server.routes.kept_responses import kept_responses_router
-from quire.server.routes.messages import messages_router
-from quire.server.routes.openai import generating_routes, openai_router
-from quire.server.routes.ops import ops_router
-from quire.server.routes.prefixes import prefix_router
-from quire.server.routes.responses import responses_router
 from quire.server.routes.schema import describe
 from quire.server.routes.services import Services
-from quire.server.routes.sessions import sessions_router
-from quire.server.routes.text import text_router
-from quire.server.routes.tokens import tokens_router
-from quire.server.routes.vectors import vectors_router
+from quire.server.routes.table import RouteTable
 from quire.server.settings import ServerSettings
 
 __all__ = ["create_app"]
@@ -82,28 +68,20 @@ def create_app(
     # Its own pages load script and style from elsewhere.
     no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
     app = FastAPI(title="quire", version=quire.__version__, lifespan=lifespan, **no_pages)
-    generating, others = _routers(services)
-    control = control_router(services)
-    if settings.enable_engine_control:
-        others = (*others, control)
-    closed = () if settings.enable_engine_control else control.routes
-    routes: list[BaseRoute] = []
-    for router in (*generating, *others):
-        app.include_router(router)
-        routes += router.routes
+    table = RouteTable(settings)
+    hot = table.register(app, services)
     for kind in (QuireError, HTTPException, ClientDisconnect, Exception):
-        app.add_exception_handler(kind, functools.partial(_reply, routes, closed))
-    _describe(app, settings)
+        app.add_exception_handler(kind, functools.partial(_reply, table))
+    _describe(app, table, settings)
     # The middleware that is added last is the first that a request meets.
-    hot = [route for router in generating for route in generating_routes(router)]
-    app.add_middleware(HotRoutes, routes=hot, root_path=settings.root_path)
+    app.add_middleware(HotRoutes, hot=hot, root_path=settings.root_path)
     app.add_middleware(_HeadAsGet)
-    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Gate, settings=settings, open_paths=table.open_paths)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=table.verbs,
             allow_headers=["*"],
         )
     app.add_middleware(_Paths, root_path=settings.root_path)
@@ -113,26 +91,6 @@ def create_app(
         max_label_chars=settings.limits.max_label_chars,
     )
     return app
-
-
-def _routers(services: Services) -> tuple[tuple[APIRouter, ...], tuple[APIRouter, ...]]:
-    """Return the generating routes, which take most of the load, and the others."""
-    generating = (
-        openai_router(services),
-        messages_router(services),
-        responses_router(services),
-        tokens_router(services),
-    )
-    others = (
-        kept_responses_router(services),
-        text_router(services),
-        ops_router(services),
-        prefix_router(services),
-        vectors_router(services),
-        batches_router(services),
-        sessions_router(services),
-    )
-    return generating, others
 
 
 class _Paths:
@@ -166,48 +124,25 @@ class _HeadAsGet:
         scope["route"] = as_get.get("route")  # the name under which it is counted
 
 
-async def _reply(
-    routes: Iterable[BaseRoute], closed: Iterable[BaseRoute], request: Request, error: Exception
-) -> Response:
+async def _reply(table: RouteTable, request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     headers: dict[str, str] = {}
     if isinstance(error, HTTPException):
         if error.status_code == 405:
-            headers["allow"] = ", ".join(_methods(routes, request.scope))
-        error = _as_refused(routes, closed, request, error)
+            headers["allow"] = ", ".join(table.methods(request.scope["path"]))
+        error = _as_refused(table, request, error)
     reply = error_reply(error, request.scope)
     return Response(reply.body, reply.status, {**reply.headers, **headers})
 
 
-def _methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """Return the methods that the path of `scope` has. A path of its own, such as
-    /v1/responses/compact, is no id of another route's."""
-    found: set[str] = set()
-    matching = [
-        route
-        for route in routes
-        if isinstance(route, APIRoute) and route.matches(scope)[0] is not Match.NONE
-    ]
-    own = [route for route in matching if not route.param_convertors]
-    for route in own or matching:
-        found |= route.methods or set()
-    return sorted(found | {"HEAD"} if "GET" in found else found)
-
-
-def _as_refused(
-    routes: Iterable[BaseRoute],
-    closed: Iterable[BaseRoute],
-    request: Request,
-    error: HTTPException,
-) -> RefusedError:
-    """Answer unknown routes and methods in the shape of all other errors. closed: routes that a
-    switch would open."""
+def _as_refused(table: RouteTable, request: Request, error: HTTPException) -> RefusedError:
+    """Answer unknown routes and methods in the shape of all other errors."""
     path = request.url.path[:128]
     if error.status_code == 404:
-        versioned = {**request.scope, "path": f"/v1{request.url.path}"}
-        meant = f"Did you mean '/v1{path}'?" if _methods(routes, versioned) else "See /docs."
-        if _methods(closed, request.scope):
+        is_meant = table.methods(f"/v1{request.url.path}")
+        meant = f"Did you mean '/v1{path}'?" if is_meant else "See /docs."
+        if table.is_closed(request.scope["path"]):
             meant = "It is closed: the server opens it with --enable-engine-control."
         return RefusedError(f"There is no route {path!r}. {meant}", status=404)
     if error.status_code == 405:
@@ -215,11 +150,11 @@ def _as_refused(
     return RefusedError(str(error.detail)[:200], status=error.status_code)
 
 
-def _describe(app: FastAPI, settings: ServerSettings) -> None:
+def _describe(app: FastAPI, table: RouteTable, settings: ServerSettings) -> None:
     document = app.openapi
 
     def openapi() -> dict[str, Any]:
-        return describe(add_body_schemas(document()), settings.limits)
+        return describe(document(), table.opened, settings.limits)
 
     app.openapi = openapi
 

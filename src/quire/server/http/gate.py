@@ -1,6 +1,6 @@
 """The entrance of every HTTP request: headers, host and key are checked before routing.
 
-Paths are open only if they are named here, so a new route is guarded from its first day.
+Paths are open only if their routes say so, so a new route is guarded from its first day.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from math import ceil
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.server.readings.short_status import PROBES
 from quire.server.requests.errors import RefusedError, error_reply
 from quire.server.settings import ServerSettings
 
-__all__ = ["CALLER", "OPEN_PATHS", "ApiKeys", "Gate", "InternalCaller", "is_foreign_page"]
-
-OPEN_PATHS = PROBES
-"""Paths that need no key."""
+__all__ = ["CALLER", "ApiKeys", "Gate", "InternalCaller", "is_foreign_page"]
 
 CALLER = "quire.caller"
 """Key of a scope that holds the caller of a request that the server makes to itself. No HTTP server
@@ -79,13 +75,16 @@ class Gate:
     the server has no keys), the key's `weight`, and `is_spare` if the request runs on spare
     capacity."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, open_paths: Iterable[str] = ()
+    ) -> None:
+        """open_paths: those that need no key."""
         self._app = app
         self._limits = settings.limits
         self._keys = ApiKeys(settings.api_key)
         weights = settings.api_key_weights
         self._weights = dict(zip(self._keys.names, weights, strict=False))
-        self._open_paths = OPEN_PATHS | {settings.root_path + path for path in OPEN_PATHS}
+        self._open_paths = {root + path for path in open_paths for root in ("", settings.root_path)}
         self._origins = settings.allowed_origins
         self._hosts = {host.lower() for host in (settings.host, *settings.allowed_hosts)}
         # A web page lacks the key, and cannot reach a Unix socket.

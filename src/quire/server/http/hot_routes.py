@@ -1,10 +1,10 @@
-"""The generating routes, served without FastAPI's machinery around an endpoint."""
+"""Routes that take most of the load, served without FastAPI's machinery around an endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,26 +14,46 @@ from quire.server.requests.errors import CLIENT_LEFT, error_reply
 __all__ = ["HotRoutes"]
 
 
-class HotRoutes:
-    """ASGI middleware, the innermost. FastAPI declares these routes and their schema, but their
-    endpoints are called directly here. They take the request, and read and check the body
-    themselves."""
+class _HasPath(Protocol):
+    @property
+    def path(self) -> str: ...
 
-    def __init__(self, app: ASGIApp, routes: Iterable[APIRoute], root_path: str) -> None:
-        """routes: POST only, without parameters in their paths."""
+
+class _Endpoint(Protocol):
+    """route: as the scope of a request holds it."""
+
+    @property
+    def route(self) -> _HasPath: ...
+
+    @property
+    def respond(self) -> Callable[[Request], Awaitable[Response]]: ...
+
+
+class HotRoutes:
+    """ASGI middleware, the innermost. FastAPI has these routes too, for their schema and for other
+    methods, but their endpoints are called directly here."""
+
+    def __init__(
+        self, app: ASGIApp, hot: Mapping[tuple[str, str], _Endpoint], root_path: str
+    ) -> None:
+        """hot: endpoints by method and path."""
         self._app = app
-        known = {route.path: route for route in routes}
-        self._routes = known | {root_path + path: route for path, route in known.items()}
+        self._hot = {
+            (method, root + path): endpoint
+            for (method, path), endpoint in hot.items()
+            for root in ("", root_path)
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
-        if route is None or scope["method"] != "POST":
+        is_http = scope["type"] == "http"
+        hot = self._hot.get((scope["method"], scope["path"])) if is_http else None
+        if hot is None:
             await self._app(scope, receive, send)
             return
-        scope["route"] = route
+        scope["route"] = hot.route
         response: Response
         try:
-            response = await route.endpoint(Request(scope, receive))
+            response = await hot.respond(Request(scope, receive))
         except ClientDisconnect:
             response = Response(status_code=CLIENT_LEFT)
         except Exception as error:  # noqa: BLE001  as the application's own handlers do

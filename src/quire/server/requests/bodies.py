@@ -103,7 +103,9 @@ class ChatExtras(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(
+    GenerationRequest, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """POST /v1/completions.
 
     prompt: a text, token ids, or a list of either. prompt_embeds: base64 of the bytes of
@@ -117,7 +119,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     logprobs: int | None = None
 
 
-class TokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """POST /inference/v1/generate. sampling_params: fields of completions, without a prompt."""
 
     token_ids: list[int]

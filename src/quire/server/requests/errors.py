@@ -28,6 +28,8 @@ __all__ = [
     "CLIENT_LEFT",
     "OVERLOADED",
     "ErrorReply",
+    "ErrorResponse",
+    "MessagesErrorResponse",
     "RefusedError",
     "error_reply",
     "is_messages_path",
@@ -138,6 +140,34 @@ class RefusedError(QuireError):
         self.retry_after_s = retry_after_s
 
 
+class ErrorDetail(msgspec.Struct):
+    """type: a name for the status. param: the field at fault. code: the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorResponse(msgspec.Struct):
+    """Body of every status but 200."""
+
+    error: ErrorDetail
+
+
+class MessagesErrorDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class MessagesErrorResponse(msgspec.Struct):
+    """Body of every status but 200 of the Messages API."""
+
+    type: str
+    error: MessagesErrorDetail
+    request_id: str
+
+
 class ErrorReply(msgspec.Struct):
     """One error in its wire form: as a response of its own, or as an event in a stream. request_id:
     for the shape of the Messages API, which names the request; may be empty."""
@@ -160,20 +190,17 @@ class ErrorReply(msgspec.Struct):
         """Return JSON, at most 2 KiB for ordinary text."""
         if self.request_id is not None:
             return self._messages_body(self.request_id)
-        error = {
-            "message": clipped(self.message, MAX_MESSAGE_CHARS),
-            "type": _TYPES.get(self.status, "APIError"),
-            "param": self.param,
-            "code": self.status,
-        }
-        return msgspec.json.encode({"error": error})
+        message = clipped(self.message, MAX_MESSAGE_CHARS)
+        kind = _TYPES.get(self.status, "APIError")
+        error = ErrorDetail(message, kind, self.param, self.status)
+        return msgspec.json.encode(ErrorResponse(error))
 
     def _messages_body(self, request_id: str) -> bytes:
         status = 503 if self.status == OVERLOADED else self.status
         other = "api_error" if status >= 500 else "invalid_request_error"
         kind = _MESSAGES_TYPES.get(status, other)
-        error = {"type": kind, "message": clipped(self.message, MAX_MESSAGE_CHARS)}
-        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+        error = MessagesErrorDetail(kind, clipped(self.message, MAX_MESSAGE_CHARS))
+        return msgspec.json.encode(MessagesErrorResponse("error", error, request_id))
 
     @property
     def headers(self) -> dict[str, str]:

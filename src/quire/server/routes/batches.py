@@ -1,166 +1,134 @@
-"""Routes of stored files, and of batches over them."""
+"""Routes of stored files, and of batches over them.
+
+A caller sees the files and batches of its own key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
 from quire.server.batches.lines import BATCH_ROUTES
-from quire.server.batches.store import BatchStore, KeptBatch, KeptFile
-from quire.server.http.body import BodyDecoder
+from quire.server.batches.store import KeptBatch, KeptFile
 from quire.server.http.multipart import FormPart, FormReader
-from quire.server.http.openapi import body_of
-from quire.server.openai.answer import encode
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import BatchRequest
-from quire.server.routes.respond import JSON
-from quire.server.routes.services import Services
+from quire.server.routes.route import (
+    AFTER,
+    BYTES,
+    LIMIT,
+    Call,
+    Deleted,
+    Needs,
+    Query,
+    Route,
+    page_size,
+)
 
-__all__ = ["batches_router"]
+__all__ = ["MAX_METADATA", "ROUTES"]
 
 Kept = TypeVar("Kept", KeptFile, KeptBatch)
 
-MAX_PAGE = 100
 MAX_METADATA = 16
-_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch"]},
-                    },
-                }
-            }
-        },
-    }
+
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
 }
+_PURPOSE = Query("purpose", {"type": "string"})
 
 
-_PAGE: dict[str, Any] = {
-    "parameters": [
-        {"name": "after", "in": "query", "schema": {"type": "string"}},
-        {
-            "name": "limit",
-            "in": "query",
-            "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 20},
-        },
-    ]
-}
-_PURPOSE = {"name": "purpose", "in": "query", "schema": {"type": "string"}}
+class Page(msgspec.Struct, Generic[Kept], kw_only=True):
+    """One page of a list."""
+
+    object: str = "list"
+    data: list[Kept]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
-def batches_router(services: Services) -> APIRouter:
-    """A caller sees the files and batches of its own key."""
-    router = APIRouter(tags=["Batches"])
-    _add_files(services, router)
-    _add_batches(services, router)
-    return router
+async def upload_file(call: Call[None]) -> KeptFile:
+    """Keep a file with a request in each line, for a batch."""
+    form = FormReader(call.request.headers.get("content-type", ""), large="file")
+    with call.services.files().new_file(call.tenant) as new:
+
+        def take(data: bytes) -> None:
+            form.feed(data)
+            # The last part may not be whole yet.
+            if "purpose" in form.parts and next(reversed(form.parts)) == "file":
+                _check_purpose(form.parts["purpose"].text)
+            if "file" in form.parts:
+                new.write(form.parts["file"].take())
+
+        await call.services.bodies.read_upload(call.request, take)
+        parts = form.end()
+        _check_names(parts)
+        file = _part(parts, "file")
+        purpose = _part(parts, "purpose").text
+        _check_purpose(purpose)
+        if not new.num_bytes:
+            raise RefusedError("The file is empty. Send a request in each line.", param="file")
+        return new.keep(file.filename or "file", purpose)
 
 
-def _store(services: Services) -> BatchStore:
-    if services.batches is None:
-        raise RefusedError(
-            "This server keeps no files. Start it with --data-dir FOLDER.", status=404
-        )
-    return services.batches
+async def list_files(call: Call[None]) -> Page[KeptFile]:
+    """The files that are kept, newest first."""
+    found = call.services.files().list_files(call.tenant)
+    if purpose := _PURPOSE.of(call.request):
+        found = [each for each in found if each.purpose == purpose]
+    return _page(found, call)
 
 
-def _add_files(services: Services, router: APIRouter) -> None:
-    @router.post("/v1/files", openapi_extra=_FORM)
-    async def upload_file(request: Request) -> Response:
-        """Keep a file with a request in each line, for a batch."""
-        form = FormReader(request.headers.get("content-type", ""), large="file")
-        with _store(services).new_file(request.state.tenant) as new:
-
-            def take(data: bytes) -> None:
-                form.feed(data)
-                # The last part may not be whole yet.
-                if "purpose" in form.parts and next(reversed(form.parts)) == "file":
-                    _check_purpose(form.parts["purpose"].text)
-                if "file" in form.parts:
-                    new.write(form.parts["file"].take())
-
-            await services.bodies.read_upload(request, take)
-            parts = form.end()
-            _check_names(parts)
-            file = _part(parts, "file")
-            purpose = _part(parts, "purpose").text
-            _check_purpose(purpose)
-            if not new.num_bytes:
-                raise RefusedError("The file is empty. Send a request in each line.", param="file")
-            found = new.keep(file.filename or "file", purpose)
-        return Response(encode(found), media_type=JSON)
-
-    @router.get("/v1/files", openapi_extra={"parameters": [*_PAGE["parameters"], _PURPOSE]})
-    async def list_files(request: Request) -> Response:
-        """The files that are kept, newest first."""
-        found = _store(services).list_files(request.state.tenant)
-        if purpose := request.query_params.get("purpose"):
-            found = [each for each in found if each.purpose == purpose]
-        return Response(encode(_page(found, request)), media_type=JSON)
-
-    @router.get("/v1/files/{file_id}")
-    async def retrieve_file(request: Request, file_id: str) -> Response:
-        """Facts of a file."""
-        found = _store(services).find_file(file_id, request.state.tenant)
-        return Response(encode(found), media_type=JSON)
-
-    @router.get("/v1/files/{file_id}/content")
-    async def file_content(request: Request, file_id: str) -> Response:
-        """The contents of a file."""
-        found = _store(services).find_file(file_id, request.state.tenant)
-        return FileResponse(_store(services).path(found.id), media_type="application/octet-stream")
-
-    @router.delete("/v1/files/{file_id}")
-    async def delete_file(request: Request, file_id: str) -> Response:
-        """Forget a file."""
-        _store(services).delete_file(file_id, request.state.tenant)
-        return Response(encode({"id": file_id, "object": "file", "deleted": True}), media_type=JSON)
+async def retrieve_file(call: Call[None]) -> KeptFile:
+    """Facts of a file."""
+    return call.services.files().find_file(call.part("file_id"), call.tenant)
 
 
-def _add_batches(services: Services, router: APIRouter) -> None:
-    limits = services.settings.limits
-    decoder: BodyDecoder[BatchRequest] = BodyDecoder(BatchRequest, limits)
+async def file_content(call: Call[None]) -> Response:
+    """The contents of a file."""
+    files = call.services.files()
+    found = files.find_file(call.part("file_id"), call.tenant)
+    return FileResponse(files.path(found.id), media_type=BYTES)
 
-    @router.post("/v1/batches", openapi_extra=body_of(BatchRequest))
-    async def create_batch(request: Request) -> Response:
-        """Have the requests of a file answered with what other requests leave."""
-        kept = _store(services)
-        body = await decoder.decode(await services.bodies.read(request))
-        _check(body, limits.max_label_chars)
-        state = request.state
-        found = kept.add_batch(
-            body.endpoint, body.input_file_id, body.metadata, state.tenant, state.weight
-        )
-        return Response(encode(found), media_type=JSON)
 
-    @router.get("/v1/batches", openapi_extra=_PAGE)
-    async def list_batches(request: Request) -> Response:
-        """The batches of this caller, newest first."""
-        found = _store(services).list_batches(request.state.tenant)
-        return Response(encode(_page(found, request)), media_type=JSON)
+async def delete_file(call: Call[None]) -> Deleted:
+    """Forget a file."""
+    file_id = call.part("file_id")
+    call.services.files().delete_file(file_id, call.tenant)
+    return Deleted(id=file_id, object="file", deleted=True)
 
-    @router.get("/v1/batches/{batch_id}")
-    async def retrieve_batch(request: Request, batch_id: str) -> Response:
-        """Progress of a batch."""
-        found = _store(services).find_batch(batch_id, request.state.tenant)
-        return Response(encode(found), media_type=JSON)
 
-    @router.post("/v1/batches/{batch_id}/cancel")
-    async def cancel_batch(request: Request, batch_id: str) -> Response:
-        """End a batch; what has been answered is kept."""
-        found = _store(services).cancel_batch(batch_id, request.state.tenant)
-        return Response(encode(found), media_type=JSON)
+async def create_batch(call: Call[BatchRequest]) -> KeptBatch:
+    """Have the requests of a file answered with what other requests leave."""
+    body = call.body
+    _check(body, call.limits.max_label_chars)
+    return call.services.files().add_batch(
+        body.endpoint, body.input_file_id, body.metadata, call.tenant, call.weight
+    )
+
+
+async def list_batches(call: Call[None]) -> Page[KeptBatch]:
+    """The batches of this caller, newest first."""
+    return _page(call.services.files().list_batches(call.tenant), call)
+
+
+async def retrieve_batch(call: Call[None]) -> KeptBatch:
+    """Progress of a batch."""
+    return call.services.files().find_batch(call.part("batch_id"), call.tenant)
+
+
+async def cancel_batch(call: Call[None]) -> KeptBatch:
+    """End a batch; what has been answered is kept."""
+    return call.services.files().cancel_batch(call.part("batch_id"), call.tenant)
 
 
 def _check_names(parts: Iterable[str]) -> None:
@@ -209,22 +177,72 @@ def _check(body: BatchRequest, max_label_chars: int) -> None:
         )
 
 
-def _page(found: list[Kept], request: Request) -> dict[str, Any]:
+def _page(found: list[Kept], call: Call[None]) -> Page[Kept]:
     """Return one page of a list, after the id `after`, with at most `limit` items."""
-    after, asked = request.query_params.get("after"), request.query_params.get("limit", "20")
-    is_number = len(asked) <= len(str(MAX_PAGE)) and asked.isascii() and asked.isdecimal()
-    if not (is_number and 1 <= int(asked) <= MAX_PAGE):
-        raise RefusedError(f"limit is {asked[:80]!r}. Send 1 to {MAX_PAGE}.", param="limit")
+    after, size = AFTER.of(call.request), page_size(call.request)
     if after is not None:
         ids = [each.id for each in found]
         if after not in ids:
             raise RefusedError(f"after is {after[:80]!r}, which is not there.", param="after")
         found = found[ids.index(after) + 1 :]
-    page = found[: int(asked)]
-    return {
-        "object": "list",
-        "data": [msgspec.to_builtins(each) for each in page],
-        "has_more": len(page) < len(found),
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-    }
+    page = found[:size]
+    return Page(
+        data=page,
+        has_more=len(page) < len(found),
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+    )
+
+
+_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
+
+ROUTES: tuple[Route[Any, Any], ...] = (
+    Route(
+        "POST",
+        "/v1/files",
+        upload_file,
+        answer=KeptFile,
+        needs=Needs.FILES,
+        form=_FORM,
+        refuses=(507,),
+    ),
+    Route(
+        "GET",
+        "/v1/files",
+        list_files,
+        answer=Page[KeptFile],
+        needs=Needs.FILES,
+        query=(AFTER, LIMIT, _PURPOSE),
+        refuses=(400,),
+    ),
+    Route("GET", _FILE, retrieve_file, answer=KeptFile, needs=Needs.FILES, refuses=(400,)),
+    Route("GET", f"{_FILE}/content", file_content, needs=Needs.FILES, media=BYTES, refuses=(400,)),
+    Route("DELETE", _FILE, delete_file, answer=Deleted, needs=Needs.FILES, refuses=(400,)),
+    Route(
+        "POST",
+        "/v1/batches",
+        create_batch,
+        BatchRequest,
+        KeptBatch,
+        needs=Needs.FILES,
+        refuses=(507,),
+    ),
+    Route(
+        "GET",
+        "/v1/batches",
+        list_batches,
+        answer=Page[KeptBatch],
+        needs=Needs.FILES,
+        query=(AFTER, LIMIT),
+        refuses=(400,),
+    ),
+    Route("GET", _BATCH, retrieve_batch, answer=KeptBatch, needs=Needs.FILES, refuses=(400,)),
+    Route(
+        "POST",
+        f"{_BATCH}/cancel",
+        cancel_batch,
+        answer=KeptBatch,
+        needs=Needs.FILES,
+        refuses=(400, 507),
+    ),
+)

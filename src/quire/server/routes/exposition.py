@@ -22,25 +22,21 @@ from quire.server.readings.metrics import ServerMetrics
 from quire.server.routes.services import Services
 from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_metrics
 
-__all__ = ["Exposition", "adapters_metric", "rank_metrics"]
+__all__ = ["MEDIA_TYPE", "adapters_metric", "rank_metrics", "text"]
+
+MEDIA_TYPE = CONTENT_TYPE_LATEST
 
 _LABELS = ("model_name", "engine")
 _ENDINGS = ("stop", "length", "content_filter", "repetition", "abort", "error")
 
 
-class Exposition:
-    """The text of one scrape. Names and label sets are closed: they contain no text of a
+def text(services: Services) -> bytes:
+    """Return the text of one scrape. Names and label sets are closed: they contain no text of a
     request, except names of loaded adapters."""
-
-    media_type = CONTENT_TYPE_LATEST
-
-    def __init__(self, services: Services) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_ServerCollector(services))
-        ProcessCollector(registry=self._registry)
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    registry = CollectorRegistry()
+    registry.register(_ServerCollector(services))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
 
 
 class _ServerCollector(Collector):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
-from fastapi import APIRouter, Request
+import msgspec
 from starlette.responses import Response
 
 import quire
-from quire.protocol.status import EngineState
+from quire.protocol.status import EngineState, EngineStatus
 from quire.server.openai.answer import encode
-from quire.server.readings.short_status import short_status
+from quire.server.readings.short_status import ShortStatus, short_status
 from quire.server.requests.errors import RefusedError
-from quire.server.routes.exposition import Exposition
-from quire.server.routes.services import Services
+from quire.server.routes import exposition
+from quire.server.routes.route import JSON, TEXT, Access, Call, Route
 
-__all__ = ["ops_router"]
+__all__ = ["ROUTES"]
 
-JSON = "application/json"
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -27,95 +28,110 @@ _PAGE_POLICY = (
 _HEALTHY = (EngineState.READY, EngineState.SLEEPING, EngineState.DRAINING)
 
 
-def ops_router(services: Services) -> APIRouter:
-    """Probes, metrics, load, version, and timelines."""
-    router = APIRouter(tags=["operations"])
-    page = Path(__file__).with_name("docs.html").read_bytes()
-    _add_probes(router, services)
-    _add_readings(router, services)
-    _add_timelines(router, services)
-
-    @router.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        """A page of all routes, which loads nothing from elsewhere."""
-        headers = {"content-security-policy": _PAGE_POLICY}
-        return Response(page, headers=headers, media_type="text/html; charset=utf-8")
-
-    return router
+class Version(msgspec.Struct):
+    version: str
 
 
-def _add_probes(router: APIRouter, services: Services) -> None:
-    def probe(*, is_well: bool) -> Response:
-        status = services.backend.status
-        return Response(encode(short_status(status)), 200 if is_well else 503, media_type=JSON)
-
-    @router.get("/livez")
-    async def livez() -> Response:
-        """200 while this process can serve, or may again: restart it otherwise."""
-        return probe(is_well=services.backend.status.state is not EngineState.DEAD)
-
-    @router.get("/health")
-    async def health() -> Response:
-        """200 while the engine makes progress."""
-        return probe(is_well=services.backend.status.state in _HEALTHY)
-
-    @router.get("/readyz")
-    async def readyz() -> Response:
-        """200 while new requests are taken."""
-        return probe(is_well=services.backend.status.state is EngineState.READY)
-
-    @router.get("/ping", include_in_schema=False)
-    @router.post("/ping", include_in_schema=False)
-    async def ping() -> Response:
-        return await health()
+class Load(msgspec.Struct):
+    server_load: int
+    waiting_requests: int
+    waiting_tokens: int
 
 
-def _add_readings(router: APIRouter, services: Services) -> None:
-    exposition = Exposition(services)
-
-    @router.get("/version")
-    async def show_version() -> Response:
-        """The version of quire."""
-        return Response(encode({"version": quire.__version__}), media_type=JSON)
-
-    @router.get("/load")
-    async def load() -> Response:
-        """Requests that are open, and of these the ones that wait for the engine."""
-        total = services.total()
-        found = {
-            "server_load": total.metrics.num_open_requests - 1,  # without this one
-            "waiting_requests": total.num_waiting_requests,
-            "waiting_tokens": total.num_waiting_tokens,
-        }
-        return Response(encode(found), media_type=JSON)
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        """In the text format of Prometheus."""
-        return Response(exposition.text(), media_type=exposition.media_type)
-
-    @router.get("/admin/status")
-    async def status() -> Response:
-        """The engine's state, the phases of its start, and its capacity."""
-        return Response(encode(services.backend.status), media_type=JSON)
+class TimelineList(msgspec.Struct):
+    requests: list[dict[str, Any]]
 
 
-def _add_timelines(router: APIRouter, services: Services) -> None:
-    @router.get("/admin/requests")
-    async def timelines(request: Request) -> Response:
-        """Timelines of the last requests of the caller's key, newest first."""
-        latest = services.timelines.latest(request.state.tenant)
-        found = [timeline.as_dict() for timeline in latest]
-        return Response(encode({"requests": found}), media_type=JSON)
+async def livez(call: Call[None]) -> Response:
+    """200 while this process can serve, or may again: restart it otherwise."""
+    return _probe(call, is_well=call.services.backend.status.state is not EngineState.DEAD)
 
-    @router.get("/admin/requests/{request_id}")
-    async def timeline(request: Request, request_id: str) -> Response:
-        """The timeline of one of the last requests of the caller's key."""
-        found = services.timelines.find(request_id, request.state.tenant)
-        if found is None:
-            raise RefusedError(
-                f"There is no request {request_id[:128]!r} among the last ones. GET "
-                "/admin/requests lists them.",
-                status=404,
-            )
-        return Response(encode(found.as_dict()), media_type=JSON)
+
+async def health(call: Call[None]) -> Response:
+    """200 while the engine makes progress."""
+    return _probe(call, is_well=call.services.backend.status.state in _HEALTHY)
+
+
+async def readyz(call: Call[None]) -> Response:
+    """200 while new requests are taken."""
+    return _probe(call, is_well=call.services.backend.status.state is EngineState.READY)
+
+
+async def ping(call: Call[None]) -> Response:
+    """200 while the engine makes progress, under the name that SageMaker asks for."""
+    return await health(call)
+
+
+def _probe(call: Call[None], *, is_well: bool) -> Response:
+    status = short_status(call.services.backend.status)
+    return Response(encode(status), 200 if is_well else 503, media_type=JSON)
+
+
+async def show_version(_: Call[None]) -> Version:
+    """The version of quire."""
+    return Version(quire.__version__)
+
+
+async def load(call: Call[None]) -> Load:
+    """Requests that are open, and of these the ones that wait for the engine."""
+    total = call.services.total()
+    others = total.metrics.num_open_requests - 1  # without this one
+    return Load(others, total.num_waiting_requests, total.num_waiting_tokens)
+
+
+async def metrics(call: Call[None]) -> Response:
+    """In the text format of Prometheus."""
+    return Response(exposition.text(call.services), media_type=exposition.MEDIA_TYPE)
+
+
+async def status(call: Call[None]) -> EngineStatus:
+    """The engine's state, the phases of its start, and its capacity."""
+    return call.services.backend.status
+
+
+async def timelines(call: Call[None]) -> TimelineList:
+    """Timelines of the last requests of the caller's key, newest first."""
+    latest = call.services.timelines.latest(call.tenant)
+    return TimelineList([timeline.as_dict() for timeline in latest])
+
+
+async def timeline(call: Call[None]) -> dict[str, Any]:
+    """The timeline of one of the last requests of the caller's key."""
+    request_id = call.part("request_id")
+    found = call.services.timelines.find(request_id, call.tenant)
+    if found is None:
+        raise RefusedError(
+            f"There is no request {request_id[:128]!r} among the last ones. GET "
+            "/admin/requests lists them.",
+            status=404,
+        )
+    return found.as_dict()
+
+
+async def docs(_: Call[None]) -> Response:
+    """A page of all routes, which loads nothing from elsewhere."""
+    headers = {"content-security-policy": _PAGE_POLICY}
+    return Response(_page(), headers=headers, media_type="text/html; charset=utf-8")
+
+
+@functools.cache
+def _page() -> bytes:
+    return Path(__file__).with_name("docs.html").read_bytes()
+
+
+_PROBE = (200, 503)
+
+ROUTES: tuple[Route[Any, Any], ...] = (
+    Route("GET", "/livez", livez, answer=ShortStatus, access=Access.ANYONE, statuses=_PROBE),
+    Route("GET", "/health", health, answer=ShortStatus, access=Access.ANYONE, statuses=_PROBE),
+    Route("GET", "/readyz", readyz, answer=ShortStatus, access=Access.ANYONE, statuses=_PROBE),
+    Route("GET", "/ping", ping, answer=ShortStatus, statuses=_PROBE, is_listed=False),
+    Route("POST", "/ping", ping, answer=ShortStatus, statuses=_PROBE, is_listed=False),
+    Route("GET", "/version", show_version, answer=Version),
+    Route("GET", "/load", load, answer=Load),
+    Route("GET", "/metrics", metrics, answer=str, media=TEXT),
+    Route("GET", "/admin/status", status, answer=EngineStatus),
+    Route("GET", "/admin/requests", timelines, answer=TimelineList),
+    Route("GET", "/admin/requests/{request_id}", timeline),
+    Route("GET", "/docs", docs, media="text/html", is_listed=False),
+)

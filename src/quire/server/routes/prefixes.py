@@ -1,108 +1,105 @@
-"""Routes for pinned prefixes: list them, pin one, let one go."""
+"""Routes for pinned prefixes: list them, pin one, let one go.
+
+A caller sees what its own key pinned, and the prefixes that the operator shares with all.
+"""
 
 from __future__ import annotations
 
 import math
 import secrets
-from typing import Any
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+import msgspec
 
 from quire.errors import EngineError, EngineUnavailableError
 from quire.protocol.control import ListPins, Unpin
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import RenderedPrompt
-from quire.server.generation.backend import Ready
 from quire.server.generation.prompts import check_context
 from quire.server.generation.waiting import Party, within
-from quire.server.http.body import BodyDecoder
-from quire.server.http.events import while_connected
-from quire.server.http.openapi import body_of
-from quire.server.openai.answer import encode
 from quire.server.openai.job import tenant_salt
 from quire.server.openai.sampling import check_label
 from quire.server.openai.tools import tools_text
 from quire.server.prefixes.pinning import pin_prefix
 from quire.server.requests.bodies import PinRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
-from quire.server.routes.services import Services
+from quire.server.routes.route import Call, Deleted, Needs, Route
 
-__all__ = ["prefix_router"]
-
-
-JSON = "application/json"
+__all__ = ["ROUTES"]
 
 
-def prefix_router(services: Services) -> APIRouter:
-    """A caller sees what its own key pinned, and the prefixes that the operator shares with all."""
-    router = APIRouter(tags=["operations"])
-    decoder: BodyDecoder[PinRequest] = BodyDecoder(PinRequest, services.settings.limits)
+class Prefix(msgspec.Struct):
+    """A pinned prefix; seconds_left is null for one without end. The id is a text, since it may be
+    too large for the numbers of other languages."""
 
-    @router.get("/admin/prefixes")
-    async def list_prefixes(request: Request) -> Response:
-        """The pinned prefixes: their size, hits, and seconds left."""
-        report = await services.backend.require().client.control(ListPins())
-        found = [_shown(pin) for pin in report.pins if _is_visible(pin, request)]
-        return Response(encode({"prefixes": found}), media_type=JSON)
-
-    @router.post("/admin/prefixes", openapi_extra=body_of(PinRequest))
-    async def pin(request: Request) -> Response:
-        """Compute a prefix and keep it for the requests of the caller's key."""
-        ready = services.ready()
-        body = await decoder.decode(await services.bodies.read(request))
-        if (adapter := ready.model.adapter_of(body.model)) is not None:
-            raise RefusedError(
-                f"model names the adapter `{adapter}`, but prefixes are pinned for the base model "
-                "alone. Leave it out.",
-                param="model",
-            )
-        check_label("cache_salt", body.cache_salt, services.settings.limits)
-        found = await while_connected(request.receive, _pin(services, ready, request, body))
-        return Response(encode(_shown(found)), media_type=JSON)
-
-    @router.delete("/admin/prefixes/{prefix_id}")
-    async def unpin(request: Request, prefix_id: str) -> Response:
-        """Let a pinned prefix go before its time."""
-        client = services.backend.require().client
-        pins = (await client.control(ListPins())).pins
-        visible = {str(pin.handle): pin for pin in pins if _is_visible(pin, request)}
-        found = visible.get(prefix_id)
-        if found is not None and found.tenant != request.state.tenant:
-            raise RefusedError(
-                f"The prefix {prefix_id} was pinned by the operator for all API keys. Ask the "
-                "operator to let it go.",
-                status=403,
-            )
-        if found is None or not (await client.control(Unpin(found.handle))).was_there:
-            raise RefusedError(
-                f"There is no pinned prefix {prefix_id[:64]!r}. GET /admin/prefixes lists them.",
-                status=404,
-            )
-        return Response(encode({"id": prefix_id, "deleted": True}), media_type=JSON)
-
-    return router
+    id: str
+    name: str
+    tokens: int
+    blocks: int
+    hits: int
+    seconds_left: float | None
+    shared: bool
 
 
-async def _pin(
-    services: Services, ready: Ready, request: Request, body: PinRequest
-) -> PinnedPrefix:
+class PrefixList(msgspec.Struct):
+    prefixes: list[Prefix]
+
+
+async def list_prefixes(call: Call[None]) -> PrefixList:
+    """The pinned prefixes: their size, hits, and seconds left."""
+    report = await call.ready.client.control(ListPins())
+    return PrefixList([_shown(pin) for pin in report.pins if _is_visible(pin, call)])
+
+
+async def pin(call: Call[PinRequest]) -> Prefix:
+    """Compute a prefix and keep it for the requests of the caller's key."""
+    if (adapter := call.ready.model.adapter_of(call.body.model)) is not None:
+        raise RefusedError(
+            f"model names the adapter `{adapter}`, but prefixes are pinned for the base model "
+            "alone. Leave it out.",
+            param="model",
+        )
+    check_label("cache_salt", call.body.cache_salt, call.limits)
+    return _shown(await call.attended(_pin(call)))
+
+
+async def unpin(call: Call[None]) -> Deleted:
+    """Let a pinned prefix go before its time."""
+    prefix_id, client = call.part("prefix_id"), call.ready.client
+    pins = (await client.control(ListPins())).pins
+    visible = {str(pin.handle): pin for pin in pins if _is_visible(pin, call)}
+    found = visible.get(prefix_id)
+    if found is not None and found.tenant != call.tenant:
+        raise RefusedError(
+            f"The prefix {prefix_id} was pinned by the operator for all API keys. Ask the "
+            "operator to let it go.",
+            status=403,
+        )
+    if found is None or not (await client.control(Unpin(found.handle))).was_there:
+        raise RefusedError(
+            f"There is no pinned prefix {prefix_id[:64]!r}. GET /admin/prefixes lists them.",
+            status=404,
+        )
+    return Deleted(id=prefix_id, deleted=True)
+
+
+async def _pin(call: Call[PinRequest]) -> PinnedPrefix:
     """Pin a prefix. It takes a place in the waiting room like any other prompt."""
+    body = call.body
     seconds = math.inf if body.ttl_s is None else body.ttl_s
     if not seconds > 0:
         raise RefusedError(f"ttl_s is {seconds:g}. Give seconds above 0.", param="ttl_s")
-    place = services.waiting.enter(Party())
+    place = call.services.waiting.enter(Party())
     try:
-        prompt = await _render(services, ready, body)
+        prompt = await _render(call)
         place.hold(len(prompt.token_ids))
         work = pin_prefix(
-            ready.client,
+            call.ready.client,
             f"api-{secrets.token_hex(8)}",
             prompt.token_ids,
             seconds=seconds,
-            salt=tenant_salt(request.state.tenant, body.cache_salt),
-            scheduling=SchedulingParams(tenant=request.state.tenant, weight=request.state.weight),
+            salt=tenant_salt(call.tenant, body.cache_salt),
+            scheduling=SchedulingParams(tenant=call.tenant, weight=call.weight),
         )
         return await within(place.first_token_s, work)
     except TimeoutError as error:
@@ -120,7 +117,8 @@ async def _pin(
         place.leave()
 
 
-async def _render(services: Services, ready: Ready, body: PinRequest) -> RenderedPrompt:
+async def _render(call: Call[PinRequest]) -> RenderedPrompt:
+    ready, body, prompts = call.ready, call.body, call.services.prompts
     max_model_len, renderer = ready.capacity.max_model_len, ready.model.front.renderer
     if (body.prompt is None) == (body.messages is None):
         raise RefusedError("Give either prompt or messages.", param="prompt")
@@ -136,25 +134,31 @@ async def _render(services: Services, ready: Ready, body: PinRequest) -> Rendere
             add_generation_prompt=False,
         )
         text, dialect = tools_text(body.tools, ready.model), ready.model.dialect
-        found = await services.prompts.render_chat(renderer, chat, max_model_len, dialect, text)
+        found = await prompts.render_chat(renderer, chat, max_model_len, dialect, text)
     else:
-        found = await services.prompts.render_prompt(renderer, body.prompt or "", max_model_len)
+        found = await prompts.render_prompt(renderer, body.prompt or "", max_model_len)
     return check_context(found, PIN_PARAMS, max_model_len)
 
 
-def _is_visible(pin: PinnedPrefix, request: Request) -> bool:
-    return pin.is_shared or pin.tenant == request.state.tenant
+def _is_visible(pin: PinnedPrefix, call: Call[None]) -> bool:
+    return pin.is_shared or pin.tenant == call.tenant
 
 
-def _shown(pin: PinnedPrefix) -> dict[str, Any]:
-    """The id is a text, since it may be too large for the numbers of other languages."""
+def _shown(pin: PinnedPrefix) -> Prefix:
     is_endless = pin.seconds_left == math.inf
-    return {
-        "id": str(pin.handle),
-        "name": pin.name,
-        "tokens": pin.num_tokens,
-        "blocks": pin.num_blocks,
-        "hits": pin.hits,
-        "seconds_left": None if is_endless else round(pin.seconds_left, 3),
-        "shared": pin.is_shared,
-    }
+    return Prefix(
+        str(pin.handle),
+        pin.name,
+        pin.num_tokens,
+        pin.num_blocks,
+        pin.hits,
+        None if is_endless else round(pin.seconds_left, 3),
+        pin.is_shared,
+    )
+
+
+ROUTES = (
+    Route("GET", "/admin/prefixes", list_prefixes, answer=PrefixList, needs=Needs.ENGINE),
+    Route("POST", "/admin/prefixes", pin, PinRequest, Prefix, needs=Needs.ROOM),
+    Route("DELETE", "/admin/prefixes/{prefix_id}", unpin, answer=Deleted, needs=Needs.ENGINE),
+)

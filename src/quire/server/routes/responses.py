@@ -7,16 +7,13 @@ import time
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from quire.server.generation.backend import Ready
-from quire.server.http.body import BodyDecoder, unknown_names
-from quire.server.http.events import while_connected
+from quire.server.http.body import unknown_names
 from quire.server.http.gate import is_foreign_page
-from quire.server.http.openapi import body_of
 from quire.server.http.websocket import WEBSOCKET, WebSocket
-from quire.server.openai.answer import encode
 from quire.server.openai.sampling import chat_params
 from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.readings.timeline import Timeline
@@ -28,7 +25,7 @@ from quire.server.requests.responses_bodies import (
     ResponsesRequest,
 )
 from quire.server.responses.answer import InputTokens, Response, ResponsesAnswer
-from quire.server.responses.compaction import compacted, summary_request
+from quire.server.responses.compaction import Compaction, compacted, summary_request
 from quire.server.responses.conversation import input_items
 from quire.server.responses.references import with_referenced
 from quire.server.responses.request import read_request
@@ -40,10 +37,10 @@ from quire.server.responses.socket import (
 )
 from quire.server.responses.store import KeepsResponses, StoredResponse
 from quire.server.responses.tools import shown_choice, shown_tools
-from quire.server.routes.respond import JSON, respond
+from quire.server.routes.route import Call, Needs, Route, respond
 from quire.server.routes.services import Services
 
-__all__ = ["responses_router"]
+__all__ = ["ROUTES"]
 
 _PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
@@ -52,74 +49,58 @@ _PREFIXES = {
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
-def responses_router(services: Services) -> APIRouter:
-    """Responses: make them, and count the tokens of their prompts."""
-    router = APIRouter(tags=["Responses"])
-    limits = services.settings.limits
-    decoder: BodyDecoder[ResponsesRequest] = BodyDecoder(ResponsesRequest, limits)
-    compacts: BodyDecoder[CompactRequest] = BodyDecoder(CompactRequest, limits)
-    counts: BodyDecoder[InputTokensRequest] = BodyDecoder(InputTokensRequest, limits)
+async def create_response(call: Call[ResponsesRequest]) -> Response | HttpResponse:
+    """Answer a conversation, or go on with one that is kept."""
+    services, body = call.services, call.body
+    if body.background:
+        _check_background(body)
+        services.background.check_room(call.tenant)
+    ignored = unknown_names(call.data, ResponsesRequest)
+    asked = _Asked(services, call.ready, call.request, body, ignored)
+    if body.background:
+        return asked.start()
+    return await respond(call, asked.read.chat, asked.answer, asked.fault)
 
-    @router.post("/v1/responses", openapi_extra=body_of(ResponsesRequest))
-    async def create_response(request: Request) -> HttpResponse:
-        """Answer a conversation, or go on with one that is kept."""
-        ready = services.ready()
-        data = await services.bodies.read(request)
-        body = await decoder.decode(data)
-        if body.background:
-            _check_background(body)
-            services.background.check_room(request.state.tenant)
-        asked = _Asked(services, ready, request, body, unknown_names(data, ResponsesRequest))
-        if body.background:
-            return HttpResponse(encode(asked.start()), media_type=JSON)
-        return await respond(services, request, asked.read.chat, asked.answer, asked.fault)
 
-    @router.get("/v1/responses")
-    async def open_socket(request: Request) -> HttpResponse:
-        """Make responses over a WebSocket."""
-        socket: WebSocket | None = request.scope.get("extensions", {}).get(WEBSOCKET)
-        if socket is None:
-            raise RefusedError(
-                "GET /v1/responses is for WebSockets (RFC 6455). Open one, or send POST."
-            )
-        origin, host = (request.headers.get(name, "") for name in ("origin", "host"))
-        if is_foreign_page(origin, host, services.settings.allowed_origins):
-            raise RefusedError(
-                f"Web pages of {origin[:80]!r} may not open WebSockets. Start the server with "
-                "--allowed-origins to let them.",
-                status=403,
-            )
-        return SocketResponse(request.app, socket, limits, services.bodies.in_flight)
+async def open_socket(call: Call[None]) -> HttpResponse:
+    """Make responses over a WebSocket."""
+    request, settings = call.request, call.services.settings
+    socket: WebSocket | None = request.scope.get("extensions", {}).get(WEBSOCKET)
+    if socket is None:
+        raise RefusedError(
+            "GET /v1/responses is for WebSockets (RFC 6455). Open one, or send POST."
+        )
+    origin, host = (request.headers.get(name, "") for name in ("origin", "host"))
+    if is_foreign_page(origin, host, settings.allowed_origins):
+        raise RefusedError(
+            f"Web pages of {origin[:80]!r} may not open WebSockets. Start the server with "
+            "--allowed-origins to let them.",
+            status=403,
+        )
+    return SocketResponse(request.app, socket, call.limits, call.services.bodies.in_flight)
 
-    @router.post("/v1/responses/compact", openapi_extra=body_of(CompactRequest))
-    async def compact_response(request: Request) -> HttpResponse:
-        """Make a summary of a conversation, to go on with in its place."""
-        ready = services.ready()
-        data = await services.bodies.read(request)
-        body = summary_request(await compacts.decode(data))
-        asked = _Asked(services, ready, request, body, unknown_names(data, CompactRequest))
-        with services.recorded(request, asked.read.chat) as timeline:
-            answer = asked.answer(timeline)
-            await while_connected(request.receive, answer.whole())
-        usage = answer.response.usage
-        assert usage is not None, "the answer is whole"
-        found = compacted(answer.response, usage, asked.items)
-        return HttpResponse(encode(found), media_type=JSON)
 
-    @router.post("/v1/responses/input_tokens", openapi_extra=body_of(InputTokensRequest))
-    async def count_input_tokens(request: Request) -> HttpResponse:
-        """Count the tokens of a prompt."""
-        ready = services.backend.require()
-        body = await counts.decode(await services.bodies.read(request))
-        ready.model.check_name(body.model)
-        before, _ = _before(services, body, request.state.tenant)
-        items = _input_items(services, body, request.state.tenant)
-        read = read_request(body, [*before, *items])
-        work = services.count_chat(ready, read.chat)
-        count = await while_connected(request.receive, work)
-        return HttpResponse(encode(InputTokens(count)), media_type=JSON)
+async def compact_response(call: Call[CompactRequest]) -> Compaction:
+    """Make a summary of a conversation, to go on with in its place."""
+    body = summary_request(call.body)
+    ignored = unknown_names(call.data, CompactRequest)
+    asked = _Asked(call.services, call.ready, call.request, body, ignored)
+    with call.services.recorded(call.request, asked.read.chat) as timeline:
+        answer = asked.answer(timeline)
+        await call.attended(answer.whole())
+    usage = answer.response.usage
+    assert usage is not None, "the answer is whole"
+    return compacted(answer.response, usage, asked.items)
 
-    return router
+
+async def count_input_tokens(call: Call[InputTokensRequest]) -> InputTokens:
+    """Count the tokens of a prompt."""
+    services, body = call.services, call.body
+    call.ready.model.check_name(body.model)
+    before, _ = _before(services, body, call.tenant)
+    items = _input_items(services, body, call.tenant)
+    read = read_request(body, [*before, *items])
+    return InputTokens(await call.attended(services.count_chat(call.ready, read.chat)))
 
 
 class _Asked:
@@ -326,3 +307,34 @@ def _in_parts(item: Fields) -> Fields:
         return {**item, "content": [{"type": "input_text", "text": item["content"]}]}
     part: Fields = {"type": "output_text", "text": item["content"], "annotations": []}
     return {**item, "content": [part], "status": item.get("status", "completed")}
+
+
+ROUTES: tuple[Route[Any, Any], ...] = (
+    Route(
+        "POST",
+        "/v1/responses",
+        create_response,
+        ResponsesRequest,
+        Response,
+        needs=Needs.ROOM,
+        streams=True,
+        refuses=(507,),
+    ),
+    Route("GET", "/v1/responses", open_socket, statuses=(101,), refuses=(400,)),
+    Route(
+        "POST",
+        "/v1/responses/compact",
+        compact_response,
+        CompactRequest,
+        Compaction,
+        needs=Needs.ROOM,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        InputTokensRequest,
+        InputTokens,
+        needs=Needs.ENGINE,
+    ),
+)

@@ -1,206 +1,30 @@
-"""Contents of /openapi.json beside the bodies of requests: every status of every route with its
+"""Contents of /openapi.json that FastAPI does not know: bodies, parameters, every status with its
 schema, and the bounds of fields."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
+from starlette.routing import compile_path
 
 from quire.protocol.sampling_params import MAX_LOGPROBS, NUMBER_BOUNDS
-from quire.protocol.status import EngineStatus
-from quire.server.anthropic.answer import Message, TokenCount
 from quire.server.batches.lines import BATCH_ROUTES
-from quire.server.batches.store import KeptBatch, KeptFile
-from quire.server.openai.chat import ChatCompletion
-from quire.server.openai.completions import TextCompletion
-from quire.server.openai.tokens import GeneratedTokens
-from quire.server.openai.vectors import (
-    ClassList,
-    EmbeddingList,
-    PoolingList,
-    RerankResults,
-    ScoreList,
+from quire.server.requests.errors import (
+    OVERLOADED,
+    ErrorResponse,
+    MessagesErrorResponse,
+    is_messages_path,
 )
-from quire.server.readings.short_status import PROBES, ShortStatus
-from quire.server.requests.errors import is_messages_path
 from quire.server.requests.limits import Limits
-from quire.server.responses.answer import InputTokens, ItemList, Response
-from quire.server.responses.compaction import Compaction
 from quire.server.routes.batches import MAX_METADATA
+from quire.server.routes.route import BYTES, EVENTS, JSON, Access, Needs, Route
 
 __all__ = ["describe"]
 
 _REFERENCE = "#/components/schemas/{name}"
-_JSON = "application/json"
-_STREAM = "text/event-stream"
-_TEXT = "text/plain"
-_BYTES = "application/octet-stream"
-_STREAMING = (
-    "/inference/v1/generate",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages",
-    "/v1/responses",
-)
-
-
-class ErrorDetail(msgspec.Struct):
-    """type: a name for the status. param: the field at fault. code: the HTTP status."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class ErrorResponse(msgspec.Struct):
-    """Body of every status but 200."""
-
-    error: ErrorDetail
-
-
-class ModelCard(msgspec.Struct):
-    """A name of the served model."""
-
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-    default_sampling_params: dict[str, Any]
-    permission: list[Any]
-
-
-class ModelList(msgspec.Struct):
-    object: str
-    data: list[ModelCard]
-
-
-class TokenizeResponse(msgspec.Struct):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeResponse(msgspec.Struct):
-    prompt: str
-
-
-class Version(msgspec.Struct):
-    version: str
-
-
-class Load(msgspec.Struct):
-    server_load: int
-    waiting_requests: int
-    waiting_tokens: int
-
-
-class Prefix(msgspec.Struct):
-    """A pinned prefix; seconds_left is null for one without end."""
-
-    id: str
-    name: str
-    tokens: int
-    blocks: int
-    hits: int
-    seconds_left: float | None
-    shared: bool
-
-
-class PrefixList(msgspec.Struct):
-    prefixes: list[Prefix]
-
-
-class Deleted(msgspec.Struct):
-    id: str
-    deleted: bool
-
-
-class SessionCard(msgspec.Struct):
-    """A conversation that is kept."""
-
-    id: str
-    turns: int
-    messages: int
-    tokens: int
-    pinned: bool
-    created: int
-    ttl_s: float
-    seconds_left: float
-
-
-class SessionList(msgspec.Struct):
-    sessions: list[SessionCard]
-
-
-class EngineActivity(msgspec.Struct):
-    sleep_level: int
-    is_paused: bool
-
-
-class MessagesErrorDetail(msgspec.Struct):
-    type: str
-    message: str
-
-
-class MessagesErrorResponse(msgspec.Struct):
-    """Body of every status but 200 of the Messages API."""
-
-    type: str
-    error: MessagesErrorDetail
-    request_id: str
-
-
-_ANSWERS: dict[str, type[Any]] = {
-    "/v1/chat/completions": ChatCompletion,
-    "/v1/completions": TextCompletion,
-    "/inference/v1/generate": GeneratedTokens,
-    "/v1/embeddings": EmbeddingList,
-    "/pooling": PoolingList,
-    "/classify": ClassList,
-    **dict.fromkeys(("/score", "/v1/score"), ScoreList),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RerankResults),
-    "post /v1/files": KeptFile,
-    "get /v1/files/{file_id}": KeptFile,
-    "delete /v1/files/{file_id}": Deleted,
-    "post /v1/batches": KeptBatch,
-    "get /v1/batches/{batch_id}": KeptBatch,
-    "/v1/batches/{batch_id}/cancel": KeptBatch,
-    "/v1/messages": Message,
-    "/v1/responses": Response,
-    "/v1/responses/input_tokens": InputTokens,
-    "/v1/responses/compact": Compaction,
-    "get /v1/responses/{response_id}": Response,
-    "delete /v1/responses/{response_id}": Deleted,
-    "/v1/responses/{response_id}/cancel": Response,
-    "/v1/responses/{response_id}/input_items": ItemList,
-    "/v1/messages/count_tokens": TokenCount,
-    "/v1/models": ModelList,
-    "/v1/models/{model_id}": ModelCard,
-    "/tokenize": TokenizeResponse,
-    "/detokenize": DetokenizeResponse,
-    "/version": Version,
-    "/load": Load,
-    "/livez": ShortStatus,
-    "/health": ShortStatus,
-    "/readyz": ShortStatus,
-    "/admin/status": EngineStatus,
-    "/admin/sessions": SessionList,
-    "post /admin/sessions/{session_id}": SessionCard,
-    "delete /admin/sessions/{session_id}": Deleted,
-    "post /admin/prefixes": Prefix,
-    "get /admin/prefixes": PrefixList,
-    "/admin/prefixes/{prefix_id}": Deleted,
-    **dict.fromkeys(("/sleep", "/wake_up", "/pause", "/resume"), EngineActivity),
-}
-"""Answers by path, and by method where there are several. Others are objects without fixed
-fields."""
 
 _MEANINGS = {
     400: "The request cannot be served as it is.",
@@ -217,46 +41,33 @@ _MEANINGS = {
     507: "No room on the disk to keep what the request brings. Deleting needs none.",
     529: "As 503 on other routes.",
 }
-_OF_EVERY_ROUTE = (401, 403, 429, 431, 500)
+_ANSWERED = {
+    101: "A WebSocket.",
+    200: "As asked.",
+    503: "The state in which it is not so.",
+}
+_OF_EVERY_ROUTE = (403, 431, 500)
+_OF_KEYS = (401, 429)
 _OF_BODIES = (400, 404, 408, 413, 415, 503)
-_OF_OTHERS: dict[str, tuple[int, ...]] = {
-    "/v1/models": (503,),
-    "/v1/models/{model_id}": (404, 503),
-    "/tokenizer_info": (400, 503),
-    "/v1/responses/{response_id}": (400, 404),
-    "/v1/responses/{response_id}/cancel": (400, 404),
-    "/v1/responses/{response_id}/input_items": (400, 404),
-    **dict.fromkeys(("/v1/files", "/v1/batches"), (400, 404)),
-    **dict.fromkeys(("/v1/files/{file_id}", "/v1/files/{file_id}/content"), (400, 404)),
-    **dict.fromkeys(("/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"), (400, 404)),
-    "/admin/sessions/{session_id}": (404, 503),
-    "/admin/prefixes": (503,),
-    "/admin/prefixes/{prefix_id}": (404, 503),
-    "/admin/requests/{request_id}": (404,),
-    **dict.fromkeys(("/is_sleeping", "/is_paused"), (400, 503)),
-    **dict.fromkeys(("/sleep", "/wake_up", "/pause", "/resume"), (400, 503)),
-    **dict.fromkeys(("/reset_prefix_cache", "/start_profile", "/stop_profile"), (400, 503)),
-}
-"""Statuses of routes without a body, beside `_OF_EVERY_ROUTE`."""
-_KEEPING = {
-    "/v1/files",
-    "/v1/batches",
-    "/v1/batches/{batch_id}/cancel",
-    "/v1/responses",
-    "/v1/chat/completions",
-}
-"""Routes that keep what is posted there."""
+_OF_NEEDS = {Needs.NOTHING: (), Needs.ENGINE: (503,), Needs.ROOM: (503,), Needs.FILES: (404,)}
 
 
-def describe(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Return the framework's document with all responses, and with bounds from `limits`."""
-    kinds = list(dict.fromkeys((ErrorResponse, MessagesErrorResponse, *_ANSWERS.values())))
-    _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas.update(components)
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            operation["responses"] = _responses(path, method, "requestBody" in operation)
+def describe(
+    document: dict[str, Any], routes: Iterable[Route[Any, Any]], limits: Limits
+) -> dict[str, Any]:
+    """Return the framework's document with all that the routes say, and with bounds from
+    `limits`."""
+    listed = [route for route in routes if route.is_listed]
+    kinds = {each for route in listed for each in (route.body, route.answer) if each is not None}
+    ordered = [ErrorResponse, MessagesErrorResponse, *sorted(kinds, key=str)]
+    found, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
+    references = dict(zip(ordered, found, strict=True))
+    document["components"] = {"schemas": schemas}
+    for route in listed:
+        _, path, varying = compile_path(route.path)
+        operation = document["paths"][path][route.method.lower()]
+        operation.update(_asked(route, varying, references))
+        operation["responses"] = _responses(route, references)
     for name, bounds in _bounds(limits).items():
         for schema in schemas.values():
             _bind(schema.get("properties", {}).get(name), bounds)
@@ -266,41 +77,59 @@ def describe(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
     return document
 
 
-def _responses(path: str, method: str, has_body: bool) -> dict[str, Any]:
-    kind = _ANSWERS.get(f"{method} {path}") or _ANSWERS.get(path)
-    schema: dict[str, Any] = {"type": "object"}
-    if kind is not None:
-        schema = {"$ref": _REFERENCE.format(name=kind.__name__)}
-    content: dict[str, Any] = {_JSON: {"schema": schema}}
-    if path == "/metrics":
-        content = {_TEXT: {"schema": {"type": "string"}}}
-    elif path == "/v1/files/{file_id}/content":
-        content = {_BYTES: {"schema": {"type": "string", "format": "binary"}}}
-    elif path in _STREAMING:
-        content[_STREAM] = {"schema": {"type": "string"}}
-    found: dict[str, Any] = {"200": {"description": "As asked.", "content": content}}
-    if path in PROBES:
-        not_well = {"description": "The state in which it is not so.", "content": content}
-        return {**found, "503": not_well, **_refusals((403, 431, 500))}
-    if (method, path) == ("get", "/v1/responses"):
-        return {"101": {"description": "A WebSocket."}, **_refusals((*_OF_EVERY_ROUTE, 400))}
-    own = _OF_BODIES if has_body else _OF_OTHERS.get(path, ())
-    if method == "post" and path in _KEEPING:
-        own = (*own, 507)
-    if is_messages_path(path):
-        own = (*(status for status in own if status != 503), 529)
-        return {**found, **_refusals((*_OF_EVERY_ROUTE, *own), MessagesErrorResponse)}
-    return {**found, **_refusals((*_OF_EVERY_ROUTE, *own))}
-
-
-def _refusals(
-    statuses: tuple[int, ...], kind: type[msgspec.Struct] = ErrorResponse
+def _asked(
+    route: Route[Any, Any], varying: Iterable[str], references: Mapping[Any, Any]
 ) -> dict[str, Any]:
-    content = {_JSON: {"schema": {"$ref": _REFERENCE.format(name=kind.__name__)}}}
-    return {
-        str(status): {"description": _MEANINGS[status], "content": content}
-        for status in sorted(statuses)
-    }
+    """Return the parameters and the body of a route, where it has some."""
+    found: dict[str, Any] = {}
+    text = {"type": "string"}
+    parameters = [{"name": n, "in": "path", "required": True, "schema": text} for n in varying]
+    parameters += [{"name": q.name, "in": "query", "schema": dict(q.schema)} for q in route.query]
+    if parameters:
+        found["parameters"] = parameters
+    content: dict[str, Any] = {}
+    if route.body is not None:
+        content = {JSON: {"schema": references[route.body]}}
+    if route.form is not None:
+        content = {"multipart/form-data": {"schema": dict(route.form)}}
+    if content:
+        found["requestBody"] = {"required": True, "content": content}
+    return found
+
+
+def _responses(route: Route[Any, Any], references: Mapping[Any, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    if route.answer is not None:
+        schema = references[route.answer]
+    elif route.media == BYTES:
+        schema = {"type": "string", "format": "binary"}
+    content: dict[str, Any] = {route.media: {"schema": schema}}
+    if route.streams:
+        content[EVENTS] = {"schema": {"type": "string"}}
+    is_of_messages = is_messages_path(route.path)
+    refusals = _refusals(route)
+    if is_of_messages:
+        refusals = {OVERLOADED if status == 503 else status for status in refusals}
+    kind = MessagesErrorResponse if is_of_messages else ErrorResponse
+    refused = {JSON: {"schema": references[kind]}}
+    found = {status: {"description": _MEANINGS[status], "content": refused} for status in refusals}
+    for status in route.statuses:
+        found[status] = {"description": _ANSWERED[status], "content": content}
+        if status == 101:
+            del found[status]["content"]
+    return {str(status): found[status] for status in sorted(found)}
+
+
+def _refusals(route: Route[Any, Any]) -> set[int]:
+    """Return the statuses of errors that a route may answer with."""
+    found = {*_OF_EVERY_ROUTE, *_OF_NEEDS[route.needs], *route.refuses}
+    if route.access is not Access.ANYONE:
+        found.update(_OF_KEYS)
+    if route.body is not None or route.form is not None:
+        found.update(_OF_BODIES)
+    if not route.is_literal:
+        found.add(404)
+    return found
 
 
 def _up_to(highest: int) -> dict[str, Any]:

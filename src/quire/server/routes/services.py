@@ -96,6 +96,14 @@ class Services:
             limits, self.metrics, self.waiting, self._recorder, self.prompts
         )
 
+    def files(self) -> BatchStore:
+        """Return the store of files and batches. Raises RefusedError 404 without one."""
+        if self.batches is None:
+            raise RefusedError(
+                "This server keeps no files. Start it with --data-dir FOLDER.", status=404
+            )
+        return self.batches
+
     def ready(self) -> Ready:
         """Return the engine. Raises RefusedError 503 while it takes no requests, or too many wait
         for it."""

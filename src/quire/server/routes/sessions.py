@@ -1,68 +1,72 @@
-"""Routes for conversations that are kept: list them, pin one, let one expire, delete one."""
+"""Routes for conversations that are kept: list them, pin one, let one expire, delete one.
+
+A caller sees the conversations of its own key.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+import msgspec
 
 from quire.errors import EngineError, EngineUnavailableError
-from quire.server.http.body import BodyDecoder
-from quire.server.http.events import while_connected
-from quire.server.http.openapi import body_of
-from quire.server.openai.answer import encode
 from quire.server.requests.bodies import SessionChange
 from quire.server.requests.errors import RefusedError
-from quire.server.routes.respond import JSON
-from quire.server.routes.services import Services
+from quire.server.routes.route import Call, Deleted, Route
 from quire.server.sessions.store import Session
 
-__all__ = ["sessions_router"]
+__all__ = ["ROUTES"]
 
 
-def sessions_router(services: Services) -> APIRouter:
-    """A caller sees the conversations of its own key."""
-    router = APIRouter(tags=["operations"])
-    store = services.sessions
-    decoder: BodyDecoder[SessionChange] = BodyDecoder(SessionChange, services.settings.limits)
+class SessionCard(msgspec.Struct):
+    """A conversation that is kept."""
 
-    @router.get("/admin/sessions")
-    async def list_sessions(request: Request) -> Response:
-        """The conversations that are kept, used last first."""
-        found = [_shown(*each) for each in store.listed(request.state.tenant)]
-        return Response(encode({"sessions": found}), media_type=JSON)
+    id: str
+    turns: int
+    messages: int
+    tokens: int
+    pinned: bool
+    created: int
+    ttl_s: float
+    seconds_left: float
 
-    @router.post("/admin/sessions/{session_id:path}", openapi_extra=body_of(SessionChange))
-    async def change_session(request: Request, session_id: str) -> Response:
-        """Pin a conversation, with its K/V so far, or say how long it is kept without use."""
-        body = await decoder.decode(await services.bodies.read(request))
-        tenant = request.state.tenant
-        before = store.required(session_id, tenant)
-        if body.ttl_s is not None:
-            _check_ttl(body.ttl_s, services.settings.limits.session_s)
-        session = store.change(session_id, tenant, is_pinned=body.pinned, ttl_s=body.ttl_s)
-        if session.is_pinned or body.pinned is not None:
-            try:
-                await while_connected(request.receive, _settle(services, request, session_id))
-            except BaseException:
-                with contextlib.suppress(RefusedError):  # it has been deleted meanwhile
-                    store.change(session_id, tenant, ttl_s=before.ttl_s)
-                raise
-            session = store.required(session_id, tenant)
-        return Response(encode(_shown(session, session.ttl_s)), media_type=JSON)
 
-    @router.delete("/admin/sessions/{session_id:path}")
-    async def delete_session(request: Request, session_id: str) -> Response:
-        """Forget a conversation, and let its K/V go."""
+class SessionList(msgspec.Struct):
+    sessions: list[SessionCard]
+
+
+async def list_sessions(call: Call[None]) -> SessionList:
+    """The conversations that are kept, used last first."""
+    return SessionList([_shown(*each) for each in call.services.sessions.listed(call.tenant)])
+
+
+async def change_session(call: Call[SessionChange]) -> SessionCard:
+    """Pin a conversation, with its K/V so far, or say how long it is kept without use."""
+    body, store, session_id = call.body, call.services.sessions, call.part("session_id")
+    before = store.required(session_id, call.tenant)
+    if body.ttl_s is not None:
+        _check_ttl(body.ttl_s, call.limits.session_s)
+    session = store.change(session_id, call.tenant, is_pinned=body.pinned, ttl_s=body.ttl_s)
+    if session.is_pinned or body.pinned is not None:
         try:
-            store.delete(session_id, request.state.tenant)
-        finally:  # also if it is gone: an earlier call may have failed to let its K/V go
-            await _settle(services, request, session_id)
-        return Response(encode({"id": session_id, "deleted": True}), media_type=JSON)
+            await call.attended(_settle(call, session_id))
+        except BaseException:
+            with contextlib.suppress(RefusedError):  # it has been deleted meanwhile
+                store.change(session_id, call.tenant, ttl_s=before.ttl_s)
+            raise
+        session = store.required(session_id, call.tenant)
+    return _shown(session, session.ttl_s)
 
-    return router
+
+async def delete_session(call: Call[None]) -> Deleted:
+    """Forget a conversation, and let its K/V go."""
+    session_id = call.part("session_id")
+    try:
+        call.services.sessions.delete(session_id, call.tenant)
+    finally:  # also if it is gone: an earlier call may have failed to let its K/V go
+        await _settle(call, session_id)
+    return Deleted(id=session_id, deleted=True)
 
 
 def _check_ttl(ttl_s: float, most: float) -> None:
@@ -73,25 +77,33 @@ def _check_ttl(ttl_s: float, most: float) -> None:
         )
 
 
-async def _settle(services: Services, request: Request, session_id: str) -> None:
+async def _settle(call: Call[Any], session_id: str) -> None:
     """Keep the K/V of a conversation in the cache, or let them go."""
-    state = request.state
     try:
-        await services.session_pins.settle(session_id, state.tenant, state.weight)
+        await call.services.session_pins.settle(session_id, call.tenant, call.weight)
     except EngineUnavailableError:
         raise
     except EngineError as error:
         raise RefusedError(str(error), status=503, retry_after_s=1) from error
 
 
-def _shown(session: Session, seconds_left: float) -> dict[str, Any]:
-    return {
-        "id": session.id,
-        "turns": session.version,
-        "messages": len(session.messages),
-        "tokens": len(session.token_ids),
-        "pinned": session.is_pinned,
-        "created": int(session.created_s),
-        "ttl_s": session.ttl_s,
-        "seconds_left": round(seconds_left, 3),
-    }
+def _shown(session: Session, seconds_left: float) -> SessionCard:
+    return SessionCard(
+        session.id,
+        session.version,
+        len(session.messages),
+        len(session.token_ids),
+        session.is_pinned,
+        int(session.created_s),
+        session.ttl_s,
+        round(seconds_left, 3),
+    )
+
+
+_ONE = "/admin/sessions/{session_id:path}"
+
+ROUTES = (
+    Route("GET", "/admin/sessions", list_sessions, answer=SessionList),
+    Route("POST", _ONE, change_session, SessionChange, SessionCard),
+    Route("DELETE", _ONE, delete_session, answer=Deleted, refuses=(503,)),
+)

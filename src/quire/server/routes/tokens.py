@@ -1,47 +1,107 @@
-"""The route of token ids."""
+"""Routes of token ids: generate from them, and what text becomes them."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from msgspec.structs import replace
 from starlette.responses import Response
 
-from quire.server.http.body import BodyDecoder
-from quire.server.http.openapi import body_of
-from quire.server.openai.sampling import completion_params
-from quire.server.openai.tokens import TokensAnswer, sampling_of
+from quire.protocol.sampling_params import SamplingParams
+from quire.server.generation.prompts import EmbedsPrompt, check_context, prompt_list
+from quire.server.openai.sampling import completion_params, limit_field
+from quire.server.openai.tokens import GeneratedTokens, TokensAnswer, sampling_of
 from quire.server.readings.timeline import Timeline
-from quire.server.requests.bodies import TokensRequest
+from quire.server.requests.bodies import CompletionRequest, TokensRequest
 from quire.server.requests.errors import RefusedError
-from quire.server.routes.respond import respond
-from quire.server.routes.services import Services
+from quire.server.routes.route import Call, Needs, Route, respond
 
-__all__ = ["tokens_router"]
+__all__ = ["ROUTES"]
+
+_BESIDE = {*TokensRequest.__struct_fields__} & {*CompletionRequest.__struct_fields__}
+"""Fields of completions that stand beside the parameters."""
+_OF_PROMPTS = ("prompt", "truncate_prompt_tokens", "add_special_tokens")
+"""Fields of completions that are of no use once the prompt is rendered."""
 
 
-def tokens_router(services: Services) -> APIRouter:
-    """Token ids in, token ids out."""
-    router = APIRouter(tags=["tokens"])
-    limits = services.settings.limits
-    decoder: BodyDecoder[TokensRequest] = BodyDecoder(TokensRequest, limits)
+async def generate(call: Call[TokensRequest]) -> Response:
+    """Continue token ids."""
+    ready, body = call.ready, call.body
+    sampling = sampling_of(body)
+    for name in ("prompt", "prompt_embeds", "echo"):
+        if getattr(sampling, name) is not None:
+            raise RefusedError(
+                f"sampling_params.{name} is given, but token_ids are the prompt. Leave it out.",
+                param="sampling_params",
+            )
+    params = completion_params(sampling, ready.model.front.default_sampling, call.limits)
 
-    @router.post("/inference/v1/generate", openapi_extra=body_of(TokensRequest))
-    async def generate(request: Request) -> Response:
-        """Continue token ids."""
-        ready = services.ready()
-        body = await decoder.decode(await services.bodies.read(request))
-        sampling = sampling_of(body)
-        for name in ("prompt", "prompt_embeds", "echo"):
-            if getattr(sampling, name) is not None:
-                raise RefusedError(
-                    f"sampling_params.{name} is given, but token_ids are the prompt. Leave it out.",
-                    param="sampling_params",
-                )
-        params = completion_params(sampling, ready.model.front.default_sampling, limits)
+    def answer(timeline: Timeline) -> TokensAnswer:
+        job = call.services.job(ready, call.request, sampling, timeline)
+        return TokensAnswer(job, sampling, params, body.token_ids)
 
-        def answer(timeline: Timeline) -> TokensAnswer:
-            job = services.job(ready, request, sampling, timeline)
-            return TokensAnswer(job, sampling, params, body.token_ids)
+    return await respond(call, sampling, answer)
 
-        return await respond(services, request, sampling, answer)
 
-    return router
+async def render_completion(call: Call[CompletionRequest]) -> list[TokensRequest]:
+    """Render the prompts of a completion. Each becomes a request for `/inference/v1/generate`."""
+    ready, body = call.ready, call.body
+    if body.echo:
+        raise RefusedError(
+            "echo is true, but /inference/v1/generate gives no text. Leave it out.", param="echo"
+        )
+    name = ready.model.adapter_of(body.model) or ready.model.names[0]
+    params = completion_params(body, ready.model.front.default_sampling, call.limits)
+    prompts = prompt_list(body, call.limits, max(params.n, body.best_of or 1))
+    beside = {field: getattr(body, field) for field in _BESIDE}
+    request_id = body.request_id or call.request.state.request_id
+    sampling = replace(
+        body, **dict.fromkeys((*_BESIDE, *_OF_PROMPTS)), max_tokens=params.max_tokens
+    )
+    found: list[TokensRequest] = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, EmbedsPrompt):
+            raise RefusedError(
+                "prompt_embeds are given, which have no token ids. Leave them out.",
+                param="prompt_embeds",
+            )
+        token_ids = await call.attended(_render(call, prompt, params))
+        label = f"cmpl-{index}-{request_id}"[: call.limits.max_label_chars]
+        beside.update(model=name, request_id=label)
+        found.append(TokensRequest(token_ids=token_ids, sampling_params=sampling, **beside))
+    return found
+
+
+async def _render(
+    call: Call[CompletionRequest], prompt: str | list[int], params: SamplingParams
+) -> list[int]:
+    """Return the token ids of a prompt that fits the context."""
+    ready, body = call.ready, call.body
+    most = ready.capacity.max_model_len
+    rendered = await call.services.prompts.render_prompt(
+        ready.model.front.renderer,
+        prompt,
+        most,
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    field = limit_field(body)
+    return check_context(rendered, params, most, body.truncate_prompt_tokens, field).token_ids
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions/render",
+        render_completion,
+        CompletionRequest,
+        list[TokensRequest],
+        needs=Needs.ROOM,
+    ),
+    Route(
+        "POST",
+        "/inference/v1/generate",
+        generate,
+        TokensRequest,
+        GeneratedTokens,
+        needs=Needs.ROOM,
+        streams=True,
+    ),
+)
