@@ -261,6 +261,14 @@ _GEMMA4_NAMES = {
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }
+_LFM2_NAMES = {
+    **_NAMES, "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
+    "model.embedding_norm": "token_embd_norm", "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm", "self_attn.out_proj": "attn_output",
+    "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj", "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+}  # fmt: skip
 _EXPERT_NAMES = {
     "gate_proj": "ffn_gate_exps", "w1": "ffn_gate_exps", "up_proj": "ffn_up_exps",
     "w3": "ffn_up_exps", "down_proj": "ffn_down_exps", "w2": "ffn_down_exps",
@@ -291,7 +299,7 @@ _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 def gguf_name(name: str, architecture: str) -> str:
     own = {
         "gemma3": _GEMMA_NAMES, "gemma4": _GEMMA4_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES,
-        "seed_oss": _OLMO_NAMES,
+        "seed_oss": _OLMO_NAMES, "lfm2": _LFM2_NAMES,
     }  # fmt: skip
     names = _MOE_NAMES if architecture in _MOE else own.get(architecture, _NAMES)
     if architecture in ("glm4moe", "gpt-oss"):
@@ -319,6 +327,8 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
         if architecture in _PAIRED and part in heads:
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             rows = split.swapaxes(1, 2).reshape(values.shape)
+        if name.endswith("conv.conv.weight"):
+            rows = values.squeeze(1)
         if architecture == "gemma3" and part.endswith("norm"):
             rows = values + 1
         found[gguf_name(name, architecture)] = float_tensor(rows)
@@ -367,6 +377,16 @@ _STATES_HEADS = ("qwen3", "qwen3moe", "gemma3", "gemma4", "glm4", "glm4moe", "gp
 """Architectures whose published models have a head_dim in config.json: it is written of these."""
 
 
+def _lfm2_metadata(config: Any) -> dict[str, Any]:
+    kinds = config.layer_types
+    heads = [0 if kind == "conv" else config.num_key_value_heads for kind in kinds]
+    return {
+        "lfm2.attention.head_count_kv": heads,
+        "lfm2.feed_forward_length": 32,  # two thirds of 48, as the folder is adjusted
+        "lfm2.shortconv.l_cache": config.conv_L_cache,
+    }
+
+
 def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     """Settings of a `transformers` config as GGUF spells them."""
     a = "llama" if architecture == "mixtral" else architecture
@@ -378,13 +398,16 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
         f"{a}.feed_forward_length": config.intermediate_size,
         f"{a}.attention.head_count": config.num_attention_heads,
         f"{a}.attention.head_count_kv": config.num_key_value_heads,
-        f"{a}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"{a}.attention.layer_norm_rms_epsilon": float(
+            getattr(config, "rms_norm_eps", None) or config.norm_eps
+        ),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         **_head_metadata(a, config),
     }
-    if a == "gemma4":
-        values |= _gemma4_metadata(config)
+    own = {"gemma4": _gemma4_metadata, "lfm2": _lfm2_metadata}
+    if a in own:
+        values |= own[a](config)
     if architecture in _MOE:
         values |= {
             f"{a}.expert_count": getattr(config, "num_experts", None)

@@ -23,10 +23,10 @@ SUFFIXES = (".py", ".cpp", ".h")
 EXAMPLES = {
     "Add a sampling parameter": r"\brepetition_penalty\b",
     "Add a filter of draws": r"\bmin_p(_ptr)?\b",
+    "Add a route": r"\bDetokenize(Request|Response)\b",
     "Add a model family": r"ArceeForCausalLM|read_arcee",
     "Add a model family of a new shape": r"MptForCausalLM|MPTModel|MPTTraits|mpt\.FAMILIES",
     "Add a checkpoint format": r"(?i)squeezellm",
-    "Add a route": r"\bDetokenize(Request|Response)\b",
     "Add an operation": r"\bappend_tokens\b",
     "Add a policy": r"(?i)\bsrtf\b",
 }

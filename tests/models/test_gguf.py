@@ -83,6 +83,8 @@ CASES = (
     ),
     Case("seed-oss", "seed_oss"),
     Case("smollm3", "smollm3"),
+    Case("lfm2", "lfm2"),
+    Case("lfm2-untied", "lfm2", {"tie_word_embeddings": False, "conv_L_cache": 4}),
     Case("mixtral", "mixtral"),
     Case("qwen2-moe", "qwen2_moe"),
     Case("qwen3-moe", "qwen3_moe", {"norm_topk_prob": True}),

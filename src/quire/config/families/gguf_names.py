@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 __all__ = ["BLOCK", "PROJECTIONS", "SHARED_GATE", "GGUFNames", "expert_block"]
 
@@ -44,6 +45,10 @@ class GGUFNames:
     partly_rotated: True if heads may be rotated in part.
     ropes: keys, after `name` and "rope", that are obeyed besides those of all files.
     numbers: keys of config.json, with the keys after `name` that hold their numbers.
+    constants: keys of config.json with values that are the same for all files.
+    outer: names of tensors beside the blocks that other families have not.
+    rest_type: entry of `layer_types` for layers whose number of kv heads is 0; None if there are
+    none.
     """
 
     name: str
@@ -54,6 +59,9 @@ class GGUFNames:
     partly_rotated: bool = False
     ropes: tuple[str, ...] = ()
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    outer: Mapping[str, str] = field(default_factory=dict[str, str])
+    rest_type: str | None = None
 
 
 def expert_block(router: str, experts: str, parts: tuple[str, str, str]) -> dict[str, str]:

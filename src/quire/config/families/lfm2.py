@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from quire.config.families.family import Family
+from quire.config.families.gguf_names import GGUFNames
 from quire.config.families.shared import FULL, read_heads, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import MatrixShape, ModelSpec, ParameterCounts
@@ -124,4 +125,42 @@ def _read_inner_size(raw: RawConfig) -> int:
     return math.ceil(inner / multiple) * multiple
 
 
-FAMILIES = (Family("LFM2", "quire.models.lfm2:LFM2Model", "lfm2", {"Lfm2ForCausalLM": read_lfm2}),)
+_BLOCK = {
+    "attn_norm": "operator_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_output": "self_attn.out_proj",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+
+FAMILIES = (
+    Family(
+        "LFM2",
+        "quire.models.lfm2:LFM2Model",
+        "lfm2",
+        {"Lfm2ForCausalLM": read_lfm2},
+        GGUFNames(
+            "lfm2",
+            _BLOCK,
+            numbers={
+                "norm_eps": "attention.layer_norm_rms_epsilon",
+                "conv_L_cache": "shortconv.l_cache",
+            },
+            constants={"block_auto_adjust_ff_dim": False},
+            outer={
+                "token_embd_norm": "model.embedding_norm",
+                "output_norm": "model.embedding_norm",
+            },
+            rest_type=CONV,
+        ),
+    ),
+)

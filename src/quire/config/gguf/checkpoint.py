@@ -37,7 +37,12 @@ _WHOLE_NAMES = {
 """Tensors of a block whose names have no ending in folders."""
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
-_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+)\.(?P<kind>weight|bias|scale)")
+_TENSOR = re.compile(
+    r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+(\.\w+)?)\.(?P<kind>weight|bias|scale)"
+)
+_CONV = "shortconv.conv.weight"
+"""Taps of each channel, [channels, taps]: folders have a dimension more between the two."""
+
 BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
 
@@ -122,6 +127,8 @@ def _one_by_one(places: tuple[str, ...], entry: GGUFEntry) -> Iterator[tuple[str
     place = places[0]
     if entry.name.endswith(f"{SHARED_GATE}.weight") and len(entry.shape) == 1:
         entry = replace(entry, shape=(1, *entry.shape))  # a projection to one number
+    if entry.name.endswith(_CONV) and len(entry.shape) == 2:
+        entry = replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
     if "{}" not in place or len(entry.shape) != (2 if place.endswith(".bias") else 3):
         yield place, entry
         return
@@ -142,7 +149,7 @@ def _hugging_face_names(match: re.Match[str] | None, gguf: GGUFNames) -> tuple[s
     """Return the name of a tensor, or those of an expert's parts that it holds; () for none."""
     if match is None:
         return ()
-    names, prefix = _OUTER, ""
+    names, prefix = {**_OUTER, **gguf.outer}, ""
     if match["layer"] is not None:
         names, prefix = gguf.block, f"model.layers.{int(match['layer'])}."
         full = f"{match['part']}.{match['kind']}"

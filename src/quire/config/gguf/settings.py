@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.config.families.gguf_names import GGUFNames
+from quire.config.families.shared import FULL
 from quire.config.gguf.checkpoint import find_architecture, num_draft_blocks
 from quire.config.gguf.header import GGUFHeader
 from quire.config.hf import RawConfig
@@ -94,7 +95,7 @@ def config_of(header: GGUFHeader) -> RawConfig:
         values["sliding_window"] = window
         values |= _gemma4(header, values, theta)
         return raw
-    kv_heads = _value(header, f"{name}.attention.head_count_kv")
+    kv_heads = _kv_heads(header, names)
     values |= {
         "intermediate_size": _value(header, f"{name}.feed_forward_length"),
         "num_key_value_heads": values["num_attention_heads"] if kv_heads is None else kv_heads,
@@ -137,6 +138,19 @@ def ends_by_text(tokens: Sequence[Any]) -> tuple[int, ...]:
     if texts >= {*_ANSWER_ENDS}:
         texts.discard(_MESSAGE_END)
     return tuple(index for index, token in found if token in texts)
+
+
+def _kv_heads(header: GGUFHeader, names: GGUFNames) -> Any:
+    """Number of kv heads of the layers that attend."""
+    key = f"{names.name}.attention.head_count_kv"
+    if names.rest_type is None or key not in header.arrays:
+        return _value(header, key)
+    counts = {count for count in header.array(key) or () if count}
+    if len(counts) > 1:
+        raise ConfigError(
+            f"{header.file}: {key} differs from layer to layer, which quire does not serve"
+        )
+    return next(iter(counts), None)
 
 
 def _value(header: GGUFHeader, key: str) -> Any:
@@ -209,7 +223,11 @@ def _of_family(
     name = names.name
     numbers = names.numbers.items()
     found = {key: _float32(_value(header, f"{name}.{stored}")) for key, stored in numbers}
+    found |= names.constants
     found |= _experts(header, name)
+    heads = header.array(f"{name}.attention.head_count_kv")
+    if names.rest_type is not None and heads is not None:
+        found["layer_types"] = [FULL if count else names.rest_type for count in heads]
     match name:
         case "glm4moe":
             return found | _glm4_moe(header, name, values)
