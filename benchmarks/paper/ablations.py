@@ -7,6 +7,7 @@ from itertools import product
 from benchmarks.paper.figure import Figure, Finding, Panel, Series
 from benchmarks.paper.pool import RunPool
 from benchmarks.paper.runs import SETUPS, Run
+
 from quire.config.settings import SCHEDULING_POLICIES
 from quire.simulator.devices import Device, device_named
 from quire.simulator.models import model_spec

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-
 from benchmarks.paper.baselines import OrcaMemory
 from benchmarks.paper.prices import StepPrices
 from benchmarks.paper.systems import serve_by
+
 from quire.simulator.devices import device_named
 from quire.simulator.models import model_spec
 from quire.simulator.run import Served, serve

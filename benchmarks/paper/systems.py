@@ -18,6 +18,7 @@ from benchmarks.paper.baselines import (
     serve_faster_transformer,
     serve_orca,
 )
+
 from quire.cli.parser import CommandParser
 from quire.cli.simulate import add_arguments, read_simulation
 from quire.errors import ConfigError

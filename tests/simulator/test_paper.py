@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks.paper import systems
-from benchmarks.paper.__main__ import main
 from benchmarks.paper.figure import Figure, Finding
 from benchmarks.paper.figures import FIGURES, write_figure, write_table
+from benchmarks.paper.paper import main
 from benchmarks.paper.pool import RunPool
 from benchmarks.paper.runs import (
     Curve,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-
 from benchmarks.paper.baselines.orca import MAX_LEN
+
 from quire.errors import ConfigError
 from quire.simulator.run import Served
 from quire.simulator.step_cost import StepCost

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
 from benchmarks.paper.baselines.buddy import BuddyAllocator
+
 from quire.errors import ConfigError
 from quire.simulator.run import Served
 from quire.simulator.step_cost import StepCost

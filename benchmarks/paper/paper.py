@@ -1,6 +1,6 @@
 """The figures of the papers, by simulation: an SVG and a JSON file each, and a table of headlines.
 
-    python -m benchmarks.paper FOLDER [--figures 2 18b] [--scale 0.01] [--jobs 2]
+    python -m benchmarks.paper.paper FOLDER [--figures 2 18b] [--scale 0.01] [--jobs 2]
 
 `make paper` makes all. `python -m benchmarks.paper.systems` serves one trace by one system.
 """
@@ -20,11 +20,12 @@ from benchmarks.paper.figures import (
     write_figure,
     write_table,
 )
+
 from quire.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper.paper", description=__doc__)
     parser.add_argument("folder", type=Path, help="of the files")
     parser.add_argument(
         "--figures", nargs="+", default=list(FIGURES), metavar="NAME", help="some: 2 12 18b …"

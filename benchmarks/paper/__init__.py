@@ -1,1 +1,0 @@
-"""The evaluations of the PagedAttention paper and of its author's thesis, by simulation."""
