@@ -29,6 +29,8 @@ EXAMPLES = {
     "Add a policy": r"(?i)\bsrtf\b",
 }
 """Headings, and how the code names the example of each."""
+MOST_FILES = {"Add a sampling parameter": 3}
+"""Most source files that a feature may touch, by heading; those of its operation do not count."""
 
 
 def listed(heading: str) -> set[str]:
@@ -61,6 +63,13 @@ def test_every_place_in_the_source_is_listed(heading: str):
     }
     in_source = {place for place in listed(heading) if place.startswith("src/")}
     assert in_source == naming
+
+
+@pytest.mark.parametrize("heading", MOST_FILES)
+def test_a_feature_touches_few_files(heading: str):
+    """Turns red when a feature that has a home is spread over the source again."""
+    found = {place for place in listed(heading) if place.startswith("src/")}
+    assert len({place for place in found if "/ops/" not in place}) <= MOST_FILES[heading]
 
 
 @pytest.mark.parametrize("heading", TOYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from quire.config.startup import find_model
 from quire.engine.model_front import ModelFront
 from quire.protocol import BeamRules
 from quire.protocol.outputs import RequestOutput
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 from quire.rendering import RenderedPrompt
 from quire.sampling import SampleOutput, Sampler
 from tests import waiting
@@ -330,6 +332,11 @@ def test_a_fault_of_the_model_is_500(http: httpx.Client, monkeypatch: pytest.Mon
 
 
 FIELDS: dict[str, tuple[Any, ...]] = {
+    **{
+        name: (each.default, *filter(math.isfinite, (each.facts.low, each.facts.high)))
+        for name, each in SAMPLING_PARAMETERS.items()
+        if each.kind in (int, float) and each.facts.apis != "python"
+    },
     "n": (1, 2, 5),
     "best_of": (1, 2, 6),
     "use_beam_search": (True, True, False),
@@ -350,16 +357,12 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1e-300, 1e300),
     "top_k": (1, -1, 2**31 - 1),
     "top_p": (1e-300, 0.5),
-    "min_p": (1.0,),
-    "repetition_penalty": (1e-6, 1e6),
-    "presence_penalty": (-2, 2),
     "truncate_prompt_tokens": (-1, 1, 600),
     "echo": (True,),
     "stream": (True, False),
     "return_token_ids": (True,),
     "length_penalty": (-10, 10),
     "early_stopping": (True, "never"),
-    "seed": (-1, 2**64 - 1),
     "deadline_s": (60,),
 }
 

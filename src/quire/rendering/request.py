@@ -9,11 +9,12 @@ import numpy as np
 from quire.config.adapters import AdapterFolders
 from quire.errors import ConfigError, RequestError
 from quire.protocol.adapters import LoRARequest
-from quire.protocol.beam_search import BeamRules, check_beam_bans, check_beam_sampling
+from quire.protocol.beam_search import BeamRules, check_beam_sampling
 from quire.protocol.pooling_params import POOLED_PARAMS, PoolingParams
 from quire.protocol.request import EngineRequest
-from quire.protocol.sampling_params import SamplingParams, check_bans, check_vocabulary
+from quire.protocol.sampling_params import SamplingParams, check_vocabulary
 from quire.protocol.step import IntArray
+from quire.rendering.bans import check_bans, check_beam_bans
 from quire.rendering.renderer import RenderedPrompt, Renderer
 from quire.rendering.tokenizer import Tokenizer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +19,20 @@ from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
 from quire.protocol.step import IntArray, MaskArray
 
-__all__ = ["RowEdits", "edit_row", "edits_of"]
+__all__ = ["Penalties", "RowEdits", "edit_row", "edits_of"]
 
 _BANNED = np.float32(-np.inf)
+
+
+class Penalties(NamedTuple):
+    """Penalties of one row, in the order of the operation `edit_logits`."""
+
+    repetition: float
+    presence: float
+    frequency: float
+
+
+_NO_PENALTIES = Penalties(1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +50,12 @@ class RowEdits:
     bad_words: tuple[tuple[int, ...], ...]
     min_tokens: int
     stop_ids: IdArray
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
+    penalties: Penalties
+
+    @property
+    def needs_host(self) -> bool:
+        """True if no kernel can make these edits, so that the host draws for the row."""
+        return bool(self.processors)
 
 
 def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdits | None:
@@ -58,9 +73,9 @@ def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdit
         bad_words=tuple(tuple(word) for word in params.bad_words_token_ids or ()),
         min_tokens=params.min_tokens,
         stop_ids=np.array(sorted({*stop_token_ids, *(params.stop_token_ids or ())}), np.int64),
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
+        penalties=Penalties(
+            params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        ),
     )
     return edits if _changes_anything(edits) else None
 
@@ -97,9 +112,7 @@ def _changes_anything(edits: RowEdits) -> bool:
         or edits.allowed_ids is not None
         or bool(edits.bad_words)
         or (edits.min_tokens > 0 and edits.stop_ids.size > 0)
-        or edits.repetition_penalty != 1.0
-        or edits.presence_penalty != 0.0
-        or edits.frequency_penalty != 0.0
+        or edits.penalties != _NO_PENALTIES
     )
 
 
@@ -154,13 +167,14 @@ def _penalize(row: LogitArray, edits: RowEdits, prompt_ids: IntArray, output_ids
 
     Counted anew from the history, so forks, preemption and rollback need no care here.
     """
-    if edits.repetition_penalty != 1.0:
-        penalty = np.float32(edits.repetition_penalty)
+    repetition, presence, frequency = edits.penalties
+    if repetition != 1.0:
+        penalty = np.float32(repetition)
         seen = np.concatenate((prompt_ids, output_ids))
         seen = seen[seen < row.size]  # placeholders of media may lie outside the vocabulary
         logits = row[seen]
         row[seen] = np.where(logits > 0, logits / penalty, logits * penalty)
-    if output_ids.size and (edits.frequency_penalty or edits.presence_penalty):
+    if output_ids.size and (frequency or presence):
         token_ids, counts = np.unique(output_ids, return_counts=True)
-        subtrahend = edits.frequency_penalty * counts + edits.presence_penalty
+        subtrahend = frequency * counts + presence
         row[token_ids] -= subtrahend.astype(np.float32)
