@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.protocol import SamplingParams
 from quire.sampling import NO_TOKEN, reference
-from quire.sampling.edits import edit_row, edits_of
+from quire.sampling.edits import RowPlace, edit_row, edits_of
 from tests.profiles import examples
 from tests.sampling.rows import sample_one, sample_rows
 
@@ -62,7 +62,7 @@ def test_edits_equal_the_reference(params, prompt, output, stops, seed):
     before = row.copy()
     edits = edits_of(params, stops)
     prompt_ids, output_ids = np.array(prompt, np.int32), np.array(output, np.int32)
-    got = edit_row(row, edits, prompt_ids, output_ids, None)
+    got = edit_row(row, edits, RowPlace(prompt_ids, output_ids))
     expected = reference.edited_logits(row.tolist(), params, prompt, output, sorted(stops))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
     assert (row == before).all()

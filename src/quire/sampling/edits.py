@@ -19,7 +19,7 @@ from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
 from quire.protocol.step import IntArray, MaskArray
 
-__all__ = ["Penalties", "RowEdits", "edit_row", "edits_of"]
+__all__ = ["Penalties", "RowEdits", "RowPlace", "draw_filters", "edit_row", "edits_of"]
 
 _BANNED = np.float32(-np.inf)
 
@@ -58,6 +58,27 @@ class RowEdits:
         return bool(self.processors)
 
 
+@dataclass(frozen=True, slots=True)
+class RowPlace:
+    """A row at its next token.
+
+    prompt_ids, output_ids: int32, the tokens before it. mask: [ceil(V / 32)] of the tokens that a
+    grammar allows; None: all. seed (64 bits), sample_index, position: arguments of its noise.
+    """
+
+    prompt_ids: IntArray
+    output_ids: IntArray
+    mask: MaskArray | None = None
+    seed: int = 0
+    sample_index: int = 0
+    position: int = 0
+
+
+def draw_filters(params: SamplingParams) -> tuple[int, float, float]:
+    """Return top_k, top_p and min_p for the draw that follows the edits; 0, 1 and 0 are off."""
+    return max(params.top_k, 0), params.top_p or 1.0, params.min_p  # top_p 0 is greedy
+
+
 def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdits | None:
     """Return the changes that `params` makes to logits; None if there are none.
 
@@ -80,27 +101,18 @@ def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdit
     return edits if _changes_anything(edits) else None
 
 
-def edit_row(
-    row: LogitArray,
-    edits: RowEdits | None,
-    prompt_ids: IntArray,
-    output_ids: IntArray,
-    mask: MaskArray | None,
-) -> LogitArray:
-    """The edited logits [V]; `row` [V] is left as it is.
-
-    mask: [ceil(V / 32)] of the allowed tokens; None: all.
-    Raises RequestError if a logits processor does not do its part.
-    """
-    edited = row.copy()
+def edit_row(row: LogitArray, edits: RowEdits | None, place: RowPlace) -> LogitArray:
+    """The edited logits [V]; `row` [V] is left as it is. Raises RequestError if a logits processor
+    does not do its part."""
+    edited, prompt_ids, output_ids = row.copy(), place.prompt_ids, place.output_ids
     if edits is not None:
         for index, processor in enumerate(edits.processors):
             edited = _process(processor, index, output_ids, edited)
         edited[edits.bias_ids] += edits.bias_values
         _ban(edited, edits, output_ids)
         _penalize(edited, edits, prompt_ids, output_ids)
-    if mask is not None:
-        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: row.size]
+    if place.mask is not None:
+        allowed = np.unpackbits(place.mask.view(np.uint8), bitorder="little")[: row.size]
         np.copyto(edited, _BANNED, where=allowed == 0)
     return edited
 
