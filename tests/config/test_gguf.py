@@ -331,9 +331,8 @@ def test_divisors_that_do_not_fit(tensors: dict[str, Tensor], problem: str, tmp_
         ({"penalty_repeat": 1.5}, {}, "general.sampling.penalty_repeat=1.5"),
         (
             {"penalty_repeat": 1.5, "penalty_last_n": 64, "xtc_probability": 0.5, "mirostat": 2},
-            {},
-            "general.sampling.mirostat=2, general.sampling.xtc_probability=0.5, "
-            "general.sampling.penalty_repeat=1.5",
+            {"xtc_probability": 0.5},
+            "general.sampling.mirostat=2, general.sampling.penalty_repeat=1.5",
         ),
         ({"temp": -1.0, "top_k": 0}, {"temperature": 0.0, "top_k": 0}, ""),
         ({"sequence": "kpt", "top_k": 5}, {"top_k": 5}, "general.sampling.sequence='kpt'"),

@@ -49,6 +49,8 @@ BAD: list[tuple[str, list[object]]] = [
     ("skip_special_tokens", [1, None]),
     ("spaces_between_special_tokens", [1, None]),
     ("truncate_prompt_tokens", [0, -2, 1.5, True, "5"]),
+    ("xtc_probability", [-0.1, 1.1, NAN, True, None, "1"]),
+    ("xtc_threshold", [-0.1, 1.1, NAN, True, None]),
     ("output_kind", ["delta", None, 3, "0"]),
     ("best_of", [2, "x"]),
     ("structured_outputs", [{"json": {}}, object]),

@@ -358,6 +358,30 @@ class SamplingParams:
     output_kind: RequestOutputKind = parameter(
         RequestOutputKind.CUMULATIVE, "contents of the outputs of a stream", apis="python"
     )
+    xtc_probability: float = parameter(
+        0.0,
+        "chance by which a draw leaves out the most likely tokens (XTC)",
+        note="Of those that hold `xtc_threshold` or more, only the least likely stays. It follows "
+        "top_k, top_p and min_p. Greedy rows take the best token all the same.",
+        low=0.0,
+        high=1.0,
+        advice="0 switches it off",
+        apis="all",
+        has_flag=True,
+        is_filter=True,
+        in_gguf="xtc_probability",
+    )
+    xtc_threshold: float = parameter(
+        0.1,
+        "least probability, at temperature 1, of the tokens that XTC may leave out",
+        note="Above 0.5 none has it beside another one, so XTC is off.",
+        low=0.0,
+        high=1.0,
+        advice="above 0.5 switches XTC off",
+        apis="all",
+        has_flag=True,
+        in_gguf="xtc_threshold",
+    )
 
     def __post_init__(self) -> None:
         for each in SAMPLING_PARAMETERS.values():

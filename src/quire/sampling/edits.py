@@ -1,11 +1,13 @@
 """Changes of a request to its logits, before they become a distribution.
 
 Order: user's logits processors → logit_bias → bans (allowed_token_ids, bad_words, min_tokens) →
-penalties → grammar mask. A banned token has the logit -inf.
+penalties → grammar mask → XTC, which comes after top-k, top-p and min-p and so brings them along. A
+banned token has the logit -inf.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +16,9 @@ import numpy as np
 import torch
 
 from quire.errors import RequestError
-from quire.ops.sampling.draw.ranking import IdArray, LogitArray
+from quire.ops.sampling.draw.candidates import select_candidates
+from quire.ops.sampling.draw.noise import row_uniform
+from quire.ops.sampling.draw.ranking import IdArray, LogitArray, in_order
 from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.sampling_params import LogitsProcessor, SamplingParams
 from quire.protocol.step import IntArray, MaskArray
@@ -35,6 +39,17 @@ class Penalties(NamedTuple):
 _NO_PENALTIES = Penalties(1.0, 0.0, 0.0)
 
 
+class TopExclusion(NamedTuple):
+    """XTC of one row, with the filters before it."""
+
+    probability: float
+    threshold: float
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
 @dataclass(frozen=True, slots=True)
 class RowEdits:
     """The edits of one row, ready to be applied; immutable, so forked rows share one.
@@ -51,11 +66,12 @@ class RowEdits:
     min_tokens: int
     stop_ids: IdArray
     penalties: Penalties
+    top_exclusion: TopExclusion | None
 
     @property
     def needs_host(self) -> bool:
         """True if no kernel can make these edits, so that the host draws for the row."""
-        return bool(self.processors)
+        return bool(self.processors) or self.top_exclusion is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +92,14 @@ class RowPlace:
 
 def draw_filters(params: SamplingParams) -> tuple[int, float, float]:
     """Return top_k, top_p and min_p for the draw that follows the edits; 0, 1 and 0 are off."""
+    if _excludes_top(params):
+        return 0, 1.0, 0.0
     return max(params.top_k, 0), params.top_p or 1.0, params.min_p  # top_p 0 is greedy
+
+
+def _excludes_top(params: SamplingParams) -> bool:
+    may_exclude = params.xtc_probability > 0.0 and params.xtc_threshold <= 0.5
+    return may_exclude and not params.is_greedy
 
 
 def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdits | None:
@@ -97,6 +120,7 @@ def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdit
         penalties=Penalties(
             params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         ),
+        top_exclusion=_top_exclusion(params) if _excludes_top(params) else None,
     )
     return edits if _changes_anything(edits) else None
 
@@ -114,6 +138,8 @@ def edit_row(row: LogitArray, edits: RowEdits | None, place: RowPlace) -> LogitA
     if place.mask is not None:
         allowed = np.unpackbits(place.mask.view(np.uint8), bitorder="little")[: row.size]
         np.copyto(edited, _BANNED, where=allowed == 0)
+    if edits is not None and edits.top_exclusion is not None:
+        _exclude_top(edited, edits.top_exclusion, place)
     return edited
 
 
@@ -125,6 +151,7 @@ def _changes_anything(edits: RowEdits) -> bool:
         or bool(edits.bad_words)
         or (edits.min_tokens > 0 and edits.stop_ids.size > 0)
         or edits.penalties != _NO_PENALTIES
+        or edits.top_exclusion is not None
     )
 
 
@@ -190,3 +217,33 @@ def _penalize(row: LogitArray, edits: RowEdits, prompt_ids: IntArray, output_ids
         token_ids, counts = np.unique(output_ids, return_counts=True)
         subtrahend = frequency * counts + presence
         row[token_ids] -= subtrahend.astype(np.float32)
+
+
+def _top_exclusion(params: SamplingParams) -> TopExclusion:
+    return TopExclusion(
+        params.xtc_probability,
+        params.xtc_threshold,
+        params.temperature,
+        max(params.top_k, 0),
+        params.top_p,
+        params.min_p,
+    )
+
+
+def _exclude_top(row: LogitArray, rules: TopExclusion, place: RowPlace) -> None:
+    """Ban, in place, all but the candidates of top-k, top-p and min-p; and, by chance, those of
+    them with at least `threshold` of their probability at temperature 1, except the least likely
+    such one ("Exclude Top Choices", Weidmann, 2024; the names and the order are llama.cpp's).
+    """
+    best = float(row.max())
+    if not math.isfinite(best):
+        return
+    candidates = select_candidates(row, rules.temperature, rules.top_k, rules.top_p, rules.min_p)
+    kept = in_order(row, candidates.token_ids)
+    if row_uniform(place.seed, place.sample_index, place.position) < rules.probability:
+        weights = np.exp(row[kept].astype(np.float64) - best)
+        num_likely = np.count_nonzero(weights >= rules.threshold * weights.sum())
+        kept = kept[max(num_likely - 1, 0) :]
+    logits = row[kept]
+    row[:] = _BANNED
+    row[kept] = logits

@@ -14,7 +14,15 @@ import numpy.typing as npt
 
 from quire.protocol.sampling_params import SamplingParams
 
-__all__ = ["draw", "edited_logits", "gumbel_noise", "law", "log_softmax", "noise_word"]
+__all__ = [
+    "draw",
+    "edited_logits",
+    "excludes_top",
+    "gumbel_noise",
+    "law",
+    "log_softmax",
+    "noise_word",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -71,21 +79,50 @@ def edited_logits(
     return np.array(edited)
 
 
-def law(logits: FloatArray, params: SamplingParams) -> FloatArray:
-    """Probabilities [V] of the next token, from edited logits."""
+def excludes_top(params: SamplingParams, seed: int, sample_index: int, position: int) -> bool:
+    """Return whether XTC leaves out the most likely tokens of this draw."""
+    key = (seed % 2**32, seed % 2**64 // 2**32)
+    word = philox4x32((0, position, sample_index, 1), key)[0]
+    return (word + 0.5) / 2**32 < params.xtc_probability and params.xtc_threshold <= 0.5
+
+
+def law(logits: FloatArray, params: SamplingParams, *, is_top_excluded: bool = False) -> FloatArray:
+    """Probabilities [V] of the next token, from edited logits. is_top_excluded: XTC leaves out the
+    most likely tokens."""
     order = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
     if params.is_greedy:
         return np.eye(len(logits))[order[0]]
     probabilities = np.exp((logits - max(logits)) / params.temperature)
+    left = [token_id for token_id in order if logits[token_id] > -math.inf]
     if params.top_k > 0:
         probabilities[order[params.top_k :]] = 0.0
+        left = left[: params.top_k]
     probabilities /= sum(probabilities)
     mass = 0.0
     for token_id in order:
         if mass >= params.top_p and params.top_p < 1.0:
             probabilities[token_id] = 0.0
+            left = [each for each in left if each != token_id]
         mass += probabilities[token_id]
-    probabilities[probabilities < params.min_p * max(probabilities)] = 0.0
+    is_below = probabilities < params.min_p * max(probabilities)
+    probabilities[is_below] = 0.0
+    if is_top_excluded:
+        return _law_without_top(logits, params, [each for each in left if not is_below[each]])
+    return probabilities / sum(probabilities)
+
+
+def _law_without_top(
+    logits: FloatArray, params: SamplingParams, ranked: Sequence[int]
+) -> FloatArray:
+    """Probabilities [V] of what XTC leaves of `ranked`, the tokens that the filters leave: the last
+    of those with enough of their probability at temperature 1, and all behind it."""
+    weights = {each: math.exp(logits[each] - logits[ranked[0]]) for each in ranked}
+    least = params.xtc_threshold * sum(weights.values())
+    likely = [each for each in ranked if weights[each] >= least]
+    left = ranked[max(len(likely) - 1, 0) :]
+    probabilities = np.zeros(len(logits))
+    for each in left:
+        probabilities[each] = math.exp((logits[each] - logits[left[0]]) / params.temperature)
     return probabilities / sum(probabilities)
 
 
