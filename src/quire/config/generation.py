@@ -55,7 +55,7 @@ _NOT_OBEYED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 _GGUF_START = "general.sampling."
 _GGUF_NOT_OBEYED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {"mirostat": (0,), "sequence": ("",), "xtc_probability": (0.0,)}
+    {"mirostat": (0,), "sequence": ("",)}
 )
 """Names behind `_GGUF_START` that no parameter obeys, with the values that ask for nothing. Others
 only say how one of these works."""
@@ -111,7 +111,7 @@ def read_gguf_defaults(header: GGUFHeader) -> GenerationDefaults:
         if key.startswith(_GGUF_START)
     }
     read = {each.facts.in_gguf: each for each in _declared() if each.facts.in_gguf}
-    others = {key: each for key, each in _GGUF_NOT_OBEYED.items() if key not in read}
+    others = dict(_GGUF_NOT_OBEYED)
     if stated.get("penalty_last_n") != -1:  # not of all tokens, as here
         del read["penalty_repeat"]
         if stated.get("penalty_last_n") != 0:
