@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.cli.flags.fields import as_flag
-from quire.protocol.parameter import MAX_INT, Declared
+from quire.protocol.parameters.declaration import MAX_INT, Declared
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "sampling-parameters.md"

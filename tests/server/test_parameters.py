@@ -9,8 +9,9 @@ import pytest
 from tools.parameters_reference import REFERENCE, render_reference
 
 from quire.errors import RequestError
-from quire.protocol.parameter import Declared
-from quire.protocol.sampling_params import FOREIGN_PARAMS, SAMPLING_PARAMETERS, SamplingParams
+from quire.protocol.parameters.declaration import Declared
+from quire.protocol.parameters.foreign import FOREIGN_PARAMS
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS, SamplingParams
 from quire.server.openai.sampling import completion_params
 from quire.server.requests.bodies import (
     ChatExtras,

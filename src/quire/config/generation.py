@@ -15,7 +15,7 @@ from quire.config.model_spec import GenerationDefaults, ModelSpec
 from quire.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from quire.protocol.parameter import Declared
+    from quire.protocol.parameters.declaration import Declared
 
 __all__ = ["read_generation_defaults", "read_gguf_defaults"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from quire.errors import RequestError, quoted
-from quire.foreign import ForeignName, explaining
+from quire.foreign import explaining
 from quire.protocol.grammar import StructuredOutputsParams
-from quire.protocol.parameter import (
+from quire.protocol.parameters.declaration import (
     MAX_INT,
     checked_integer,
     checked_items,
@@ -21,19 +21,15 @@ from quire.protocol.parameter import (
     documented,
     parameter,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from quire.protocol.parameters.foreign import FOREIGN_PARAMS
+from quire.protocol.parameters.repetition import RepetitionDetectionParams
 
 __all__ = [
-    "FOREIGN_PARAMS",
     "GREEDY_TEMPERATURE",
     "MAX_LOGPROBS",
     "MAX_SAMPLES",
     "SAMPLING_PARAMETERS",
     "LogitsProcessor",
-    "RepetitionDetectionParams",
     "RequestOutputKind",
     "SamplingParams",
     "check_vocabulary",
@@ -52,9 +48,6 @@ GREEDY_TEMPERATURE = 1e-5
 
 DEFAULT_MAX_TOKENS = 16
 
-MAX_PATTERN_SIZE = 1024
-"""Tokens of the longest pattern that `RepetitionDetectionParams` looks for in each step."""
-
 
 class RequestOutputKind(enum.IntEnum):
     """Contents of an output in a stream: all so far, the news since the one before, or, once and at
@@ -63,99 +56,6 @@ class RequestOutputKind(enum.IntEnum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
-
-
-@dataclass(frozen=True, slots=True)
-class RepetitionDetectionParams:
-    """End of an output that has fallen into a loop; the names and meanings are those of vLLM.
-
-    max_pattern_size: tokens of the longest pattern that counts, at most 1,024; 0 switches it off.
-    min_pattern_size: tokens of the shortest one; 0 is 1. min_count: times that it stands at the end
-    of the output, one after the other, at least 2.
-
-    Raises RequestError naming the field, its value and what it may be.
-    """
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
-
-    def __post_init__(self) -> None:
-        name = "repetition_detection"
-        for field, low, high, advice in (
-            ("max_pattern_size", 0, MAX_PATTERN_SIZE, "0 switches it off"),
-            ("min_pattern_size", 0, MAX_PATTERN_SIZE, "0 is 1"),
-            ("min_count", 2 if self.max_pattern_size else 0, MAX_INT, "from 2 on it repeats"),
-        ):
-            value = checked_integer(f"{name}.{field}", getattr(self, field), low, high, advice)
-            object.__setattr__(self, field, value)
-        if self.min_pattern_size > self.max_pattern_size:
-            raise RequestError(
-                f"{name}.min_pattern_size is {self.min_pattern_size}, more than max_pattern_size, "
-                f"which is {self.max_pattern_size}. Lower it or raise max_pattern_size."
-            )
-
-    @classmethod
-    def of(cls, given: object) -> RepetitionDetectionParams | None:
-        """Return parameters from themselves, None, or an object of JSON with their fields."""
-        if given is None or isinstance(given, cls):
-            return given
-        if not isinstance(given, Mapping):
-            raise RequestError(
-                f"repetition_detection is {quoted(given)}. Give RepetitionDetectionParams(...)."
-            )
-        values = cast("Mapping[str, Any]", given)
-        unknown = sorted(set(values) - set(cls.__slots__))
-        if unknown:
-            raise RequestError(
-                f"repetition_detection.{unknown[0]} is no field. Use some of: "
-                f"{', '.join(cls.__slots__)}."
-            )
-        return cls(**values)
-
-    def ends(self, output_ids: npt.NDArray[np.int32]) -> bool:
-        """Return True if an output ends with a pattern that is there often enough."""
-        if not self.max_pattern_size:
-            return False
-        longest = min(self.max_pattern_size, len(output_ids) // self.min_count)
-        if longest < max(self.min_pattern_size, 1):
-            return False
-        before = output_ids[-longest - 1 : -1]
-        sizes: list[int] = ((before[::-1] == output_ids[-1]).nonzero()[0] + 1).tolist()
-        return any(self._repeats(output_ids, size) for size in sizes)
-
-    def _repeats(self, output_ids: npt.NDArray[np.int32], size: int) -> bool:
-        if size < self.min_pattern_size:
-            return False
-        for count in (
-            2,
-            self.min_count,
-        ):  # most often two are not equal, so that a step pays little
-            span = output_ids[len(output_ids) - size * count :]
-            if not (span[size:] == span[:-size]).all():
-                return False
-        return True
-
-
-_OF_BEAMS = "LLM.beam_search with BeamSearchParams does it"
-
-FOREIGN_PARAMS: Mapping[str, ForeignName] = {
-    "guided_decoding": ForeignName("structured_outputs=StructuredOutputsParams(…) does it"),
-    "best_of": ForeignName("ask for n samples, and take the best by cumulative_logprob", ("1",)),
-    "use_beam_search": ForeignName(_OF_BEAMS),
-    "length_penalty": ForeignName(_OF_BEAMS, ("1", "1.0")),
-    "early_stopping": ForeignName(_OF_BEAMS),
-    "extra_args": ForeignName("nothing reads further arguments; logits_processors are functions"),
-    "flat_logprobs": ForeignName("log-probabilities are one dict for each token"),
-    "logits_processors_kwargs": ForeignName("a function can be given its arguments before"),
-    "skip_clone": ForeignName("parameters are never copied", None),
-    "skip_reading_prefix_cache": ForeignName("a cache_salt of the prompt's own does the same"),
-    "thinking_token_budget": ForeignName("answers are not parsed for reasoning yet"),
-    "output_text_buffer_length": ForeignName("it follows from stop", None),
-    "stop_reason": ForeignName("outputs tell it"),
-}
-"""Parameters of vLLM's that have no counterpart, in Python and in requests. A name that means a
-parameter stands in its declaration (`others`)."""
 
 
 @explaining(RequestError, "a sampling parameter", FOREIGN_PARAMS)

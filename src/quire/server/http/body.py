@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from quire.errors import clipped, quoted
 from quire.foreign import nearest, shown
-from quire.protocol.sampling_params import FOREIGN_PARAMS
+from quire.protocol.parameters.foreign import FOREIGN_PARAMS
 from quire.server.http.body_shape import check_shape_by_turns
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED, OTHER_NAMES

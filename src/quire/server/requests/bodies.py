@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.protocol.parameter import Apis
+from quire.protocol.parameters.declaration import Apis
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from quire.protocol.parameter import MAX_INT, Declared
+from quire.protocol.parameters.declaration import MAX_INT, Declared
 from quire.protocol.sampling_params import MAX_LOGPROBS, SAMPLING_PARAMETERS
 from quire.protocol.status import EngineStatus
 from quire.server.anthropic.answer import Message, TokenCount
