@@ -282,6 +282,50 @@ class SamplingParams:
         has_flag=True,
         in_gguf="xtc_threshold",
     )
+    dry_multiplier: float = parameter(
+        0.0,
+        "penalty of a token that would go on with a repetition (DRY)",
+        note="A token that followed the last L tokens before loses dry_multiplier · "
+        "dry_base^(L - dry_allowed_length), if L is at least dry_allowed_length.",
+        low=0.0,
+        high=1e6,
+        advice="0 switches it off",
+        apis="all",
+        has_flag=True,
+    )
+    dry_base: float = parameter(
+        1.75,
+        "growth of DRY's penalty with each token of the repetition",
+        low=1.0,
+        high=1e6,
+        advice="1 for the same penalty at any length",
+        apis="all",
+        has_flag=True,
+    )
+    dry_allowed_length: int = parameter(
+        2,
+        "longest repetition without DRY's penalty for the next token",
+        low=1,
+        high=1024,
+        advice="a number of tokens",
+        apis="all",
+        has_flag=True,
+    )
+    dry_penalty_last_n: int = parameter(
+        -1,
+        "last tokens of prompt and output in which DRY looks for repetitions",
+        note="-1: all; 0 switches it off.",
+        low=-1,
+        high=MAX_INT,
+        advice="-1 for all, 0 for none",
+        apis="all",
+        has_flag=True,
+    )
+    dry_breaker_token_ids: Sequence[int | Sequence[int]] | None = parameter(
+        None,
+        "tokens, or several in a row, at which DRY's repetitions end",
+        apis="python",
+    )
 
     def __post_init__(self) -> None:
         for each in SAMPLING_PARAMETERS.values():
@@ -395,6 +439,10 @@ class SamplingParams:
                     "Give each word at least one token id."
                 )
             self._set(name, words)
+        if self.dry_breaker_token_ids is not None:
+            name = "dry_breaker_token_ids"
+            breakers = checked_items(name, self.dry_breaker_token_ids, "token ids or lists of them")
+            self._set(name, tuple(_token_or_tokens(name, each) for each in breakers))
 
     def _check_processors(self) -> None:
         processors = checked_items("logits_processors", self.logits_processors, "callables")
@@ -425,6 +473,10 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     _check_range("stop_token_ids", params.stop_token_ids or (), vocab_size)
     for word in words or ():
         _check_range("bad_words_token_ids", word, vocab_size)
+    for each in params.dry_breaker_token_ids or ():
+        _check_range(
+            "dry_breaker_token_ids", (each,) if isinstance(each, int) else each, vocab_size
+        )
     if params.bad_words and words is None:
         raise RequestError(
             f"bad_words is {quoted(params.bad_words)}, but there is no tokenizer to spell them. "
@@ -462,6 +514,15 @@ def _check_range(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
                 f"{name} names token id {token_id}, but this model's vocabulary has "
                 f"{vocab_size} tokens. Use ids from 0 to {vocab_size - 1}."
             )
+
+
+def _token_or_tokens(name: str, value: object) -> int | tuple[int, ...]:
+    if isinstance(value, int) or not isinstance(value, Iterable):
+        return checked_integer(f"an entry of {name}", value, 0, MAX_INT, "a token id")
+    tokens = checked_token_ids(name, cast("object", value))
+    if not tokens:
+        raise RequestError(f"{name} has an empty list. Remove that entry.")
+    return tokens
 
 
 def _logit_bias(value: object) -> dict[int, float] | None:

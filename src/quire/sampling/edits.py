@@ -8,7 +8,7 @@ banned token has the logit -inf.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +39,34 @@ class Penalties(NamedTuple):
 _NO_PENALTIES = Penalties(1.0, 0.0, 0.0)
 
 
+_LARGEST_FACTOR = 1e30
+"""A larger factor of DRY bans no more than this one, and may leave float32."""
+
+_MOST_GROWING = 1024
+"""Tokens beyond the allowed length after which DRY's penalty grows no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionEnd:
+    """DRY of one row. breakers: by their first token, the tokens behind it."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_n: int
+    breakers: Mapping[int, Sequence[tuple[int, ...]]]
+    longest_breaker: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest repetition that counts. A longer one has no larger penalty, or is
+        beyond the tokens that a step may compare."""
+        if self.base == 1.0:
+            return self.allowed_length
+        growing = int(math.log(_LARGEST_FACTOR) / math.log(self.base))
+        return self.allowed_length + min(growing, _MOST_GROWING)
+
+
 class TopExclusion(NamedTuple):
     """XTC of one row, with the filters before it."""
 
@@ -66,12 +94,14 @@ class RowEdits:
     min_tokens: int
     stop_ids: IdArray
     penalties: Penalties
+    repetition_end: RepetitionEnd | None
     top_exclusion: TopExclusion | None
 
     @property
     def needs_host(self) -> bool:
         """True if no kernel can make these edits, so that the host draws for the row."""
-        return bool(self.processors) or self.top_exclusion is not None
+        by_host = (self.repetition_end, self.top_exclusion)
+        return bool(self.processors) or any(each is not None for each in by_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +150,7 @@ def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdit
         penalties=Penalties(
             params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         ),
+        repetition_end=_repetition_end(params),
         top_exclusion=_top_exclusion(params) if _excludes_top(params) else None,
     )
     return edits if _changes_anything(edits) else None
@@ -145,13 +176,12 @@ def edit_row(row: LogitArray, edits: RowEdits | None, place: RowPlace) -> LogitA
 
 def _changes_anything(edits: RowEdits) -> bool:
     return (
-        bool(edits.processors)
-        or edits.bias_ids.size > 0
+        edits.bias_ids.size > 0
         or edits.allowed_ids is not None
         or bool(edits.bad_words)
         or (edits.min_tokens > 0 and edits.stop_ids.size > 0)
         or edits.penalties != _NO_PENALTIES
-        or edits.top_exclusion is not None
+        or edits.needs_host
     )
 
 
@@ -217,6 +247,68 @@ def _penalize(row: LogitArray, edits: RowEdits, prompt_ids: IntArray, output_ids
         token_ids, counts = np.unique(output_ids, return_counts=True)
         subtrahend = frequency * counts + presence
         row[token_ids] -= subtrahend.astype(np.float32)
+    if edits.repetition_end is not None:
+        _end_repetitions(row, edits.repetition_end, np.concatenate((prompt_ids, output_ids)))
+
+
+def _repetition_end(params: SamplingParams) -> RepetitionEnd | None:
+    if not params.dry_multiplier or not params.dry_penalty_last_n:
+        return None
+    breakers: dict[int, list[tuple[int, ...]]] = {}
+    for each in params.dry_breaker_token_ids or ():
+        first, *rest = [each] if isinstance(each, int) else each
+        breakers.setdefault(first, []).append(tuple(rest))
+    return RepetitionEnd(
+        params.dry_multiplier,
+        params.dry_base,
+        params.dry_allowed_length,
+        params.dry_penalty_last_n,
+        breakers,
+        max((len(rest) for each in breakers.values() for rest in each), default=0) + 1,
+    )
+
+
+def _end_repetitions(row: LogitArray, rules: RepetitionEnd, history: IntArray) -> None:
+    """Penalize, in place, tokens that followed an earlier occurrence of the last tokens ("Don't
+    Repeat Yourself", Weidmann, 2024; the names and rules are llama.cpp's). history: int32, prompt
+    and output."""
+    seen = history if rules.last_n < 0 else history[-rules.last_n :]
+    last = seen[-(rules.longest + rules.longest_breaker) :].tolist()
+    most = min(_num_since_breaker(last, rules.breakers), rules.longest, seen.size - 1)
+    if most < rules.allowed_length:
+        return
+    num_ends = seen.size - 1  # of occurrences of the last tokens, by their own last token
+    is_end, lengths = np.ones(num_ends, np.bool_), np.zeros(num_ends, np.int64)
+    for length in range(1, most + 1):
+        is_end[: length - 1] = False
+        is_end[length - 1 :] &= seen[: num_ends - length + 1] == seen[-length]
+        if not is_end.any():
+            break
+        lengths += is_end
+    ends = np.flatnonzero(lengths >= rules.allowed_length)
+    ends = ends[seen[ends + 1] < row.size]  # placeholders of media may lie outside the vocabulary
+    token_ids, which = np.unique(seen[ends + 1], return_inverse=True)
+    longest = np.zeros(token_ids.size, np.int64)
+    np.maximum.at(longest, which, lengths[ends])
+    factors = rules.base ** (longest - rules.allowed_length)
+    is_breaker = [() in rules.breakers.get(token_id, ()) for token_id in token_ids.tolist()]
+    factors[is_breaker] = 0.0
+    row[token_ids] -= (rules.multiplier * factors).astype(np.float32)
+
+
+def _num_since_breaker(
+    seen: Sequence[int], breakers: Mapping[int, Sequence[tuple[int, ...]]]
+) -> int:
+    """Return the number of tokens behind the last breaker; all if there is none."""
+    for start in range(len(seen) - 1, -1, -1):
+        found = [
+            len(rest)
+            for rest in breakers.get(seen[start], ())
+            if tuple(seen[start + 1 : start + 1 + len(rest)]) == rest
+        ]
+        if found:
+            return len(seen) - start - 1 - max(found)
+    return len(seen)
 
 
 def _top_exclusion(params: SamplingParams) -> TopExclusion:
@@ -239,11 +331,10 @@ def _exclude_top(row: LogitArray, rules: TopExclusion, place: RowPlace) -> None:
     if not math.isfinite(best):
         return
     candidates = select_candidates(row, rules.temperature, rules.top_k, rules.top_p, rules.min_p)
-    kept = in_order(row, candidates.token_ids)
-    if row_uniform(place.seed, place.sample_index, place.position) < rules.probability:
-        weights = np.exp(row[kept].astype(np.float64) - best)
-        num_likely = np.count_nonzero(weights >= rules.threshold * weights.sum())
-        kept = kept[max(num_likely - 1, 0) :]
-    logits = row[kept]
+    logits = row[candidates.token_ids]
     row[:] = _BANNED
-    row[kept] = logits
+    row[candidates.token_ids] = logits
+    if row_uniform(place.seed, place.sample_index, place.position) < rules.probability:
+        weights = np.exp(logits.astype(np.float64) - best)
+        likely = candidates.token_ids[weights >= rules.threshold * weights.sum()]
+        row[in_order(row, likely)[:-1]] = _BANNED

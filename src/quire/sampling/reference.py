@@ -76,6 +76,7 @@ def edited_logits(
         count = list(output_ids).count(token_id)
         edited[token_id] -= params.frequency_penalty * count
         edited[token_id] -= params.presence_penalty * (count > 0)
+        edited[token_id] -= _dry_penalty(token_id, params, [*prompt_ids, *output_ids])
     return np.array(edited)
 
 
@@ -154,3 +155,24 @@ def _is_banned(
         if start >= 0 and [*output_ids[start:], token_id] == list(word):
             return True
     return False
+
+
+def _dry_penalty(token_id: int, params: SamplingParams, history: Sequence[int]) -> float:
+    """Penalty of a token that would continue the longest repetition at the end of the history."""
+    breakers = [[each] if isinstance(each, int) else list(each)
+                for each in params.dry_breaker_token_ids or ()]  # fmt: skip
+    seen = list(history)
+    if params.dry_penalty_last_n >= 0:
+        seen = seen[max(len(seen) - params.dry_penalty_last_n, 0) :]
+    if not params.dry_multiplier or [token_id] in breakers:
+        return 0.0
+    most = len(seen)
+    for start in range(len(seen)):
+        lengths = [len(each) for each in breakers if seen[start : start + len(each)] == each]
+        if lengths:
+            most = len(seen) - start - max(lengths)
+    for length in range(min(most, len(seen)), params.dry_allowed_length - 1, -1):
+        wanted = [*seen[len(seen) - length :], token_id]
+        if any(seen[i : i + length + 1] == wanted for i in range(len(seen) - length)):
+            return params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+    return 0.0
