@@ -5,6 +5,7 @@ python -m tools.parameters_reference
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from quire.cli.flags.fields import as_flag
@@ -41,6 +42,8 @@ def _row(each: Declared) -> str:
     default = f"`{getattr(each.default, 'name', each.default)}`"
     if each.default in (None, ()):
         default = ""
+    elif facts.most is not None:
+        default = f"`{json.dumps(each.default)}`"
     elif each.kind is float:
         default = f"`{each.default:g}`"
     cells = (
@@ -58,6 +61,8 @@ def _values(each: Declared) -> str:
     """Type and bounds."""
     facts = each.facts
     kinds = {int: "integer", float: "number", bool: "true or false"}
+    if facts.most is not None:
+        return f"at most {facts.most} texts of 1 to {facts.most_chars} characters"
     if each.kind is None:
         return ""
     found = kinds[each.kind]

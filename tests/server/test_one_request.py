@@ -646,6 +646,23 @@ def test_defaults_without_a_meaning_are_found_at_start(
 # --- outputs that repeat themselves ---------------------------------------------------------------
 
 
+def test_a_repetition_does_not_go_on_but_over_its_breakers(server: RunningServer) -> None:
+    """Turns red when a door loses DRY's parameters, or its texts reach the engine as other tokens
+    than those that write them."""
+    asked: dict[str, Any] = {
+        "logit_bias": {str(A): 100}, "max_tokens": 12, "temperature": 0, "ignore_eos": True
+    }  # fmt: skip
+    dry = {"dry_multiplier": 1e6, "dry_allowed_length": 2}
+    kinds: list[dict[str, Any]] = [dry, {**dry, "dry_sequence_breakers": ["a"]}]
+    with waiting.PatientClient(base_url=server.url) as http:
+        for path in (TEXT, CHAT):
+            replies = [post(http, path, {**asked, **kind}).json()["choices"][0] for kind in kinds]
+            texts = [each.get("text") or each["message"]["content"] for each in replies]
+            assert "a" * 4 not in texts[0] and texts[0].count("a") >= 6
+            assert texts[1] == "a" * 12
+    server.wait_until_idle()
+
+
 def test_an_output_that_repeats_itself_ends(server: RunningServer) -> None:
     """Turns red when a loop goes on to max_tokens, or an API says another reason."""
     loop = {"max_pattern_size": 1, "min_count": 3}

@@ -321,9 +321,19 @@ class SamplingParams:
         apis="all",
         has_flag=True,
     )
+    dry_sequence_breakers: Sequence[str] | None = parameter(
+        ("\n", ":", '"', "*"),
+        "texts at which DRY's repetitions end",
+        note="Found where one token holds it, and where its own tokens stand.",
+        most=16,
+        most_chars=40,
+        apis="all",
+        has_flag=True,
+    )
     dry_breaker_token_ids: Sequence[int | Sequence[int]] | None = parameter(
         None,
-        "tokens, or several in a row, at which DRY's repetitions end",
+        "tokens, or several in a row, in place of `dry_sequence_breakers`",
+        note="Filled by rendering, or by a user without a tokenizer.",
         apis="python",
     )
 
@@ -440,9 +450,8 @@ class SamplingParams:
                 )
             self._set(name, words)
         if self.dry_breaker_token_ids is not None:
-            name = "dry_breaker_token_ids"
-            breakers = checked_items(name, self.dry_breaker_token_ids, "token ids or lists of them")
-            self._set(name, tuple(_token_or_tokens(name, each) for each in breakers))
+            breakers = _breakers(self.dry_breaker_token_ids)
+            self._set("dry_breaker_token_ids", breakers)
 
     def _check_processors(self) -> None:
         processors = checked_items("logits_processors", self.logits_processors, "callables")
@@ -516,13 +525,21 @@ def _check_range(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def _token_or_tokens(name: str, value: object) -> int | tuple[int, ...]:
-    if isinstance(value, int) or not isinstance(value, Iterable):
-        return checked_integer(f"an entry of {name}", value, 0, MAX_INT, "a token id")
-    tokens = checked_token_ids(name, cast("object", value))
-    if not tokens:
+def _breakers(value: object) -> tuple[int | tuple[int, ...], ...]:
+    """Single tokens, of which there may be as many as the vocabulary has, before sequences."""
+    name = "dry_breaker_token_ids"
+    tokens: list[int] = []
+    sequences: list[tuple[int, ...]] = []
+    for each in checked_items(name, value, "token ids or lists of them"):
+        if type(each) is int and 0 <= each <= MAX_INT:
+            tokens.append(each)
+        elif isinstance(each, Iterable):
+            sequences.append(checked_token_ids(name, cast("object", each)))
+        else:
+            tokens.append(checked_integer(f"an entry of {name}", each, 0, MAX_INT, "a token id"))
+    if () in sequences:
         raise RequestError(f"{name} has an empty list. Remove that entry.")
-    return tokens
+    return (*tokens, *sequences)
 
 
 def _logit_bias(value: object) -> dict[int, float] | None:

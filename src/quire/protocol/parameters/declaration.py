@@ -43,7 +43,7 @@ class Parameter:
 
     text: its meaning, in one line of the docs and of its flag. note: more for the docs.
     low, high: bounds of a number, both allowed. advice: last words of the error about them.
-    most, most_chars: bounds of a list of texts, and of each text.
+    most, most_chars: bounds of a list of texts, and of each text; None for no such list.
     has_flag: `quire chat` and `quire complete` have a flag for it.
     is_filter: leaves tokens out of draws, which beam search has no use for.
     in_config: its name in generation_config.json of `transformers`; empty for none. in_gguf: the
@@ -57,7 +57,7 @@ class Parameter:
     high: float = math.inf
     advice: str = "leave it out for the default"
     most: int | None = None
-    most_chars: int | None = None
+    most_chars: int = 0
     apis: Apis = "openai"
     has_flag: bool = False
     is_filter: bool = False
@@ -79,11 +79,15 @@ class Declared:
     facts: Parameter
 
     def checked(self, value: object) -> object:
-        """Return a number or switch in its normal form, and anything else as it is. RequestError
-        with name, value and bounds for a bad one."""
-        if self.kind is None or (value is None and self.is_optional):
-            return value
+        """Return a number, a switch or bounded texts in their normal form, and anything else as it
+        is. RequestError with name, value and bounds for a bad one."""
         facts = self.facts
+        if value is None and self.is_optional:
+            return value
+        if facts.most is not None:
+            return _checked_texts(self.name, value, facts.most, facts.most_chars)
+        if self.kind is None:
+            return value
         if self.kind is float:
             return checked_real(self.name, value, facts.low, facts.high, facts.advice)
         if self.kind is int:
@@ -201,6 +205,18 @@ def checked_text(name: str, value: object) -> str:
             "Remove that entry."
         )
     return value
+
+
+def _checked_texts(name: str, value: object, most: int, most_chars: int) -> tuple[str, ...]:
+    texts = tuple(checked_text(name, each) for each in checked_items(name, value, "texts"))
+    if len(texts) > most:
+        raise RequestError(f"{name} has {len(texts)} texts. Give at most {most}.")
+    long = max(texts, key=len, default="")
+    if len(long) > most_chars:
+        raise RequestError(
+            f"{name} has {quoted(long)} of {len(long)} characters. Give at most {most_chars}."
+        )
+    return texts
 
 
 def checked_token_ids(name: str, value: object) -> tuple[int, ...]:

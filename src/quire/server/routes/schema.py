@@ -316,6 +316,9 @@ def _bounds_of(declared: Declared) -> dict[str, Any]:
         found["minimum"] = facts.low
     if math.isfinite(facts.high) and facts.high != MAX_INT:  # beyond any memory
         found["maximum"] = facts.high
+    if facts.most is not None:
+        found["maxItems"] = facts.most
+        found["items"] = {"minLength": 1, "maxLength": facts.most_chars}
     return found
 
 
