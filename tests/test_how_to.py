@@ -22,6 +22,7 @@ PAGE = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
 SUFFIXES = (".py", ".cpp", ".h")
 EXAMPLES = {
     "Add a sampling parameter": r"\brepetition_penalty\b",
+    "Add a parameter that ends outputs": r"\brepetition_detection\b",
     "Add a filter of draws": r"\bmin_p(_ptr)?\b",
     "Add a route": r'"/tokenizer_info"',
     "Add a model family": r"MptForCausalLM|MPTModel|read_mpt|MPTTraits",
@@ -29,7 +30,7 @@ EXAMPLES = {
     "Add a policy": r"(?i)\bsrtf\b",
 }
 """Headings, and how the code names the example of each."""
-MOST_FILES = {"Add a sampling parameter": 3}
+MOST_FILES = {"Add a sampling parameter": 3, "Add a parameter that ends outputs": 4}
 """Most source files that a feature may touch, by heading; those of its operation do not count."""
 
 

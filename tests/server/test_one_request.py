@@ -118,6 +118,10 @@ PAIRS = (
     Pair({**BEAMS, "n": 2, "top_k": 5}, ("top_k", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "top_p": 0.5}, ("top_p", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "min_p": 0.5}, ("min_p", "use_beam_search")),
+    Pair(
+        {**BEAMS, "n": 2, "repetition_detection": {"max_pattern_size": 2, "min_count": 2}},
+        ("repetition_detection", "use_beam_search"),
+    ),
     Pair({**BEAMS, "n": 2, "xtc_probability": 0.5}, ("xtc_probability", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "stop": "."}, ("stop", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "stop": [TOOL_TEXT, "xyz"]}, ("stop", "'xyz'", "use_beam_search")),

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from quire.errors import RequestError
+from quire.errors import RequestError, quoted
 from quire.foreign import ForeignName, explaining
 from quire.protocol.sampling_params import MAX_SAMPLES, SAMPLING_PARAMETERS, SamplingParams
 
@@ -136,15 +136,11 @@ def check_beam_sampling(
             f"stop has {min(text_stops)[:80]!r}, but with beam search (use_beam_search) only "
             "tokens end a sequence: use stop_token_ids, or stop strings that are one special token"
         )
-    if params.repetition_detection is not None:
-        raise RequestError(
-            "repetition_detection has no place in beam search (use_beam_search), which compares "
-            "whole sequences: leave it out"
-        )
     for name, each in SAMPLING_PARAMETERS.items():
+        reason = "does not sample" if each.facts.is_filter else each.facts.not_in_beams
         value = getattr(params, name)
-        if each.facts.is_filter and value not in (each.default, -1):  # which is off too, if allowed
+        if reason and value not in (each.default, -1):  # -1 is off too, if it is allowed
             raise RequestError(
-                f"{name} is {value}, but beam search (use_beam_search) does not sample: leave "
+                f"{name} is {quoted(value)}, but beam search (use_beam_search) {reason}: leave "
                 f"{name} out"
             )

@@ -236,7 +236,7 @@ class SamplingParams:
         others=("grammar", "json_schema"),
     )
     repetition_detection: RepetitionDetectionParams | None = parameter(
-        None, "end of an output that repeats itself"
+        None, "end of an output that repeats itself", not_in_beams="compares whole sequences"
     )
     hooks: Sequence[str] = parameter(
         (), "names of output hooks that the engine offers, beside those that watch every output"

@@ -45,7 +45,8 @@ class Parameter:
     low, high: bounds of a number, both allowed. advice: last words of the error about them.
     most, most_chars: bounds of a list of texts, and of each text; None for no such list.
     has_flag: `quire chat` and `quire complete` have a flag for it.
-    is_filter: leaves tokens out of draws, which beam search has no use for.
+    is_filter: leaves tokens out of draws. not_in_beams: reason for which beam search refuses it;
+        filters need none.
     in_config: its name in generation_config.json of `transformers`; empty for none. in_gguf: the
         same behind "general.sampling." in GGUF files.
     others: names in other engines.
@@ -61,6 +62,7 @@ class Parameter:
     apis: Apis = "openai"
     has_flag: bool = False
     is_filter: bool = False
+    not_in_beams: str = ""
     in_config: str = ""
     in_gguf: str = ""
     others: tuple[str, ...] = ()
