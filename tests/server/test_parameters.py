@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, get_type_hints
 
 import msgspec
@@ -12,6 +13,7 @@ from quire.errors import RequestError
 from quire.protocol.parameters.declaration import Declared
 from quire.protocol.parameters.foreign import FOREIGN_PARAMS
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS, SamplingParams
+from quire.server.http.body import BodyDecoder
 from quire.server.openai.sampling import completion_params
 from quire.server.requests.bodies import (
     ChatExtras,
@@ -65,6 +67,15 @@ def test_a_number_passes_from_a_body_and_is_checked(each: Declared) -> None:
         assert getattr(params(value), each.name) == value
         with pytest.raises((RequestError, RefusedError), match=each.name):
             params(each.facts.low - 1)
+
+
+def test_a_body_is_told_why_a_name_of_another_engine_has_no_counterpart() -> None:
+    decoder = BodyDecoder(CompletionRequest, Limits())
+    for value in ("false", "null"):
+        body = asyncio.run(decoder.decode(b'{"prompt": "x", "flat_logprobs": %s}' % value.encode()))
+        assert body.prompt == "x"
+    with pytest.raises(RefusedError, match="one dict for each token"):
+        asyncio.run(decoder.decode(b'{"prompt": "x", "flat_logprobs": true}'))
 
 
 def test_names_of_other_engines_have_one_home() -> None:

@@ -339,7 +339,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for each in SAMPLING_PARAMETERS.values():
-            self._set(each.name, each.checked(getattr(self, each.name)))
+            value = getattr(self, each.name)
+            if value is not each.default:
+                self._set(each.name, each.checked(value))
         self._check_output_kind()
         self._check_lengths()
         self._check_texts()
