@@ -48,7 +48,8 @@ _MOST_GROWING = 1024
 
 @dataclass(frozen=True, slots=True)
 class RepetitionEnd:
-    """DRY of one row. breakers: by their first token, the tokens behind it."""
+    """DRY of one row; the numbers are those of `SamplingParams`. breakers: by their first token,
+    the tokens behind it. longest_breaker: tokens of the longest one."""
 
     multiplier: float
     base: float
