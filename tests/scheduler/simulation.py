@@ -32,8 +32,8 @@ from quire.protocol import (
 )
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ExtendPrompt
-from quire.protocol.parameters.repetition import RepetitionDetectionParams
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
+from quire.protocol.sampling_params import RepetitionDetectionParams
 from quire.scheduler import (
     Feasibility,
     Policy,

@@ -30,6 +30,7 @@ __all__ = [
     "MAX_SAMPLES",
     "SAMPLING_PARAMETERS",
     "LogitsProcessor",
+    "RepetitionDetectionParams",
     "RequestOutputKind",
     "SamplingParams",
     "check_vocabulary",
