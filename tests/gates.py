@@ -128,7 +128,7 @@ MODELS = (
         for name in ("__init__", "checkpoint", "generation", "hf", "hub", "rope", "sentence")
     ),
     *(f"src/quire/protocol/{name}.py" for name in ("codec", "grammar", "sampling_params")),
-    *("src/quire/platform/**", "src/quire/foreign.py"),
+    *("src/quire/protocol/parameters/**", "src/quire/platform/**", "src/quire/foreign.py"),
     *("tests/models/families.py", "tests/models/harness.py"),
 )
 GATES = (

@@ -74,17 +74,24 @@ with running_server(bundled_front()) as server, PatientClient(base_url=server.ur
     taken = http.post("/v1/completions", json={**body, "highest_id": 300})
     assert taken.status_code == 200, taken.text
     assert server.client.added[-1].params.highest_id == 300
+    schema = http.get("/openapi.json").json()["components"]["schemas"]
+    for kind in ("ChatRequest", "MessagesRequest", "ResponsesRequest"):
+        assert schema[kind]["properties"]["highest_id"]["anyOf"][0]["minimum"] == 0
+
+import argparse
+from quire.cli.flags.sampling import add_sampling_flags, given_sampling
+parser = argparse.ArgumentParser()
+add_sampling_flags(parser)
+assert given_sampling(parser.parse_args(["--highest-id", "7"])) == {"highest_id": 7}
 """,
     {
         "src/quire/protocol/sampling_params.py": (
             (
-                "    logit_bias: Mapping[int, float] | None = None\n",
-                "    highest_id: int | None = None\n",
-            ),
-            (
-                "        if self.max_tokens is not None:\n",
-                "        if self.highest_id is not None:\n"
-                '            _integer("highest_id", self.highest_id, 0, _MAX_INT, "a token id")\n',
+                "    logit_bias: Mapping[int, float] | None = parameter(\n",
+                "    highest_id: int | None = parameter(\n"
+                '        None, "no token above this one", low=0, high=MAX_INT,\n'
+                '        advice="a token id", apis="all", has_flag=True,\n'
+                "    )\n",
             ),
         ),
         "src/quire/sampling/edits.py": (
@@ -101,15 +108,6 @@ with running_server(bundled_front()) as server, PatientClient(base_url=server.ur
                 "    if params.highest_id is not None and token_id > params.highest_id:\n"
                 "        return True\n",
             ),
-        ),
-        "src/quire/server/requests/bodies.py": (
-            (
-                "    logit_bias: dict[str, float] | None = None\n",
-                "    highest_id: int | None = None\n",
-            ),
-        ),
-        "src/quire/cli/flags/sampling.py": (
-            ('    ("max_tokens", int,', '    ("highest_id", int, "no token above this one"),\n'),
         ),
     },
 )

@@ -22,6 +22,7 @@ PAGE = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
 SUFFIXES = (".py", ".cpp", ".h")
 EXAMPLES = {
     "Add a sampling parameter": r"\brepetition_penalty\b",
+    "Add a parameter that ends outputs": r"\brepetition_detection\b",
     "Add a filter of draws": r"\bmin_p(_ptr)?\b",
     "Add a route": r"\bDetokenize(Request|Response)\b",
     "Add a model family": r"ArceeForCausalLM|read_arcee",
@@ -32,6 +33,8 @@ EXAMPLES = {
 }
 """Headings, and how the code names the example of each."""
 MOST_SOURCE_FILES = {
+    "Add a sampling parameter": 3,
+    "Add a parameter that ends outputs": 4,
     "Add a route": 2,
     "Add a model family": 1,
     "Add a model family of a new shape": 3,

@@ -100,12 +100,15 @@ def explaining(
     """A decorator of frozen dataclasses: names that are no field are passed over where they ask
     for nothing, and else refused in a sentence; so is a change of a field.
 
-    error: that is raised. what: such a name is ("a sampling parameter").
+    error: that is raised. what: such a name is ("a sampling parameter"). A field's metadata may
+    have `others`: names that mean it elsewhere.
     """
 
     def decorate(kind: type[T]) -> type[T]:
         target: Any = kind
-        names = [item.name for item in dataclasses.fields(target)]
+        items = dataclasses.fields(target)
+        names = [item.name for item in items]
+        others = {other: item.name for item in items for other in item.metadata.get("others", ())}
         plain_init = target.__init__
 
         @functools.wraps(plain_init)
@@ -116,7 +119,7 @@ def explaining(
 
         def check(name: str, value: object) -> None:
             if name not in foreign:
-                near = nearest(name, names)
+                near = others.get(name) or nearest(name, names)
                 advice = f"Did you mean {near}? Leave it out" if near else "Leave it out"
                 advice += f"; help({kind.__name__}) lists them."
                 raise error(f"{shown(name, value)} is not {what}. {advice}")

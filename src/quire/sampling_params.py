@@ -3,12 +3,8 @@
 from quire.idioms import missing_name
 from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.grammar import StructuredOutputsParams
-from quire.protocol.sampling_params import (
-    LogitsProcessor,
-    RepetitionDetectionParams,
-    RequestOutputKind,
-    SamplingParams,
-)
+from quire.protocol.parameters.repetition import RepetitionDetectionParams
+from quire.protocol.sampling_params import LogitsProcessor, RequestOutputKind, SamplingParams
 
 __all__ = [
     "BeamSearchParams",

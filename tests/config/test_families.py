@@ -164,9 +164,7 @@ def test_eos_ids_of_both_files(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     spec = spec_of(tmp_path, eos_token_id=[7, 5])
     assert spec.eos_token_ids == (7, 5, 8, 9)
-    assert (spec.generation.temperature, spec.generation.top_k) == (0.6, 20)
-    assert spec.generation.top_p == 1.0
-    assert spec.generation.repetition_penalty is None
+    assert spec.generation.sampling() == {"temperature": 0.6, "top_p": 1.0, "top_k": 20}
 
 
 ROPES = [

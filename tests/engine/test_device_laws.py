@@ -144,6 +144,8 @@ def test_samples_beams_and_unusual_rows(make: Maker, depth: int) -> None:
     asked[3] = params(3, 14, repetition_penalty=1.3, presence_penalty=0.2)
     asked[4] = params(4, 5, prompt_logprobs=1)
     asked[5] = params(5, 11, logit_bias={7: 3.0})
+    asked[0] = params(3, 14, dry_multiplier=3.0, dry_allowed_length=1)
+    asked[7] = params(7, 12, xtc_probability=0.5, xtc_threshold=0.02)
     asked[6] = params(6, 11, logits_processors=[lambda _, row: row * 0.5], logprobs=1)
     results = [
         (

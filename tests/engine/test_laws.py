@@ -65,11 +65,12 @@ def workload(count: int = 8) -> list[Prompt]:
 
 
 def params(index: int, max_tokens: int = 16, **more: Any) -> SamplingParams:
-    """Greedy for even requests, seeded for odd ones."""
+    """Greedy for even requests, seeded for odd ones; the host alone draws one of each kind."""
     temperature = 0.0 if index % 2 == 0 else 0.8
+    by_host = {3: {"xtc_probability": 0.5, "xtc_threshold": 0.02}, 6: {"dry_multiplier": 2.0}}
     return SamplingParams(
         temperature=temperature, seed=index, max_tokens=max_tokens, ignore_eos=True, logprobs=2,
-        **more,
+        dry_allowed_length=1, dry_breaker_token_ids=[], **by_host.get(index, {}), **more,
     )  # fmt: skip
 
 
@@ -199,7 +200,7 @@ def test_streaming_is_not_streaming(make: Maker, depth: int) -> None:
 def test_cut_and_resumed_is_uncut(make: Maker, depth: int) -> None:
     llm = make(depth=depth)
     prompt = workload(1)[0]
-    for index in (0, 1):
+    for index in (0, 1, 3, 6):
         whole = llm.generate({"prompt_token_ids": prompt}, params(index), use_tqdm=False)[0]
         tokens = whole.outputs[0].token_ids
         for cut in range(len(tokens)):

@@ -316,6 +316,41 @@ def test_output(renderer: Renderer) -> None:
 
 
 @pytest.mark.parametrize("make", [gpt2_like, llama3_like, llama2_like, t5_like])
+def test_tokens_that_break_repetitions(make: Callable[[], Any], tmp_path: Path) -> None:
+    """Fault: a token that holds a breaker among other characters, or a breaker of several tokens,
+    breaks nothing."""
+    renderer = Renderer.from_folder(write_folder(tmp_path, make()))
+    tokenizer = renderer.tokenizer
+    assert tokenizer is not None
+    prompt, rendering = renderer.render_prompt("hello"), RequestRenderer(renderer, frozenset())
+
+    def breakers(**how: Any) -> set[Any]:
+        params = SamplingParams(**how)
+        found = rendering.render("0", 0, prompt, params, 0.0).params
+        again = rendering.render("0", 0, prompt, found, 0.0).params
+        assert again == found
+        return set(found.dry_breaker_token_ids or ())
+
+    holding = {i for i in range(tokenizer.vocab_size) if b"e" in tokenizer.token_bytes(i)}
+    assert len(holding) > 1
+    assert breakers(dry_multiplier=1, dry_sequence_breakers=["e"]) == holding
+    long = tuple(tokenizer.encode("quick brown", add_special_tokens=False))
+    assert long in breakers(dry_multiplier=1, dry_sequence_breakers=["quick brown"])
+    assert breakers(dry_multiplier=1, dry_sequence_breakers=[]) == set()
+    assert breakers(dry_multiplier=1, dry_breaker_token_ids=[3]) == {3}
+    assert breakers() == set()
+
+
+def test_breakers_need_a_tokenizer() -> None:
+    rendering = RequestRenderer(Renderer(None, None, 10), frozenset())
+    prompt = RenderedPrompt([1])
+    with pytest.raises(RequestError, match="dry_breaker_token_ids"):
+        rendering.render("0", 0, prompt, SamplingParams(dry_multiplier=1), 0.0)
+    params = SamplingParams(dry_multiplier=1, dry_breaker_token_ids=[])
+    assert rendering.render("0", 0, prompt, params, 0.0).params == params
+
+
+@pytest.mark.parametrize("make", [gpt2_like, llama3_like, llama2_like, t5_like])
 def test_what_bad_words_ban(make: Callable[[], Any], tmp_path: Path) -> None:
     """Fault: a word that is given with its space is not banned at the start of a text."""
     renderer = Renderer.from_folder(write_folder(tmp_path, make()))

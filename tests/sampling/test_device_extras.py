@@ -132,13 +132,15 @@ def test_tokens_and_logprobs_are_those_of_the_host(many, seed):
 
 def test_rows_that_the_host_must_draw_for():
     """Turns red when a Python function would be left out, or a table be too wide."""
-    state = SamplingState(4, 30)
+    state = SamplingState(6, 30)
+    state.enter(5, SamplingParams(dry_multiplier=0.8), 0, 0)
     state.enter(0, SamplingParams(logits_processors=[lambda _, row: row]), 0, 0)
+    state.enter(4, SamplingParams(xtc_probability=0.1), 0, 0)
     state.enter(1, SamplingParams(logprobs=-1), 0, 0)
     state.enter(2, SamplingParams(), 0, 0, num_candidates=3)
     state.enter(3, SamplingParams(logprobs=5, presence_penalty=1.0), 0, 0)
-    served = device_extras(state).serves(np.arange(4))
-    assert served.tolist() == [False, False, False, True]
+    served = device_extras(state).serves(np.arange(6))
+    assert served.tolist() == [False, False, False, True, False, False]
 
 
 def test_a_broken_row_has_no_token_whatever_is_banned():

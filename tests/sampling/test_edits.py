@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire.protocol import SamplingParams
 from quire.sampling import NO_TOKEN, reference
-from quire.sampling.edits import edit_row, edits_of
+from quire.sampling.edits import RowPlace, edit_row, edits_of
 from tests.profiles import examples
 from tests.sampling.rows import sample_one, sample_rows
 
@@ -62,10 +64,83 @@ def test_edits_equal_the_reference(params, prompt, output, stops, seed):
     before = row.copy()
     edits = edits_of(params, stops)
     prompt_ids, output_ids = np.array(prompt, np.int32), np.array(output, np.int32)
-    got = edit_row(row, edits, prompt_ids, output_ids, None)
+    got = edit_row(row, edits, RowPlace(prompt_ids, output_ids))
     expected = reference.edited_logits(row.tolist(), params, prompt, output, sorted(stops))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
     assert (row == before).all()
+
+
+@st.composite
+def dry_params(draw: st.DrawFn) -> SamplingParams:
+    token = st.integers(0, 3)
+    return SamplingParams(
+        dry_multiplier=draw(st.sampled_from([0.0, 0.8, 5.0])),
+        dry_base=draw(st.sampled_from([1.0, 1.75, 2.5])),
+        dry_allowed_length=draw(st.integers(1, 4)),
+        dry_penalty_last_n=draw(st.sampled_from([-1, 0, 1, 5, 12, 100])),
+        dry_breaker_token_ids=draw(
+            st.none() | st.lists(token | st.lists(token, min_size=1, max_size=3), max_size=3)
+        ),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.2])),
+    )
+
+
+@examples(400)
+@given(
+    dry_params(),
+    st.lists(st.integers(0, 3), max_size=14),
+    st.lists(st.integers(0, 3), max_size=14),
+)
+def test_ends_of_repetitions_equal_the_reference(params, prompt, output):
+    """Catches a repetition that reaches over a breaker or the window, one that is counted too
+    short, and a penalty of a breaker."""
+    row = descending()
+    place = RowPlace(np.array(prompt, np.int32), np.array(output, np.int32))
+    got = edit_row(row, edits_of(params, ()), place)
+    expected = reference.edited_logits(row.tolist(), params, prompt, output)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def dry(**how: object) -> SamplingParams:
+    return greedy(dry_multiplier=1.0, dry_base=2.0, **how)
+
+
+@pytest.mark.parametrize(
+    ("seen", "params", "penalties"),
+    [
+        ([1, 2, 3, 9, 1, 2], dry(), {3: 1.0}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(), {4: 2.0}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(dry_allowed_length=3), {4: 1.0}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(dry_allowed_length=4), {}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(dry_penalty_last_n=6), {}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(dry_breaker_token_ids=[1]), {4: 1.0}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(dry_breaker_token_ids=[2]), {}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(dry_breaker_token_ids=[4]), {}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(dry_breaker_token_ids=[[1, 2]]), {}),
+        ([1, 2, 3, 4, 9, 1, 2, 3], dry(dry_breaker_token_ids=[[9, 1]]), {4: 1.0}),
+        ([1, 2, 5, 9, 1, 2, 6, 9, 1, 2], dry(), {5: 1.0, 6: 2.0}),
+        ([7, 7, 7, 7], dry(), {7: 2.0}),
+        ([7], dry(dry_allowed_length=1), {}),
+    ],
+)
+def test_a_token_that_continues_a_repetition_is_penalized(seen, params, penalties):
+    """The rules of llama.cpp, of a few sequences by hand; prompt and output are one history."""
+    for cut in range(len(seen) + 1):
+        place = RowPlace(np.array(seen[:cut], np.int32), np.array(seen[cut:], np.int32))
+        lost = descending() - edit_row(descending(), edits_of(params, ()), place)
+        assert {token: lost[token] for token in np.flatnonzero(lost).tolist()} == penalties
+
+
+def test_endless_repetitions_leave_finite_logits_and_cost_little():
+    """Catches a factor beyond float32, and a step that compares each pair of tokens."""
+    history = np.full(20_000, 7, np.int32)
+    for base in (1.0, 1.001, 1.75, 1e6):
+        params = greedy(dry_multiplier=1e6, dry_base=base, dry_allowed_length=3)
+        started = time.perf_counter()
+        edited = edit_row(descending(), edits_of(params, ()), RowPlace(history, history[:5]))
+        assert time.perf_counter() - started < 5
+        assert np.isfinite(edited).all() and edited[7] < -1e5
+        assert (np.delete(edited, 7) == np.delete(descending(), 7)).all()
 
 
 def test_bias_moves_the_choice():

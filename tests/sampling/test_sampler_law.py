@@ -124,9 +124,70 @@ def test_every_draw_equals_the_reference(params, seed, position, vocab_size, sca
     assert got == reference.draw(law, seed, 0, position)
 
 
+@st.composite
+def xtc_params(draw: st.DrawFn) -> SamplingParams:
+    return replace(
+        draw(filter_params()),
+        xtc_probability=draw(st.sampled_from([0.31, 0.5, 1.0])),
+        xtc_threshold=draw(st.sampled_from([0.0, 0.00031, 0.0513, 0.21, 0.4999, 0.6])),
+    )
+
+
+@examples(150)
+@given(xtc_params(), st.integers(0, 2**64 - 1), st.integers(0, 10_000), st.integers(1, 90),
+       st.sampled_from([0.1, 1.0, 6.0]), st.booleans(), st.booleans())  # fmt: skip
+def test_every_draw_without_top_choices_equals_the_reference(
+    params, seed, position, vocab_size, scale, ties, has_mask
+):
+    """Catches a decision by another random number, one made before the filters or the grammar, or
+    one that leaves out a token too many."""
+    logits = some_logits(vocab_size, seed % 1000, scale)
+    if ties:
+        logits = np.round(logits)
+    logits[seed % vocab_size] = 0.25
+    mask, seen = None, logits.astype(np.float64)
+    if has_mask:
+        is_allowed = np.arange(vocab_size) % (seed % 3 + 2) == 0
+        seen[~is_allowed] = -np.inf
+        mask = np.packbits(np.pad(is_allowed, (0, -vocab_size % 32)), bitorder="little")
+        mask = mask.view(np.uint32)
+    is_out = reference.excludes_top(params, seed, 0, position)
+    law = reference.law(seen, params, is_top_excluded=is_out)
+    sampled = sample_rows([logits], [params], seeds=[seed], positions=[position], mask=mask)
+    assert sampled.token_ids[0] == reference.draw(law, seed, 0, position)
+
+
+def test_xtc_leaves_out_top_choices_as_often_as_asked():
+    """Catches a decision that depends on the noise of the tokens, or that neighbours share."""
+    params = SamplingParams(
+        xtc_probability=0.4, xtc_threshold=0.1, temperature=1.3, top_k=20, top_p=0.95, seed=5
+    )
+    logits = some_logits(40)
+    laws = [
+        reference.law(logits.astype(np.float64), params, is_top_excluded=is_out)
+        for is_out in (False, True)
+    ]
+    assert np.count_nonzero(laws[0]) > np.count_nonzero(laws[1]) > 1
+    tokens = draw_many(logits, params, 10_001).astype(np.int64)
+    law = 0.6 * laws[0] + 0.4 * laws[1]
+    assert chi_square(tokens, law) > ALPHA
+    assert chi_square(tokens[:-1] * 40 + tokens[1:], np.outer(law, law).ravel()) > ALPHA
+
+
+def test_xtc_of_llama_cpp():
+    """Four tokens of probabilities 0.4, 0.3, 0.2 and 0.1, as in llama.cpp's own tests."""
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
+    for threshold, left in ((0.099, [3]), (0.15, [2, 3]), (0.25, [1, 2, 3]), (0.45, [0, 1, 2, 3])):
+        params = SamplingParams(xtc_probability=1.0, xtc_threshold=threshold, seed=1)
+        drawn = draw_many(logits, params, 400)
+        assert sorted(set(drawn.tolist())) == left
+    greedy = SamplingParams(xtc_probability=1.0, xtc_threshold=0.1, temperature=0)
+    assert set(draw_many(logits, greedy, 20).tolist()) == {0}
+
+
 @examples(40)
-@given(st.lists(filter_params(), min_size=1, max_size=9), st.randoms(use_true_random=False),
-       st.sampled_from([5, 300, 40_000]))  # fmt: skip
+@given(st.lists(filter_params() | xtc_params(), min_size=1, max_size=9),
+       st.randoms(use_true_random=False), st.sampled_from([5, 300, 40_000]))  # fmt: skip
 def test_a_row_is_the_same_in_any_batch(many, random, vocab_size):
     """Catches reductions over more than one row, and state that leaks between slots."""
     many = [replace(params, logprobs=random.choice([None, 0, 3])) for params in many]
@@ -149,10 +210,11 @@ def test_a_row_is_the_same_in_any_batch(many, random, vocab_size):
             assert mine.top_logprobs.tobytes() == theirs.top_logprobs.tobytes()
 
 
-def test_forked_rows_draw_on_their_own():
+@pytest.mark.parametrize("xtc", [0.0, 0.5])
+def test_forked_rows_draw_on_their_own(xtc):
     """Catches samples of one prompt that are all alike, and a fork that is not a fresh entry."""
     row = torch.from_numpy(some_logits(50))
-    params = SamplingParams(n=8, seed=5)
+    params = SamplingParams(n=8, seed=5, xtc_probability=xtc, xtc_threshold=0.05)
     state = SamplingState(8, 50)
     state.enter(0, params, 5, 0)
     for sample_index in range(1, 8):

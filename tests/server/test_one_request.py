@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from quire.config.startup import find_model
 from quire.engine.model_front import ModelFront
 from quire.protocol import BeamRules
 from quire.protocol.outputs import RequestOutput
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 from quire.rendering import RenderedPrompt
 from quire.sampling import SampleOutput, Sampler
 from tests import waiting
@@ -116,6 +118,11 @@ PAIRS = (
     Pair({**BEAMS, "n": 2, "top_k": 5}, ("top_k", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "top_p": 0.5}, ("top_p", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "min_p": 0.5}, ("min_p", "use_beam_search")),
+    Pair(
+        {**BEAMS, "n": 2, "repetition_detection": {"max_pattern_size": 2, "min_count": 2}},
+        ("repetition_detection", "use_beam_search"),
+    ),
+    Pair({**BEAMS, "n": 2, "xtc_probability": 0.5}, ("xtc_probability", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "stop": "."}, ("stop", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "stop": [TOOL_TEXT, "xyz"]}, ("stop", "'xyz'", "use_beam_search")),
     Pair({**BEAMS, "n": 2, "allowed_token_ids": [A]}, ("n is 2", "allowed_token_ids")),
@@ -330,6 +337,11 @@ def test_a_fault_of_the_model_is_500(http: httpx.Client, monkeypatch: pytest.Mon
 
 
 FIELDS: dict[str, tuple[Any, ...]] = {
+    **{
+        name: (each.default, *filter(math.isfinite, (each.facts.low, each.facts.high)))
+        for name, each in SAMPLING_PARAMETERS.items()
+        if each.kind in (int, float) and each.facts.apis != "python"
+    },
     "n": (1, 2, 5),
     "best_of": (1, 2, 6),
     "use_beam_search": (True, True, False),
@@ -350,16 +362,12 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1e-300, 1e300),
     "top_k": (1, -1, 2**31 - 1),
     "top_p": (1e-300, 0.5),
-    "min_p": (1.0,),
-    "repetition_penalty": (1e-6, 1e6),
-    "presence_penalty": (-2, 2),
     "truncate_prompt_tokens": (-1, 1, 600),
     "echo": (True,),
     "stream": (True, False),
     "return_token_ids": (True,),
     "length_penalty": (-10, 10),
     "early_stopping": (True, "never"),
-    "seed": (-1, 2**64 - 1),
     "deadline_s": (60,),
 }
 
@@ -640,6 +648,23 @@ def test_defaults_without_a_meaning_are_found_at_start(
 
 
 # --- outputs that repeat themselves ---------------------------------------------------------------
+
+
+def test_a_repetition_does_not_go_on_but_over_its_breakers(server: RunningServer) -> None:
+    """Turns red when a door loses DRY's parameters, or its texts reach the engine as other tokens
+    than those that write them."""
+    asked: dict[str, Any] = {
+        "logit_bias": {str(A): 100}, "max_tokens": 12, "temperature": 0, "ignore_eos": True
+    }  # fmt: skip
+    dry = {"dry_multiplier": 1e6, "dry_allowed_length": 2}
+    kinds: list[dict[str, Any]] = [dry, {**dry, "dry_sequence_breakers": ["a"]}]
+    with waiting.PatientClient(base_url=server.url) as http:
+        for path in (TEXT, CHAT):
+            replies = [post(http, path, {**asked, **kind}).json()["choices"][0] for kind in kinds]
+            texts = [each.get("text") or each["message"]["content"] for each in replies]
+            assert "a" * 4 not in texts[0] and texts[0].count("a") >= 6
+            assert texts[1] == "a" * 12
+    server.wait_until_idle()
 
 
 def test_an_output_that_repeats_itself_ends(server: RunningServer) -> None:

@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 from quire.server.batches.lines import BATCH_ROUTES
 from quire.server.readings.histogram import SHORT_BOUNDS, Histogram
 from quire.server.readings.metrics import ServerMetrics
@@ -382,10 +383,9 @@ def test_answers_are_as_the_schema_says(
 
 
 NUMERIC = [
-    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "max_tokens", "min_tokens", "prompt_logprobs", "priority",
-    "truncate_prompt_tokens", "logprobs",
-]  # fmt: skip
+    *(name for name, each in SAMPLING_PARAMETERS.items() if each.kind in (int, float)),
+    "priority",
+]
 
 
 @pytest.mark.parametrize("name", NUMERIC)

@@ -18,6 +18,7 @@ from quire.bundled import bundled_model_path
 from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import load_model_front
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 from quire.server.http.body_shape import WINDOW_BYTES, _Scan, check_shape, check_shape_by_turns
 from quire.server.requests.errors import ErrorReply, RefusedError
 from quire.server.requests.limits import Limits
@@ -356,13 +357,10 @@ ANYTHING = st.recursive(
     max_leaves=10,
 )
 FIELDS = (
-    "model", "prompt", "messages", "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
-    "presence_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "top_logprobs", "prompt_logprobs",
-    "echo", "stream", "stream_options", "truncate_prompt_tokens", "cache_salt", "request_id",
+    *SAMPLING_PARAMETERS, "model", "prompt", "messages", "top_logprobs",
+    "echo", "stream", "stream_options", "cache_salt", "request_id",
     "chat_template_kwargs", "documents", "reasoning_effort", "verbosity", "tools",
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "repetition_detection",
+    "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
 NUMBERS = st.sampled_from(
     [-1, 0, 1, 2, 2**31, 2**53, 2**63, -(2**63), 1e308, -0.0, 0.5, True, "1", None, "\x00", ""]

@@ -103,6 +103,8 @@ def sampling() -> list[SamplingParams]:
         SamplingParams(
             temperature=0.3, seed=3, presence_penalty=0.5, frequency_penalty=0.5, **plain
         ),
+        SamplingParams(temperature=0.9, seed=5, top_k=9, xtc_probability=0.5, **plain),
+        SamplingParams(temperature=0, dry_multiplier=2.0, dry_allowed_length=1, **plain),
         SamplingParams(temperature=0, logit_bias={5: 2.0, 9: -100.0}, **plain),
         SamplingParams(temperature=0, bad_words=["the"], **plain),
         SamplingParams(temperature=0, stop=["cat", "wo t"], **plain),

@@ -4,15 +4,18 @@ metadata of a GGUF file."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config.gguf import GGUFHeader
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import GenerationDefaults, ModelSpec
 from quire.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from quire.protocol.parameters.declaration import Declared
 
 __all__ = ["read_generation_defaults", "read_gguf_defaults"]
 
@@ -50,20 +53,12 @@ _NOT_OBEYED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 """Keys by which `transformers` would draw other tokens, and values that ask for nothing."""
 
-_KEYS: Mapping[str, str] = MappingProxyType(
-    {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "stop": "stop_strings"}
-)
-"""Keys of parameters that have another name in generation_config.json."""
-
 _GGUF_START = "general.sampling."
-_GGUF_SAMPLING: Mapping[str, str] = MappingProxyType(
-    {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-)
 _GGUF_NOT_OBEYED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {"mirostat": (0,), "sequence": ("",), "xtc_probability": (0.0,)}
+    {"mirostat": (0,), "sequence": ("",)}
 )
-"""Names behind `_GGUF_START` of what is obeyed, and of what is not with the values that ask
-for nothing. Others only say how one of these works."""
+"""Names behind `_GGUF_START` that no parameter obeys, with the values that ask for nothing. Others
+only say how one of these works."""
 
 
 def read_generation_defaults(
@@ -87,19 +82,22 @@ def read_generation_defaults(
         )
     if not with_sampling:
         return GenerationDefaults(eos_token_ids=eos_token_ids)
+    keys = {each.facts.in_config: each for each in _declared() if each.facts.in_config}
+    numbers = {
+        each.name: value
+        for key, each in keys.items()
+        if (value := raw.read_optional(_number(each), key)) is not None
+    }
+    if numbers.get("min_tokens") == 0:
+        del numbers["min_tokens"]
     defaults = GenerationDefaults(
-        temperature=raw.read_optional(float, "temperature"),
-        top_p=raw.read_optional(float, "top_p"),
-        top_k=raw.read_optional(int, "top_k"),
-        min_p=raw.read_optional(float, "min_p"),
-        repetition_penalty=raw.read_optional(float, "repetition_penalty"),
-        max_new_tokens=raw.read_optional(int, "max_new_tokens"),
-        min_new_tokens=raw.read_optional(int, "min_new_tokens"),
+        numbers=tuple(numbers.items()),
         stop_strings=_read_stop_strings(raw),
         banned_words=_read_banned(raw, spec, {*spec.eos_token_ids, *eos_token_ids}),
         eos_token_ids=eos_token_ids,
     )
-    _check_meaning(raw, defaults.sampling(), _KEYS)
+    names = {each.name: key for key, each in keys.items()} | {"stop": "stop_strings"}
+    _check_meaning(raw, defaults.sampling(), names)
     _warn_of(raw.source, {key: raw.as_dict()[key] for key in raw if raw.has(key)}, _NOT_OBEYED)
     return defaults
 
@@ -112,32 +110,46 @@ def read_gguf_defaults(header: GGUFHeader) -> GenerationDefaults:
         for key, value in header.metadata.items()
         if key.startswith(_GGUF_START)
     }
-    read, others = dict(_GGUF_SAMPLING), dict(_GGUF_NOT_OBEYED)
-    if stated.get("penalty_last_n") == -1:  # of all tokens, as here
-        read["penalty_repeat"] = "repetition_penalty"
-    elif stated.get("penalty_last_n") != 0:
-        others["penalty_repeat"] = (1.0,)
-    found: dict[str, Any] = {}
-    for key, name in read.items():
+    read = {each.facts.in_gguf: each for each in _declared() if each.facts.in_gguf}
+    others = dict(_GGUF_NOT_OBEYED)
+    if stated.get("penalty_last_n") != -1:  # not of all tokens, as here
+        del read["penalty_repeat"]
+        if stated.get("penalty_last_n") != 0:
+            others["penalty_repeat"] = (1.0,)
+    found: list[tuple[str, float]] = []
+    for key, each in read.items():
         try:
-            found[name] = _read_suggestion(header, _GGUF_START + key, name)
+            found += _read_suggestion(header, _GGUF_START + key, each)
         except ConfigError as error:
             _log.warning("not obeyed: %s", error)
     _warn_of(str(header.file), stated, others, _GGUF_START)
-    return GenerationDefaults(**found)
+    return GenerationDefaults(numbers=tuple(found))
 
 
-def _read_suggestion(header: GGUFHeader, key: str, name: str) -> float | None:
-    """Return the value at a key, of the parameter of this name. Raises ConfigError for one that no
-    request could have."""
-    raw = RawConfig(header.metadata, str(header.file))
-    value = raw.read_optional(int if name == "top_k" else float, key)
+def _declared() -> Iterable[Declared]:
+    from quire.protocol.sampling_params import SAMPLING_PARAMETERS  # with it comes numpy
+
+    return SAMPLING_PARAMETERS.values()
+
+
+def _number(declared: Declared) -> type[int] | type[float]:
+    """The type of a parameter that is a number."""
+    return int if declared.kind is int else float
+
+
+def _read_suggestion(
+    header: GGUFHeader, key: str, declared: Declared
+) -> tuple[tuple[str, float], ...]:
+    """Return name and value of a parameter if the file states one at this key. Raises ConfigError
+    for a value that no request could have."""
+    raw, name = RawConfig(header.metadata, str(header.file)), declared.name
+    value = raw.read_optional(_number(declared), key)
     if value is None:
-        return None
+        return ()
     if name == "temperature":
         value = max(value, 0.0)  # llama.cpp takes the most likely token, as at 0
     _check_meaning(raw, {name: value}, {name: key})
-    return value
+    return ((name, value),)
 
 
 def _warn_of(
@@ -182,7 +194,7 @@ def _read_banned(raw: RawConfig, spec: ModelSpec, ending: set[int]) -> tuple[tup
 def _check_meaning(raw: RawConfig, values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
     """Check the values against the ranges that requests have. keys: in the file, of parameters that
     have another name there."""
-    from quire.protocol.sampling_params import SamplingParams  # with it comes numpy
+    from quire.protocol.sampling_params import SamplingParams
 
     for name, value in values.items():
         try:

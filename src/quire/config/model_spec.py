@@ -323,16 +323,13 @@ class MatrixShape:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults in generation_config.json, or in a GGUF file, for requests that name none;
-    None is not stated. banned_words: tokens, or sequences of them, that must not come."""
+    """Sampling defaults in generation_config.json, or in a GGUF file, for requests that name none.
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
+    numbers: by the names of `SamplingParams`, in pairs. banned_words: tokens, or sequences of them,
+    that must not come.
+    """
+
+    numbers: tuple[tuple[str, float], ...] = ()
     stop_strings: tuple[str, ...] = ()
     banned_words: tuple[tuple[int, ...], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
@@ -340,17 +337,11 @@ class GenerationDefaults:
     def sampling(self) -> dict[str, Any]:
         """Return the stated values, by the names of `SamplingParams`."""
         values = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "max_tokens": self.max_new_tokens,
-            "min_tokens": self.min_new_tokens or None,
-            "stop": list(self.stop_strings) or None,
-            "bad_words_token_ids": [list(word) for word in self.banned_words] or None,
+            **dict(self.numbers),
+            "stop": list(self.stop_strings),
+            "bad_words_token_ids": [list(word) for word in self.banned_words],
         }
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if value != []}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from quire.errors import RequestError
+from quire.errors import RequestError, quoted
 from quire.foreign import ForeignName, explaining
-from quire.protocol.sampling_params import (
-    MAX_SAMPLES,
-    SamplingParams,
-    TokensLeft,
-    ban_names,
-    listed,
-    tokens_left,
-)
+from quire.protocol.sampling_params import MAX_SAMPLES, SAMPLING_PARAMETERS, SamplingParams
 
-__all__ = ["BeamRules", "BeamSearchParams", "check_beam_bans", "check_beam_sampling"]
+__all__ = ["BeamRules", "BeamSearchParams", "check_beam_sampling"]
 
 MAX_LENGTH_PENALTY = 10
 """Far beyond any use; a length to this power is still a finite float."""
@@ -143,49 +136,11 @@ def check_beam_sampling(
             f"stop has {min(text_stops)[:80]!r}, but with beam search (use_beam_search) only "
             "tokens end a sequence: use stop_token_ids, or stop strings that are one special token"
         )
-    if params.repetition_detection is not None:
-        raise RequestError(
-            "repetition_detection has no place in beam search (use_beam_search), which compares "
-            "whole sequences: leave it out"
-        )
-    for name, value, off in (
-        ("top_k", max(params.top_k, 0), 0),
-        ("top_p", params.top_p, 1.0),
-        ("min_p", params.min_p, 0.0),
-    ):
-        if value != off:
+    for name, each in SAMPLING_PARAMETERS.items():
+        reason = "does not sample" if each.facts.is_filter else each.facts.not_in_beams
+        value = getattr(params, name)
+        if reason and value not in (each.default, -1):  # -1 is off too, if it is allowed
             raise RequestError(
-                f"{name} is {value}, but beam search (use_beam_search) does not sample: leave "
+                f"{name} is {quoted(value)}, but beam search (use_beam_search) {reason}: leave "
                 f"{name} out"
             )
-
-
-def check_beam_bans(
-    params: SamplingParams, stop_token_ids: Collection[int], vocab_size: int
-) -> None:
-    """Refuse bans that leave a search fewer than `params.n` sequences to find; arguments as in
-    `tokens_left`. Raises RequestError naming the fields."""
-    left = tokens_left(params, stop_token_ids, vocab_size)
-    num_sequences = _num_sequences(left, params)
-    if num_sequences < params.n:
-        bounds = [] if params.max_tokens is None else ["max_tokens"]
-        names = [*ban_names(params), *bounds] or ["stop tokens"]
-        raise RequestError(
-            f"n is {params.n}, but {listed(names)} leave a beam search (use_beam_search) "
-            f"only {num_sequences} sequences to find: lower n and the beam width, or allow more"
-        )
-
-
-def _num_sequences(left: TokensLeft, params: SamplingParams) -> int:
-    """Sequences that the tokens left make, counted no further than `params.n`. A search finds as
-    many, up to its width: it drops none as long as there are no more."""
-    longest = 2**31 if params.max_tokens is None else params.max_tokens
-    if left.going_on <= 1:
-        num_ends = longest - params.min_tokens if left.going_on else int(not params.min_tokens)
-        return min(left.going_on + left.ending * max(num_ends, 0), params.n)
-    found, live, length = 0, 1, 0
-    while length < longest and found + live < params.n:
-        length += 1
-        found += left.ending * live if length > params.min_tokens else 0
-        live *= left.going_on
-    return min(found + live, params.n)

@@ -108,6 +108,11 @@ class EngineRequest:
         """Return whether `token`, the last of `num_output`, ends a sequence of this request."""
         return token in self.stop_token_ids and num_output >= self.params.min_tokens
 
+    @property
+    def looks_back(self) -> bool:
+        """True if `ending` reads more of an output than its last token and its length."""
+        return self.params.repetition_detection is not None
+
     def ending(self, output_ids: IntArray, *, has_room: bool) -> FinishReason | None:
         """Return why an output ends with its last token, or None if it goes on: the rule of the
         scheduler, of beams and of requests that resume. has_room: it may have a further token."""

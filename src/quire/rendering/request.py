@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from quire.config.adapters import AdapterFolders
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, quoted
 from quire.protocol.adapters import LoRARequest
-from quire.protocol.beam_search import BeamRules, check_beam_bans, check_beam_sampling
+from quire.protocol.beam_search import BeamRules, check_beam_sampling
 from quire.protocol.pooling_params import POOLED_PARAMS, PoolingParams
 from quire.protocol.request import EngineRequest
-from quire.protocol.sampling_params import SamplingParams, check_bans, check_vocabulary
+from quire.protocol.sampling_params import SamplingParams, check_vocabulary
 from quire.protocol.step import IntArray
+from quire.rendering.bans import check_bans, check_beam_bans
 from quire.rendering.renderer import RenderedPrompt, Renderer
 from quire.rendering.tokenizer import Tokenizer
 
@@ -79,6 +80,8 @@ class RequestRenderer:
             spelled = self._spell(tokenizer, params.bad_words)
             words = dict.fromkeys((*(params.bad_words_token_ids or ()), *spelled))
             params = replace(params, bad_words_token_ids=tuple(words))
+        if params.dry_multiplier and params.dry_breaker_token_ids is None:
+            params = replace(params, dry_breaker_token_ids=self._breakers(params))
         check_vocabulary(params, vocab_size)
         ending = self._stop_token_ids(params) | stop_tokens.keys()
         check_bans(params, ending, vocab_size)
@@ -139,6 +142,20 @@ class RequestRenderer:
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         own = frozenset(params.stop_token_ids or ())
         return own if params.ignore_eos else own | self._eos_token_ids
+
+    def _breakers(self, params: SamplingParams) -> list[int | tuple[int, ...]]:
+        """Return the tokens that hold a text of `dry_sequence_breakers`, and its own tokens."""
+        texts, tokenizer = tuple(params.dry_sequence_breakers or ()), self._renderer.tokenizer
+        if not texts:
+            return []
+        if tokenizer is None:
+            raise RequestError(
+                f"dry_sequence_breakers is {quoted(texts)}, but there is no tokenizer to spell "
+                "them. Give dry_breaker_token_ids instead, which may be empty."
+            )
+        holding = {token_id for text in texts for token_id in tokenizer.ids_holding(text)}
+        spelled = self._spell(tokenizer, texts)
+        return [*sorted(holding), *(each for each in spelled if holding.isdisjoint(each))]
 
     def _spell(self, tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it starts a text and as it follows a space, however it was given."""

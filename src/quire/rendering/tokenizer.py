@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _LONG_TEXT = 2048
 # The library keeps ids in 32 bits and refuses larger ones.
 _LARGEST_ID = 0xFFFFFFFF
+# Texts that `ids_holding` remembers; each may name most of the vocabulary.
+_MOST_KNOWN_TEXTS = 64
 # transformers 5 rebuilds the pipeline of these, whatever tokenizer.json says (its LlamaTokenizer).
 _REBUILT_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 _REBUILT_MODEL_TYPES = (None, "llama")
@@ -30,9 +33,9 @@ _REBUILT_MODEL_TYPES = (None, "llama")
 class Tokenizer:
     """Text to token ids and back, with the ids that transformers 5 gives for the same folder.
 
-    Immutable after construction and safe to share between threads. Whether BOS or EOS is added
-    follows from the post-processor stored in tokenizer.json; as in transformers 5 the flags
-    `add_bos_token` and `add_eos_token` of tokenizer_config.json have no say beside that file.
+    Safe to share between threads: after construction only its memory of texts changes. Whether BOS
+    or EOS is added follows from the post-processor stored in tokenizer.json; as in transformers 5
+    the flags `add_bos_token` and `add_eos_token` of tokenizer_config.json have no say beside it.
 
     `decode` equals transformers too, with one exception: where byte-fallback tokens form valid
     characters and invalid bytes in one run, the valid characters are kept. (Turning them to U+FFFD
@@ -50,6 +53,7 @@ class Tokenizer:
         is_bpe = type(backend.model).__name__ == "BPE"
         self._cleans_up_spaces = files.cleans_up_spaces and not is_bpe
         self._tables = {skip: TokenTable(self, self._plan, skip) for skip in (True, False)}
+        self._holding: dict[str, tuple[int, ...]] = {}
         self._named = {name: token.content for name, token in files.named.items()}
         taken = (  # others are no tokens in a text
             (token.content, index)
@@ -307,6 +311,21 @@ class Tokenizer:
     def token_table(self, skip_special_tokens: bool) -> TokenTable:
         """Return the texts that tokens add, shared by all detokenizers."""
         return self._tables[skip_special_tokens]
+
+    def ids_holding(self, text: str) -> tuple[int, ...]:
+        """Return the tokens that add a text with `text` in it."""
+        found = self._holding.get(text)
+        if found is None:
+            wanted = text.encode("utf-8")
+            found = tuple(i for i, token in enumerate(self._token_bytes) if wanted in token)
+            if len(self._holding) >= _MOST_KNOWN_TEXTS:
+                self._holding.clear()
+            self._holding[text] = found
+        return found
+
+    @cached_property
+    def _token_bytes(self) -> tuple[bytes, ...]:
+        return tuple(self.token_bytes(token_id) for token_id in range(self._vocab_size))
 
     def _num_left_over(self, gap: str, last: int | None) -> int:
         """Characters of `gap`, which no token covers, that belong to the token before it. Some

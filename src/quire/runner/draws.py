@@ -182,8 +182,8 @@ class GraphDraws:
 
 
 class Draws:
-    """Draws outside of graphs. Kernels serve all rows but those with Python logits processors,
-    drafts or candidates, where `extras` is given; the host serves the others."""
+    """Draws outside of graphs. Where `extras` is given, kernels serve all rows but those with edits
+    that need the host, drafts or candidates; the host serves the others."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids, best_
 from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.sampling_params import GREEDY_TEMPERATURE
 from quire.protocol.step import REPORT_IT, MaskArray, RowFailure, TokenCandidates
-from quire.sampling.edits import RowEdits, edit_row
+from quire.sampling.edits import RowEdits, RowPlace, edit_row
 from quire.sampling.logprobs import NUM_IN_CACHE, log_sum_exp, logprobs_of
 from quire.sampling.sampler import TokenHistory, check_finite
 from quire.sampling.state import NO_LOGPROBS, SamplingState
@@ -125,7 +125,8 @@ def _edit(
     mask: MaskArray | None,
 ) -> LogitArray:
     """The logits [V] as the request wants them. RequestError if they are no numbers then."""
-    edited = edit_row(row, edits, history.prompt_ids(slot), history.output_ids(slot), mask)
+    place = RowPlace(history.prompt_ids(slot), history.output_ids(slot), mask)
+    edited = edit_row(row, edits, place)
     if not edited.max() < np.inf:
         raise RequestError(
             "the request's own logits processors or penalties made a logit that is not a number "

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.sampling.edits import RowEdits
+from quire.sampling.edits import Penalties, RowEdits
 
 __all__ = ["DeviceEdits", "Upload"]
 
@@ -35,7 +35,7 @@ class DeviceEdits:
         self._tensors: tuple[torch.Tensor, ...] = ()
 
     def of(self, rows: Sequence[RowEdits]) -> tuple[torch.Tensor, ...]:
-        """The arguments of `edit_logits` from `penalties` on, for rows without processors."""
+        """The arguments of `edit_logits` from `penalties` on, for rows whose edits kernels make."""
         same = len(rows) == len(self._rows) and all(map(_is, rows, self._rows))
         if not same or not self._tensors:
             self._tensors = _in_one_copy(_arrays(rows), self._upload)
@@ -49,13 +49,10 @@ def _is(one: RowEdits, other: RowEdits) -> bool:
 
 def _arrays(rows: Sequence[RowEdits]) -> list[np.ndarray]:
     """In the order of the operation's arguments."""
-    penalties = [
-        (row.repetition_penalty, row.presence_penalty, row.frequency_penalty) for row in rows
-    ]
     allowed = [() if row.allowed_ids is None else row.allowed_ids for row in rows]
     bans, words = _bans(rows)
     return [
-        np.array(penalties, np.float64).reshape(-1, 3),
+        np.array([row.penalties for row in rows], np.float64).reshape(-1, len(Penalties._fields)),
         _starts([row.bias_ids for row in rows]),
         _joined([row.bias_ids for row in rows]),
         np.concatenate([np.zeros(0, np.float32), *(row.bias_values for row in rows)]),

@@ -77,8 +77,8 @@ class ExtraSample:
 
 
 class DeviceExtras:
-    """Draws for any rows but those with Python logits processors, those that want the whole
-    vocabulary's log-probabilities, and those that give candidates: the host does these.
+    """Draws for any rows but those with edits that need the host (`RowEdits.needs_host`), those
+    that want the whole vocabulary's log-probabilities, and those that give candidates.
 
     What it launches depends on the rows, so it is not for graphs; it does not wait for the device.
     """
@@ -106,7 +106,7 @@ class DeviceExtras:
         asked = state.num_logprobs[slots]
         served &= (asked == NO_LOGPROBS) | ((asked >= 0) & (asked <= MAX_LOGPROBS))
         for index in np.flatnonzero(state.edited[slots]).tolist():
-            served[index] &= not state.edits[int(slots[index])].processors
+            served[index] &= not state.edits[int(slots[index])].needs_host
         return served
 
     def sample(

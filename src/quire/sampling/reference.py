@@ -14,7 +14,15 @@ import numpy.typing as npt
 
 from quire.protocol.sampling_params import SamplingParams
 
-__all__ = ["draw", "edited_logits", "gumbel_noise", "law", "log_softmax", "noise_word"]
+__all__ = [
+    "draw",
+    "edited_logits",
+    "excludes_top",
+    "gumbel_noise",
+    "law",
+    "log_softmax",
+    "noise_word",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -68,24 +76,54 @@ def edited_logits(
         count = list(output_ids).count(token_id)
         edited[token_id] -= params.frequency_penalty * count
         edited[token_id] -= params.presence_penalty * (count > 0)
+        edited[token_id] -= _dry_penalty(token_id, params, [*prompt_ids, *output_ids])
     return np.array(edited)
 
 
-def law(logits: FloatArray, params: SamplingParams) -> FloatArray:
-    """Probabilities [V] of the next token, from edited logits."""
+def excludes_top(params: SamplingParams, seed: int, sample_index: int, position: int) -> bool:
+    """Return whether XTC leaves out the most likely tokens of this draw."""
+    key = (seed % 2**32, seed % 2**64 // 2**32)
+    word = philox4x32((0, position, sample_index, 1), key)[0]
+    return (word + 0.5) / 2**32 < params.xtc_probability and params.xtc_threshold <= 0.5
+
+
+def law(logits: FloatArray, params: SamplingParams, *, is_top_excluded: bool = False) -> FloatArray:
+    """Probabilities [V] of the next token, from edited logits. is_top_excluded: XTC leaves out the
+    most likely tokens."""
     order = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
     if params.is_greedy:
         return np.eye(len(logits))[order[0]]
     probabilities = np.exp((logits - max(logits)) / params.temperature)
+    left = [token_id for token_id in order if logits[token_id] > -math.inf]
     if params.top_k > 0:
         probabilities[order[params.top_k :]] = 0.0
+        left = left[: params.top_k]
     probabilities /= sum(probabilities)
     mass = 0.0
     for token_id in order:
         if mass >= params.top_p and params.top_p < 1.0:
             probabilities[token_id] = 0.0
+            left = [each for each in left if each != token_id]
         mass += probabilities[token_id]
-    probabilities[probabilities < params.min_p * max(probabilities)] = 0.0
+    is_below = probabilities < params.min_p * max(probabilities)
+    probabilities[is_below] = 0.0
+    if is_top_excluded:
+        return _law_without_top(logits, params, [each for each in left if not is_below[each]])
+    return probabilities / sum(probabilities)
+
+
+def _law_without_top(
+    logits: FloatArray, params: SamplingParams, ranked: Sequence[int]
+) -> FloatArray:
+    """Probabilities [V] of what XTC leaves of `ranked`, the tokens that the filters leave: the last
+    of those with enough of their probability at temperature 1, and all behind it."""
+    weights = {each: math.exp(logits[each] - logits[ranked[0]]) for each in ranked}
+    least = params.xtc_threshold * sum(weights.values())
+    likely = [each for each in ranked if weights[each] >= least]
+    left = ranked[max(len(likely) - 1, 0) :]
+    probabilities = np.zeros(len(logits))
+    for each in left:
+        probabilities[each] = math.exp((logits[each] - logits[left[0]]) / params.temperature)
     return probabilities / sum(probabilities)
 
 
@@ -117,3 +155,24 @@ def _is_banned(
         if start >= 0 and [*output_ids[start:], token_id] == list(word):
             return True
     return False
+
+
+def _dry_penalty(token_id: int, params: SamplingParams, history: Sequence[int]) -> float:
+    """Penalty of a token that would continue the longest repetition at the end of the history."""
+    breakers = [[each] if isinstance(each, int) else list(each)
+                for each in params.dry_breaker_token_ids or ()]  # fmt: skip
+    seen = list(history)
+    if params.dry_penalty_last_n >= 0:
+        seen = seen[max(len(seen) - params.dry_penalty_last_n, 0) :]
+    if not params.dry_multiplier or [token_id] in breakers:
+        return 0.0
+    most = len(seen)
+    for start in range(len(seen)):
+        lengths = [len(each) for each in breakers if seen[start : start + len(each)] == each]
+        if lengths:
+            most = len(seen) - start - max(lengths)
+    for length in range(min(most, len(seen)), params.dry_allowed_length - 1, -1):
+        wanted = [*seen[len(seen) - length :], token_id]
+        if any(seen[i : i + length + 1] == wanted for i in range(len(seen) - length)):
+            return params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+    return 0.0

@@ -14,7 +14,7 @@ import torch
 from quire.errors import EngineError, QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.step import IntArray, MaskArray, RowFailure, TokenLogprobs
-from quire.sampling.edits import edit_row
+from quire.sampling.edits import RowEdits, RowPlace, edit_row
 from quire.sampling.logprobs import NOT_FINITE_ADVICE, token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
@@ -180,10 +180,10 @@ class Sampler:
         kept: list[int] = []
         for index in which.tolist():
             row, slot = logits[batch.rows[index]].numpy(), int(batch.slots[index])
-            prompt_ids, output_ids = history.prompt_ids(slot), history.output_ids(slot)
+            edits = self._state.edits[slot]
             try:
                 check_finite(float(row.max()), int(batch.positions[index]))
-                row = edit_row(row, self._state.edits[slot], prompt_ids, output_ids, None)
+                row = edit_row(row, edits, self._place(edits, batch, index, history))
                 _check_edited(float(row.max()))
             except QuireError as error:
                 batch.fail(index, error)
@@ -193,6 +193,19 @@ class Sampler:
         if edited:
             copies = torch.from_numpy(np.stack(edited))
             self._draw(copies, batch, np.array(kept), np.arange(len(kept)))
+
+    def _place(self, edits: RowEdits, batch: _Batch, index: int, history: TokenHistory) -> RowPlace:
+        """Return the place of one row, with its mask where the draw alone does not do: it applies
+        the mask itself."""
+        slot = int(batch.slots[index])
+        return RowPlace(
+            history.prompt_ids(slot),
+            history.output_ids(slot),
+            batch.mask_of(index) if edits.needs_host else None,
+            int(self._state.seed[slot]),
+            int(self._state.sample_index[slot]),
+            int(batch.positions[index]),
+        )
 
     def _read_logprobs(self, logits: torch.Tensor, batch: _Batch) -> dict[int, TokenLogprobs]:
         """Return log-probabilities by slot, from the raw logits, not the edited ones."""
@@ -235,6 +248,12 @@ class _Batch:
     def masks_of(self, which: IdArray) -> dict[str, torch.Tensor]:
         """Return the arguments of the operation for these rows."""
         return {} if self.masks is None else mask_arguments((self.masks[0], self.masks[1][which]))
+
+    def mask_of(self, index: int) -> MaskArray | None:
+        """Return the mask of one row; None if it has none."""
+        if self.masks is None or self.masks[1][index] < 0:
+            return None
+        return self.masks[0][self.masks[1][index]]
 
     def fail(self, index: int, error: QuireError) -> None:
         self.token_ids[index] = NO_TOKEN

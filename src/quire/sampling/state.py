@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.protocol.sampling_params import SamplingParams, check_vocabulary
-from quire.sampling.edits import RowEdits, edits_of
+from quire.sampling.edits import RowEdits, draw_filters, edits_of
 
 __all__ = ["NO_LOGPROBS", "SamplingState"]
 
@@ -79,9 +79,8 @@ class SamplingState:
         self.edited[slot] = edits is not None
         self.greedy[slot] = params.is_greedy
         self.temperature[slot] = min(params.temperature, _HOTTEST)
-        self.top_k[slot] = params.top_k if 0 < params.top_k < self.vocab_size else 0
-        self.top_p[slot] = params.top_p or 1.0  # 0 is greedy
-        self.min_p[slot] = params.min_p
+        top_k, self.top_p[slot], self.min_p[slot] = draw_filters(params)
+        self.top_k[slot] = top_k if top_k < self.vocab_size else 0
         self.seed[slot] = seed & 0xFFFFFFFFFFFFFFFF
         self.sample_index[slot] = sample_index
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs

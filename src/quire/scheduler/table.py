@@ -169,7 +169,7 @@ class SequenceTable:
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : len(ordered)] = ordered[:NUM_STOP_COLUMNS]
         has_more = len(ordered) > NUM_STOP_COLUMNS
-        self.looks_back[slot] = has_more or request.params.repetition_detection is not None
+        self.looks_back[slot] = has_more or request.looks_back
         self.num_looking_back += int(self.looks_back[slot])
 
     def leave(self, sequence: Sequence) -> int:

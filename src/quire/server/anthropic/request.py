@@ -14,7 +14,6 @@ from quire.server.requests.places import Fields, fields_of, refused
 __all__ = ["ReadRequest", "read_request"]
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_SAME_FIELDS = ("temperature", "top_p", "stream")
 MAX_TOKENS = 2**31 - 1
 """More than any context has: max_tokens is cut to the room there anyway."""
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -47,8 +46,7 @@ def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel)
     if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
         chat.continue_final_message = True
     if isinstance(body, MessagesRequest):
-        for name in _SAME_FIELDS:
-            setattr(chat, name, getattr(body, name))
+        chat.stream = body.stream
         chat.max_tokens = min(body.max_tokens, MAX_TOKENS)
         chat.stop = body.stop_sequences
     hides = (body.thinking or {}).get("display") == "omitted"

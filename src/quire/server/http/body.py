@@ -13,7 +13,8 @@ import msgspec
 from starlette.requests import Request
 
 from quire.errors import clipped, quoted
-from quire.foreign import nearest
+from quire.foreign import nearest, shown
+from quire.protocol.parameters.foreign import FOREIGN_PARAMS
 from quire.server.http.body_shape import check_shape_by_turns
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED, OTHER_NAMES
@@ -184,6 +185,10 @@ class BodyDecoder(Generic[Body]):
             # A reason with two parts says in the second what to send instead.
             advice = "" if ";" in reason else " Leave it out."
             raise RefusedError(f"{name} is {quoted(value)}, but {reason}.{advice}", param=name)
+        if name in FOREIGN_PARAMS:
+            if not FOREIGN_PARAMS[name].asks_for_nothing(value):
+                raise RefusedError(FOREIGN_PARAMS[name].refusal(shown(name, value)), param=name)
+            return
         meant = [each for each in OTHER_NAMES.get(name, ()) if each in self._names]
         near = meant[0] if meant else nearest(name[:_MAX_SHOWN], self._names)
         hint = f"Did you mean {near!r}?" if near else "Leave it out."

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 from quire.server.requests.bodies import GenerationRequest
 from quire.server.requests.errors import RefusedError
 
 __all__ = ["beam_rules", "defaults_of"]
 
-_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "stop")
+_OF_SAMPLING = {
+    "temperature",
+    "stop",
+    *(name for name, each in SAMPLING_PARAMETERS.items() if each.facts.is_filter),
+}
 """Recommended parameters that a search has no use for: only tokens end its sequences."""
 
 

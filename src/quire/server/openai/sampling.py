@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from dataclasses import fields
 
 from quire.errors import RequestError
-from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS, SamplingParams
 from quire.server.openai.beams import beam_rules, defaults_of
 from quire.server.openai.structured import structured_outputs
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, GenerationRequest
@@ -16,11 +15,11 @@ from quire.server.requests.limits import Limits
 __all__ = ["chat_params", "check_label", "check_priority", "completion_params", "limit_field"]
 
 _OWN_RULES = ("max_tokens", "structured_outputs", "truncate_prompt_tokens")
-"""Fields that share a parameter's name but need conversion."""
+"""Parameters that need conversion; all others pass unchanged."""
 _SHARED_FIELDS = tuple(
     name
-    for name in GenerationRequest.__struct_fields__
-    if name in {each.name for each in fields(SamplingParams)} and name not in _OWN_RULES
+    for name, each in SAMPLING_PARAMETERS.items()
+    if each.facts.apis != "python" and name not in _OWN_RULES
 )
 
 DEFAULT_COMPLETION_TOKENS = 16

@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from quire.protocol.parameters.declaration import Apis
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS
+
 __all__ = [
     "ChatExtras",
     "ChatRequest",
@@ -36,31 +39,34 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that completions and chats have in common. docs/server.md describes each field."""
+def _parameters(name: str, apis: set[Apis]) -> type[msgspec.Struct]:
+    """Make a struct with a field for each declared parameter that one of these APIs takes."""
+    fields = [
+        (each.name, each.in_json | None, None)
+        for each in SAMPLING_PARAMETERS.values()
+        if each.facts.apis in apis
+    ]
+    return msgspec.defstruct(name, fields, kw_only=True)
+
+
+_ParametersOfOpenAI = _parameters("_ParametersOfOpenAI", {"openai", "all"})
+_ParametersOfAll = _parameters("_ParametersOfAll", {"all"})
+
+
+class GenerationRequest(_ParametersOfOpenAI, kw_only=True, forbid_unknown_fields=True):
+    """Fields that completions and chats have in common: the sampling parameters, of which those
+    that the server reads by name stand here once more with their types, and others.
+    docs/server.md describes each field."""
 
     model: str | None = None
     n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     hooks: list[str] | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
     best_of: int | None = None
@@ -79,7 +85,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     deadline_s: float | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    repetition_detection: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -88,13 +93,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     guided_whitespace_pattern: str | None = None
 
 
-class ChatExtras(msgspec.Struct, kw_only=True):
-    """Fields of chats that other APIs accept too, with the same meaning."""
+class ChatExtras(_ParametersOfAll, kw_only=True):
+    """Fields of chats that other APIs accept too, with the same meaning: sampling parameters and
+    others."""
 
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     cache_salt: str | None = None
     priority: int | None = None
     deadline_s: float | None = None

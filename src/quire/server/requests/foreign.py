@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS
+
 __all__ = ["IGNORED_FIELDS", "NOT_OFFERED", "OTHER_NAMES"]
 
 IGNORED_FIELDS = frozenset(
@@ -22,15 +24,20 @@ IGNORED_FIELDS = frozenset(
 """Accepted and ignored: they never change the text of an answer, only bookkeeping elsewhere."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_OF_ROUTES: Mapping[str, tuple[str, ...]] = {
+    "max_tokens": _LIMITS,
+    "stop": ("stop", "stop_sequences"),
+}
+"""Sampling parameters, and what routes call them."""
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("n_predict", "num_predict", "max_new_tokens", "max_length", *_LIMITS), _LIMITS
-    ),
-    **dict.fromkeys(("stop_sequences", "stop_strings"), ("stop", "stop_sequences")),
-    **dict.fromkeys(("grammar", "json_schema"), ("structured_outputs",)),
+    **{
+        other: _OF_ROUTES.get(name, (name,))
+        for name, each in SAMPLING_PARAMETERS.items()
+        for other in each.facts.others
+    },
+    **dict.fromkeys(_LIMITS, _LIMITS),
     "format": ("response_format", "text"),
     "n_probs": ("top_logprobs", "logprobs"),
-    "num_return_sequences": ("n",),
     "input": ("messages", "prompt"),
     "messages": ("messages", "input", "prompt"),
     "prompt": ("prompt", "messages", "input"),
@@ -79,4 +86,5 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "vllm_xargs": ("there are no request plug-ins", ({},)),
     "web_search_options": ("the server searches nothing", _NONE),
 }
-"""Refused with the reason, unless the value is null or one that asks for nothing."""
+"""Refused with the reason, unless the value is null or one that asks for nothing. Names of sampling
+parameters stand in `FOREIGN_PARAMS`."""

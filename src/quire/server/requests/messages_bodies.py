@@ -36,5 +36,3 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: Tokens
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None

@@ -31,18 +31,14 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     """POST /v1/responses. prompt_cache_key, safety_identifier: returned unchanged."""
 
     background: bool | None = None
-    frequency_penalty: float | None = None
     include: list[str] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, Any] | None = None
-    presence_penalty: float | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     thinking_token_budget: int | None = None
 

@@ -16,10 +16,6 @@ __all__ = ["ENCRYPTED_REASONING", "ReadRequest", "read_request"]
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
 
-_SAME_FIELDS = (
-    "temperature", "top_p", "presence_penalty", "frequency_penalty", "stream",
-    "thinking_token_budget",
-)  # fmt: skip
 _EFFORTS = {
     "none": "none", "minimal": "low", "low": "low", "medium": "medium", "high": "high",
     "xhigh": "high", "max": "high",
@@ -58,8 +54,7 @@ def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields
     if body.truncation not in (None, "auto", "disabled"):
         raise refused("truncation", body.truncation, 'Use "auto" or "disabled".')
     if isinstance(body, ResponsesRequest):
-        for name in _SAME_FIELDS:
-            setattr(chat, name, getattr(body, name))
+        chat.stream, chat.thinking_token_budget = body.stream, body.thinking_token_budget
         chat.max_completion_tokens = body.max_output_tokens
         _take_logprobs(chat, body)
     return ReadRequest(chat, tools, body.truncation == "auto")

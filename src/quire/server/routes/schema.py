@@ -10,7 +10,8 @@ from typing import Any, cast
 import msgspec
 from starlette.routing import compile_path
 
-from quire.protocol.sampling_params import MAX_LOGPROBS, NUMBER_BOUNDS
+from quire.protocol.parameters.declaration import MAX_INT, Declared
+from quire.protocol.sampling_params import MAX_LOGPROBS, SAMPLING_PARAMETERS
 from quire.server.batches.lines import BATCH_ROUTES
 from quire.server.requests.errors import (
     OVERLOADED,
@@ -136,9 +137,18 @@ def _up_to(highest: int) -> dict[str, Any]:
     return {"minimum": 0, "maximum": highest}
 
 
-def _between(lowest: float, highest: float) -> dict[str, Any]:
-    least = {"minimum": lowest}
-    return least if math.isinf(highest) else {**least, "maximum": highest}
+def _bounds_of(declared: Declared) -> dict[str, Any]:
+    """Return the bounds that a declaration states."""
+    facts = declared.facts
+    found: dict[str, Any] = {}
+    if math.isfinite(facts.low):
+        found["minimum"] = facts.low
+    if math.isfinite(facts.high) and facts.high != MAX_INT:  # beyond any memory
+        found["maximum"] = facts.high
+    if facts.most is not None:
+        found["maxItems"] = facts.most
+        found["items"] = {"minLength": 1, "maxLength": facts.most_chars}
+    return found
 
 
 def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
@@ -149,17 +159,15 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
     text = {"minLength": 1, "maxLength": limits.max_stop_chars}
     stops = {"maxItems": limits.max_stop, "items": text}
     return {
-        **{name: _between(*bounds) for name, bounds in NUMBER_BOUNDS.items()},
+        **{name: _bounds_of(each) for name, each in SAMPLING_PARAMETERS.items()},
         "n": {"minimum": 1, "maximum": limits.max_n},
         "best_of": {"minimum": 1, "maximum": max(limits.max_n, limits.max_beam_width)},
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), tokens),
-        "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
         "prompt_logprobs": _up_to(min(limits.max_logprobs, MAX_LOGPROBS)),
         "top_logprobs": _up_to(limits.max_logprobs),
         "priority": {"minimum": -limits.max_priority, "maximum": limits.max_priority},
         "deadline_s": {"exclusiveMinimum": 0},
         "ttl_s": {"exclusiveMinimum": 0},
-        "truncate_prompt_tokens": {"minimum": -1},
         "thinking_token_budget": {"minimum": -1},
         "dimensions": {"minimum": 1},
         "top_n": {"minimum": 1},

@@ -10,7 +10,8 @@ share bits unless all four arguments agree. One call gives four words, for four 
 
 With v = (bits + 1/2) / 2**32, strictly between 0 and 1, E = -log(1 - v) is exponential and
 g = -log(E) is Gumbel noise: finite always, from -3.14 to 22.9. Small v is where winners come from
-and is resolved to 2**-33, so a token's probability is exact to about that.
+and is resolved to 2**-33, so a token's probability is exact to about that. A decision about a whole
+row has the counter (0, position, sample index, 1), which no token has.
 
 Words are int64 tensors here, since torch does not multiply unsigned ones; of a product that wraps
 around, both halves are still those of the unsigned product.
@@ -18,9 +19,11 @@ around, both halves are still those of the unsigned product.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-__all__ = ["four_words", "gumbel", "token_bits"]
+__all__ = ["four_words", "gumbel", "row_uniform", "token_bits"]
 
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
@@ -54,12 +57,22 @@ def four_words(
     quads: torch.Tensor,
 ) -> torch.Tensor:
     """The random words of tokens 4 · quad … 4 · quad + 3, along a new last dimension."""
-    c0, c1, c2 = (word & _MASK for word in (quads, positions, sample_indices))
-    c3 = torch.zeros_like(c2)
-    k0, k1 = seeds & _MASK, (seeds >> 32) & _MASK
+    words = _philox(seeds, quads, positions, sample_indices, torch.zeros_like(sample_indices))
+    return torch.stack(torch.broadcast_tensors(*words), dim=-1)
+
+
+def row_uniform(seed: int, sample_index: int, position: int) -> float:
+    """A number strictly between 0 and 1 for the row that draws at a position."""
+    return (_philox(seed, 0, position, sample_index, 1)[0] + 0.5) * 2.0**-32
+
+
+def _philox(key: Any, *counter: Any) -> tuple[Any, Any, Any, Any]:
+    """Four words from a key of 64 bits and a counter of four words: integers, or int64 tensors."""
+    c0, c1, c2, c3 = (word & _MASK for word in counter)
+    k0, k1 = key & _MASK, (key >> 32) & _MASK
     for _ in range(_ROUNDS):
         a, b = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
         c0, c1 = ((b >> 32) & _MASK) ^ c1 ^ k0, b & _MASK
         c2, c3 = ((a >> 32) & _MASK) ^ c3 ^ k1, a & _MASK
         k0, k1 = (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
-    return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1)
+    return c0, c1, c2, c3
