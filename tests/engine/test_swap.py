@@ -13,8 +13,8 @@ import torch
 from quire import LLM, SamplingParams
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError, EngineError
-from quire.runner.swap.block_copies import DirectCopies
-from quire.runner.swap.host_pages import HostPages
+from quire.kv_transfer.block_copies import DirectCopies
+from quire.kv_transfer.host_pages import HostPages
 
 Maker = Any
 

@@ -10,7 +10,7 @@ import pytest
 from quire.protocol.step import StepPlan
 
 SECOND_OF_A_PAIR = {
-    "swap_out_dst", "copy_dst", "swap_in_dst", "swap_in_ticket", "rewind_tokens", "start_fork_dst",
+    "store_dst", "copy_dst", "load_dst", "load_ticket", "rewind_tokens", "start_fork_dst",
     "append_token", "delta_tokens", "draft_token", "save_checkpoint",
 }  # fmt: skip
 TABLES = {"table_group", "table_slot", "table_index", "table_block"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quire.kv_cache import KVManager
@@ -24,13 +25,14 @@ class Tickets:
     """Numbers the pieces of work that block groups. A number is never used again, so late news of
     abandoned work cannot reach another group."""
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, numbers: Iterator[int]) -> None:
+        """numbers: never used before."""
+        self._numbers = numbers
         self._groups: dict[int, SequenceGroup] = {}
 
     def start(self, group: SequenceGroup) -> int:
         """A new ticket, on which the group is blocked."""
-        ticket, self._next = self._next, self._next + 1
+        ticket = next(self._numbers)
         self._groups[ticket] = group
         group.blocked_on.add(ticket)
         return ticket
@@ -73,8 +75,8 @@ class SchedulerState:
     deadlines: Deadlines
     outputs: OutputCollector
     unsent: UnsentTokens
+    tickets: Tickets
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
-    tickets: Tickets = field(default_factory=Tickets)
 
     @property
     def waiting(self) -> SpareLast:
