@@ -346,6 +346,7 @@ def _build_scheduler(
         chosen.max_num_seqs,
         chosen.max_model_len,
         chosen.num_host_blocks,
+        keeps_evicted=chosen.enable_prefix_caching,
     )
     return Scheduler(
         kv=kv,

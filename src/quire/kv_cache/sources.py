@@ -104,6 +104,7 @@ class Sources:
         self._ticket_numbers = ticket_numbers
         self._unsettled = unsettled
         self._loads: dict[int, dict[BlockName, int]] = {}  # device blocks, by ticket
+        self._coming: dict[BlockName, int] = {}  # tickets of loads
         self._stores: dict[int, tuple[BlockSource, tuple[int, ...]]] = {}  # places, by ticket
         self.totals = SourceTotals()
         for source in self._sources:
@@ -147,9 +148,14 @@ class Sources:
 
     # --- loads ---------------------------------------------------------------------------------
 
+    def ticket_of(self, block: BlockName) -> int | None:
+        """Return the ticket of the load that brings a block, if one is under way."""
+        return self._coming.get(block)
+
     def load(self, wanted: Sequence[BlockName], kept: Sequence[int], ticket: int) -> None:
-        """Start to copy blocks that are `ELSEWHERE` into fresh device blocks. There is room for
-        them. kept: device blocks that are not evicted before the ticket ends."""
+        """Start to copy blocks that are `ELSEWHERE` into fresh device blocks, for which there is
+        room. No other load brings them. kept: device blocks that are not evicted before the ticket
+        ends."""
         self._pool.share(kept)
         rest = list(wanted)
         copies: list[tuple[int, int, BlockName]] = []
@@ -163,6 +169,7 @@ class Sources:
             self._updates.load(ticket, tier, place, block)
         names = [name for _, _, name in copies]
         self._loads[ticket] = dict(zip(names, blocks, strict=True))
+        self._coming.update(dict.fromkeys(names, ticket))
         self._transfers.start(ticket, [*blocks, *kept], partial(self._loaded, ticket))
 
     def _loaded(self, ticket: int, lost: Collection[int]) -> None:
@@ -170,6 +177,7 @@ class Sources:
         for source in self._sources:
             source.end(ticket, ())
         for name, block in self._loads.pop(ticket).items():
+            del self._coming[name]
             if block in lost:
                 self.totals.lost += 1
                 for source in self._sources:
@@ -216,6 +224,7 @@ class Sources:
 
     def clear(self) -> None:
         """Drop everything that sources hold, and publish nothing of loads that have not ended."""
+        self._coming.clear()
         for names in self._loads.values():
             names.clear()
         for source in self._sources:

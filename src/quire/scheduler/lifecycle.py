@@ -70,18 +70,18 @@ class Lifecycle:
         """End a piece of work; its group goes on if it waits for nothing else. lost: blocks that it
         should have filled and has not; they are computed again."""
         self._state.kv.end_ticket(ticket, lost)
-        self._unblock(ticket, lost)
+        for group in self._state.tickets.end(ticket):
+            if group.is_coming_in and not self._take_in(group, lost):
+                continue
+            self._unblock(group)
 
-    def stop_waiting(self, ticket: int) -> None:
-        """Let the group of a load go on without it."""
-        self._unblock(ticket)
+    def stop_waiting(self, group: SequenceGroup, tickets: Iterable[int]) -> None:
+        """Let a group go on without what these loads bring."""
+        for ticket in tickets:
+            self._state.tickets.leave(ticket, group)
+        self._unblock(group)
 
-    def _unblock(self, ticket: int, lost: frozenset[int] = frozenset()) -> None:
-        group = self._state.tickets.end(ticket)
-        if group is None:
-            return
-        if group.is_coming_in and not self._take_in(group, lost):
-            return
+    def _unblock(self, group: SequenceGroup) -> None:
         if not group.blocked_on:
             self._go_on(group)
 
@@ -195,11 +195,11 @@ class Lifecycle:
 
     def _lose_copies(self) -> None:
         """Take in that copies under way are lost: groups that only wait for loads wait no more."""
-        tickets = self._state.tickets
-        for ticket in self._state.kv.lose_copies():
-            group = tickets.group_of(ticket)
-            if group is not None and not group.is_coming_in:
-                self._unblock(ticket)
+        lost = set(self._state.kv.lose_copies())
+        for group in list(self._state.roster.blocked):
+            tickets = lost & group.blocked_on
+            if tickets and not group.is_coming_in:
+                self.stop_waiting(group, tickets)
 
     def lose_steps(self, message: str) -> None:
         """Take in that the steps in flight are lost, and perhaps copies too. Groups with rows fail,

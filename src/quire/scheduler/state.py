@@ -28,31 +28,43 @@ class Tickets:
     def __init__(self, numbers: Iterator[int]) -> None:
         """numbers: never used before."""
         self._numbers = numbers
-        self._groups: dict[int, SequenceGroup] = {}
+        self._groups: dict[int, list[SequenceGroup]] = {}
 
     def start(self, group: SequenceGroup) -> int:
         """A new ticket, on which the group is blocked."""
         ticket = next(self._numbers)
-        self._groups[ticket] = group
-        group.blocked_on.add(ticket)
+        self.join(ticket, group)
         return ticket
+
+    def join(self, ticket: int, group: SequenceGroup) -> None:
+        """Block a group on work that was started before."""
+        self._groups.setdefault(ticket, []).append(group)
+        group.blocked_on.add(ticket)
 
     def group_of(self, ticket: int) -> SequenceGroup | None:
         """The group that is blocked on it, if any still is."""
-        return self._groups.get(ticket)
+        groups = self._groups.get(ticket)
+        return groups[0] if groups else None
 
-    def end(self, ticket: int) -> SequenceGroup | None:
-        """End a piece of work; return the group that was blocked on it, if it still is."""
-        group = self._groups.pop(ticket, None)
-        if group is not None:
+    def end(self, ticket: int) -> list[SequenceGroup]:
+        """End a piece of work; return the groups that were blocked on it, if any still are."""
+        groups = self._groups.pop(ticket, [])
+        for group in groups:
             group.blocked_on.discard(ticket)
-        return group
+        return groups
+
+    def leave(self, ticket: int, group: SequenceGroup) -> None:
+        """The group waits for this work no longer; others may."""
+        groups = self._groups[ticket]
+        groups.remove(group)
+        if not groups:
+            del self._groups[ticket]
+        group.blocked_on.discard(ticket)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group waits for nothing any more."""
-        for ticket in group.blocked_on:
-            del self._groups[ticket]
-        group.blocked_on.clear()
+        for ticket in list(group.blocked_on):
+            self.leave(ticket, group)
 
 
 @dataclass(frozen=True, slots=True)
