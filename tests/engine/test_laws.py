@@ -149,7 +149,7 @@ def test_prefix_hit_is_cold(make: Maker, depth: int) -> None:
 def test_hit_in_host_memory_is_cold(make: Maker, depth: int) -> None:
     """Prefixes that the device has evicted come back from the host, while others are preempted."""
     cold = run(make(depth=depth, enable_prefix_caching=False), workload())
-    llm = make(depth=depth, num_kv_blocks=40, swap_space="64MiB")
+    llm = make(depth=depth, num_kv_blocks=48, swap_space="64MiB")
     for _ in range(3):
         assert_same(run(llm, workload()), cold)
     stats = llm.engine.client.stats()

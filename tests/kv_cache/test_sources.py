@@ -176,3 +176,59 @@ def test_what_swapped_sequences_need_is_not_given_to_evicted_blocks() -> None:
     assert stored(kv) == []
     kv.swaps.discard(saved)
     kv.check_invariants()
+
+
+def test_blocks_before_those_of_a_load_stay_until_it_ends() -> None:
+    kv, old = manager(num_host_blocks=20), names(*range(8))
+    compute(kv, old)
+    compute(kv, names(*range(10, 13)))
+    stored(kv)
+    kept, ticket = kv.pool.find_run(0, old), next(kv.ticket_numbers)
+    assert len(kept) == 5
+    kv.sources.load([(0, name) for name in old[5:]], kept, ticket)
+    assert kv.pool.num_available == 0
+    kv.end_ticket(ticket)
+    assert len(kv.pool.find_run(0, old)) == 8
+    assert kv.pool.num_available == 8
+
+
+def test_stores_that_are_lost_leave_nothing_behind() -> None:
+    """Neither a copy in the next plan, nor a name, nor a place that is held."""
+    source = FakeSource(1, 20)
+    for kv in (manager(num_host_blocks=20), manager(source)):
+        for is_planned in (False, True):
+            compute(kv, names(*range(8)))
+            compute(kv, names(*range(10, 18)))
+            if is_planned:
+                kv.drain()
+            kv.lose_copies()
+            kv.drop_cached()
+            assert stored(kv) == []
+            assert kv.host.num_named == len(source.held) == 0
+            assert kv.host._pool.num_used == 0
+    assert len(source._free) == 20
+
+
+def test_stores_from_before_a_reset_bring_no_names() -> None:
+    source = FakeSource(1, 20)
+    for kv in (manager(num_host_blocks=20), manager(source)):
+        compute(kv, names(*range(8)))
+        compute(kv, names(*range(10, 18)))
+        kv.drop_cached()
+        assert len(stored(kv)) == 8
+        assert kv.host.num_named == len(source.held) == 0
+        compute(kv, names(*range(8)))
+        compute(kv, names(*range(10, 18)))
+        assert len(stored(kv)) == 8
+        assert kv.host.num_named + len(source.held) == 8
+
+
+def test_the_host_drops_what_was_used_longest_ago() -> None:
+    """A block that the device evicts again counts as used."""
+    kv = manager(num_host_blocks=16)
+    again, once, new, newer = (names(*range(start, start + 8)) for start in (0, 10, 20, 30))
+    for chain in (again, once, again, new, newer):
+        compute(kv, chain)
+        stored(kv)
+    assert kv.host.num_held(0, again) == kv.host.num_held(0, new) == 8
+    assert kv.host.num_held(0, once) == 0

@@ -284,3 +284,16 @@ def test_requests_with_one_prefix_share_a_load(depth: int, medium: str, end: str
     stats = simulation.scheduler.stats()
     assert stats.blocks_loaded_total + stats.blocks_lost_total == 8
     assert stats.late_loads_total == (3 if end == "late" else 0)
+
+
+@MEDIA
+def test_no_more_loads_are_started_than_there_are_slots(medium: str) -> None:
+    """Else their blocks would be evicted before their requests are admitted."""
+    simulation = evicted(medium, num_blocks=40, max_num_seqs=2)
+    simulation.executor._ticket_steps = lambda _: 4
+    for prompt in (PROMPT, [0] * 18, [1] * 18):
+        simulation.add(prompt, max_tokens=2)
+    simulation.plan()
+    blocked = simulation.scheduler.state.roster.blocked
+    assert len(blocked) == simulation.setup.max_num_seqs
+    simulation.drain()
