@@ -289,7 +289,7 @@ def test_requests_with_one_prefix_share_a_load(depth: int, medium: str, end: str
 @MEDIA
 def test_no_more_loads_are_started_than_there_are_slots(medium: str) -> None:
     """Else their blocks would be evicted before their requests are admitted."""
-    simulation = evicted(medium, num_blocks=30, max_num_seqs=2)
+    simulation = evicted(medium, num_blocks=27, max_num_seqs=2)
     simulation.executor._ticket_steps = lambda _: 4
     for prompt in (PROMPT, [0] * 18, [1] * 18):
         simulation.add(prompt, max_tokens=2)
