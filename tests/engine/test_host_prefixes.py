@@ -104,7 +104,7 @@ def test_copies_that_fail_cost_time_alone(make: Maker, monkeypatch: pytest.Monke
     """Every second copy raises, out or in."""
     llm = make(**TIGHT)
     cold = ask(llm)
-    copies = llm.engine.client._core._executor._worker._assembly.host._copies
+    copies = llm.engine.client._core._executor._worker._assembly.tiers.host._copies
     assert isinstance(copies, DirectCopies)
     whole, calls = copies._swap_blocks, 0
 

@@ -74,7 +74,7 @@ def test_what_a_failed_copy_lost_is_computed_again(
     """Every third copy raises, out or in: nobody fails, and nobody reads what is not there."""
     expected = tokens(outputs(make()))
     llm = make(num_kv_blocks=9, swap_space="64MiB", preemption_mode="swap")
-    host: HostPages = llm.engine.client._core._executor._worker._assembly.host
+    host: HostPages = llm.engine.client._core._executor._worker._assembly.tiers.host
     copies = host._copies
     assert isinstance(copies, DirectCopies)
     whole, calls = copies._swap_blocks, 0

@@ -184,7 +184,8 @@ class CacheSettings:
     )
     swap_space: int | None = _setting(
         None,
-        "host memory in which preempted requests may wait, such as 4GiB; a bare number is GiB",
+        "host memory for preempted requests and evicted prefixes, such as 4GiB; a bare number is "
+        "GiB",
         kind="bytes",
         low=0,
         bare_unit=2**30,

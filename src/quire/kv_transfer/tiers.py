@@ -7,9 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
+from quire.kv_transfer.block_copies import BlockCopies
+from quire.kv_transfer.host_pages import HostPages
 from quire.protocol.step import NO_TICKET, IntArray, StepPlan, TicketFailure
 
-__all__ = ["TierPages", "Tiers"]
+__all__ = ["TierPages", "Tiers", "make_tiers"]
 
 MESSAGE = "K/V were lost on the way to host memory or back"
 
@@ -30,11 +32,15 @@ class TierPages(Protocol):
 
 class Tiers:
     """Makes the copies of plans, each with the tier that it names. Each has been made, in the order
-    of the steps, when the next one is given; so a ticket ends with the plan that starts it."""
+    of the steps, when the next one is given; so a ticket ends with the plan that starts it.
 
-    def __init__(self, pages: Sequence[TierPages]) -> None:
-        """pages: by number of the tier."""
-        self._pages = tuple(pages)
+    host: the first tier.
+    """
+
+    def __init__(self, host: HostPages, *others: TierPages) -> None:
+        """others: by number of the tier, from 1 on."""
+        self.host = host
+        self._pages = (host, *others)
         self._lost: dict[int, list[int]] = {}  # by ticket
 
     def store(self, plan: StepPlan) -> None:
@@ -74,3 +80,9 @@ class Tiers:
             for ticket, blocks in lost.items()
         )
         return done, failed
+
+
+def make_tiers(copies: BlockCopies) -> Tiers:
+    """Return all tiers of an engine, with the numbers that its sources of K/V have. copies: between
+    the device and host memory."""
+    return Tiers(HostPages(copies))

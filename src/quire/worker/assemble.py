@@ -11,8 +11,7 @@ from quire.attention import KVPool
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.config.shard import NUM_PIECES
 from quire.kv_transfer.block_copies import DirectCopies
-from quire.kv_transfer.host_pages import HostPages
-from quire.kv_transfer.tiers import Tiers
+from quire.kv_transfer.tiers import make_tiers
 from quire.ops.exchange import NativeCollectives
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
@@ -65,8 +64,7 @@ def _on_host(
         token_types=loaded.spec.token_types,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
-    host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
-    tiers = Tiers([host])
+    tiers = make_tiers(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(
         rows,
         sampling,
@@ -162,7 +160,7 @@ def _on_host(
         drafter=drafter,
         collectives=loaded.collectives,
     )
-    return Assembly(runner, kv.pages, host, tiers, nullcontext)
+    return Assembly(runner, kv.pages, tiers, nullcontext)
 
 
 def _tree_bytes(loaded: LoadedModel, max_tokens: int) -> int:

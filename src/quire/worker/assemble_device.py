@@ -9,8 +9,7 @@ from quire.attention import KVPool
 from quire.attention.splittable import SplittableAttention
 from quire.kv_transfer.block_copies import StagedCopies
 from quire.kv_transfer.copy_lane import lane_of
-from quire.kv_transfer.host_pages import HostPages
-from quire.kv_transfer.tiers import Tiers
+from quire.kv_transfer.tiers import make_tiers
 from quire.ops import ALL_OPS, select
 from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
@@ -79,10 +78,9 @@ def _assemble(
         token_types=loaded.spec.token_types,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs + 1, loaded.spec.vocab_size)
-    host = HostPages(
+    tiers = make_tiers(
         StagedCopies(kv.pages, size.num_host_blocks, queue.upload, lane_of(queue.device))
     )
-    tiers = Tiers([host])
     changes = PlanChanges(
         rows,
         sampling,
@@ -147,4 +145,4 @@ def _assemble(
         queue,
         state,
     )
-    return Assembly(runner, kv.pages, host, tiers, queue.computing)
+    return Assembly(runner, kv.pages, tiers, queue.computing)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.kv_transfer.host_pages import HostPages
 from quire.kv_transfer.tiers import Tiers
 from quire.runner.launch import Runner
 
@@ -28,12 +27,10 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Parts that compute steps. host: blocks in host memory. tiers: these and others beyond the
-    device. computing: a context in which
-    torch's work is done in the order of the steps."""
+    """Parts that compute steps. tiers: where blocks are beyond the device. computing: a context in
+    which torch's work is done in the order of the steps."""
 
     runner: Runner
     pages: torch.Tensor
-    host: HostPages
     tiers: Tiers
     computing: Callable[[], AbstractContextManager[object]]

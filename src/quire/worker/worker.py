@@ -344,7 +344,7 @@ class Worker:
         """Blocks to the host, and wait until they are there."""
         assert self._assembly is not None, "allocate comes first"
         with self._assembly.computing():
-            self._assembly.host.copy_out(src, dst)
+            self._assembly.tiers.host.copy_out(src, dst)
         self._synchronize()
 
     def close(self) -> None:
