@@ -58,6 +58,7 @@ ALIASES: Mapping[str, str] = {
     "gpu_memory_utilization": "memory_utilization",
     "kv_cache_memory_bytes": "kv_cache_memory",
     "num_gpu_blocks_override": "num_kv_blocks",
+    "kv_offloading_size": "swap_space",
 }
 """Names that vLLM users know, and what they are called here."""
 

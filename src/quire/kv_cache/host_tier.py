@@ -106,7 +106,7 @@ class HostTier:
         return places
 
     def store(self, blocks: Sequence[BlockName], ticket: int) -> Mapping[BlockName, int]:
-        """As in `BlockSource`; what is held already becomes the most recently used."""
+        """Return places as in `BlockSource`. Blocks that are held become the most recently used."""
         coming = {name for writing in self._writing.values() for name in writing}
         lacking: list[BlockName] = []
         for name in blocks:
