@@ -30,14 +30,35 @@ class TableUpdates:
     load_tier: list[int] = field(default_factory=list[int])
     load_src: list[int] = field(default_factory=list[int])
     load_dst: list[int] = field(default_factory=list[int])
+    load_ticket: list[int] = field(default_factory=list[int])
     save_slot: list[int] = field(default_factory=list[int])
     save_checkpoint: list[int] = field(default_factory=list[int])
-    load_ticket: list[int] = field(default_factory=list[int])
 
     @property
     def has_rare(self) -> bool:
         """True if there is anything but table entries."""
         return bool(self.copy_src or self.store_src or self.load_src or self.save_slot)
+
+    def without_entries(self) -> TableUpdates:
+        """Return updates with entries of their own and these lists of everything else."""
+        return TableUpdates(
+            [],
+            [],
+            [],
+            [],
+            self.copy_src,
+            self.copy_dst,
+            self.store_src,
+            self.store_tier,
+            self.store_dst,
+            self.store_ticket,
+            self.load_tier,
+            self.load_src,
+            self.load_dst,
+            self.load_ticket,
+            self.save_slot,
+            self.save_checkpoint,
+        )
 
 
 class UpdateLog:
@@ -47,11 +68,13 @@ class UpdateLog:
         self.pending = TableUpdates()
 
     def drain(self) -> TableUpdates:
-        """Return the changes since the last call; the caller changes none of them."""
+        """Return the changes since the last call; the caller changes none of them, and reads them
+        before the next change. Steps that decode make few new lists."""
         pending = self.pending
-        if not (pending.block or pending.has_rare):
-            return pending  # as in most steps that decode: 16 lists need not be made anew
-        self.pending = TableUpdates()
+        if pending.has_rare:
+            self.pending = TableUpdates()
+        elif pending.block:
+            self.pending = pending.without_entries()
         return pending
 
     def entries(self, group: int, slots: list[int], index: list[int], blocks: list[int]) -> None:
