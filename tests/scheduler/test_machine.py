@@ -144,7 +144,9 @@ def test_random_traffic_with_sources(block, has_states):
         for name in ("loaded", "lost", "stored", "unstored", "removed"):
             done[name] += getattr(stats, f"blocks_{name}_total")
         done["late"] += stats.late_loads_total
-    wanted = ("loaded", "lost", "stored", "unstored", "removed", "late", "forks")
+    wanted = ["loaded", "stored", "unstored", "removed", "forks"]
+    if not has_states:  # whose loads are few, since the device must have the state
+        wanted += ["lost", "late"]
     assert min(done[each] for each in wanted) > 3, f"the walks met too little: {done}"
 
 
