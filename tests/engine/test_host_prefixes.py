@@ -102,7 +102,7 @@ def test_an_adapter_has_its_own_prefixes(tmp_path: Path) -> None:
 
 def test_copies_that_fail_cost_time_alone(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second copy raises, out or in."""
-    llm = make(**TIGHT)
+    llm: Any = make(**TIGHT)
     cold = ask(llm)
     copies = llm.engine.client._core._executor._worker._assembly.tiers.host._copies
     assert isinstance(copies, DirectCopies)
