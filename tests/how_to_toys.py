@@ -483,6 +483,39 @@ class Toy(KeyedPolicy):
     },
 )
 
+_SOURCE = Toy(
+    "fake_source",
+    """
+from quire import LLM, SamplingParams
+
+settings = {"num_kv_blocks": 30, "block_size": 4, "max_model_len": 64, "max_num_seqs": 4}
+with LLM(quiet=True, skip_tokenizer_init=True, dtype="float32", **settings) as llm:
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
+    texts = [[start + i for i in range(41)] for start in (5, 100, 200, 300, 400)]
+    first, *_ = [llm.generate({"prompt_token_ids": t}, params, use_tqdm=False) for t in texts]
+    (again,) = llm.generate({"prompt_token_ids": texts[0]}, params, use_tqdm=False)
+    assert again.num_cached_tokens == 40
+    assert again.outputs[0].token_ids == first[0].outputs[0].token_ids
+    assert llm.engine.client.stats().blocks_loaded_total == 10
+""",
+    {
+        "src/quire/engine/build.py": (
+            ("    kv = KVManager(\n", "    from tests.kv_cache.fake_source import FakeSource\n\n"),
+            ("        keeps_evicted=", "        sources=[FakeSource(1, 100)],\n"),
+        ),
+        "src/quire/kv_transfer/tiers.py": (
+            (
+                "    return Tiers(HostPages(copies))\n",
+                """    from quire.kv_transfer.block_copies import DirectCopies
+
+    toy = HostPages(DirectCopies(copies._pages, 100, copies._swap_blocks))
+    return Tiers(HostPages(copies), toy)
+""",
+            ),
+        ),
+    },
+)
+
 TOYS: Mapping[str, Toy] = MappingProxyType(
     {
         "Add a sampling parameter": _PARAMETER,
@@ -491,6 +524,7 @@ TOYS: Mapping[str, Toy] = MappingProxyType(
         "Add a model family of a new shape": _SHAPE,
         "Add a checkpoint format": _FORMAT,
         "Add an operation": _OPERATION,
+        "Add a source of K/V": _SOURCE,
         "Add a policy": _POLICY,
     }
 )

@@ -29,6 +29,7 @@ EXAMPLES = {
     "Add a model family of a new shape": r"MptForCausalLM|MPTModel|MPTTraits|mpt\.FAMILIES",
     "Add a checkpoint format": r"(?i)squeezellm",
     "Add an operation": r"\bappend_tokens\b",
+    "Add a source of K/V": r"\bkeeps_evicted=|\bdef make_tiers\b",
     "Add a policy": r"(?i)\bsrtf\b",
 }
 """Headings, and how the code names the example of each."""
@@ -103,6 +104,10 @@ def test_a_toy_is_added_in_the_listed_places(heading: str, tmp_path: Path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_source_of_kv_is_named_in_two_places_of_the_source():
+    assert len([p for p in listed("Add a source of K/V") if p.startswith("src/")]) == 2
 
 
 class LongAnswersFirst(KeyedPolicy):

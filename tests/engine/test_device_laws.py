@@ -135,6 +135,18 @@ def test_swapped_is_not(make: Maker) -> None:
 
 
 @DEPTHS
+def test_hit_in_host_memory_is_cold(make: Maker, depth: int) -> None:
+    """By way of the buffer, beside the kernels of steps."""
+    cold = run(make(enable_prefix_caching=False), max_tokens=18)
+    llm = make(depth=depth, num_kv_blocks=64, max_model_len=48, swap_space="64MiB")
+    others = [{"prompt_token_ids": [token + 1 for token in prompt]} for prompt in workload()]
+    for _ in range(3):
+        assert_same(run(llm, max_tokens=18), cold)
+        llm.generate(others, params(0, 18), use_tqdm=False)
+    assert llm.engine.client.stats().blocks_loaded_total > 0
+
+
+@DEPTHS
 def test_samples_beams_and_unusual_rows(make: Maker, depth: int) -> None:
     """In one batch: usual rows, samples that fork, log-probabilities, edits."""
     prompts = workload()

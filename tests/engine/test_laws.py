@@ -151,6 +151,18 @@ def test_prefix_hit_is_cold(make: Maker, depth: int) -> None:
 
 
 @DEPTHS
+def test_hit_in_host_memory_is_cold(make: Maker, depth: int) -> None:
+    """Prefixes that the device has evicted come back from the host, while others are preempted."""
+    cold = run(make(depth=depth, enable_prefix_caching=False), workload())
+    llm = make(depth=depth, num_kv_blocks=48, swap_space="64MiB")
+    for _ in range(3):
+        assert_same(run(llm, workload()), cold)
+    stats = llm.engine.client.stats()
+    assert stats.blocks_loaded_total > 0
+    assert stats.blocks_lost_total == 0
+
+
+@DEPTHS
 def test_preempted_is_not(make: Maker, depth: int) -> None:
     llm = make(depth=depth, num_kv_blocks=64, max_model_len=48)
     roomy = make(depth=depth)

@@ -13,8 +13,8 @@ import torch
 from quire import LLM, SamplingParams
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError, EngineError
-from quire.runner.swap.block_copies import DirectCopies
-from quire.runner.swap.host_pages import HostPages
+from quire.kv_transfer.block_copies import DirectCopies
+from quire.kv_transfer.host_pages import HostPages
 
 Maker = Any
 
@@ -74,7 +74,7 @@ def test_what_a_failed_copy_lost_is_computed_again(
     """Every third copy raises, out or in: nobody fails, and nobody reads what is not there."""
     expected = tokens(outputs(make()))
     llm = make(num_kv_blocks=9, swap_space="64MiB", preemption_mode="swap")
-    host: HostPages = llm.engine.client._core._executor._worker._assembly.host
+    host: HostPages = llm.engine.client._core._executor._worker._assembly.tiers.host
     copies = host._copies
     assert isinstance(copies, DirectCopies)
     whole, calls = copies._swap_blocks, 0

@@ -9,6 +9,7 @@ are words of 64 bits, one for each token; a word below 2**31 stands for what the
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,6 +26,8 @@ from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
     DRAFT_OF_MODEL,
     EMPTY_INTS,
+    HOST_TIER,
+    NO_TICKET,
     EnterRow,
     FloatArray,
     IntArray,
@@ -50,13 +53,39 @@ __all__ = ["FakeExecutor", "FakeModel"]
 
 @dataclass(slots=True)
 class _Copies:
-    """A copy of host blocks `src` to device blocks `dst`, under a ticket that ends after
-    `steps_left`."""
+    """Copies under a ticket that ends after `steps_left`: from places `src` of tiers to device
+    blocks `dst`, or what is in `content` to places `dst` of a tier."""
 
     ticket: int
+    tiers: IntArray
     src: IntArray
     dst: IntArray
     steps_left: int
+    content: tuple[Words, npt.NDArray[np.bool_]] | None = None
+
+
+class _Tier:
+    """Places beyond the device. words: [2, places, tokens]. garbage: [places, tokens]. corrupt:
+    picks, of the places that are read, those whose words have changed."""
+
+    def __init__(self, words: Words, corrupt: Callable[[IntArray], IntArray]) -> None:
+        self.words = words
+        self.garbage = np.zeros(words.shape[1:], np.bool_)
+        self._corrupt = corrupt
+        self._checksums: dict[int, int] = {}
+
+    def write(self, places: IntArray, words: Words, garbage: npt.NDArray[np.bool_]) -> None:
+        self.words[:, places], self.garbage[places] = words, garbage
+        for place in places.tolist():
+            self._checksums[place] = self._checksum(place)
+
+    def damaged(self, places: IntArray) -> list[int]:
+        """Return the places whose words are not those that were written."""
+        self.words[:, self._corrupt(places)] ^= np.uint64(1)
+        return [p for p in places.tolist() if self._checksums.get(p) != self._checksum(p)]
+
+    def _checksum(self, place: int) -> int:
+        return zlib.crc32(self.words[:, place].tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +117,9 @@ class FakeExecutor:
     input.
 
     ticket_steps: steps between the start and the end of a ticket's work; its copies are made at the
-    end. lose: picks, of the blocks [N] that a ticket should fill, those whose copies fail. poison:
+    end. lose: picks, of the blocks or places [N] that a ticket should fill, those whose copies
+    fail. corrupt: picks, of the places [N] of a tier beyond the host that are read, those that have
+    changed since they were written; checksums tell, and the copies fail. poison:
     a token id; a row that computes it fails, and writes garbage in that step. readers_fail: True if
     a row that reads garbage fails too, as with NaN; otherwise its tokens are wrong. breaks: steps
     whose first forward fails, so that it is repeated in halves.
@@ -110,9 +141,12 @@ class FakeExecutor:
         num_checkpoints: int = 0,
         breaks: Callable[[int], bool] = lambda _: False,
         draft: Callable[[list[int]], list[int]] = lambda tokens: tokens,
+        num_places: Sequence[int] = (),
+        corrupt: Callable[[IntArray], IntArray] = lambda _: EMPTY_INTS,
     ) -> None:
-        """ticket_steps: called with the ticket's number. breaks: called with the step's number.
-        draft: returns what a draft model guesses after these tokens."""
+        """num_places: of each tier beyond the host. ticket_steps: called with the ticket's number.
+        breaks: called with the step's number. draft: returns what a draft model guesses after these
+        tokens."""
         self._model = model
         self._ticket_steps = ticket_steps
         self._lose = lose
@@ -138,8 +172,8 @@ class FakeExecutor:
         largest = max(self._tokens_per_block)
         self._cache = self._noise((2, num_blocks, largest))
         self._garbage = np.zeros((num_blocks, largest), np.bool_)
-        self._host = self._noise((2, num_host_blocks, largest))
-        self._host_garbage = np.zeros((num_host_blocks, largest), np.bool_)
+        self._tiers = [_Tier(self._noise((2, num_host_blocks, largest)), lambda _: EMPTY_INTS)]
+        self._tiers += [_Tier(self._noise((2, n, largest)), corrupt) for n in num_places]
         self._queue: deque[tuple[StepPlan, Future[StepResult]] | _Change] = deque()
         self._computed: _Computed | None = None  # the first step of the queue, apart from its draws
         self._late: dict[int, LateInput] = {}
@@ -158,9 +192,11 @@ class FakeExecutor:
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
         if isinstance(op, Sleep | UpdateWeights):
-            self._cache, self._host = self._noise(self._cache.shape), self._noise(self._host.shape)
+            self._cache = self._noise(self._cache.shape)
             self._garbage[:] = True
-            self._host_garbage[:] = True
+            for tier in self._tiers:
+                tier.words = self._noise(tier.words.shape)
+                tier.garbage[:] = True
             self._states.lose_all()
             self._rows.standing[:] = 0
             self._tickets.clear()
@@ -354,16 +390,15 @@ class FakeExecutor:
     def _end_tickets(self, plan: StepPlan) -> tuple[tuple[int, ...], tuple[TicketFailure, ...]]:
         """Start the tickets of this plan and end those that are due."""
         for ticket in plan.started:
-            of_ticket = plan.swap_in_ticket == ticket
-            src, dst = plan.swap_in_src[of_ticket], plan.swap_in_dst[of_ticket]
-            self._tickets.append(_Copies(ticket, src, dst, self._ticket_steps(ticket)))
+            own = plan.load_ticket == ticket
+            if own.any():
+                src, dst = plan.load_src[own], plan.load_dst[own]
+                steps = self._ticket_steps(ticket)
+                self._tickets.append(_Copies(ticket, plan.load_tier[own], src, dst, steps))
         done: list[int] = []
         failed: list[TicketFailure] = []
         for copies in [copies for copies in self._tickets if not copies.steps_left]:
-            lost = self._lose(copies.dst)
-            arrives = ~np.isin(copies.dst, lost)
-            src, dst = copies.src[arrives], copies.dst[arrives]
-            self._cache[:, dst], self._garbage[dst] = self._host[:, src], self._host_garbage[src]
+            lost = self._end_copies(copies)
             if len(lost):
                 failed.append(TicketFailure(copies.ticket, lost, "the copy failed"))
             else:
@@ -373,15 +408,36 @@ class FakeExecutor:
             copies.steps_left -= 1
         return tuple(done), tuple(failed)
 
+    def _end_copies(self, copies: _Copies) -> IntArray:
+        """Make the copies of a ticket; return the destinations that were not filled."""
+        is_lost = np.isin(copies.dst, self._lose(copies.dst))
+        for number in set(copies.tiers.tolist()):
+            tier, own = self._tiers[number], copies.tiers == number
+            if copies.content is not None:
+                arrives = own & ~is_lost
+                words, garbage = copies.content
+                tier.write(copies.dst[arrives], words[:, arrives], garbage[arrives])
+                continue
+            is_lost |= own & np.isin(copies.src, tier.damaged(copies.src[own]))
+            arrives = own & ~is_lost
+            src, dst = copies.src[arrives], copies.dst[arrives]
+            self._cache[:, dst], self._garbage[dst] = tier.words[:, src], tier.garbage[src]
+        return copies.dst[is_lost]
+
     def _copy_blocks(self, plan: StepPlan) -> None:
-        """Copy to the host, and within the device; copies from the host are under tickets."""
-        device, host = (self._cache, self._garbage), (self._host, self._host_garbage)
-        for source, src, target, dst in (
-            (device, plan.swap_out_src, host, plan.swap_out_dst),
-            (device, plan.copy_src, device, plan.copy_dst),
-        ):
-            target[0][:, dst] = source[0][:, src]
-            target[1][dst] = source[1][src]
+        """Copy blocks out, and within the device. Copies in are made when their tickets end; what
+        goes out under a ticket is read now, and is in its place then."""
+        for ticket in sorted(set(plan.store_ticket.tolist())):
+            own = plan.store_ticket == ticket
+            src, dst, tiers = plan.store_src[own], plan.store_dst[own], plan.store_tier[own]
+            content = self._cache[:, src], self._garbage[src]
+            if ticket == NO_TICKET:
+                self._tiers[HOST_TIER].write(dst, *content)
+            else:
+                steps = self._ticket_steps(ticket)
+                self._tickets.append(_Copies(ticket, tiers, src, dst, steps, content))
+        src, dst = plan.copy_src, plan.copy_dst
+        self._cache[:, dst], self._garbage[dst] = self._cache[:, src], self._garbage[src]
 
     def _forward(self, rows: ScheduledRows, breaks: bool) -> _Computed:
         everything = slice(0, len(rows.slots))

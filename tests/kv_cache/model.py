@@ -172,12 +172,12 @@ class PagedModel:
         updates = self.kv.drain()
         assert len(set(updates.copy_dst)) == len(updates.copy_dst)
         assert not set(updates.copy_dst) & set(updates.copy_src)
-        for src, dst in zip(updates.swap_out_src, updates.swap_out_dst, strict=True):
+        for src, dst in zip(updates.store_src, updates.store_dst, strict=True):
             self.host_memory[dst] = dict(self.memory[src])
         copied = [dict(self.memory[block]) for block in updates.copy_src]
         for block, content in zip(updates.copy_dst, copied, strict=True):
             self.memory[block] = content
-        for src, dst in zip(updates.swap_in_src, updates.swap_in_dst, strict=True):
+        for src, dst in zip(updates.load_src, updates.load_dst, strict=True):
             self.memory[dst] = dict(self.host_memory[src])
         for group, slot, index, block in zip(
             updates.group, updates.slot, updates.index, updates.block, strict=True
@@ -256,7 +256,7 @@ class PagedModel:
         assert not counts or self.grow(counts), "fewer blocks were counted than it takes"
         assert available - self.kv.pool.num_available <= needed
         self.execute()
-        self.kv.swaps.end(self.num_tickets)
+        self.kv.end_ticket(self.num_tickets)
         for each in swapped:
             self.kv.swaps.discard(each)
         return True

@@ -9,8 +9,9 @@ import pytest
 
 from quire.protocol.step import StepPlan
 
-SECOND_OF_A_PAIR = {
-    "swap_out_dst", "copy_dst", "swap_in_dst", "swap_in_ticket", "rewind_tokens", "start_fork_dst",
+FURTHER_COLUMNS = {
+    "store_tier", "store_dst", "store_ticket", "copy_dst", "load_tier", "load_dst", "load_ticket",
+    "rewind_tokens", "start_fork_dst",
     "append_token", "delta_tokens", "draft_token", "save_checkpoint",
 }  # fmt: skip
 TABLES = {"table_group", "table_slot", "table_index", "table_block"}
@@ -18,7 +19,7 @@ TABLES = {"table_group", "table_slot", "table_index", "table_block"}
 
 @pytest.mark.parametrize(
     "name",
-    [field.name for field in fields(StepPlan) if field.name not in {"step_id"} | SECOND_OF_A_PAIR],
+    [field.name for field in fields(StepPlan) if field.name not in {"step_id"} | FURTHER_COLUMNS],
 )
 def test_only_new_blocks_keep_the_rows(name: str) -> None:
     """Turns red when a change is forgotten, also one that a plan learns later: rows would go on as

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from quire.runner.swap import block_copies
-from quire.runner.swap.block_copies import StagedCopies
-from quire.runner.swap.copy_lane import NoLane
+from quire.kv_transfer import block_copies
+from quire.kv_transfer.block_copies import StagedCopies
+from quire.kv_transfer.copy_lane import NoLane
 
 Work = tuple[int, Callable[[], None]]
 

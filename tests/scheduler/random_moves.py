@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from quire.config.settings import SCHEDULING_POLICIES
 from quire.protocol import BeamRules, SchedulingParams
+from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.scheduler import PrefillLimits
+from quire.scheduler.loads import LOAD_SECONDS
 from quire.scheduler.token_budget import UNLIMITED
 from tests.profiles import under_seed
 from tests.scheduler.expected import VOCAB
@@ -77,6 +79,25 @@ def with_states(rng: random.Random, setup: Setup) -> Setup:
     )
     tokens = rng.choice((16, 30, 60, 200))
     return replace(setup, num_blocks=max(setup.layout.blocks_for(tokens), len(windows) + 1))
+
+
+def with_sources(rng: random.Random, setup: Setup) -> Setup:
+    """The same with evicted blocks in the host, in a source that delays, loses and corrupts, or in
+    both. Blocks are few, so that many are evicted; some costs favour loads and no swaps."""
+    keeps_evicted = rng.random() < 0.7
+    few = setup.layout.blocks_for(rng.choice((16, 30, 40)))
+    return replace(
+        setup,
+        num_blocks=max(few, len(setup.windows) + 1),
+        enable_prefix_caching=True,
+        recovery_costs=rng.choice((ALWAYS_SWAP, RecoveryCosts(1.0, 0.9 * setup.block_size))),
+        keeps_evicted=keeps_evicted,
+        num_host_blocks=rng.choice((3, few, 4 * few)) if keeps_evicted else setup.num_host_blocks,
+        num_places=rng.choice((1, few, 4 * few)) if rng.random() < 0.7 else None,
+        refusals=rng.choice((0.0, 0.0, 0.3)),
+        corruptions=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        load_seconds=rng.choice((0.0, 0.15, 0.4, LOAD_SECONDS)),
+    )
 
 
 def random_prompt(rng: random.Random, setup: Setup) -> list[int]:
@@ -172,6 +193,21 @@ def random_pin(rng: random.Random, simulation: Simulation) -> list[int]:
     )
 
 
+def random_return(rng: random.Random, simulation: Simulation) -> list[int]:
+    """A client comes back with what it asked and got, and perhaps more."""
+    if not simulation.clients:
+        return []
+    client = simulation.clients[rng.choice(list(simulation.clients))]
+    prompt = [*client.asked.prompt, *client.tokens, *[rng.randrange(VOCAB)] * rng.choice((0, 1))]
+    return simulation.add(
+        prompt,
+        max_tokens=rng.choice((1, 2, 5)),
+        n=rng.choice((1, 1, 3)),
+        seed=rng.randrange(2),
+        adapter=client.asked.adapter,
+    )
+
+
 def random_move(rng: random.Random, simulation: Simulation) -> None:
     move = rng.random()
     if move < 0.15:
@@ -200,18 +236,29 @@ def random_move(rng: random.Random, simulation: Simulation) -> None:
 
 
 def run_random(
-    seed: int, num_moves: int, policy: str | None = None, *, has_states: bool = False
+    seed: int,
+    num_moves: int,
+    policy: str | None = None,
+    *,
+    has_states: bool = False,
+    has_sources: bool = False,
 ) -> Simulation:
     rng = random.Random(seed)
     setup = random_setup(rng, policy)
-    simulation = Simulation(with_states(rng, setup) if has_states else setup)
+    setup = with_states(rng, setup) if has_states else setup
+    simulation = Simulation(with_sources(rng, setup) if has_sources else setup)
     with under_seed(seed):
-        walk(rng, simulation, num_moves)
+        walk(rng, simulation, num_moves, returns=0.15 if has_sources else 0.0)
     return simulation
 
 
-def walk(rng: random.Random, simulation: Simulation, num_moves: int) -> None:
-    """Move, run all requests to their ends, and check what they got."""
+def walk(
+    rng: random.Random, simulation: Simulation, num_moves: int, *, returns: float = 0.0
+) -> None:
+    """Move, run all requests to their ends, and check what they got. returns: share of moves after
+    which a client comes back."""
     for _ in range(num_moves):
         random_move(rng, simulation)
+        if returns and rng.random() < returns:
+            random_return(rng, simulation)
     simulation.drain()

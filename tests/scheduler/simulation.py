@@ -33,6 +33,7 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.protocol.sampling_params import RepetitionDetectionParams
+from quire.protocol.step import NO_TICKET
 from quire.scheduler import (
     Feasibility,
     Policy,
@@ -41,9 +42,11 @@ from quire.scheduler import (
     make_policy,
 )
 from quire.scheduler.constraints.unsent import Question, Verdict
+from quire.scheduler.loads import LOAD_SECONDS
 from quire.scheduler.policies.spare import SPARE_ACCOUNT
 from quire.speculation import DraftMethods
 from tests.executor.fake import FakeExecutor, FakeModel
+from tests.kv_cache.fake_source import FakeSource, NameMirror
 from tests.kv_cache.model import make_layout
 from tests.scheduler.expected import VOCAB, Asked, expected_beams, expected_output, make_model
 from tests.scheduler.proposers import Guesses
@@ -83,7 +86,17 @@ class Setup:
     ticket_steps: tuple[int, ...] = (0,)
     """What copies from the host take after the step that starts them, ticket by ticket in turn."""
     losses: float = 0.0
-    """Of the blocks that are copied from the host, those whose copies fail."""
+    """Of the blocks and places that copies under tickets fill, those whose copies fail."""
+    keeps_evicted: bool = False
+    """In host blocks."""
+    num_places: int | None = None
+    """Of a source beyond the host; None: there is none."""
+    refusals: float = 0.0
+    """Of the blocks that this source is offered, those that it does not take; and of its places
+    those that it empties by and by."""
+    corruptions: float = 0.0
+    """Of the places that are read there, those that have changed."""
+    load_seconds: float = LOAD_SECONDS
     num_checkpoints: int | None = None
     """Of recurrent states; None: the model has none."""
     breaks: float = 0.0
@@ -163,7 +176,12 @@ class Simulation:
             setup.max_model_len,
             setup.num_host_blocks,
             setup.num_checkpoints or 0,
+            keeps_evicted=setup.keeps_evicted,
+            sources=self._sources(),
         )
+        self.mirror = NameMirror()
+        if setup.keeps_evicted or setup.num_places is not None:
+            self.kv.sources.subscribe(self.mirror.take)
         self.scheduler = Scheduler(
             kv=self.kv,
             hasher=BlockHasher(setup.block_size, b"test"),
@@ -183,6 +201,7 @@ class Simulation:
             watches=None if judge is None else judge.watches,
             methods=methods,
             vocab_size=VOCAB,
+            load_seconds=setup.load_seconds,
         )
         self.executor = FakeExecutor(
             setup.model,
@@ -198,6 +217,8 @@ class Simulation:
             num_checkpoints=setup.num_checkpoints or 0,
             breaks=lambda _: self._breaks(),
             draft=self._say,
+            num_places=() if setup.num_places is None else (setup.num_places,),
+            corrupt=lambda places: places[self._rng.random(len(places)) < setup.corruptions],
         )
         for slot, digest in enumerate(ADAPTERS):
             self.executor.put_adapter(slot, _adapter_ref(digest))
@@ -214,6 +235,12 @@ class Simulation:
         self.num_refused = 0
         self.lost: set[int] = set()
         self.now = 0.0
+
+    def _sources(self) -> tuple[FakeSource, ...]:
+        setup = self.setup
+        if setup.num_places is None:
+            return ()
+        return (FakeSource(1, setup.num_places, setup.refusals, seed=setup.num_blocks),)
 
     def _methods(self) -> DraftMethods | None:
         settings = {"model": OF_MODEL, "methods": METHODS}
@@ -387,7 +414,7 @@ class Simulation:
         if self.scheduler.awaits_results and self._rng.random() < 0.7:
             return False
         scheduler, table = self.scheduler, self.scheduler.state.table
-        roster, swaps = scheduler.state.roster, scheduler.state.kv.swaps
+        roster, transfers = scheduler.state.roster, scheduler.state.kv.transfers
         holders = [*roster.running, *(group for group in roster.blocked if group.is_coming_in)]
         oldest = min(holders, key=lambda group: group.key, default=None)
         is_decode = table.live & (table.todo() == 1)
@@ -407,7 +434,7 @@ class Simulation:
             assert self.in_flight or is_done, "nothing is planned, nothing runs"
             return False
         self._check_plan(plan)
-        if len(decoding) <= self.setup.max_num_batched_tokens and not swaps.num_orphaned:
+        if len(decoding) <= self.setup.max_num_batched_tokens and not transfers.num_orphaned:
             for (slot, generation), computed in decoding.items():
                 if table.generation[slot] == generation:
                     assert table.num_computed[slot] >= computed + 1, "a decode was starved"
@@ -417,10 +444,11 @@ class Simulation:
             steps=1,
             forks=len(plan.forks) + len(plan.start_fork_dst),
             blocks_copied=len(plan.copy_dst),
-            blocks_swapped_out=len(plan.swap_out_dst),
-            blocks_swapped_in=len(plan.swap_in_dst),
+            blocks_swapped_out=len(plan.store_dst),
+            blocks_swapped_in=len(plan.load_dst),
             drafts=len(plan.draft_slot),
             rewinds=len(plan.rewind_slot),
+            blocks_offered=len(plan.store_ticket) - int((plan.store_ticket == NO_TICKET).sum()),
             states_saved=len(plan.save_slot),
             states_loaded=sum(row.checkpoint is not None for row in plan.enter),
         )
@@ -489,6 +517,7 @@ class Simulation:
 
     def check(self) -> None:
         self.scheduler.check_invariants()
+        self.mirror.check(self.kv)
         table = self.scheduler.state.table
         drafted = np.zeros(self.setup.max_num_seqs, np.int64)
         for step in self.scheduler._results._in_flight:
@@ -501,8 +530,9 @@ class Simulation:
         copied = plan.copy_dst.tolist()
         assert len(set(copied)) == len(copied), "two copies into one block"
         assert not set(copied) & set(plan.copy_src.tolist()), "a block is source and destination"
-        for written in (plan.swap_out_dst.tolist(), plan.swap_in_dst.tolist()):
-            assert len(set(written)) == len(written), "two swaps into one block"
+        stored = list(zip(plan.store_tier.tolist(), plan.store_dst.tolist(), strict=True))
+        for written in (stored, plan.load_dst.tolist()):
+            assert len(set(written)) == len(written), "two copies into one place"
         self.standing[plan.leave] = 0
         for row in plan.enter:
             assert row.num_computed_tokens < len(row.token_ids)
@@ -510,8 +540,8 @@ class Simulation:
         self.standing[plan.delta_slot] = plan.delta_tokens
         num_tokens = self.standing.sum() + len(plan.draft_slot)
         assert num_tokens <= self.setup.max_num_batched_tokens
-        swaps = self.scheduler.state.kv.swaps
-        assert num_tokens or swaps.are_under_way, "a step for nothing"
+        transfers = self.scheduler.state.kv.transfers
+        assert num_tokens or transfers.are_under_way, "a step for nothing"
         assert self.standing[plan.draft_slot].all(), "drafts for a row that does not compute"
         self._check_prefill_limits()
         self._check_states(plan)
@@ -528,7 +558,7 @@ class Simulation:
         assert self.standing[plan.save_slot].all(), "a row is saved that does not compute"
         if self.setup.has_state:
             assert not len(plan.draft_slot), "a draft could not be taken back"
-            assert not len(plan.swap_out_src), "a sequence is swapped without its state"
+            assert (plan.store_ticket != NO_TICKET).all(), "a sequence is swapped without its state"
 
     def _check_prefill_limits(self) -> None:
         limits, table = self.setup.prefill_limits, self.scheduler.state.table

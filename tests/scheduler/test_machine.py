@@ -26,8 +26,10 @@ from tests.scheduler.random_moves import (
     random_extend,
     random_open,
     random_pin,
+    random_return,
     random_setup,
     run_random,
+    with_sources,
     with_states,
 )
 from tests.scheduler.simulation import Simulation
@@ -38,12 +40,14 @@ SEEDS = st.integers(0, 2**32)
 class SchedulerMachine(RuleBasedStateMachine):
     POLICY: str | None = None  # any
     HAS_STATES = False
+    HAS_SOURCES = False
 
     @initialize(seed=SEEDS)
     def build(self, seed):
         rng = random.Random(seed)
         setup = random_setup(rng, self.POLICY)
-        self.simulation = Simulation(with_states(rng, setup) if self.HAS_STATES else setup)
+        setup = with_states(rng, setup) if self.HAS_STATES else setup
+        self.simulation = Simulation(with_sources(rng, setup) if self.HAS_SOURCES else setup)
 
     @rule(seed=SEEDS)
     def add(self, seed):
@@ -114,6 +118,36 @@ class RecurrentMachine(SchedulerMachine):
 
 def test_every_client_gets_its_own_tokens_from_a_recurrent_model():
     run_state_machine_as_test(RecurrentMachine, settings=machine_settings(examples=40, steps=40))
+
+
+class SourcesMachine(SchedulerMachine):
+    HAS_SOURCES = True
+
+    @rule(seed=SEEDS)
+    def come_back(self, seed):
+        random_return(random.Random(seed), self.simulation)
+
+
+def test_every_client_gets_its_own_tokens_whatever_sources_do():
+    run_state_machine_as_test(SourcesMachine, settings=machine_settings(examples=60, steps=40))
+
+
+@pytest.mark.parametrize("has_states", [False, True])
+@pytest.mark.parametrize("block", range(2))
+def test_random_traffic_with_sources(block, has_states):
+    """Blocks that come back late, lost, changed or as another's give wrong tokens."""
+    done: Counter[str] = Counter()
+    for seed in range(block * 20, block * 20 + 20):
+        simulation = run_random(seed, 250, has_states=has_states, has_sources=True)
+        done += simulation.done
+        stats = simulation.scheduler.stats()
+        for name in ("loaded", "lost", "stored", "unstored", "removed"):
+            done[name] += getattr(stats, f"blocks_{name}_total")
+        done["late"] += stats.late_loads_total
+    wanted = ["loaded", "stored", "unstored", "removed", "forks"]
+    if not has_states:  # whose loads are few, since the device must have the state
+        wanted += ["lost", "late"]
+    assert min(done[each] for each in wanted) > 3, f"the walks met too little: {done}"
 
 
 @pytest.mark.parametrize("block", range(3))

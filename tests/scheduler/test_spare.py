@@ -59,7 +59,7 @@ class Watched:
             assert not has_spare and self.num_paused < MAX_STEPS_PAUSED
         elif has_prompt and has_spare:
             assert self.num_paused == MAX_STEPS_PAUSED, "one is computed beside a prompt"
-        if not is_paused and not state.kv.swaps.num_orphaned:
+        if not is_paused and not state.kv.transfers.num_orphaned:
             for (slot, generation), num_computed in before.items():
                 if table.generation[slot] == generation:
                     assert table.num_computed[slot] > num_computed, "one sits out for nobody"

@@ -17,11 +17,11 @@ from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
 from quire.errors import ConfigError, EngineError
+from quire.kv_transfer.block_copies import StagedCopies
 from quire.platform import detect_platform
 from quire.protocol.control import MeasuredMemory
 from quire.runner.device.queue import HostQueue
 from quire.runner.forward import ForwardPass
-from quire.runner.swap.block_copies import StagedCopies
 from quire.worker import Worker, WorkerSettings
 from quire.worker.largest_steps import LargestSteps
 from tests.config.specs import GIB, make_gpu_platform, make_spec

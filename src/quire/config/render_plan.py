@@ -81,12 +81,16 @@ def _rows_of_device(plan: Resolved) -> list[tuple[str, str, str]]:
     if settings.device == "cpu":
         return [
             ("  process", format_bytes(fixed.runtime), "interpreter and libraries"),
-            ("  swap space", swap, "host memory for preempted requests"),
+            ("  swap space", swap, "host memory for preempted requests and evicted prefixes"),
         ]
     return [
         ("  process", format_bytes(fixed.runtime), "the driver's context, libraries, kernels"),
         ("  graphs", format_bytes(fixed.graphs), "held back for steps that are captured later"),
-        ("  swap space", swap, "of the host, not counted here, for preempted requests"),
+        (
+            "  swap space",
+            swap,
+            "of the host, not counted here, for preempted requests and evicted prefixes",
+        ),
     ]
 
 

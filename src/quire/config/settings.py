@@ -58,6 +58,7 @@ ALIASES: Mapping[str, str] = {
     "gpu_memory_utilization": "memory_utilization",
     "kv_cache_memory_bytes": "kv_cache_memory",
     "num_gpu_blocks_override": "num_kv_blocks",
+    "kv_offloading_size": "swap_space",
 }
 """Names that vLLM users know, and what they are called here."""
 
@@ -184,7 +185,8 @@ class CacheSettings:
     )
     swap_space: int | None = _setting(
         None,
-        "host memory in which preempted requests may wait, such as 4GiB; a bare number is GiB",
+        "host memory for preempted requests and evicted prefixes, such as 4GiB; a bare number is "
+        "GiB",
         kind="bytes",
         low=0,
         bare_unit=2**30,

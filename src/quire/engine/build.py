@@ -347,6 +347,7 @@ def _build_scheduler(
         chosen.max_model_len,
         chosen.num_host_blocks,
         chosen.num_state_checkpoints,
+        keeps_evicted=chosen.enable_prefix_caching,
     )
     return Scheduler(
         kv=kv,

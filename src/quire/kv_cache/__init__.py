@@ -3,17 +3,21 @@
 from quire.kv_cache.hashing import NO_EXTRAS, BlockExtras, BlockHasher
 from quire.kv_cache.manager import KVManager
 from quire.kv_cache.pool import BlockPool
-from quire.kv_cache.prefix_lookup import PrefixHit
+from quire.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
 from quire.kv_cache.saved_tables import SavedTables
+from quire.kv_cache.sources import ELSEWHERE, BlockSource
 from quire.kv_cache.table_updates import TableUpdates
 
 __all__ = [
+    "ELSEWHERE",
     "NO_EXTRAS",
     "BlockExtras",
     "BlockHasher",
     "BlockPool",
+    "BlockSource",
     "KVManager",
     "PrefixHit",
+    "PrefixLookup",
     "SavedTables",
     "TableUpdates",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,11 @@ from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
 from quire.kv_cache.saved_tables import SavedTables
+from quire.kv_cache.sources import BlockSource, Sources
 from quire.kv_cache.state_pool import StatePool
 from quire.kv_cache.swaps import Swaps
 from quire.kv_cache.table_updates import TableUpdates, UpdateLog
+from quire.kv_cache.transfers import Transfers
 from quire.protocol.step import IntArray
 
 __all__ = ["KVManager"]
@@ -32,6 +35,8 @@ class KVManager:
     """Blocks of the sequences that have a slot. Every count here is a plan-side upper bound.
 
     layout: the layer groups. prefixes: finds what is cached. swaps: copies to the host and back.
+    sources: who else holds blocks by name. all_prefixes: finds what the device or a source has.
+    transfers: copies to the device. ticket_numbers: never used before.
     states: checkpoints of recurrent states; None if the model has none.
     """
 
@@ -43,17 +48,35 @@ class KVManager:
         max_model_len: int,
         num_host_blocks: int = 0,
         num_checkpoints: int = 0,
+        *,
+        keeps_evicted: bool = False,
+        sources: Sequence[BlockSource] = (),
     ) -> None:
+        """keeps_evicted: whether host blocks that no swapped sequence needs hold evicted blocks
+        under their names. sources: others that hold blocks, nearest first."""
         self.layout = layout
         self.block_size = layout.block_size
         self.pool = BlockPool(num_blocks, len(layout.groups))
-        self.host = HostTier(num_host_blocks)
+        self.host = HostTier(num_host_blocks, len(layout.groups))
         self.states = StatePool(num_checkpoints) if layout.state_bytes else None
         self._groups = layout.groups
         self._tables = BlockTables(layout.groups, max_num_seqs, max_model_len)
         self._updates = UpdateLog()
-        self.prefixes = PrefixLookup(self.pool, self.states, layout)
-        self.swaps = Swaps(self._tables, self.block_size, self.pool, self.host, self._updates)
+        self.prefixes = PrefixLookup(self.pool, self.pool, self.states, layout)
+        self.ticket_numbers = count()
+        self.transfers = Transfers(self.pool)
+        self.swaps = Swaps(
+            self._tables, self.block_size, self.pool, self.host, self._updates, self.transfers
+        )
+        self.sources = Sources(
+            self.pool,
+            (*([self.host] if keeps_evicted and num_host_blocks else []), *sources),
+            self.transfers,
+            self._updates,
+            self.ticket_numbers,
+            self._unsettled,
+        )
+        self.all_prefixes = PrefixLookup(self.sources, self.pool, self.states, layout)
         self._names_per_block = [g.tokens_per_block // layout.block_size for g in layout.groups]
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
@@ -306,6 +329,7 @@ class KVManager:
     def drop_cached(self) -> None:
         """Forget all names of blocks and of states; their owners keep the blocks."""
         self.pool.drop_cached()
+        self.sources.clear()
         if self.states is not None:
             self.states.forget_all()
 
@@ -330,6 +354,29 @@ class KVManager:
         while self._log and self._log[0][0] < mark:
             self._log.popleft()
 
+    def _unsettled(self) -> set[int]:
+        """Return the blocks whose publications may still be retracted."""
+        return {block for _, _, _, block, _ in self._log}
+
+    # --- copies under tickets ------------------------------------------------------------------
+
+    def end_ticket(self, ticket: int, lost: Collection[int] = ()) -> None:
+        """Take in that copies have ended; an unknown ticket is ignored. lost: destinations that
+        they did not fill."""
+        self.transfers.end(ticket, lost)
+        self.sources.end(ticket, lost)
+
+    def lose_copies(self) -> list[int]:
+        """No copy under a ticket that has not ended counts any more. Return the tickets of copies
+        to the device."""
+        self.sources.lose_stores()
+        return self.transfers.lose_all()
+
+    @property
+    def has_copies_to_start(self) -> bool:
+        """True if there are copies to the device that no plan carries yet."""
+        return bool(self._updates.pending.load_dst)
+
     # --- truths --------------------------------------------------------------------------------
 
     @property
@@ -347,7 +394,7 @@ class KVManager:
         references.update(self._tables.entries())
         for held in self._held:
             references.update(held.all_blocks())
-        references.update(self.swaps.held_blocks())
+        references.update(self.transfers.held_blocks())
         self.pool.check_invariants(references)
         self.host.check_invariants()
         if self.states is not None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from quire.errors import EngineError
+from quire.kv_cache.notices import BlockName, Listener, Notice, NoticeKind
 
-__all__ = ["BlockPool"]
+__all__ = ["BlockPool", "Evicted"]
+
+Evicted = list[tuple[int, BlockName]]
+"""Blocks that are given to others, each with the name that it had. Their K/V are still there when
+the next plan begins."""
 
 
 class BlockPool:
@@ -16,13 +22,25 @@ class BlockPool:
     so a later prompt can take it back; evicted least recently used first. free: neither.
     """
 
-    def __init__(self, num_blocks: int, num_groups: int) -> None:
+    def __init__(self, num_blocks: int, num_groups: int, medium: str = "device") -> None:
+        """medium: where the blocks are, for notices."""
         self.num_blocks = num_blocks
+        self._medium = medium
+        self._listeners: list[Listener] = []
+        self._on_eviction: Callable[[Evicted], None] | None = None
         self._ref_count = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: dict[int, None] = {}  # insertion order is LRU order
-        self._name: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._name: list[BlockName | None] = [None] * num_blocks
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+
+    def subscribe(self, listener: Listener) -> None:
+        """Tell `listener` of each name that blocks get and lose."""
+        self._listeners.append(listener)
+
+    def offer_evicted(self, on_eviction: Callable[[Evicted], None]) -> None:
+        """Call `on_eviction` with what `allocate_many` evicts, before it returns."""
+        self._on_eviction = on_eviction
 
     @property
     def num_available(self) -> int:
@@ -60,13 +78,22 @@ class BlockPool:
         blocks = self._free[kept:]
         del self._free[kept:]
         blocks.reverse()
-        while len(blocks) < count:
-            block = next(iter(self._cached))
-            del self._cached[block]
-            self._forget(block)
-            blocks.append(block)
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
         for block in blocks:
             self._ref_count[block] = 1
+        return blocks
+
+    def _evict(self, count: int) -> list[int]:
+        """Take the `count` least recently used cached blocks, without their names."""
+        blocks = list(islice(self._cached, count))
+        names = [self._name[block] for block in blocks]
+        for block in blocks:
+            del self._cached[block]
+            self._forget(block)
+        if self._on_eviction is not None:
+            pairs = zip(blocks, names, strict=True)
+            self._on_eviction([(block, name) for block, name in pairs if name is not None])
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -96,6 +123,8 @@ class BlockPool:
             return False
         self._index[group][name] = block
         self._name[block] = (group, name)
+        if self._listeners:
+            self._tell(NoticeKind.STORED, (group, name))
         return True
 
     def find(self, group: int, name: bytes) -> int | None:
@@ -122,17 +151,26 @@ class BlockPool:
 
     def drop_cached(self) -> None:
         """Forget every name: after a change of weights nothing cached is true any more."""
-        for block, named in enumerate(self._name):
-            if named is not None:
-                self._forget(block)
+        self._name = [None] * self.num_blocks
+        for index in self._index:
+            index.clear()
         self._free.extend(self._cached)
         self._cached.clear()
+        if self._listeners:
+            self._tell(NoticeKind.CLEARED, None)
 
     def _forget(self, block: int) -> None:
         named = self._name[block]
         if named is not None:
             del self._index[named[0]][named[1]]
             self._name[block] = None
+            if self._listeners:
+                self._tell(NoticeKind.REMOVED, named)
+
+    def _tell(self, kind: NoticeKind, block: BlockName | None) -> None:
+        notice = Notice(kind, self._medium, block)
+        for listener in self._listeners:
+            listener(notice)
 
     def check_invariants(self, references: dict[int, int]) -> None:
         """Raise EngineError unless the bookkeeping agrees with `references`, block → owners."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from quire.config.kv_layout import KVLayout
+from quire.kv_cache.notices import BlockName
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.saved_tables import SavedTables
 from quire.kv_cache.state_pool import StatePool
@@ -29,16 +31,30 @@ class PrefixHit:
     checkpoint: int | None = None
 
 
+class NamedBlocks(Protocol):
+    """Blocks by their names, per layer group."""
+
+    def find(self, group: int, name: bytes) -> int | None: ...
+
+    def find_run(self, group: int, names: Sequence[bytes]) -> list[int]:
+        """Return the blocks of `names` up to the first that is not found."""
+        ...
+
+
 class PrefixLookup:
-    """Looks into the pool, into states and into held sequences; changes nothing.
+    """Looks into named blocks, into states and into held sequences; changes nothing.
 
     A group needs the blocks that the query after the prefix reads, a recurrent model the state
     there. A prefix ends where each group has a whole block, unless a held sequence shares its
     partly filled one.
     """
 
-    def __init__(self, pool: BlockPool, states: StatePool | None, layout: KVLayout) -> None:
-        """states: None if the model has none."""
+    def __init__(
+        self, named: NamedBlocks, pool: BlockPool, states: StatePool | None, layout: KVLayout
+    ) -> None:
+        """named: where blocks are found; the pool itself, or all that hold some. states: None if
+        the model has none."""
+        self._named = named
         self._pool = pool
         self._states = states
         self._groups = layout.groups
@@ -62,6 +78,17 @@ class PrefixLookup:
         if held is None or min(held.num_tokens, max_tokens) <= hit.num_tokens:
             return hit
         return hit if self._states is not None else self._of_held(held, max_tokens)
+
+    def names_of(self, hit: PrefixHit, block: int, names: Sequence[bytes]) -> list[BlockName]:
+        """Return what is called `block` in a hit, by the names of its full blocks."""
+        return [
+            (group, names[(index + 1) * step - 1])
+            for group, (blocks, step) in enumerate(
+                zip(hit.blocks, self._names_per_block, strict=True)
+            )
+            for index, each in enumerate(blocks)
+            if each == block
+        ]
 
     def num_blocks_to_enter(self, hit: PrefixHit, num_tokens: int) -> int:
         """Return how many available blocks are used up when a sequence enters with `hit` and grows
@@ -112,7 +139,7 @@ class PrefixLookup:
         step = self._names_per_block[group]
         start = list(given.values())[: limit // step]
         wanted = names[(len(start) + 1) * step - 1 : limit : step]
-        return start + self._pool.find_run(group, wanted)
+        return start + self._named.find_run(group, wanted)
 
     def _bound_of_windows(
         self, names: Sequence[bytes], num_names: int, given: Sequence[dict[int, int]]
@@ -148,7 +175,7 @@ class PrefixLookup:
         block = given[group].get(index)
         if block is not None:
             return block
-        return self._pool.find(group, names[(index + 1) * self._names_per_block[group] - 1])
+        return self._named.find(group, names[(index + 1) * self._names_per_block[group] - 1])
 
     def _of_held(self, held: SavedTables, max_tokens: int) -> PrefixHit:
         """The first `max_tokens` tokens of a held sequence at most, the partly filled block too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,8 @@ from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.saved_tables import SavedTables
 from quire.kv_cache.table_updates import UpdateLog
+from quire.kv_cache.transfers import Transfers
+from quire.protocol.step import HOST_TIER
 
 __all__ = ["Swaps"]
 
@@ -21,9 +23,8 @@ Slots = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class _Transfer:
-    """Copies to the device under one ticket: host blocks and device blocks. It owns the blocks,
-    beside their other owners, until the copies end."""
+class _Copies:
+    """Copies to the device under one ticket: host blocks, and the device blocks that they fill."""
 
     host: list[int] = field(default_factory=list[int])
     device: list[int] = field(default_factory=list[int])
@@ -40,6 +41,7 @@ class Swaps:
         pool: BlockPool,
         host: HostTier,
         updates: UpdateLog,
+        transfers: Transfers,
     ) -> None:
         """block_size: tokens that one name of a chain stands for."""
         self._tables = tables
@@ -47,7 +49,7 @@ class Swaps:
         self._pool = pool
         self._host = host
         self._updates = updates
-        self._transfers: dict[int, _Transfer] = {}
+        self._transfers = transfers
 
     def swap_out(self, slots: Slots, num_tokens: Slots) -> list[SavedTables] | None:
         """Copy to the host what `slots` hold of their first `num_tokens` [R] tokens; they are still
@@ -60,8 +62,9 @@ class Swaps:
         awaits_copy = not distinct.isdisjoint(self._updates.pending.copy_dst)  # made after the swap
         if awaits_copy or not self._host.has_room(len(distinct)):
             return None
-        stored, place = self._host.store(num_tokens.tolist(), tables)
-        self._updates.swap_out(place)
+        stored, place = self._host.save(num_tokens.tolist(), tables)
+        for block, host in place.items():
+            self._updates.store(block, HOST_TIER, host)
         return stored
 
     def num_blocks_to_swap_in(self, swapped: Sequence[SavedTables], ends: Sequence[int]) -> int:
@@ -88,7 +91,7 @@ class Swaps:
         shared they share again; one that the cache still has under its name is not copied. Whether
         there is anything to copy: then it is there when `ticket` is done, and what the host has is
         to be kept until then."""
-        transfer = _Transfer()
+        copies = _Copies()
         placed: dict[int, int] = {}
         for slot, tables, chain in zip(slots, swapped, names, strict=True):
             for index, group in enumerate(self._tables.groups):
@@ -96,62 +99,29 @@ class Swaps:
                 step = group.tokens_per_block // self._block_size
                 row = [
                     self._fetch(
-                        transfer, index, host, placed, chain[(i + 1) * step - 1 : (i + 1) * step]
+                        copies, index, host, placed, chain[(i + 1) * step - 1 : (i + 1) * step]
                     )
                     if i < num_full
-                    else self._copy_in(transfer, host)
+                    else self._copy_in(copies, host)
                     for i, host in enumerate(tables.blocks[index], first)
                 ]
                 self._tables.start(slot, index, first, row)
-        if not transfer.device:
+        if not copies.device:
             return False
-        self._host.hold(transfer.host)
-        self._pool.share(transfer.device)
-        self._transfers[ticket] = transfer
-        for host, block in zip(transfer.host, transfer.device, strict=True):
-            self._updates.swap_in(ticket, host, block)
+        self._host.hold(copies.host)
+        self._pool.share(copies.device)
+        self._transfers.start(ticket, copies.device, lambda _: self._host.let_go(copies.host))
+        for host, block in zip(copies.host, copies.device, strict=True):
+            self._updates.load(ticket, HOST_TIER, host, block)
         return True
-
-    def end(self, ticket: int) -> None:
-        """The copies under this ticket have ended; one that is not known is ignored."""
-        transfer = self._transfers.pop(ticket, None)
-        if transfer is not None:
-            self._host.let_go(transfer.host)
-            for block in transfer.device:
-                self._pool.release(block)
-
-    def lose_all(self) -> None:
-        """No copy to the device that was started counts any more."""
-        for ticket in list(self._transfers):
-            self.end(ticket)
-
-    @property
-    def are_under_way(self) -> bool:
-        """True if copies to the device have not ended."""
-        return bool(self._transfers)
-
-    @property
-    def are_to_start(self) -> bool:
-        """True if there are copies to the device that no plan carries yet."""
-        return bool(self._updates.pending.swap_in_dst)
-
-    @property
-    def num_orphaned(self) -> int:
-        """Return the number of device blocks that only running copies hold."""
-        return sum(self._pool.ref_count(block) == 1 for block in self.held_blocks())
-
-    def held_blocks(self) -> Iterator[int]:
-        """Device blocks of copies that have not ended."""
-        for transfer in self._transfers.values():
-            yield from transfer.device
 
     def discard(self, swapped: SavedTables) -> None:
         """Drop this sequence's K/V on the host."""
-        self._updates.forget_swaps_out(set(self._host.release(swapped)))
+        self._updates.forget_stores(HOST_TIER, set(self._host.release(swapped)))
 
     def _fetch(
         self,
-        transfer: _Transfer,
+        copies: _Copies,
         group: int,
         host: int,
         placed: dict[int, int],
@@ -162,16 +132,16 @@ class Swaps:
         if block is None and name:
             block = self._pool.find(group, name[0])
         if block is None:
-            block = self._copy_in(transfer, host)
+            block = self._copy_in(copies, host)
         else:
             self._pool.share([block])
         placed[host] = block
         return block
 
-    def _copy_in(self, transfer: _Transfer, host: int) -> int:
+    def _copy_in(self, copies: _Copies, host: int) -> int:
         block = self._pool.allocate()
-        transfer.host.append(host)
-        transfer.device.append(block)
+        copies.host.append(host)
+        copies.device.append(block)
         return block
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from quire.protocol.step import NO_TICKET
+
 __all__ = ["TableUpdates", "UpdateLog"]
 
 
 @dataclass(slots=True)
 class TableUpdates:
     """Table entries that changed since the last drain, and the copies that must precede them:
-    within the device, out to the host (swap_out_src is on the device) and in from it. save_slot,
-    save_checkpoint: slots whose recurrent states are kept after the next step, and where."""
+    within the device, out to places of tiers (store_src is on the device) and in from them.
+    save_slot, save_checkpoint: slots whose recurrent states are kept after the next step, and
+    where."""
 
     group: list[int] = field(default_factory=list[int])
     slot: list[int] = field(default_factory=list[int])
@@ -20,18 +23,42 @@ class TableUpdates:
     block: list[int] = field(default_factory=list[int])
     copy_src: list[int] = field(default_factory=list[int])
     copy_dst: list[int] = field(default_factory=list[int])
-    swap_out_src: list[int] = field(default_factory=list[int])
-    swap_out_dst: list[int] = field(default_factory=list[int])
-    swap_in_src: list[int] = field(default_factory=list[int])
-    swap_in_dst: list[int] = field(default_factory=list[int])
+    store_src: list[int] = field(default_factory=list[int])
+    store_tier: list[int] = field(default_factory=list[int])
+    store_dst: list[int] = field(default_factory=list[int])
+    store_ticket: list[int] = field(default_factory=list[int])
+    load_tier: list[int] = field(default_factory=list[int])
+    load_src: list[int] = field(default_factory=list[int])
+    load_dst: list[int] = field(default_factory=list[int])
+    load_ticket: list[int] = field(default_factory=list[int])
     save_slot: list[int] = field(default_factory=list[int])
     save_checkpoint: list[int] = field(default_factory=list[int])
-    swap_in_ticket: list[int] = field(default_factory=list[int])
 
     @property
     def has_rare(self) -> bool:
         """True if there is anything but table entries."""
-        return bool(self.copy_src or self.swap_out_src or self.swap_in_src or self.save_slot)
+        return bool(self.copy_src or self.store_src or self.load_src or self.save_slot)
+
+    def without_entries(self) -> TableUpdates:
+        """Return updates with entries of their own and these lists of everything else."""
+        return TableUpdates(
+            [],
+            [],
+            [],
+            [],
+            self.copy_src,
+            self.copy_dst,
+            self.store_src,
+            self.store_tier,
+            self.store_dst,
+            self.store_ticket,
+            self.load_tier,
+            self.load_src,
+            self.load_dst,
+            self.load_ticket,
+            self.save_slot,
+            self.save_checkpoint,
+        )
 
 
 class UpdateLog:
@@ -41,11 +68,13 @@ class UpdateLog:
         self.pending = TableUpdates()
 
     def drain(self) -> TableUpdates:
-        """Return the changes since the last call; the caller changes none of them."""
+        """Return the changes since the last call; the caller changes none of them, and reads them
+        before the next change. Steps that decode make few new lists."""
         pending = self.pending
-        if not (pending.block or pending.has_rare):
-            return pending  # as in most steps that decode: 13 lists need not be made anew
-        self.pending = TableUpdates()
+        if pending.has_rare:
+            self.pending = TableUpdates()
+        elif pending.block:
+            self.pending = pending.without_entries()
         return pending
 
     def entries(self, group: int, slots: list[int], index: list[int], blocks: list[int]) -> None:
@@ -71,16 +100,26 @@ class UpdateLog:
         """Drop the copies into blocks that are not needed; their sources."""
         return _filter_pairs(self.pending.copy_src, self.pending.copy_dst, is_needed)
 
-    def swap_out(self, place: dict[int, int]) -> None:
-        """Copy device blocks to host blocks."""
-        self.pending.swap_out_src.extend(place.keys())
-        self.pending.swap_out_dst.extend(place.values())
-
-    def forget_swaps_out(self, unused: set[int]) -> None:
-        """Drop the copies into these host blocks."""
+    def store(self, block: int, tier: int, place: int, ticket: int = NO_TICKET) -> None:
+        """Copy a device block to a place of a tier."""
         pending = self.pending
-        if not unused.isdisjoint(pending.swap_out_dst):
-            _filter_pairs(pending.swap_out_src, pending.swap_out_dst, lambda b: b not in unused)
+        pending.store_src.append(block)
+        pending.store_tier.append(tier)
+        pending.store_dst.append(place)
+        pending.store_ticket.append(ticket)
+
+    def forget_stores(self, tier: int, places: Collection[int]) -> None:
+        """Drop the copies into these places of a tier."""
+        pending = self.pending
+        pairs = zip(pending.store_tier, pending.store_dst, strict=True)
+        kept = [i for i, (of, place) in enumerate(pairs) if of != tier or place not in places]
+        for column in (
+            pending.store_src,
+            pending.store_tier,
+            pending.store_dst,
+            pending.store_ticket,
+        ):
+            column[:] = [column[i] for i in kept]
 
     def save_state(self, slot: int, checkpoint: int) -> None:
         """Keep a slot's state; what the same plan would have kept in the checkpoint is not."""
@@ -89,11 +128,12 @@ class UpdateLog:
         pending.save_slot.append(slot)
         pending.save_checkpoint.append(checkpoint)
 
-    def swap_in(self, ticket: int, host: int, block: int) -> None:
-        """Copy a host block to a device block, as part of the work under `ticket`."""
-        self.pending.swap_in_src.append(host)
-        self.pending.swap_in_dst.append(block)
-        self.pending.swap_in_ticket.append(ticket)
+    def load(self, ticket: int, tier: int, place: int, block: int) -> None:
+        """Copy a place of a tier to a device block, as part of the work under `ticket`."""
+        self.pending.load_tier.append(tier)
+        self.pending.load_src.append(place)
+        self.pending.load_dst.append(block)
+        self.pending.load_ticket.append(ticket)
 
 
 def _filter_pairs(

@@ -1,7 +1,7 @@
 """The contract between the plan side and the data side: one `StepPlan` in, one `StepResult` out.
 
 A plan is a difference. The data side keeps one row per live sequence in a slot, and applies a plan
-in this order: leave → swap out → copy blocks → swap in → enter → extend → rewind → fork at the
+in this order: leave → store → copy blocks → load → enter → extend → rewind → fork at the
 start, append → table updates → deltas, drafts → forward → fork → sample and verify. All block
 copies read their sources before any destination is written, and no block is both source and
 destination of copies in one plan. Sampling may wait for `LateInput`: the masks of a step's rows
@@ -36,7 +36,9 @@ __all__ = [
     "LateInput",
     "MaskArray",
     "FloatArray",
+    "HOST_TIER",
     "NOTHING_DRAWN",
+    "NO_TICKET",
     "IntArray",
     "MediaSpan",
     "PromptLogprobs",
@@ -64,6 +66,12 @@ def _empty_ints() -> IntArray:
 
 
 EMPTY_INTS: IntArray = _empty_ints()
+
+HOST_TIER = 0
+"""Host memory, among the tiers beyond the device that copies name."""
+
+NO_TICKET = -1
+"""In place of a ticket of copies that nobody waits for."""
 
 DRAFT_OF_MODEL = -1
 """In place of a draft that the data side makes itself."""
@@ -181,10 +189,11 @@ class StepPlan:
     and the next plan may load what this one saves. What a failed row saves is worth nothing.
 
     leave: slots whose sequences are gone.
-    swap_out_src, swap_out_dst: device and host block ids, [number of copies out].
+    store_src, store_tier, store_dst: [number of copies out]: device blocks, and the tier and place
+        to which each is copied. store_ticket: the ticket of each, or NO_TICKET.
     copy_src, copy_dst: block ids, [number of copies].
-    swap_in_src, swap_in_dst: host and device block ids, [number of copies in].
-    swap_in_ticket: the ticket of each of these copies; the copies of one ticket start together.
+    load_tier, load_src, load_dst: [number of copies in]: the tier and place of each, and the device
+        block that it fills. load_ticket: the ticket of each; the copies of one start together.
     enter: rows that come in.
     extend: rows whose prompts go on.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
@@ -206,13 +215,16 @@ class StepPlan:
 
     step_id: int
     leave: IntArray = field(default_factory=no_ints)
-    swap_out_src: IntArray = field(default_factory=no_ints)
-    swap_out_dst: IntArray = field(default_factory=no_ints)
+    store_src: IntArray = field(default_factory=no_ints)
+    store_tier: IntArray = field(default_factory=no_ints)
+    store_dst: IntArray = field(default_factory=no_ints)
+    store_ticket: IntArray = field(default_factory=no_ints)
     copy_src: IntArray = field(default_factory=no_ints)
     copy_dst: IntArray = field(default_factory=no_ints)
-    swap_in_src: IntArray = field(default_factory=no_ints)
-    swap_in_dst: IntArray = field(default_factory=no_ints)
-    swap_in_ticket: IntArray = field(default_factory=no_ints)
+    load_tier: IntArray = field(default_factory=no_ints)
+    load_src: IntArray = field(default_factory=no_ints)
+    load_dst: IntArray = field(default_factory=no_ints)
+    load_ticket: IntArray = field(default_factory=no_ints)
     enter: tuple[EnterRow, ...] = ()
     extend: tuple[ExtendPrompt, ...] = ()
     rewind_slot: IntArray = field(default_factory=no_ints)
@@ -236,9 +248,10 @@ class StepPlan:
     @property
     def started(self) -> tuple[int, ...]:
         """Tickets that start with this plan, in order."""
-        if not len(self.swap_in_ticket):
+        if not (len(self.load_ticket) or len(self.store_ticket)):
             return ()
-        return tuple(sorted(set(self.swap_in_ticket.tolist())))
+        tickets = {*self.load_ticket.tolist(), *self.store_ticket.tolist()}
+        return tuple(sorted(tickets - {NO_TICKET}))
 
     @property
     def keeps_rows(self) -> bool:
@@ -248,9 +261,9 @@ class StepPlan:
             or self.extend
             or self.forks
             or len(self.leave)
-            or len(self.swap_out_src)
+            or len(self.store_src)
             or len(self.copy_src)
-            or len(self.swap_in_src)
+            or len(self.load_src)
             or len(self.rewind_slot)
             or len(self.start_fork_src)
             or len(self.append_slot)
@@ -373,7 +386,7 @@ NOTHING_DRAWN = RowTokens(_NO_ROWS, _NO_ROWS, EMPTY_INTS)
 class TicketFailure:
     """Work under a ticket that failed; its other blocks are as if it were done.
 
-    blocks: int32, device blocks whose K/V did not arrive.
+    blocks: int32, destinations that were not filled: device blocks of loads, places of stores.
     """
 
     ticket: int

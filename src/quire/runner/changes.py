@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from quire.errors import QuireError
+from quire.kv_transfer.tiers import Tiers
 from quire.protocol.step import RowFailure, StepPlan
 from quire.runner.rows import RowTable, Slots
 from quire.runner.states import RecurrentStates
-from quire.runner.swap.host_pages import HostPages
 from quire.sampling import SamplingState
 
 __all__ = ["CopyBlocks", "PlanChanges", "Upload"]
@@ -32,20 +32,20 @@ class PlanChanges:
         rows: RowTable,
         sampling: SamplingState,
         pages: torch.Tensor,
-        host: HostPages,
+        tiers: Tiers,
         copy_blocks: CopyBlocks,
         upload: Upload,
         *,
         whole_prompts: bool = False,
         states: RecurrentStates | None = None,
     ) -> None:
-        """pages: of the KV pool. host: the blocks in host memory to which pages are swapped.
+        """pages: of the KV pool. tiers: where blocks are copied to and from.
         whole_prompts: each token of a prompt sees all of the prompt, so a row that computes only a
         part of its prompt fails. states: those of the rows; None if the model has none."""
         self._rows = rows
         self._sampling = sampling
         self._pages = pages
-        self._host = host
+        self._tiers = tiers
         self._copy_blocks = copy_blocks
         self._upload = upload
         self._whole_prompts = whole_prompts
@@ -129,9 +129,11 @@ class PlanChanges:
         return failed
 
     def _move_blocks(self, plan: StepPlan) -> None:
-        """Copies between host and device, and within it."""
-        self._host.copy_out(plan.swap_out_src, plan.swap_out_dst)
+        """Copies to tiers, within the device, and from tiers."""
+        if len(plan.store_src):
+            self._tiers.store(plan)
         if len(plan.copy_src):
             src, dst = plan.copy_src.astype(np.int64), plan.copy_dst.astype(np.int64)
             self._copy_blocks(self._pages, self._upload(src), self._upload(dst))
-        self._host.copy_in(plan.swap_in_src, plan.swap_in_dst)
+        if len(plan.load_src):
+            self._tiers.load(plan)

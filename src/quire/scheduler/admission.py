@@ -8,6 +8,7 @@ import numpy.typing as npt
 from quire.protocol.request import FinishReason
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.lifecycle import Lifecycle
+from quire.scheduler.loads import Loads
 from quire.scheduler.sequence import SequenceGroup
 from quire.scheduler.state import SchedulerState
 from quire.scheduler.token_budget import TokenBudget
@@ -26,11 +27,13 @@ class Admission:
         lifecycle: Lifecycle,
         budget: TokenBudget,
         allocation: Allocation,
+        loads: Loads,
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
         self._budget = budget
         self._allocation = allocation
+        self._loads = loads
         self._was_short = False
 
     def take_from_spare(self) -> None:
@@ -63,6 +66,9 @@ class Admission:
                 break
             if self._allocation.has_nothing_to_compute(group):
                 self._lifecycle.await_input(group)
+                continue
+            if self._loads.start(group, now):
+                self._state.roster.block(group)
                 continue
             budget = step.offered_to(group)
             chunks = self._allocation.place(group, budget)

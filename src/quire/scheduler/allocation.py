@@ -80,7 +80,7 @@ class Allocation:
         tokens as the budget allows. None if there is no room."""
         num_ready = len(sequence.token_ids) - sequence.group.request.is_open
         end = self._end_of_chunk(hit.num_tokens, min(num_ready, hit.num_tokens + budget))
-        if not self._has_room(self._state.kv.prefixes.num_blocks_to_enter(hit, end)):
+        if not self.has_room(self._state.kv.prefixes.num_blocks_to_enter(hit, end)):
             return None
         slot = self._state.table.enter(sequence, hit.num_tokens)
         slots = np.array([slot], np.int64)
@@ -97,7 +97,7 @@ class Allocation:
         """Return the chunks as `place` does, for a group whose K/V wait in the host."""
         state, recovery = self._state, self._state.recovery
         counts = recovery.plan_swap_in(group, budget)
-        if not self._has_room(recovery.num_blocks_to_swap_in(group, counts)):
+        if not self.has_room(recovery.num_blocks_to_swap_in(group, counts)):
             return []
         ticket = state.tickets.start(group)
         if not recovery.swap_in(group, counts, ticket):
@@ -109,7 +109,8 @@ class Allocation:
         slots = [sequence.slot for sequence in group.sequences]
         return list(zip(slots, counts, strict=True))
 
-    def _has_room(self, num_blocks: int) -> bool:
+    def has_room(self, num_blocks: int) -> bool:
+        """Return whether a waiting group may have so many blocks."""
         pool = self._state.kv.pool
         headroom = pool.num_blocks // NUM_BLOCKS_PER_HEADROOM if self._state.roster.running else 0
         return num_blocks + headroom <= pool.num_available
@@ -133,6 +134,7 @@ class Allocation:
                 int(self._state.table.num_computed[sequence.slot]),
                 None if hit is None else hit.checkpoint,
             )
+        group.was_fetched = False
         num_cached = sum(hit.num_tokens for hit in hits)
         if not group.was_admitted:
             group.was_admitted = True

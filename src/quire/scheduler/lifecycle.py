@@ -69,12 +69,19 @@ class Lifecycle:
     def end_ticket(self, ticket: int, lost: frozenset[int] = frozenset()) -> None:
         """End a piece of work; its group goes on if it waits for nothing else. lost: blocks that it
         should have filled and has not; they are computed again."""
-        self._state.kv.swaps.end(ticket)
-        group = self._state.tickets.end(ticket)
-        if group is None:
-            return
-        if group.is_coming_in and not self._take_in(group, lost):
-            return
+        self._state.kv.end_ticket(ticket, lost)
+        for group in self._state.tickets.end(ticket):
+            if group.is_coming_in and not self._take_in(group, lost):
+                continue
+            self._unblock(group)
+
+    def stop_waiting(self, group: SequenceGroup, tickets: Iterable[int]) -> None:
+        """Let a group go on without what these loads bring."""
+        for ticket in tickets:
+            self._state.tickets.leave(ticket, group)
+        self._unblock(group)
+
+    def _unblock(self, group: SequenceGroup) -> None:
         if not group.blocked_on:
             self._go_on(group)
 
@@ -127,7 +134,7 @@ class Lifecycle:
         """Preempt a group that has nothing to compute; if `is_last_resort`, release a pin instead
         where there is none and no blocks become free when copies end. Return whether blocks were
         freed."""
-        may_unpin = is_last_resort and not self._state.kv.swaps.num_orphaned
+        may_unpin = is_last_resort and not self._state.kv.transfers.num_orphaned
         return self.yield_idle() or (may_unpin and self._state.pins.release_one())
 
     def yield_spare(self) -> None:
@@ -143,11 +150,11 @@ class Lifecycle:
         progressing, kv = self._state.roster.progressing, self._state.kv
         if self.free_idle(is_last_resort=len(progressing) == 1):
             return True
-        if kv.swaps.num_orphaned:
+        if kv.transfers.num_orphaned:
             return False
         last = max(progressing, key=lambda g: g.key)
         self.preempt(last)
-        return not kv.swaps.num_orphaned
+        return not kv.transfers.num_orphaned
 
     def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
         """Take all blocks of a group. It keeps its key, and `Recovery` decides how it comes back. A
@@ -179,18 +186,26 @@ class Lifecycle:
 
     def vacate(self) -> None:
         """Take the blocks of all groups, on device and host, for good."""
-        self._state.kv.swaps.lose_all()
+        self._lose_copies()
         for group in self.holders():
             self.preempt(group, may_swap=False)
         roster = self._state.roster
         for group in (*roster.waiting, *roster.blocked):
             self._state.recovery.forget(group)
 
+    def _lose_copies(self) -> None:
+        """Take in that copies under way are lost: groups that only wait for loads wait no more."""
+        lost = set(self._state.kv.lose_copies())
+        for group in list(self._state.roster.blocked):
+            tickets = lost & group.blocked_on
+            if tickets and not group.is_coming_in:
+                self.stop_waiting(group, tickets)
+
     def lose_steps(self, message: str) -> None:
         """Take in that the steps in flight are lost, and perhaps copies too. Groups with rows fail,
         groups that were being swapped in wait again, and no block on the host is trusted."""
         roster = self._state.roster
-        self._state.kv.swaps.lose_all()
+        self._lose_copies()
         for group in self.holders():
             if group.is_coming_in:
                 self.preempt(group, may_swap=False)
@@ -339,5 +354,5 @@ class Lifecycle:
         if held != set(np.flatnonzero(state.table.live).tolist()):
             raise EngineError(f"slots {sorted(held)} are held but other slots are live")
         num_used = state.kv.pool.num_used - state.pins.num_blocks + state.kv.host.num_used
-        if not roster.groups and num_used and not state.kv.swaps.are_under_way:
+        if not roster.groups and num_used and not state.kv.transfers.are_under_way:
             raise EngineError("blocks are left although every request has ended")

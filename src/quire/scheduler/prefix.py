@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv_cache import BlockExtras, BlockHasher, KVManager, PrefixHit
+from quire.kv_cache import BlockExtras, BlockHasher, KVManager, PrefixHit, PrefixLookup
 from quire.protocol.pooling_params import reads_whole_prompt
 from quire.protocol.step import IntArray
 from quire.scheduler.pins import PinnedPrefixes
@@ -65,14 +65,21 @@ class PrefixCache:
         """Find the cached prefix of a waiting sequence, its last token excepted. A request that
         asks for prompt logprobs must see all of its prompt computed, and so must one that pools
         it."""
+        return self._lookup(self._kv.prefixes, sequence)
+
+    def lookup_all(self, sequence: Sequence) -> PrefixHit:
+        """The same with blocks that sources hold, which are `ELSEWHERE`."""
+        return self._lookup(self._kv.all_prefixes, sequence)
+
+    def _lookup(self, prefixes: PrefixLookup, sequence: Sequence) -> PrefixHit:
         request = sequence.group.request
         if request.params.prompt_logprobs is not None or reads_whole_prompt(request.pooling):
-            return self._kv.prefixes.lookup([], 0)
+            return prefixes.lookup([], 0)
         if self._enabled:
             group = sequence.group
             self._hasher.extend(sequence.names, sequence.token_ids, group.root, group.extras)
         max_tokens = len(sequence.token_ids) - 1
-        return self._kv.prefixes.lookup(sequence.names, max_tokens, self._pins.match(sequence))
+        return prefixes.lookup(sequence.names, max_tokens, self._pins.match(sequence))
 
     def num_uncached(self, group: SequenceGroup) -> int:
         """Tokens that a waiting group would have to compute now."""

@@ -26,6 +26,7 @@ from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.drafts import ChosenDrafts, DraftProposer, Drafts
 from quire.scheduler.intake import Openings, RequestIntake, Watches
 from quire.scheduler.lifecycle import Lifecycle
+from quire.scheduler.loads import LOAD_SECONDS, Loads
 from quire.scheduler.outputs import OutputCollector
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
@@ -36,7 +37,7 @@ from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, SequenceGroup
-from quire.scheduler.state import SchedulerState
+from quire.scheduler.state import SchedulerState, Tickets
 from quire.scheduler.table import SequenceTable
 from quire.scheduler.token_budget import TokenBudget
 from quire.speculation import DraftMethods
@@ -75,12 +76,14 @@ class Scheduler:
         vocab_size: int = 2**31,
         watches: Watches | None = None,
         whole_prompts: bool = False,
+        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
         proposer: whose drafts are all verified. methods: by which drafts are made where there is no
         proposer, and as many verified as pay. vocab_size: token ids from there on stand for media.
         watches: whose tokens wait for verdicts before clients get them; None: nobody's.
-        whole_prompts: a step computes all of a prompt or nothing; none is longer than a step."""
+        whole_prompts: a step computes all of a prompt or nothing; none is longer than a step.
+        load_seconds: for which a prompt waits for blocks of a source; see `LOAD_SECONDS`."""
         queue = SpareLast(policy)
         table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
         pins = PinnedPrefixes(kv)
@@ -96,6 +99,7 @@ class Scheduler:
             deadlines=Deadlines(prefixes.num_uncached),
             outputs=outputs,
             unsent=UnsentTokens(table, outputs),
+            tickets=Tickets(kv.ticket_numbers),
         )
         stops_at = prefixes.stops_at if prefixes.keeps_states else None
         self._budget = TokenBudget(table, settings, stops_at, whole_prompts=whole_prompts)
@@ -105,7 +109,10 @@ class Scheduler:
         serves = self._drafts.serves
         self._requests = RequestIntake(state, self._lifecycle, feasibility, watches, serves)
         self._allocation = Allocation(state)
-        self._admission = Admission(state, self._lifecycle, self._budget, self._allocation)
+        self._loads = Loads(state, self._lifecycle, self._allocation, recovery_costs, load_seconds)
+        self._admission = Admission(
+            state, self._lifecycle, self._budget, self._allocation, self._loads
+        )
         beams = BeamIntake(state, self._lifecycle)
         self._results = ResultIntake(state, self._lifecycle, beams, self._drafts.verified)
         self._counter = queue if isinstance(policy, CountsTokens) else None
@@ -202,6 +209,7 @@ class Scheduler:
         state = self.state
         mark = state.kv.mark()
         state.pins.expire(now)
+        self._loads.expire(now)
         self._admission.drop_late(now)
         self._admission.take_from_spare()
         slots, tokens, was_preempted = self._choose_running()
@@ -244,8 +252,8 @@ class Scheduler:
     def _has_news_to_fetch(self) -> bool:
         """Return whether a step without computation is needed: to start copies, or to learn of
         running copies when no other step will tell."""
-        swaps = self.state.kv.swaps
-        return swaps.are_to_start or (swaps.are_under_way and not self._num_in_flight)
+        kv = self.state.kv
+        return kv.has_copies_to_start or (kv.transfers.are_under_way and not self._num_in_flight)
 
     def _count(self, slots: Slots, tokens: Slots, now: float) -> None:
         """Report the step to what measures: the speed of prefill, and the policy's count of
@@ -269,7 +277,7 @@ class Scheduler:
             if self._budget.is_spare_paused and not self._budget.are_in_prompts(slots):
                 has_spare = False  # the prompt gets nothing in this step: nobody sits it out
                 continue
-            if len(slots) or not is_short or self.state.kv.swaps.num_orphaned:
+            if len(slots) or not is_short or self.state.kv.transfers.num_orphaned:
                 return slots, tokens, was_preempted and (is_short or len(slots) > 0)
             # The budget was theirs that are preempted now: others may have it.
 
@@ -394,7 +402,9 @@ class Scheduler:
         """True if any request has not ended, or its end has not been reported yet, or copies that
         were made for one are under way."""
         state = self.state
-        return bool(state.roster.groups) or state.outputs.has_any or state.kv.swaps.are_under_way
+        return (
+            bool(state.roster.groups) or state.outputs.has_any or state.kv.transfers.are_under_way
+        )
 
     @property
     def uses_priority(self) -> bool:
@@ -412,7 +422,7 @@ class Scheduler:
                 for group in state.roster.groups.values()
             )
             and not state.outputs.has_any
-            and not state.kv.swaps.are_under_way
+            and not state.kv.transfers.are_under_way
         )
 
     def running_handles(self) -> npt.NDArray[np.int64]:
@@ -425,6 +435,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         pool, drafts = self.state.kv.pool, self._drafts.totals
+        copied = self.state.kv.sources.totals
         return SchedulerStats(
             num_running=len(self.state.roster.running),
             num_waiting=len(self.state.waiting),
@@ -440,6 +451,13 @@ class Scheduler:
             num_used_host_blocks=self.state.kv.host.num_used,
             swapped_out_total=self.state.recovery.swapped_out_total,
             swapped_in_total=self.state.recovery.swapped_in_total,
+            num_named_host_blocks=self.state.kv.host.num_named,
+            blocks_stored_total=copied.stored,
+            blocks_removed_total=copied.removed,
+            blocks_unstored_total=copied.unstored,
+            blocks_loaded_total=copied.loaded,
+            blocks_lost_total=copied.lost,
+            late_loads_total=self._loads.late_total,
             prompt_tokens_total=self._allocation.prompt_tokens_total,
             cached_tokens_total=self._allocation.cached_tokens_total,
             steps_total=self._steps_total,

@@ -132,6 +132,7 @@ class SequenceGroup:
     account: int = 0
     state: GroupState = GroupState.WAITING
     was_admitted: bool = False
+    was_fetched: bool = False
     is_watched: bool = False
     is_guessed: bool = False
     input_ticket: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quire.kv_cache import KVManager
@@ -24,33 +25,46 @@ class Tickets:
     """Numbers the pieces of work that block groups. A number is never used again, so late news of
     abandoned work cannot reach another group."""
 
-    def __init__(self) -> None:
-        self._next = 0
-        self._groups: dict[int, SequenceGroup] = {}
+    def __init__(self, numbers: Iterator[int]) -> None:
+        """numbers: never used before."""
+        self._numbers = numbers
+        self._groups: dict[int, list[SequenceGroup]] = {}
 
     def start(self, group: SequenceGroup) -> int:
         """A new ticket, on which the group is blocked."""
-        ticket, self._next = self._next, self._next + 1
-        self._groups[ticket] = group
-        group.blocked_on.add(ticket)
+        ticket = next(self._numbers)
+        self.join(ticket, group)
         return ticket
+
+    def join(self, ticket: int, group: SequenceGroup) -> None:
+        """Block a group on work that was started before."""
+        self._groups.setdefault(ticket, []).append(group)
+        group.blocked_on.add(ticket)
 
     def group_of(self, ticket: int) -> SequenceGroup | None:
         """The group that is blocked on it, if any still is."""
-        return self._groups.get(ticket)
+        groups = self._groups.get(ticket)
+        return groups[0] if groups else None
 
-    def end(self, ticket: int) -> SequenceGroup | None:
-        """End a piece of work; return the group that was blocked on it, if it still is."""
-        group = self._groups.pop(ticket, None)
-        if group is not None:
+    def end(self, ticket: int) -> list[SequenceGroup]:
+        """End a piece of work; return the groups that were blocked on it, if any still are."""
+        groups = self._groups.pop(ticket, [])
+        for group in groups:
             group.blocked_on.discard(ticket)
-        return group
+        return groups
+
+    def leave(self, ticket: int, group: SequenceGroup) -> None:
+        """The group waits for this work no longer; others may."""
+        groups = self._groups[ticket]
+        groups.remove(group)
+        if not groups:
+            del self._groups[ticket]
+        group.blocked_on.discard(ticket)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group waits for nothing any more."""
-        for ticket in group.blocked_on:
-            del self._groups[ticket]
-        group.blocked_on.clear()
+        for ticket in list(group.blocked_on):
+            self.leave(ticket, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +87,8 @@ class SchedulerState:
     deadlines: Deadlines
     outputs: OutputCollector
     unsent: UnsentTokens
+    tickets: Tickets
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
-    tickets: Tickets = field(default_factory=Tickets)
 
     @property
     def waiting(self) -> SpareLast:

@@ -117,7 +117,7 @@ class SimulatedExecutor:
         rows = self._rows.compute(plan)
         num_sampled = len(rows.drawing) + len(plan.forks)
         seconds = self._cost.seconds(rows.num_computed, rows.num_tokens, num_sampled)
-        seconds += self._cost.copy_s(len(plan.swap_out_src))
+        seconds += self._cost.copy_s(len(plan.store_src))
         seconds += self._cost.duplicate_s(len(plan.copy_src))
         if self._cost.waits_for_host:
             seconds += self._cost.host_s(len(plan.enter), changes_rows=not plan.keeps_rows)
@@ -157,7 +157,7 @@ class SimulatedExecutor:
 
     def _start_copies(self, plan: StepPlan, start: float) -> None:
         for ticket in plan.started:
-            num_blocks = int((plan.swap_in_ticket == ticket).sum())
+            num_blocks = int((plan.load_ticket == ticket).sum())
             self._copies_end = max(self._copies_end, start) + self._cost.copy_s(num_blocks)
             self._tickets[ticket] = self._copies_end
 

@@ -21,7 +21,8 @@ STEP_TOKEN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 81
 
 _OF_REQUESTS = (
     "num_running", "num_waiting", "num_used_blocks", "num_cached_blocks", "num_table_entries",
-    "num_tokens_in_used_blocks", "num_used_host_blocks", "running_adapters", "waiting_adapters",
+    "num_tokens_in_used_blocks", "num_used_host_blocks", "num_named_host_blocks",
+    "running_adapters", "waiting_adapters",
 )  # fmt: skip
 """Readings of what is in the engine at the moment."""
 
@@ -42,6 +43,11 @@ class SchedulerStats:
         what sharing saves (PagedAttention, section 6.3).
     num_host_blocks, num_used_host_blocks: of the swap space.
     swapped_out_total, swapped_in_total: preempted requests that went there, and that came back.
+    num_named_host_blocks: that hold evicted blocks; a prefix may be loaded from them.
+    blocks_stored_total, blocks_removed_total: by sources of K/V beyond the device, under names.
+    blocks_unstored_total: whose copies there failed. blocks_loaded_total, blocks_lost_total: copies
+        to the device that succeeded and failed.
+    late_loads_total: loads that their requests did not wait for.
     prompt_tokens_total, cached_tokens_total: of admitted requests; of these, found in the cache.
     prefill_tokens_per_s: over the last steps that computed prompts; 0.0 before there was one.
     drafted_rows_total: rows that verified drafts in a step. draft_tokens_total: of these rows.
@@ -60,6 +66,15 @@ class SchedulerStats:
     num_used_host_blocks: int = 0
     swapped_out_total: int = _reading(("quire:swapped_out_requests", "Preempted to host memory."))
     swapped_in_total: int = _reading(("quire:swapped_in_requests", "Back from host memory."))
+    num_named_host_blocks: int = _reading(
+        ("quire:host_kv_blocks_cached", "KV blocks in host memory with a prefix.")
+    )
+    blocks_stored_total: int = _reading(("quire:kv_blocks_stored", "Kept when evicted."))
+    blocks_removed_total: int = _reading(("quire:kv_blocks_removed", "Kept ones dropped again."))
+    blocks_unstored_total: int = _reading(("quire:kv_blocks_unstored", "Copies out that failed."))
+    blocks_loaded_total: int = _reading(("quire:kv_blocks_loaded", "Copied back for a prefix."))
+    blocks_lost_total: int = _reading(("quire:kv_blocks_lost", "Copies back that failed."))
+    late_loads_total: int = _reading(("quire:kv_late_loads", "Not waited for any longer."))
     prompt_tokens_total: int = _reading(("vllm:prefix_cache_queries", "Prompt tokens looked up."))
     cached_tokens_total: int = _reading(
         ("vllm:prompt_tokens_cached", "From the cache."),

@@ -11,6 +11,8 @@ import torch
 from quire.attention import KVPool
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.config.shard import NUM_PIECES
+from quire.kv_transfer.block_copies import DirectCopies
+from quire.kv_transfer.tiers import make_tiers
 from quire.ops.exchange import NativeCollectives
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
@@ -29,8 +31,6 @@ from quire.runner.kernel_rows import KernelRows
 from quire.runner.launch import Runner
 from quire.runner.media import MediaStore
 from quire.runner.states import RecurrentStates
-from quire.runner.swap.block_copies import DirectCopies
-from quire.runner.swap.host_pages import HostPages
 from quire.sampling import SamplingState
 from quire.worker.assemble_device import assemble_on_device
 from quire.worker.assemble_drafts import make_drafter
@@ -71,12 +71,12 @@ def _on_host(
         num_checkpoints = settings.chosen.num_state_checkpoints
         states = RecurrentStates(rows, num_checkpoints, loaded.state_bytes)
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
-    host = HostPages(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
+    tiers = make_tiers(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(
         rows,
         sampling,
         kv.pages,
-        host,
+        tiers,
         ops.copy_blocks,
         torch.from_numpy,
         whole_prompts=loaded.whole_prompts,
@@ -132,7 +132,7 @@ def _on_host(
         drafter=drafter,
         collectives=loaded.collectives,
     )
-    return Assembly(runner, kv.pages, host, nullcontext)
+    return Assembly(runner, kv.pages, tiers, nullcontext)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from quire.attention import KVPool
 from quire.attention.splittable import SplittableAttention
+from quire.kv_transfer.block_copies import StagedCopies
+from quire.kv_transfer.copy_lane import lane_of
+from quire.kv_transfer.tiers import make_tiers
 from quire.ops import ALL_OPS, select
 from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
@@ -22,9 +25,6 @@ from quire.runner.graphs.recorder import CudaRecorder, GraphRecorder
 from quire.runner.inputs import InputGatherer
 from quire.runner.launch import Runner
 from quire.runner.media import MediaStore
-from quire.runner.swap.block_copies import StagedCopies
-from quire.runner.swap.copy_lane import lane_of
-from quire.runner.swap.host_pages import HostPages
 from quire.sampling import DeviceExtras, DeviceSampler, SamplingState
 from quire.worker.assembly import Assembly, PoolSize
 from quire.worker.load import LoadedModel
@@ -78,14 +78,14 @@ def _assemble(
         token_types=loaded.spec.token_types,
     )
     sampling = SamplingState(settings.chosen.max_num_seqs + 1, loaded.spec.vocab_size)
-    host = HostPages(
+    tiers = make_tiers(
         StagedCopies(kv.pages, size.num_host_blocks, queue.upload, lane_of(queue.device))
     )
     changes = PlanChanges(
         rows,
         sampling,
         kv.pages,
-        host,
+        tiers,
         ops.copy_blocks,
         queue.upload,
         whole_prompts=loaded.whole_prompts,
@@ -145,4 +145,4 @@ def _assemble(
         queue,
         state,
     )
-    return Assembly(runner, kv.pages, host, queue.computing)
+    return Assembly(runner, kv.pages, tiers, queue.computing)

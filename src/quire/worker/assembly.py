@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.kv_transfer.tiers import Tiers
 from quire.runner.launch import Runner
-from quire.runner.swap.host_pages import HostPages
 
 __all__ = ["Assembly", "PoolSize"]
 
@@ -27,10 +27,10 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Parts that compute steps. host: where blocks are swapped to. computing: a context in which
-    torch's work is done in the order of the steps."""
+    """Parts that compute steps. tiers: where blocks are beyond the device. computing: a context in
+    which torch's work is done in the order of the steps."""
 
     runner: Runner
     pages: torch.Tensor
-    host: HostPages
+    tiers: Tiers
     computing: Callable[[], AbstractContextManager[object]]

@@ -41,7 +41,7 @@ from quire.worker.profile import StepProfile
 from quire.worker.prompt_embeds import digest_of, read_prompt_embeds
 from quire.worker.recovery import measure_recovery
 from quire.worker.settings import WorkerSettings
-from quire.worker.tickets import TicketedStep, failures_of
+from quire.worker.tickets import TicketedStep
 from quire.worker.weight_stash import WeightStash
 
 __all__ = ["Worker"]
@@ -297,15 +297,14 @@ class Worker:
         self._synchronize()
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Start a step; see `Runner.launch`. After `allocate`. Copies from the host are made in the
+        """Start a step; see `Runner.launch`. After `allocate`. Copies of blocks are made in the
         order of the steps, so their tickets end with the step that starts them."""
         assert self._assembly is not None, "allocate comes first"
         step = self._assembly.runner.launch(plan)
         if not plan.started:
             return step
-        failed = failures_of(plan, self._assembly.host.take_not_arrived())
-        lost = {failure.ticket for failure in failed}
-        return TicketedStep(step, tuple(t for t in plan.started if t not in lost), failed)
+        done, failed = self._assembly.tiers.take_ended(plan.started)
+        return TicketedStep(step, done, failed)
 
     def late(self, late: LateInput) -> None:
         """Hand over what a step awaits that is launched in another thread."""
@@ -345,7 +344,7 @@ class Worker:
         """Blocks to the host, and wait until they are there."""
         assert self._assembly is not None, "allocate comes first"
         with self._assembly.computing():
-            self._assembly.host.copy_out(src, dst)
+            self._assembly.tiers.host.copy_out(src, dst)
         self._synchronize()
 
     def close(self) -> None:

@@ -130,10 +130,15 @@ _MISSING: Mapping[str, ForeignName] = {
         ("0",),
     ),
     **_names(
-        "cpu_offload_gb kv_offloading_size kv_offloading_backend offload_backend cpu_offload_params"
-        " offload_group_size offload_num_in_group offload_prefetch_step",
-        "weights and KV cache have one place so far",
-        (*_NONE_LEFT, "native", "auto"),
+        "cpu_offload_gb offload_backend cpu_offload_params offload_group_size offload_num_in_group "
+        "offload_prefetch_step",
+        "weights have one place so far",
+        (*_NONE_LEFT, "auto"),
+    ),
+    **_names(
+        "kv_offloading_backend",
+        "evicted KV blocks stay in host memory alone (swap_space)",
+        ("native",),
     ),
     **_names(
         "default_mm_loras qlora_adapter_name_or_path enable_prompt_adapter",

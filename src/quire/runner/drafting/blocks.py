@@ -45,7 +45,7 @@ class DraftBlocks:
         still to come have none; copies have what their sources have."""
         of_group = plan.table_group == self._group
         self._num_filled[plan.table_block[of_group]] = 0
-        self._num_filled[plan.swap_in_dst] = 0
+        self._num_filled[plan.load_dst] = 0
         for row in plan.enter:
             blocks = row.block_tables[self._group]
             self._cut(blocks, row.num_computed_tokens)

@@ -128,7 +128,7 @@ class StatePages:
         for row in plan.enter:
             first = -(-row.num_computed_tokens // self._size)
             self._is_lost[row.block_tables[self._group][first:]] = False
-        self._is_lost[plan.swap_in_dst] = True
+        self._is_lost[plan.load_dst] = True
         if len(plan.copy_src):
             self._is_lost[plan.copy_dst] = self._is_lost[plan.copy_src]
             pages = self._states.view(len(self._is_lost), -1)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from quire.runner.swap.copy_lane import CopyLane, Mark
+from quire.kv_transfer.copy_lane import CopyLane, Mark
 
 __all__ = ["BlockCopies", "DirectCopies", "StagedCopies"]
 

@@ -1,0 +1,102 @@
+"""Fetches prefixes that sources hold, before the groups that start with them are admitted."""
+
+from __future__ import annotations
+
+from quire.kv_cache import ELSEWHERE
+from quire.kv_cache.notices import BlockName
+from quire.protocol.recovery import RecoveryCosts
+from quire.scheduler.allocation import Allocation
+from quire.scheduler.lifecycle import Lifecycle
+from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.state import SchedulerState
+
+__all__ = ["LOAD_SECONDS", "Loads"]
+
+LOAD_SECONDS = 2.0
+"""A load may take so long, and `SECONDS_PER_TOKEN` more for each token that it saves (the values
+are those of SGLang's hierarchical cache)."""
+
+SECONDS_PER_TOKEN = 0.1 / 1024
+
+
+class Loads:
+    """Blocks a waiting group on loads, once before each admission. They fill blocks that are
+    published when they have arrived, and then the group finds them as any prefix. It computes what
+    has not come by the deadline.
+
+    late_total: groups that did not wait to the end.
+    """
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        lifecycle: Lifecycle,
+        allocation: Allocation,
+        costs: RecoveryCosts | None,
+        seconds: float,
+    ) -> None:
+        """costs: what a load costs, and what it saves; None loads all that there is. seconds: see
+        `LOAD_SECONDS`."""
+        self._state = state
+        self._lifecycle = lifecycle
+        self._allocation = allocation
+        self._costs = costs
+        self._seconds = seconds
+        self._waiting: dict[SequenceGroup, tuple[float, set[int]]] = {}  # deadline, tickets
+        self.late_total = 0
+
+    def start(self, group: SequenceGroup, now: float) -> bool:
+        """Load what sources hold of a waiting group beyond its cached prefixes, if that pays and
+        there is room. What is on its way for another group is not loaded twice. Return whether the
+        group is blocked."""
+        state, sources = self._state, self._state.kv.sources
+        if not sources or group.was_fetched or group.sequences[0].swapped is not None:
+            return False
+        if len(self._waiting) >= state.num_free_slots:
+            return False  # the blocks would be evicted again before all groups are admitted
+        num_saved, wanted, kept = self._find(group)
+        fresh = [name for name in wanted if sources.ticket_of(name) is None]
+        if not wanted or not self._pays(num_saved, len(fresh)):
+            return False
+        if fresh and not self._allocation.has_room(len(fresh) + state.kv.pool.num_unused(kept)):
+            return False
+        tickets = {ticket for name in wanted if (ticket := sources.ticket_of(name)) is not None}
+        for ticket in tickets:
+            state.tickets.join(ticket, group)
+        if fresh:
+            tickets.add(ticket := state.tickets.start(group))
+            sources.load(fresh, kept, ticket)
+        self._waiting[group] = (now + self._seconds + SECONDS_PER_TOKEN * num_saved, tickets)
+        group.was_fetched = True
+        return True
+
+    def _find(self, group: SequenceGroup) -> tuple[int, list[BlockName], list[int]]:
+        """Return the tokens that a group need not compute after a load, the blocks to load, and the
+        device blocks before and among them."""
+        num_saved = 0
+        wanted, kept = dict[BlockName, None](), dict[int, None]()
+        for sequence in group.sequences:
+            hit = self._state.prefixes.lookup(sequence)
+            whole = self._state.prefixes.lookup_all(sequence)
+            if whole.num_tokens <= hit.num_tokens:
+                continue
+            num_saved += whole.num_tokens - hit.num_tokens
+            names = self._state.kv.all_prefixes.names_of(whole, ELSEWHERE, sequence.names)
+            wanted.update(dict.fromkeys(names))
+            blocks = [b for row in whole.blocks for b in row if b is not None and b != ELSEWHERE]
+            kept.update(dict.fromkeys(blocks))
+        return num_saved, list(wanted), list(kept)
+
+    def _pays(self, num_tokens: int, num_blocks: int) -> bool:
+        return self._costs is None or self._costs.prefers_load(num_tokens, num_blocks)
+
+    def expire(self, now: float) -> None:
+        """Let groups go on whose loads are late. The loads keep their blocks until they end."""
+        for group, (deadline, tickets) in list(self._waiting.items()):
+            under_way = tickets & group.blocked_on
+            if not under_way:
+                del self._waiting[group]
+            elif deadline <= now:
+                del self._waiting[group]
+                self.late_total += 1
+                self._lifecycle.stop_waiting(group, under_way)
