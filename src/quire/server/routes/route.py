@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class Access(Enum):
-    """Who may call a route. CALLERS: holders of a key, if the server has keys. ENGINE_CONTROL: the
+    """Callers of a route. CALLERS: holders of a key, if the server has keys. ENGINE_CONTROL: the
     same, where `enable_engine_control` opens the route."""
 
     ANYONE = auto()
@@ -48,7 +48,7 @@ class Access(Enum):
 
 
 class Needs(Enum):
-    """What a route needs before it reads a body. ENGINE: one that serves. ROOM: the same, and room
+    """Needs of a route before it reads a body. ENGINE: an engine that serves. ROOM: the same, and room
     for one more request. FILES: a server that keeps files."""
 
     NOTHING = auto()
@@ -147,7 +147,7 @@ class Route(Generic[Body, Made]):
 
     @property
     def words(self) -> str:
-        """What the route does, in one sentence or more."""
+        """Description of the route, in one sentence or more."""
         return inspect.getdoc(self.handler) or ""
 
     @property
