@@ -58,7 +58,8 @@ def generate(llm: LLM, logprobs: int | None = 2) -> list[RequestOutput]:
     """Requests of many lengths, so that a step has 8 rows at first and one at last; one forks."""
     prompts = workload()
     lengths = [20, 3, 11, 16, 5, 8, 14]
-    asked = [replace(params(i, n), logprobs=logprobs) for i, n in enumerate(lengths)]
+    usual = {"logprobs": logprobs, "xtc_probability": 0.0, "dry_multiplier": 0.0}
+    asked = [replace(params(i, n), **usual) for i, n in enumerate(lengths)]
     asked.append(SamplingParams(n=3, temperature=0.9, seed=4, max_tokens=9, ignore_eos=True))
     return llm.generate([{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False)
 

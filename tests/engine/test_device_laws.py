@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from tests.engine.test_laws import assert_same, model, workload  # noqa: F401  a fixture
+from tests.engine.test_laws import TINY, assert_same, workload, written
 from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
 from tests.small_engines import SMALL
@@ -22,6 +22,12 @@ from tests.small_engines import SMALL
 pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+
+
+@pytest.fixture(scope="session", params=["bundled", *(c.name for c in TINY if c.name != "lfm2")])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | None:
+    """Without LFM2, whose states live on the host."""
+    return written(request.param, tmp_path_factory)
 
 
 class Maker:
@@ -38,7 +44,7 @@ class Maker:
 
 
 @pytest.fixture
-def make(model: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:  # noqa: F811
+def make(model: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
     maker = Maker(model)
     keep_rows_on_device(monkeypatch, lambda: maker.on_device)
     yield maker
@@ -156,7 +162,7 @@ def test_samples_beams_and_unusual_rows(make: Maker, depth: int) -> None:
     asked[3] = params(3, 14, repetition_penalty=1.3, presence_penalty=0.2)
     asked[4] = params(4, 5, prompt_logprobs=1)
     asked[5] = params(5, 11, logit_bias={7: 3.0})
-    asked[0] = params(3, 14, dry_multiplier=3.0, dry_allowed_length=1)
+    asked[0] = params(3, 14, dry_multiplier=3.0, dry_allowed_length=1, dry_breaker_token_ids=[])
     asked[7] = params(7, 12, xtc_probability=0.5, xtc_threshold=0.02)
     asked[6] = params(6, 11, logits_processors=[lambda _, row: row * 0.5], logprobs=1)
     results = [

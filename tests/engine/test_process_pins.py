@@ -215,11 +215,11 @@ def test_a_client_that_vanishes_frees_its_open_prompt() -> None:
 
 def test_a_prompt_that_grows_too_long_is_refused_and_an_abort_ends_one_that_waits() -> None:
     async def work() -> None:
-        async with hosted(max_message_bytes=2000) as host:
+        async with hosted(max_message_bytes=3000) as host:
             long = await open_prompt(host.client, PROMPT)
             waiting = await open_prompt(host.client, PROMPT[:1])
             with pytest.raises(RequestError, match="may be sent"):
-                extend(host.client, long, [1] * 500)
+                extend(host.client, long, [1] * 800)
             extend(host.client, long, [1] * 200)
             with pytest.raises(RequestError, match="270 tokens, but may have 248"):
                 await collect(long)

@@ -38,9 +38,10 @@ from tests.runner.late_device import keep_rows_on_device
 pytestmark = LAWS_BY_PAIRS
 
 
-@pytest.fixture(scope="session", params=["bundled", *NAMES])
+@pytest.fixture(scope="session", params=["bundled", *(name for name in NAMES if name != "lfm2")])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | None:
-    """Without Gemma 4, which refuses embeddings: tests/models/test_gemma4.py."""
+    """Without Gemma 4, which refuses embeddings (tests/models/test_gemma4.py), and LFM2, which
+    does not run on a device."""
     return written(request.param, tmp_path_factory)
 
 

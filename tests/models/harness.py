@@ -17,10 +17,10 @@ from quire.attention import (
     AttentionNeeds,
     GroupInputs,
     KVPool,
+    SequenceStates,
     StepInputs,
     select_backend,
 )
-from quire.bench.stepped_model import SequenceStates
 from quire.config import ModelSpec, read_model_spec
 from quire.config.kv_layout import KVLayout
 from quire.config.shard import ONE_RANK, Shard

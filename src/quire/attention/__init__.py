@@ -13,7 +13,13 @@ from quire.attention.select import (
     select_backend,
     select_backends,
 )
-from quire.attention.step_inputs import GivenRows, GroupInputs, StateInputs, StepInputs
+from quire.attention.step_inputs import (
+    GivenRows,
+    GroupInputs,
+    SequenceStates,
+    StateInputs,
+    StepInputs,
+)
 
 __all__ = [
     "AttentionBackend",
@@ -28,6 +34,7 @@ __all__ = [
     "PLAIN_SCORES",
     "ReferenceAttention",
     "ScoreOptions",
+    "SequenceStates",
     "StateInputs",
     "StepInputs",
     "backend_of_isa",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from quire.attention.kv_pool import KVPool
+from quire.ops.kv.pages import EMPTY_BYTE
 
-__all__ = ["GivenRows", "GroupInputs", "StateInputs", "StepInputs"]
+__all__ = ["GivenRows", "GroupInputs", "SequenceStates", "StateInputs", "StepInputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,29 @@ class StateInputs:
     write: torch.Tensor
     num_computed: torch.Tensor
     slots: torch.Tensor
+
+
+class SequenceStates:
+    """Recurrent states of sequences 0 … count - 1 that go through a model without a runner. They
+    start as NaN."""
+
+    def __init__(self, count: int, state_bytes: int, device: torch.device) -> None:
+        self._places = torch.full((2 * count, state_bytes), EMPTY_BYTE, dtype=torch.uint8)
+        self._places = self._places.to(device)
+        self._read = torch.arange(count, device=device)
+        self._write = self._read + count
+        self._num_computed = torch.zeros(count, dtype=torch.int64, device=device)
+
+    def inputs(self, starts: Mapping[int, int]) -> StateInputs:
+        """Return those of a step. starts: tokens that each of its sequences has before it. The
+        state before the step is the one that the last step wrote."""
+        slots = torch.tensor(list(starts), device=self._read.device)
+        computed = torch.tensor(list(starts.values()), device=slots.device)
+        self._num_computed[slots] = computed
+        goes_on = slots[computed > 0]
+        read = self._read[goes_on]
+        self._read[goes_on], self._write[goes_on] = self._write[goes_on], read
+        return StateInputs(self._places, self._read, self._write, self._num_computed, slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.attention import GroupInputs, KVPool, StateInputs, StepInputs, backend_of_isa
+from quire.attention import GroupInputs, KVPool, SequenceStates, StepInputs, backend_of_isa
 from quire.config import env
 from quire.config.startup import StartupPlan
 from quire.errors import ConfigError
@@ -22,7 +22,7 @@ from quire.ops.kv.pages import EMPTY_BYTE
 from quire.worker.load import LoadedModel, load, open_device
 from quire.worker.settings import WorkerSettings
 
-__all__ = ["SequenceStates", "Sequences", "SteppedModel", "Traced", "decoder_layers"]
+__all__ = ["Sequences", "SteppedModel", "Traced", "decoder_layers"]
 
 Sequences = Mapping[int, Sequence[int]]
 """Token ids by sequence."""
@@ -33,28 +33,6 @@ Block = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 Traced = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Logits [n, V] of the tokens of each sequence, and the residual stream before the first layer and
 behind each one, [L + 1, n, E]; both float32 on the host."""
-
-
-class SequenceStates:
-    """Recurrent states of sequences 0 … count - 1, which start as NaN."""
-
-    def __init__(self, count: int, state_bytes: int, device: torch.device) -> None:
-        self._places = torch.full((2 * count, state_bytes), EMPTY_BYTE, dtype=torch.uint8)
-        self._places = self._places.to(device)
-        self._read = torch.arange(count, device=device)
-        self._write = self._read + count
-        self._num_computed = torch.zeros(count, dtype=torch.int64, device=device)
-
-    def inputs(self, starts: Mapping[int, int]) -> StateInputs:
-        """Return those of a step. starts: tokens that each of its sequences has before it. The
-        state before the step is the one that the last step wrote."""
-        slots = torch.tensor(list(starts), device=self._read.device)
-        computed = torch.tensor(list(starts.values()), device=slots.device)
-        self._num_computed[slots] = computed
-        goes_on = slots[computed > 0]
-        read = self._read[goes_on]
-        self._read[goes_on], self._write[goes_on] = self._write[goes_on], read
-        return StateInputs(self._places, self._read, self._write, self._num_computed, slots)
 
 
 class SteppedModel:

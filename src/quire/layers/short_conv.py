@@ -38,18 +38,21 @@ class ShortConv:
         cuts = {} if channels.is_whole else dict.fromkeys(storage, Cut(0, channels))
         self.weights = DenseWeights(storage, cuts=cuts)
         self.state_bytes = (taps - 1) * channels.count * dtype.itemsize
-        self._part = slice(at, at + self.state_bytes)
-        self._dtype = dtype
+        self._at, self._dtype = at, dtype
+        self._places, self._states = self._weight, self._weight  # of no step yet
 
     def __call__(self, x: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """x [T, 3 · E]: B, C and v of each token → [T, E]. Reads and writes the rows' states."""
         states = step.states
         assert states is not None, "the step of a model with recurrent states has them"
+        if states.places is not self._places:  # a view costs as much as the operation
+            own = states.places[:, self._at : self._at + self.state_bytes]
+            self._places, self._states = states.places, own.view(self._dtype)
         return self._short_conv(
             x,
             self._weight,
             self._bias,
-            states.places[:, self._part].view(self._dtype),
+            self._states,
             states.read,
             states.write,
             states.slots,

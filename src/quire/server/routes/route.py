@@ -48,7 +48,7 @@ class Access(Enum):
 
 
 class Needs(Enum):
-    """Needs of a route before it reads a body. ENGINE: an engine that serves. ROOM: the same, and room
+    """Needs of a route before it reads a body. ENGINE: one that serves. ROOM: the same, and room
     for one more request. FILES: a server that keeps files."""
 
     NOTHING = auto()
