@@ -344,8 +344,10 @@ class AsyncLLM:
     async def _render(self, prompt: Prompt, lora: LoRARequest | None) -> RenderedPrompt:
         """A prompt with its adapter. Other requests may be added meanwhile."""
         rendered = self.engine.renderer.render_prompt(prompt)
-        if rendered.embeds is not None:
-            raise RequestError("AsyncLLM takes no prompt_embeds so far: use LLM, or quire serve.")
+        if rendered.parts:
+            raise RequestError(
+                "AsyncLLM takes no images and no prompt_embeds so far: use LLM, or quire serve."
+            )
         if lora is not None:  # its files may be large
             rendered = await asyncio.to_thread(self._adapters.put, rendered, lora)
         return rendered

@@ -54,6 +54,7 @@ from quire.rendering import (
     beam_search_output,
 )
 from quire.rendering.lists import as_list, holds_lists, holds_messages
+from quire.rendering.media.parts import take_images
 from quire.rendering.progress import GenerationProgress
 from quire.telemetry.engine_stats import Metric, scheduler_metrics
 
@@ -189,7 +190,8 @@ class LLM(VectorMethods):
                     each.answer = ChatAnswer(None)
                     if each.token_ids or each.error is None:
                         ids = output.prompt_token_ids
-                        each.answer = chats.answer(conversation, ids, each, its)
+                        bare = cast("Sequence[Message]", take_images(conversation)[0])
+                        each.answer = chats.answer(bare, ids, each, its)
         return outputs
 
     def _chats(
@@ -541,8 +543,10 @@ class LLM(VectorMethods):
         self, messages: Sequence[Message], chats: WholeChats | None, **options: Any
     ) -> RenderedPrompt | RequestError:
         try:
+            taken, images = take_images(messages)
+            messages = cast("Sequence[Message]", taken)
             messages = messages if chats is None else chats.conversation(messages)
-            return self._engine.renderer.render_chat(messages, **options)
+            return self._engine.renderer.render_chat(messages, images=images, **options)
         except RequestError as error:
             return error
 

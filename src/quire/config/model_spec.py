@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # numpy comes with it
+    from quire.config.media.idefics3 import ImageSpec
     from quire.protocol.pooling_params import ClassActivation
 
 __all__ = [
@@ -369,6 +370,7 @@ class ModelSpec:
     saved without the projection to logits, which is asked for vectors too. classes: into which it
     sorts prompts; None if it does not. token_types: rows of a table that tells the second text of a
     pair from the first; 0 if there is none.
+    images: that it reads beside text; None if it reads text alone, or is served so.
     eos_token_ids: of config.json, then those that only generation_config.json names.
     """
 
@@ -406,6 +408,7 @@ class ModelSpec:
     num_shared_kv: int = 0
     side_size: int = 0
     states: tuple[int, ...] = ()
+    images: ImageSpec | None = None
 
     @property
     def whole_prompts(self) -> bool:

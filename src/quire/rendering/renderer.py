@@ -1,7 +1,7 @@
 """The front door of the room: prompts and conversations to token ids, tokens to text."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
@@ -13,25 +13,29 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.codec import is_unicode
 from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
-from quire.protocol.step import MediaSpan
 from quire.rendering.chat_template.control_tokens import ChatText, Spans
 from quire.rendering.chat_template.template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
 from quire.rendering.folder import require_folder
+from quire.rendering.media.door import EmbedsPart, MediaPart
+from quire.rendering.media.images import ImageRenderer
+from quire.rendering.media.parts import images_of, in_order
+from quire.rendering.media.sources import ImageSource
+from quire.rendering.message_check import TEXT_ONLY
 from quire.rendering.messages import ArgumentsForm, checked_messages, fit_arguments
 from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt, or
-{"prompt_embeds": tensor}."""
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt and
+multi_modal_data, or {"prompt_embeds": tensor}."""
 
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"})
-_TEXT_ONLY = ForeignName("models take text only")
+_PROMPT_KEYS = frozenset(
+    {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data"}
+)
 _FOREIGN_KEYS: Mapping[str, ForeignName] = {
-    "multi_modal_data": _TEXT_ONLY,
-    "multi_modal_uuids": _TEXT_ONLY,
-    "mm_processor_kwargs": _TEXT_ONLY,
+    "multi_modal_uuids": ForeignName("images are known by their contents"),
+    "mm_processor_kwargs": ForeignName("images are prepared as the checkpoint says"),
     "encoder_prompt": ForeignName("no model has an encoder"),
     "decoder_prompt": ForeignName("no model has an encoder; give it as the prompt"),
     "token_type_ids": ForeignName("no model reads them"),
@@ -45,9 +49,9 @@ class RenderedPrompt:
     """Token ids for the engine, with the text they came from (None when ids were given).
 
     salt: prompts of other salts share no cached prefix with it. media: parts of the prompt that are
-    embeddings; the token ids there are 0. embeds: what has to be given to the engine before it is
-    known how many tokens the prompt has; there are none then. prediction: token ids of the output
-    that the client expects. adapter: that computes it. second_start: as in `EngineRequest`.
+    embeddings, which the engine has. parts: media that it has to be given first; if these are
+    embeddings, the prompt has no tokens before. prediction: token ids of the output that the client
+    expects. adapter: that computes it. second_start: as in `EngineRequest`.
     own: control tokens of the text that its template wrote, if content has others (`ChatText`).
     """
 
@@ -55,31 +59,36 @@ class RenderedPrompt:
     text: str | None = None
     salt: str = ""
     media: tuple[Media, ...] = ()
-    embeds: object = None
+    parts: tuple[MediaPart, ...] = ()
     adapter: AdapterRef | None = None
     prediction: tuple[int, ...] = ()
     second_start: int = 0
     own: Spans | None = None
 
-    def with_embeds(self, info: MediaInfo, handle: int) -> Self:
-        """Return the prompt as embeddings from end to end, which the engine has under `handle`."""
-        span = MediaSpan(0, info.num_tokens, handle)
-        media = (Media(info.digest, span),)
-        return replace(self, token_ids=[0] * info.num_tokens, media=media, embeds=None)
+    def with_media(self, infos: Sequence[MediaInfo], handles: Sequence[int]) -> Self:
+        """Return the prompt when the engine has its parts under `handles`. infos: its answers."""
+        media, token_ids = self.media, self.token_ids
+        for part, info, handle in zip(self.parts, infos, handles, strict=True):
+            placed = part.placed(info, handle)
+            media += placed.media
+            token_ids = token_ids if placed.token_ids is None else placed.token_ids
+        return replace(self, token_ids=token_ids, media=media, parts=())
 
     @property
     def known_token_ids(self) -> list[int]:
         """Token ids after which an output goes on: none if some are not known."""
-        return [] if self.media else self.token_ids
+        is_embeds = sum(each.span.length for each in self.media) == len(self.token_ids)
+        return [] if is_embeds else self.token_ids
 
     def last(self, length: int) -> "RenderedPrompt":
         """Its last `length` tokens, or itself if it is no longer than that. Raises RequestError if
         it has embeddings."""
         if len(self.token_ids) <= length or length < 1:
             return self
-        if self.media:
+        if self.media or self.parts:
             raise RequestError(
-                "truncate_prompt_tokens cannot cut prompt_embeds. Send fewer rows, or leave it out."
+                "truncate_prompt_tokens cannot cut images or prompt_embeds. Send fewer of them, or "
+                "leave it out."
             )
         return replace(self, token_ids=self.token_ids[-length:], text=None)
 
@@ -126,7 +135,8 @@ class Renderer:
     `tokenizer` None is an engine without tokenizer: only token ids go in, and outputs have no
     text. `vocab_size` is the number of embeddings of the model, which bounds the token ids that a
     request may send; None takes the tokenizer's. control_tokens_in_content: what spells a control
-    token in a message is one, and no text.
+    token in a message is one, and no text. images: prepares them; None for a model that takes text
+    only.
     """
 
     def __init__(
@@ -136,6 +146,7 @@ class Renderer:
         vocab_size: int | None = None,
         *,
         control_tokens_in_content: bool = False,
+        images: ImageRenderer | None = None,
     ) -> None:
         if vocab_size is None and tokenizer is None:
             raise ConfigError(
@@ -145,6 +156,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._takes_control_tokens = control_tokens_in_content
+        self._images = images
         self._vocab_size = vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
     @classmethod
@@ -156,10 +168,12 @@ class Renderer:
         skip_tokenizer_init: bool = False,
         chat_template: str | Path | None = None,
         control_tokens_in_content: bool = False,
+        images: Callable[[Tokenizer], ImageRenderer] | None = None,
     ) -> "Renderer":
         """Load tokenizer and chat template of a model folder or GGUF file.
 
-        `chat_template` replaces the model's own: a path, or the text of a template. Raises
+        `chat_template` replaces the model's own: a path, or the text of a template. images: makes
+        what prepares images. Raises
         ConfigError when it, or a file of the tokenizer, is missing or broken. A broken template of
         the model's own only disables chat.
         """
@@ -173,7 +187,11 @@ class Renderer:
         else:
             template = ChatTemplate(_template_text(chat_template), special, is_given=True)
         return cls(
-            tokenizer, template, vocab_size, control_tokens_in_content=control_tokens_in_content
+            tokenizer,
+            template,
+            vocab_size,
+            control_tokens_in_content=control_tokens_in_content,
+            images=None if images is None else images(tokenizer),
         )
 
     @property
@@ -185,6 +203,11 @@ class Renderer:
     def chat_template(self) -> ChatTemplate | None:
         """The chat template, None when the model has none."""
         return self._chat_template
+
+    @property
+    def images(self) -> ImageRenderer | None:
+        """What prepares images, None for a model that takes text only."""
+        return self._images
 
     @property
     def vocab_size(self) -> int:
@@ -202,7 +225,11 @@ class Renderer:
         salt = ""
         if isinstance(prompt, Mapping):
             if "prompt_embeds" in prompt:
-                return RenderedPrompt([], embeds=_embeds_of(prompt))
+                return RenderedPrompt([], parts=(EmbedsPart(_embeds_of(prompt)),))
+            sources = images_of(prompt.get("multi_modal_data"))
+            if sources:
+                bare = {key: prompt[key] for key in prompt if key != "multi_modal_data"}
+                return self._with_images(self.render_prompt(bare, add_special_tokens), sources)
             text, token_ids, salt = _prompt_fields(prompt)
         elif isinstance(prompt, str):
             text, token_ids = prompt, None
@@ -241,8 +268,10 @@ class Renderer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         max_prompt_chars: int | None = None,
+        images: Sequence[ImageSource] = (),
     ) -> RenderedPrompt:
-        """Token ids of a conversation.
+        """Token ids of a conversation. images: those that `take_images` took out of the messages,
+        in whose places they come.
 
         Chat templates write BOS themselves, so none is added by default. `chat_template` replaces
         the model's for this call. Raises RequestError as `ChatTemplate.render` does, when there is
@@ -274,9 +303,10 @@ class Renderer:
             )
 
         try:
+            checked, images = in_order(checked_messages(messages, text_only=True), images)
             given = {
                 # Escapes in JSON may spell a control token: what is searched must be what is shown.
-                "messages": fit_arguments(checked_messages(messages, text_only=True), form),
+                "messages": fit_arguments(checked, form),
                 "tools": tools,
                 "documents": documents,
                 "variables": variables,
@@ -301,7 +331,21 @@ class Renderer:
                 "The chat template made an empty prompt of these messages. "
                 "Send a message with content."
             )
-        return RenderedPrompt(self._within_vocabulary(token_ids), text, own=chat.own)
+        found = RenderedPrompt(self._within_vocabulary(token_ids), text, own=chat.own)
+        return self._with_images(found, images) if images else found
+
+    def _with_images(
+        self, prompt: RenderedPrompt, sources: Sequence[ImageSource]
+    ) -> RenderedPrompt:
+        """Return the prompt with images in the places that its image tokens mark. RequestError for
+        a model that takes none, and as of `ImageRenderer`."""
+        images = self._images
+        if images is None:
+            raise RequestError(f"{sources[0].place} is an image. {TEXT_ONLY}")
+        images.check_number(len(sources))
+        prepared = [images.prepare(source) for source in sources]
+        token_ids, parts = images.place(prompt.token_ids, prepared)
+        return replace(prompt, token_ids=token_ids, parts=parts)
 
     def request_template(self, source: str) -> ChatTemplate:
         """The chat template that a request brought itself; RequestError when it is broken.
@@ -317,7 +361,7 @@ class Renderer:
     def count(self, prompt: Prompt, add_special_tokens: bool = True) -> int:
         """Number of tokens of a prompt; RequestError as in `render_prompt`, and for embeddings."""
         rendered = self.render_prompt(prompt, add_special_tokens)
-        if rendered.embeds is not None:
+        if rendered.parts and not rendered.token_ids:
             raise RequestError("The prompt is embeddings. Count its rows.")
         return len(rendered.token_ids)
 

@@ -69,7 +69,6 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
         None,
         is_told=True,
     ),
-    **_names("limit_mm_per_prompt", "models take text only", None, is_told=True),
     **_names(
         "allowed_local_media_path allowed_media_domains media_io_kwargs "
         "mm_processor_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb "
