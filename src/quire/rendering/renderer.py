@@ -280,6 +280,8 @@ class Renderer:
         tokens stay texts (`ControlTokens`).
         """
         tokenizer = self._require_tokenizer("a chat")
+        if images:
+            self._require_images(images)
         template = chat_template or self._chat_template
         if template is None:
             raise RequestError(
@@ -339,13 +341,16 @@ class Renderer:
     ) -> RenderedPrompt:
         """Return the prompt with images in the places that its image tokens mark. RequestError for
         a model that takes none, and as of `ImageRenderer`."""
-        images = self._images
-        if images is None:
-            raise RequestError(f"{sources[0].place} is an image. {TEXT_ONLY}")
-        images.check_number(len(sources))
+        images = self._require_images(sources)
         prepared = [images.prepare(source) for source in sources]
         token_ids, parts = images.place(prompt.token_ids, prepared)
         return replace(prompt, token_ids=token_ids, parts=parts)
+
+    def _require_images(self, sources: Sequence[ImageSource]) -> ImageRenderer:
+        if self._images is None:
+            raise RequestError(f"{sources[0].place} is an image. {TEXT_ONLY}")
+        self._images.check_number(len(sources))
+        return self._images
 
     def request_template(self, source: str) -> ChatTemplate:
         """The chat template that a request brought itself; RequestError when it is broken.

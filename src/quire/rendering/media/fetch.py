@@ -132,7 +132,10 @@ class ImageFetcher:
         watch.daemon = True
         watch.start()
         try:
-            return self._ask(target, dialled)
+            found = self._ask(target, dialled)
+            if time.monotonic() >= deadline:  # the end may be that of the watch
+                raise TimeoutError("no time is left")
+            return found
         finally:
             watch.cancel()
             dialled.close()
@@ -166,6 +169,8 @@ class ImageFetcher:
             if num_bytes > self._max_bytes:
                 raise ValueError(f"it has over {self._max_bytes} bytes")
             pieces.append(piece)
+        if response.length:
+            raise ValueError("the host ended it early")
         return b"".join(pieces)
 
 

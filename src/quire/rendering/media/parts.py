@@ -10,7 +10,7 @@ from quire.errors import RequestError, quoted
 from quire.rendering.media.sources import ImageSource, path_or_url
 from quire.rendering.message_check import IMAGE_MARK, IMAGE_PART_TYPES, TEXT_ONLY
 
-__all__ = ["images_of", "in_order", "take_images"]
+__all__ = ["image_source", "images_of", "in_order", "take_images"]
 
 
 def take_images(messages: object) -> tuple[object, tuple[ImageSource, ...]]:
@@ -97,11 +97,14 @@ def _without_images(message: object, place: str, found: list[ImageSource]) -> ob
             parts.append(cast("object", part))
             continue
         parts.append({"type": IMAGE_MARK, "index": len(found)})
-        found.append(_source_of(given, kind, f"{place}.content[{index}]"))
+        found.append(image_source(given, f"{place}.content[{index}]"))
     return {**fields, "content": parts}
 
 
-def _source_of(part: Mapping[str, Any], kind: str, place: str) -> ImageSource:
+def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
+    """Return the image of a part, whose path in the request is `place`. RequestError for a part
+    that names none."""
+    kind = str(part.get("type"))
     if part.get("file_id") is not None:
         raise RequestError(f"{place} names a file_id: send the image as a data: URL")
     name = {"input_image": "image_url"}.get(kind, kind)
