@@ -75,7 +75,7 @@ def server() -> Iterator[Server]:
 
 
 def here(_host: str, _port: int) -> Sequence[str]:
-    """Where names of the tests lead."""
+    """Lead all names to this machine."""
     return ["127.0.0.1"]
 
 

@@ -206,7 +206,7 @@ class Renderer:
 
     @property
     def images(self) -> ImageRenderer | None:
-        """What prepares images, None for a model that takes text only."""
+        """Preparation of images, None for a model that takes text only."""
         return self._images
 
     @property
@@ -270,8 +270,7 @@ class Renderer:
         max_prompt_chars: int | None = None,
         images: Sequence[ImageSource] = (),
     ) -> RenderedPrompt:
-        """Token ids of a conversation. images: those that `take_images` took out of the messages,
-        in whose places they come.
+        """Token ids of a conversation. images: images that `take_images` took out of the messages.
 
         Chat templates write BOS themselves, so none is added by default. `chat_template` replaces
         the model's for this call. Raises RequestError as `ChatTemplate.render` does, when there is

@@ -27,8 +27,8 @@ class ImageEncoder:
     def __init__(
         self, tower: SiglipTower, spec: ImageSpec, device: torch.device, cache_bytes: int
     ) -> None:
-        """device: where the tower is. cache_bytes: most bytes of rows that are kept, the least
-        recently used ones going first; requests that have them keep them alive."""
+        """device: device of the tower. cache_bytes: most bytes of rows that are kept; the least
+        recently used ones go first, and stay alive while a request has them."""
         self.num_encoded = 0
         self._tower, self._spec, self._device = tower, spec, device
         self._cache_bytes = cache_bytes

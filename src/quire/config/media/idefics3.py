@@ -99,8 +99,9 @@ class ImageSpec:
     """Images of a model: the way from an image to tokens of a prompt.
 
     longest_edge: pixels of the longer side of a resized image, before it is cut. splits: False if
-    an image is never cut into tiles. resample: Pillow's number of the filter. mean, std: of a
-    channel, after a pixel was multiplied by `factor`. token_id: of a place that an image takes.
+    an image is never cut into tiles. resample: Pillow's number of the filter. factor: multiplier of
+    pixel levels. mean, std: values for each channel, which norm what comes of that. token_id: image
+    token of the language model.
     """
 
     tower: TowerSpec
@@ -151,8 +152,8 @@ def _fitted(width: int, height: int, longest: int, *, is_even: bool) -> tuple[in
 
 
 def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> ImageSpec:
-    """Read config.json and preprocessor_config.json. hidden_size: of the language model. Raises
-    ConfigError, naming the file and the key, for what quire does not compute."""
+    """Read config.json and preprocessor_config.json. hidden_size: width of the language model.
+    Raises ConfigError, naming the file and the key, for what quire does not compute."""
     vision = (raw.section("vision_config") or RawConfig({}, raw.source)).with_defaults(_TOWER)
     processor = processor.with_defaults(_PROCESSOR)
     if vision.read(int, "num_channels") != _NUM_CHANNELS:

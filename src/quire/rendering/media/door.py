@@ -14,8 +14,8 @@ __all__ = ["EmbedsPart", "ImagePart", "MediaPart", "PlacedMedia", "Run"]
 
 @dataclass(frozen=True, slots=True)
 class PlacedMedia:
-    """Media of a prompt that the engine has. token_ids: those of the whole prompt, if only the
-    engine could tell them; else None."""
+    """Media of a prompt that the engine has. token_ids: ids of the whole prompt, if the number of
+    tokens came from the engine; else None."""
 
     media: tuple[Media, ...]
     token_ids: list[int] | None = None
@@ -26,7 +26,7 @@ class MediaPart(Protocol):
 
     @property
     def data(self) -> object:
-        """What `put_media` takes."""
+        """Argument of `put_media`."""
         ...
 
     @property

@@ -69,8 +69,8 @@ class ImageFetcher:
         addresses: Addresses = global_addresses,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """hosts: those that URLs may name, "host" or "host:port". timeout_s: of all hops of one
-        image together."""
+        """hosts: hosts that URLs may name, "host" or "host:port". timeout_s: seconds for all hops
+        of one image together."""
         self._hosts = frozenset(host.strip().lower() for host in hosts)
         self._max_bytes = max_bytes
         self._addresses = addresses

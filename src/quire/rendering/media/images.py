@@ -35,7 +35,7 @@ class ImageRenderer:
     def __init__(
         self, spec: ImageSpec, tokenizer: Tokenizer, access: MediaAccess, max_images: int
     ) -> None:
-        """max_images: of one prompt."""
+        """max_images: most images of one prompt."""
         self.access = access
         self._spec = spec
         self._max_images = max_images

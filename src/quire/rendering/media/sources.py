@@ -50,9 +50,9 @@ class MediaAccess:
         local_folder: Path | None = None,
         fetch: Callable[[str, str], bytes] | None = None,
     ) -> None:
-        """max_bytes, max_pixels: of one image. local_folder: from which file: URLs are read, None
-        for no folder. fetch: reads an http: or https: URL for a place in the request; None if none
-        is read."""
+        """max_bytes, max_pixels: bounds of one image. local_folder: folder of the files that URLs
+        may name; None for no files. fetch: reader of http: and https: URLs, which takes the place
+        in the request too; None to refuse them."""
         self.max_bytes, self.max_pixels = max_bytes, max_pixels
         self._folder = None if local_folder is None else local_folder.resolve()
         self._fetch = fetch
