@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,12 +35,11 @@ from quire.protocol.control import (
 )
 from quire.protocol.outputs import (
     BeamSearchOutput,
-    ChatAnswer,
     CompletionOutput,
     PoolingRequestOutput,
     RequestOutput,
 )
-from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, pin_seconds, prefix_key
 from quire.protocol.sampling_params import RequestOutputKind, SamplingParams, sampling_for
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
@@ -125,9 +123,7 @@ class LLM(VectorMethods):
         """
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
         if prompts is None:
-            raise RequestError(
-                "generate has no prompts. Give a text, token ids, or a list of them."
-            )
+            raise RequestError("generate has no prompts: give a text, token ids or a list")
         items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
@@ -184,12 +180,7 @@ class LLM(VectorMethods):
             rendered, params, scheduling, use_tqdm, is_single=is_single, lora=lora_request
         )
         if chats is not None:
-            for conversation, its, output in zip(conversations, params, outputs, strict=True):
-                for each in output.outputs:
-                    each.answer = ChatAnswer(None)
-                    if each.token_ids or each.error is None:
-                        ids = output.prompt_token_ids
-                        each.answer = chats.answer(conversation, ids, each, its)
+            chats.answer_all(conversations, params, outputs)
         return outputs
 
     def _chats(
@@ -222,14 +213,13 @@ class LLM(VectorMethods):
             raise RequestError(f"params is {params!r}: give BeamSearchParams(beam_width=…)")
         items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
-        rules = params.rules
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
         outputs = self._run(
-            rendered, params.sampling, scheduling, use_tqdm, is_single=is_single, beams=rules,
-            lora=lora_request,
+            rendered, params.sampling, scheduling, use_tqdm,
+            is_single=is_single, beams=params.rules, lora=lora_request,
         )  # fmt: skip
         tokenizer = self._engine.renderer.tokenizer
-        return [beam_search_output(output, rules, tokenizer) for output in outputs]
+        return [beam_search_output(output, params.rules, tokenizer) for output in outputs]
 
     def stream(
         self,
@@ -348,14 +338,11 @@ class LLM(VectorMethods):
                 raise rendered
         else:
             rendered = renderer.render_prompt(cast("Prompt", prompt))
-        is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
-        if ttl_s is not None and not (is_number and ttl_s > 0):
-            raise RequestError(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for no end")
+        seconds = pin_seconds(ttl_s)
         engine = self._llm_engine
         handle = engine.next_handle
         try:
-            ttl = math.inf if ttl_s is None else ttl_s
-            output = engine.add(rendered, PIN_PARAMS, SchedulingParams(), pin_seconds=ttl)
+            output = engine.add(rendered, PIN_PARAMS, SchedulingParams(), pin_seconds=seconds)
             while not output.finished:
                 engine.run_step()
         finally:
@@ -578,8 +565,6 @@ class LLM(VectorMethods):
     def engine(self) -> Engine:
         """The engine behind it: settings as resolved, the model's spec, statistics."""
         return self._engine
-
-    # --- ending ---------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Free the model and the cache. May be called twice."""
