@@ -6,7 +6,7 @@ import itertools
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def engines() -> Iterator[list[LLM]]:
 
 
 def engines_of_both_kinds(
-    folder: Path | None, settings: dict[str, Any], started: list[LLM]
+    folder: Path | None, settings: Mapping[str, Any], started: list[LLM]
 ) -> tuple[LLM, LLM]:
     """Start an eager engine and one that captures, with the same kernels. Fault: on a busy machine
     one measured, the other could not, and they rounded differently."""
