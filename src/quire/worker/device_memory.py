@@ -10,7 +10,8 @@ __all__ = ["CudaMemory", "DeviceMemory"]
 
 
 class DeviceMemory(Protocol):
-    """Bytes of one device. total: that it has. free: of all programs, before this one took any."""
+    """Bytes of one device. total: all bytes of the device. free: bytes that all programs left free
+    before this one took any."""
 
     total: int
     free: int
@@ -41,7 +42,8 @@ class CudaMemory:
     context, code of kernels, workspaces of libraries."""
 
     def __init__(self, device: torch.device, free: int) -> None:
-        """free: of all programs, before this process touched the device; 0 if nobody looked."""
+        """free: bytes that all programs left free before this process touched the device; 0 if
+        nobody looked."""
         free_now, self.total = torch.cuda.mem_get_info(device)
         self.free = free or free_now
         self._device = device
