@@ -47,8 +47,8 @@ def check_provider(
     """Run every case of `op` that the provider supports on both, and compare. The provider must be
     available here.
 
-    device: of the provider; the reference computes on the CPU. expected: `reference_outcomes` of
-    this seed, if known.
+    device: device of the provider; the reference computes on the CPU. expected:
+    `reference_outcomes` of this seed, if known.
     """
     call = provider.load()
     if provider.tolerance is not None:
