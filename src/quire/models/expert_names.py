@@ -25,7 +25,7 @@ _SHARED = {
 
 
 class _Names(NamedTuple):
-    """block, stacked: as in `WeightMap`."""
+    """block, stacked: see `WeightMap`."""
 
     block: Mapping[str, str]
     stacked: Mapping[str, Stacked]
