@@ -117,8 +117,8 @@ _Grid = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Fit(NamedTuple):
-    """Groups on a grid. levels: values less the zero point, [O, groups, group_size]. gain: by how
-    much the squared error is smaller than that of zeros; like scale and zero [O, groups, 1]."""
+    """Groups on a grid. levels: values less the zero point, [O, groups, group_size]. gain: squared
+    error of zeros less that of the fit. gain, scale, zero: [O, groups, 1]."""
 
     levels: torch.Tensor
     zero: torch.Tensor

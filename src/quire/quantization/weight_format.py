@@ -31,7 +31,7 @@ class WeightFormat(Protocol):
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PackedMatrix:
-        """weight [O, I] and bias [O] of one dtype, which may be let go afterwards. gate: as in
+        """Pack weight [O, I] and bias [O] of one dtype, which may be released afterwards. gate: see
         `quire.ops.linear.plain`."""
         ...
 
