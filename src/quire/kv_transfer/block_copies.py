@@ -36,7 +36,7 @@ class BlockCopies(Protocol):
 
 
 class DirectCopies:
-    """Copies where device and host are one memory. pages: those of the KV pool, uint8 [N, B, S,
+    """Copies where device and host are one memory. pages: pages of the KV pool, uint8 [N, B, S,
     token_bytes]. swap_blocks: the operation."""
 
     def __init__(
@@ -68,8 +68,8 @@ class StagedCopies:
         upload: Callable[[np.ndarray], torch.Tensor],
         lane: CopyLane,
     ) -> None:
-        """pages: as in `DirectCopies`, on any device. upload: an array as a tensor beside them,
-        without waiting for the device."""
+        """pages: see `DirectCopies`; on any device. upload: makes a tensor beside them from an
+        array, without waiting for the device."""
         self._lane = lane
         self._upload = upload
         word = next(each for each in _WORDS if pages.shape[-1] % each.itemsize == 0)
