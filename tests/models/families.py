@@ -137,9 +137,9 @@ BASES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One variant. extra: config values beyond the family's base. max_positions: the context
-    that the engine is started with. lengths: of the sequences to compare. attention: by which
-    `transformers` computes."""
+    """One variant. extra: config values beyond the family's base. max_positions: the context that
+    the engine is started with. lengths: lengths of the sequences to compare. attention:
+    implementation that `transformers` computes with."""
 
     name: str
     model_type: str

@@ -72,8 +72,8 @@ class Tenancy:
 
 @dataclass(slots=True)
 class _OnDevice:
-    """Rows [N] with results in one array from the device. positions: positions of the drawn tokens.
-    """
+    """Rows [N] whose results come from the device in one array. positions: places of the tokens
+    that they draw."""
 
     slots: Slots
     numbers: Slots
