@@ -82,10 +82,10 @@ class StepInputs:
     """One step of a flat batch: row r owns tokens query_start_loc[r] … query_start_loc[r+1] - 1.
 
     query_start_loc: int32 [R + 1]. seq_lens: int32 [R], tokens in the cache after this step's
-    writes. max_query_len, max_seq_len: host integers. groups: per layer group. wanted_tokens: int64
-    [N], indices of the tokens whose hidden states are asked for; None for all of them. given:
-    embeddings taken from requests instead of the token table; None: none. Only steps that are
-    computed call by call have some. states: None if no layer has one.
+    writes. max_query_len, max_seq_len: host integers. groups: metadata of each layer group.
+    wanted_tokens: int64 [N], indices of the tokens whose hidden states are asked for; None for all
+    of them. given: embeddings taken from requests instead of the token table; None: none. Only
+    steps that are computed call by call have some. states: None if no layer has one.
     """
 
     query_start_loc: torch.Tensor

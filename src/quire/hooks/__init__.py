@@ -82,7 +82,7 @@ class Replace:
 @dataclass(frozen=True, slots=True)
 class End:
     """End the output after the first `num_kept` of the unsent tokens, with finish_reason
-    "content_filter". reason: for the log of the engine and `SequenceFinish.message`."""
+    "content_filter". reason: text for the log of the engine and `SequenceFinish.message`."""
 
     reason: str
     num_kept: int = 0

@@ -129,7 +129,8 @@ class _Changed:
 class AdaptedLayers:
     """Memory for adapters of all layers that they may change, by the weights of the layers.
 
-    table, head: for the embedding and the projection to logits, if the model has been built.
+    table, head: places for the embedding and the projection to logits, once the model has been
+    built.
     """
 
     def __init__(

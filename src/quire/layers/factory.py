@@ -191,7 +191,7 @@ class LayerFactory:
         heads.
 
         norm: norm of the input, None if there is none. fused: the parts are one tensor on disk.
-        pairs_neighbours: on disk the two rows of a rotated pair of q or k are adjacent.
+        pairs_neighbours: the two rows of a rotated pair of q or k are adjacent on disk.
         """
         on_disk = _parts(attention.parts, fused=fused)
         merged = MergedLinear(

@@ -66,7 +66,7 @@ class WeightMap:
     every place that its map names. blocks: the name of a block on disk, with its index as {}.
     stacked: name of a tensor of all experts of a block, to its layout.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
-    tensors that are not weights. beside: like outer, for layers whose names have no prefix.
+    tensors that are not weights. beside: names like those of outer, of layers without the prefix.
     endings: endings of names in old files, to the present ones.
     """
 

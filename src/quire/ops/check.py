@@ -13,7 +13,7 @@ from quire.ops.operation import Case, Op, Provider, Tolerance
 __all__ = ["CheckReport", "Outcomes", "check_provider", "compare", "reference_outcomes"]
 
 Outcomes = list[list[torch.Tensor]]
-"""For each case the results of a call, then the contents of its tensor arguments afterwards."""
+"""Results of a call for each case, then the contents of its tensor arguments afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def _grids_between_extremes(groups: torch.Tensor) -> Iterator[_Grid]:
 
 
 def _best_fit(groups: torch.Tensor, grids: Iterator[_Grid]) -> _Fit:
-    """For each group the grid with the largest gain."""
+    """Return for each group the grid with the largest gain."""
     best = _fit(groups, *next(grids))
     for grid in grids:
         other = _fit(groups, *grid)

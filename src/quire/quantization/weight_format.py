@@ -14,11 +14,11 @@ from quire.quantization.packed import StoredMatrix
 __all__ = ["CutFormat", "CuttableFormat", "WeightFormat", "WidensStored", "row_blocks"]
 
 BLOCK_ELEMENTS = 1 << 18
-"""Quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches and the
-largest matrix of a model never exists in float32."""
+"""Elements quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches
+and the largest matrix of a model never exists in float32."""
 
 DEVICE_BLOCK_ELEMENTS = 1 << 24
-"""On a GPU, which would wait for the host over smaller ones."""
+"""Elements quantized at a time on a GPU, which would wait for the host over smaller blocks."""
 
 
 class WeightFormat(Protocol):

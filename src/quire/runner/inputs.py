@@ -152,7 +152,7 @@ class InputGatherer:
         return ModelInputs(batch.token_ids, batch.positions, starts[:-1], step)
 
     def buffers(self, num_tokens: int, num_rows: int, *, empty: bool = False) -> BatchBuffers:
-        """For batches of so many tokens, padding included, and rows; zero unless `empty`."""
+        """Return buffers for so many tokens, padding included, and rows; zero unless `empty`."""
         make = torch.empty if empty else torch.zeros
         batch = self._buffers(num_tokens, num_rows, make)
         if not self._whole_prompts:

@@ -66,7 +66,7 @@ class RowTable:
     absolute position. A step's outcome is committed after sampling, by the last kernel of a step
     that draws itself, so a step can be run again.
 
-    token_ids: int32 [slots, max_model_len + 1]. tables: per layer group, int32 [slots, max blocks].
+    token_ids: int32 [slots, max_model_len + 1]. tables: int32 [slots, max blocks] per layer group.
     num_tokens, num_computed, num_prompt, adapter, standing (tokens per step), num_drafts: int64
     [slots]. The drafts of a step lie behind the row's tokens.
     read_state, write_state: int64 [slots], of 2 · slots places for recurrent states. A step reads
@@ -87,8 +87,8 @@ class RowTable:
         position_axes: int = 1,
         token_types: int = 0,
     ) -> None:
-        """tokens_per_block: per layer group. has_states: rows have recurrent states. position_axes,
-        token_types: see `ModelSpec`."""
+        """tokens_per_block: number for each layer group. has_states: rows have recurrent states.
+        position_axes, token_types: see `ModelSpec`."""
         self._has_states = has_states
         self._tells_texts_apart = token_types > 1
         self._has_axes = position_axes > 1

@@ -122,7 +122,7 @@ class DeviceExtras:
         masks: RowsOfMasks | None = None,
     ) -> ExtraSample:
         """Sample like `DeviceSampler.sample`. host_slots: a copy of the slots on the host [N].
-        masks: on the host."""
+        masks: masks on the host."""
         if rows is None:
             rows = torch.arange(len(host_slots), device=logits.device)
         is_edited = self._state.edited[host_slots]

@@ -17,11 +17,11 @@ class DeviceMemory(Protocol):
     free: int
 
     def tensors(self) -> int:
-        """In tensors now."""
+        """Return the bytes in tensors now."""
         ...
 
     def held(self) -> int:
-        """Taken by this process now, what it holds in reserve given back before."""
+        """Return the bytes that this process holds, after it has given back its reserve."""
         ...
 
     def watch(self) -> None:
@@ -29,7 +29,7 @@ class DeviceMemory(Protocol):
         ...
 
     def most_held(self) -> int:
-        """The most that was taken at any time since `watch`."""
+        """Return the most bytes held at any time since `watch`."""
         ...
 
     def num_refused(self) -> int:

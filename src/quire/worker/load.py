@@ -36,9 +36,9 @@ _log = logging.getLogger("quire.worker")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """spec: with the dtype of the computation. team: the threads that compute on a CPU. columns:
-    columns that the model's layers read. given: embeddings that requests bring. by_torch: whether
-    torch computes some layers, or multiplies with some matrices, as no kernel serves the
+    """spec: spec with the dtype of the computation. team: the threads that compute on a CPU.
+    columns: columns that the model's layers read. given: embeddings that requests bring. by_torch:
+    whether torch computes some layers, or multiplies with some matrices, as no kernel serves the
     checkpoint's format. cache_scales: scales of a cache in float8, by layer. adapters: memory for
     adapters of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
     `draft_layout`. heads: heads that guess tokens from states of the model. taps: readers of states

@@ -1,4 +1,4 @@
-"""When to stop replaying: steps that fail again and again only cost time."""
+"""The end of replays: steps that fail again and again only cost time."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ class CpuMatrix:
     """A `PackedMatrix` over weights that are packed for the kernels `<name>` and `<name>_rows`.
 
     packed: its buffers, in the order of the kernel's parameters. bias: float32, in the kernel's
-    layout. sizes: in the order of the kernel's parameters, O first. depth: inputs, I. dtype: dtype
-    of `rows`. codes: arguments of the kernel `<name>` between the dtypes of its tensors and the
-    gate.
+    layout. sizes: numbers in the order of the kernel's parameters, O first. depth: inputs, I.
+    dtype: dtype of `rows`. codes: arguments of the kernel `<name>` between the dtypes of its
+    tensors and the gate.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ WORDS = 32
 
 @runtime_checkable
 class KernelMatrix(Protocol):
-    """A matrix that a single kernel multiplies. num_outputs: after its gate."""
+    """A matrix that a single kernel multiplies. num_outputs: number of outputs after its gate."""
 
     @property
     def num_inputs(self) -> int: ...
