@@ -145,8 +145,8 @@ class PagedModel:
     # --- its execution -------------------------------------------------------------------------
 
     def execute(self, garbage: int | None = None) -> None:
-        """Copies, table updates, writes, reads: in the order of the contract. `garbage`: a slot
-        that writes nonsense."""
+        """Copy, update tables, write and read, in the order of the contract. garbage: a slot that
+        writes nonsense."""
         for slot, name in self.saving.items():
             if slot in self.rows:
                 self.kv.save_state(slot, name)
