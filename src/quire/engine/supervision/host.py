@@ -53,7 +53,7 @@ async def host_engine(
     leave nothing of it at the end.
 
     The client is there at once; its status tells how the start goes on. Each core that is started
-    gets the same kernels. measure: by which they are chosen; ConfigError if a setting asks for some
+    gets the same kernels. measure: times them for the choice; ConfigError if a setting asks for some
     that cannot run here (`choose_kernels`).
     make_supervisor, make_client: their classes, or partials of them with other limits.
     """
