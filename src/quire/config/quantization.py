@@ -104,7 +104,8 @@ def choose_format(quantization: str | None, shape: MatrixShape) -> FormatChoice:
 
 
 def matrix_bytes(name: str, outputs: int, inputs: int, dtype_bytes: int) -> int:
-    """Bytes of a matrix [outputs, inputs] in a format; dtype_bytes: of an element when plain."""
+    """Return the bytes of a matrix [outputs, inputs] in a format. dtype_bytes: size of an element
+    when plain."""
     if name == "plain":
         return outputs * inputs * dtype_bytes
     if name == "int8":

@@ -55,8 +55,9 @@ class EagleSpec:
 
 @dataclass(frozen=True, slots=True)
 class DraftHeads:
-    """file: of the weights. target: the model that they read. eagle: their layer; None for Medusa
-    (Cai et al. 2024, arXiv:2401.10774), which has none. num_drafts: of a row in a step at most."""
+    """file: file of the weights. target: the model that they read. eagle: their layer; None for
+    Medusa (Cai et al. 2024, arXiv:2401.10774), which has none. num_drafts: most drafts of a row in
+    a step."""
 
     method: HeadMethod
     folder: Path
