@@ -52,9 +52,9 @@ class UpdateStream(Protocol):
     Every sample gets exactly one `finish`, and the iteration ends after the last of them. A sample
     that failed, or that the engine could not complete, finishes with reason ERROR and a message.
     Reading raises RequestError, before any token, if the core refuses the request, as one may that
-    holds less than the one before it: then no finish comes. A reader that is slow gets larger
-    updates: what waits holds at most max_tokens token ids per sample. Leaving the `async with`
-    aborts what has not finished.
+    holds less than the one before it: then no finish comes. A slow reader gets larger updates;
+    waiting updates hold at most max_tokens token ids per sample. Leaving the `async with` aborts
+    samples that have not finished.
     """
 
     def __aiter__(self) -> AsyncIterator[RequestUpdate]: ...
