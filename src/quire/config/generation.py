@@ -192,8 +192,8 @@ def _read_banned(raw: RawConfig, spec: ModelSpec, ending: set[int]) -> tuple[tup
 
 
 def _check_meaning(raw: RawConfig, values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
-    """Check the values against the ranges that requests have. keys: in the file, of parameters that
-    have another name there."""
+    """Check the values against the ranges that requests have. keys: keys of the file by parameter,
+    where the names differ."""
     from quire.protocol.sampling_params import SamplingParams
 
     for name, value in values.items():

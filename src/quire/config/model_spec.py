@@ -93,7 +93,8 @@ class YarnScaling:
 class LongRopeScaling:
     """One divisor per frequency, a short and a long set (Ding et al. 2024, "LongRoPE").
 
-    attention_factor: multiplies cos and sin; long_attention_factor: with the long set, if another.
+    attention_factor: factor on cos and sin; long_attention_factor: factor for the long set, if it
+    is another.
     """
 
     short_factor: tuple[float, ...]

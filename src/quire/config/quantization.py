@@ -72,8 +72,8 @@ QUANTIZATIONS = ("int8", *INT4_FORMATS)
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """The format of one matrix. name: "plain" or one of `QUANTIZATIONS`. fallback: why it is not
-    the one that was asked for, or None."""
+    """The format of one matrix. name: "plain" or one of `QUANTIZATIONS`. fallback: reason why the
+    format that was asked for is not used, or None."""
 
     name: str
     fallback: str | None = None

@@ -69,8 +69,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """All that start-up needs to know. spec: with the dtype in which the engine computes. platform:
-    the machine, with the device that was chosen. draft: in that dtype too."""
+    """All that start-up needs to know. spec: model in the dtype of the computation. platform: the
+    machine, with the device that was chosen. draft: draft model or heads, in the same dtype."""
 
     settings: ResolvedSettings
     spec: ModelSpec

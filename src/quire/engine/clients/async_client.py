@@ -35,8 +35,9 @@ class SampleUpdate(msgspec.Struct, gc=False):
 
 class RequestUpdate(msgspec.Struct, gc=False):
     """Updates of one request since the last read. samples: the samples with updates, by index.
-    prompt_logprobs: in pieces, of which one may come twice. num_cached_tokens: once, when the
-    request's first step was planned. vector: float32 [E], with the end of a request that pools."""
+    prompt_logprobs: pieces of the list; a piece may come twice. num_cached_tokens: sent once, when
+    the request's first step was planned. vector: float32 [E], sent with the end of a
+    request that pools."""
 
     samples: list[SampleUpdate]
     prompt_logprobs: Sequence[PromptLogprobs] = ()

@@ -86,8 +86,8 @@ class RankAdapter(msgspec.Struct, frozen=True):
 
 class RankReply(msgspec.Struct, frozen=True):
     """The end of a start or an operation. error: its message, empty for success. at_fault: the
-    engine, its settings, or a request. computes_with: after a start, the rank's version and
-    kernels."""
+    engine, its settings, or a request. computes_with: version and kernels of the rank,
+    after a start."""
 
     error: str = ""
     at_fault: Literal["engine", "settings", "request"] = "engine"
