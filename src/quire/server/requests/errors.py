@@ -219,10 +219,10 @@ def is_messages_path(path: str) -> bool:
 
 
 def error_reply(error: BaseException, scope: Mapping[str, Any]) -> ErrorReply:
-    """Return the reply to any exception; all routes and streams use it. scope: of the request,
-    whose path decides the shape.
+    """Return the reply to any exception; all routes and streams use it. scope: scope of the
+    request, whose path decides the shape.
 
-    The words of an exception that quire did not raise on purpose stay in the log.
+    The message of an exception that quire did not raise on purpose stays in the log.
     """
     request_id: str = scope.get("state", {}).get("request_id", "")
     path = scope.get("path", "")
