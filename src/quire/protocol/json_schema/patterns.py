@@ -411,7 +411,7 @@ _NO_EDGES: _Edges = {(False, False): EMPTY}
 
 
 def _edges(node: Node, *, is_repeated: bool = False) -> _Edges:
-    """Return the parts of a language with anchors in it. is_repeated: it is in a repetition."""
+    """Return the parts of a language with anchors in it. is_repeated: it is repeated."""
     if not _has_anchor(node):
         return {(False, False): node}
     match node:
