@@ -1,4 +1,4 @@
-"""Vectors, classes and scores of an engine in this process: what `LLM` makes of them."""
+"""Vectors, classes and scores of an engine in this process, in the methods of `LLM`."""
 
 from __future__ import annotations
 
@@ -250,12 +250,12 @@ class VectorMethods:
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[PoolingRequestOutput]:
-        """One vector per prompt, made of its hidden states after the model's final norm; nothing is
-        generated. `output.outputs.data` is a float32 tensor [hidden size].
+        """Return one vector per prompt, made of its hidden states after the model's final norm;
+        nothing is generated. `output.outputs.data` is a float32 tensor [hidden size].
 
-        pooling_params: which hidden states, and whether the vector is scaled to length 1; one for
-        all, or one per prompt; None: as the model's files say, and the last token's, scaled, where
-        they say nothing. Prompts, adapters, errors and others as in `generate`.
+        pooling_params: choice of the hidden states, and of scaling the vector to length 1; one for
+        all, or one per prompt; None: choice of the model's files, or else the last token's, scaled.
+        For prompts, adapters, errors and others see `generate`.
         """
         import torch
 
@@ -281,10 +281,11 @@ class VectorMethods:
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """One vector per text, as the model's files say; `output.outputs.embedding` is a list.
+        """Return one vector per text, by the rules of the model's files; `output.outputs.embedding`
+        is a list.
 
-        prompt_name: of the model's prompts, which stands before each text; None: its default one.
-        Others as in `encode`.
+        prompt_name: one of the model's prompts, which stands before each text; None: its default
+        one. For others see `encode`.
         """
         check_foreign(RequestError, "embed", CALL_ARGUMENTS, others)
         call = self._vector_call(

@@ -27,8 +27,7 @@ class _Flag:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """words: name, such as ("bench", "serve"). kinds: words that may follow: subcommands and
-    others."""
+    """words: name, such as ("bench", "serve"). kinds: words that may follow."""
 
     words: tuple[str, ...]
     text: str

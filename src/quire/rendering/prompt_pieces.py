@@ -18,7 +18,7 @@ the whole, however small the pieces are, and leaves so much of it to compute at 
 
 
 class PromptPieces:
-    """Pieces are all text or all token ids. token_ids: what was given out so far."""
+    """Pieces are all text or all token ids. token_ids: ids returned so far."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer

@@ -25,9 +25,9 @@ Renders = Callable[[list[Message]], str | None]
 class InstructionPlaces:
     """Places in which a template shows instructions; by default wherever they stand.
 
-    developer_is_system: it knows no developer. joins_first: it shows one system message at the
-    beginning. has_later: it shows system messages between turns. passed_over: roles that it never
-    shows.
+    developer_is_system: the template knows no developer. joins_first: it shows one system message
+    at the beginning. has_later: it shows system messages between turns. passed_over: roles that it
+    never shows.
     """
 
     developer_is_system: bool = False
