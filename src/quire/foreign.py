@@ -27,7 +27,7 @@ class ForeignName:
 
     reason: why it is not needed, or the part that is missing. neutral: values that change nothing,
     as text in lower case; None: all values. always: it cannot be turned off; advice instead, or
-    empty. is_told: warn users that it has no effect.
+    empty. is_told: users are told that it has no effect.
     """
 
     reason: str

@@ -17,7 +17,7 @@ _CHOICES = re.compile(r"\{([^{}]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """values: values that it takes, empty if any. takes: it takes a value."""
+    """values: values that it takes, empty if any. takes: whether it takes a value."""
 
     name: str
     text: str

@@ -58,10 +58,10 @@ class PoolingParams:
         token by which the model tells them. None: choice of the model's files.
     normalize: scale the vector to length 1; None: choice of the model's files.
     truncate_prompt_tokens: number of last tokens to keep of the prompt; -1 for as many as fit.
-    Encoders keep the first ones instead, with the closing one.
+        Encoders keep the first ones instead, with the closing one.
     dimensions: number of first components to keep of the vector, which is then scaled to length 1.
     use_activation: turn the model's numbers of classes into probabilities, and a cross-encoder's
-    number into a score.
+        number into a score.
     """
 
     pooling: Pooling | None = None

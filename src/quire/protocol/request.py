@@ -58,15 +58,15 @@ class EngineRequest:
         comes whole with its finish.
     is_open: more of the prompt will come (`ExtendPrompt`); the tokens that are there are computed
         meanwhile, and nothing is generated before the end of the prompt is known.
-        max_prompt_tokens: most prompt tokens of an open request; None: as many as fit. pin_seconds:
-        time for which the computed prompt stays in the cache (inf: for ever), for other requests
-        that start with it, or None; n and max_tokens are 1 then.
+    max_prompt_tokens: most prompt tokens of an open request; None: as many as fit.
+    pin_seconds: time for which the computed prompt stays in the cache (inf: for ever), for other
+        requests that start with it, or None; n and max_tokens are 1 then.
     pin_is_shared: the pinned prefix serves requests of every salt; whoever asks for this declares
         that its text is no secret.
     grammar: language of the outputs. adapter: changes the model for this request.
     max_tokens_is_default: no client asked for `params.max_tokens`, so it is cut to what fits.
     media: parts of the prompt that are embeddings, in order. The token ids there stand for nothing
-    and lie outside of the vocabulary.
+        and lie outside of the vocabulary.
     pooling: the request is for a vector made of its prompt's hidden states, and ends when that is
         computed; `params` are `POOLED_PARAMS` then.
     second_start: index of the first token of the second text, if the prompt is a pair of texts that
@@ -157,12 +157,12 @@ class EngineOutput:
     handles (int64), token_ids (int32) [N]: sequence `handles[i]` grew by `token_ids[i]`.
         A sequence that grew by several tokens is there several times, in their order.
     logprobs: one per token, indexed by handle, for sequences that asked. prompt_logprobs: pieces,
-        indexed by handle; one may come again after a preemption. num_cached_tokens: indexed by
-        handle; comes once, when the first step is planned, for sample 0 and every sample that does
-        not branch off from another one.
+        indexed by handle; one may come again after a preemption.
+    num_cached_tokens: indexed by handle; comes once, when the first step is planned, for sample 0
+        and every sample that does not branch off from another one.
     vectors: float32 [E], indexed by handle, of sequences that pool; they have ended with this step.
     finished: sequences that ended with this step (their last token is in `token_ids`, or they are
-    whole).
+        whole).
     """
 
     handles: npt.NDArray[np.int64]

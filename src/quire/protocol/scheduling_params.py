@@ -26,8 +26,9 @@ class SchedulingParams:
     deadline_s: seconds after arrival by which the first token must come. A request that can no
         longer make it is dropped before its prompt is computed.
     tenant: name under which requests share one part of the capacity under the policy `fair`;
-    weight: size of that part. is_spare: run on spare capacity: admitted only while no other request
-    waits, and the first to give way.
+        weight: size of that part.
+    is_spare: run on spare capacity: admitted only while no other request waits, and the first to
+        give way.
     """
 
     priority: int = 0

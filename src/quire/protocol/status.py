@@ -19,7 +19,7 @@ CORE_STARTS = "starting the engine core"
 """The phase of a start until the core itself names one."""
 
 FETCHING = "fetching the checkpoint"
-"""The phase of a start in which a checkpoint is fetched, if it is not there: it may take hours."""
+"""The phase of a start that fetches a missing checkpoint: it may take hours."""
 
 PLANNING = "planning"
 
@@ -56,8 +56,9 @@ class EngineCapacity:
     """Capacity of a core that has started.
 
     max_model_len: tokens of one sequence, prompt and output. capacity_tokens: tokens of all
-    sequences together. groups: window (None is full attention) and tokens per block, of each layer
-    group. All blocks come from one pool.
+        sequences together.
+    groups: window (None is full attention) and tokens per block, of each layer group. All blocks
+        come from one pool.
     uses_priority: requests may name a priority. draws_tokens, num_classes: see `ModelSpec`.
     description: a sentence on the kernels that serve. device: device of the KV cache.
     """

@@ -119,7 +119,7 @@ class EnterRow:
     seed: 64-bit seed of the request; a draw depends on (seed, sample_index, position, token id).
     stop_token_ids: banned while there are fewer than `params.min_tokens` output tokens.
     num_candidates: 0 if the row draws its next token; else the row gives this many of the most
-    likely ones instead, and waits for the plan side to choose.
+        likely ones instead, and waits for the plan side to choose.
     checkpoint: holds the row's recurrent state after `num_computed_tokens`; None if the row starts
         from the initial state, or the model has none.
     adapter: index of the adapter that layers apply to the row's tokens.
@@ -198,10 +198,10 @@ class StepPlan:
     extend: rows whose prompts go on.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
         the block table of `table_slot` in layer group `table_group` is `table_block` from now on.
-        rewind_slot, rewind_tokens: [number of rows]: the row forgets this many of its last tokens,
-        and the results of them. The plan side names only rows whose results it has, all of them.
-        start_fork_src, start_fork_dst: slots, [number of forks]: before the forward, row `dst`
-        becomes a copy of row `src`, and computes nothing until a delta says so.
+    rewind_slot, rewind_tokens: [number of rows]: the row forgets this many of its last tokens, and
+        the results of them. The plan side names only rows whose results it has, all of them.
+    start_fork_src, start_fork_dst: slots, [number of forks]: before the forward, row `dst` becomes
+        a copy of row `src`, and computes nothing until a delta says so.
     append_slot, append_token: [number of tokens], row after row in the order of their positions,
         after these forks: the next tokens of the row are those that the plan side chose.
     delta_slot, delta_tokens: rows whose standing number of tokens changes.
@@ -275,14 +275,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class LateInput:
-    """The only message that may follow a plan: for the rows that wait for masks and sample in that
-    step, forked ones included, the tokens that they may draw. The step awaits it just before it
-    samples.
+    """The only message that may follow a plan: the tokens that rows may draw. It holds for the rows
+    that wait for masks and sample in that step, forked ones included. The step awaits it just
+    before it samples.
 
     slots: int32 [R]. counts: int32 [R], positions of each row: one for its next token, and one for
-        the token after each of its drafts. index: int32 [sum of counts], row after row: which of
-        `masks` [M, ceil(V / 32)] holds at each position, -1 where any token is allowed. So equal
-        masks are sent once.
+        the token after each of its drafts. index: int32 [sum of counts], row after row: index in
+        `masks` [M, ceil(V / 32)] at each position, -1 where any token is allowed. So equal masks
+        are sent once.
     failed: rows that have no masks; their requests fail, nobody else's.
     """
 
@@ -315,7 +315,7 @@ class TokenCandidates:
 
     token_ids: int32 [C], best first. scores: float64 [C]: the model's log-probability, at the
         request's temperature, plus the change of the logit by the request's edits; -inf is a ban.
-        logprobs: one per candidate, for rows that asked; else empty.
+    logprobs: one per candidate, for rows that asked; else empty.
     """
 
     token_ids: IntArray
@@ -415,7 +415,7 @@ class StepResult:
     failed: rows that produced nothing valid; their requests fail, nobody else's.
     done, failed_tickets: tickets that have ended, of this step and of earlier ones; each once.
     num_drafts: int32 [N], drafts that each of `slots` has verified; None is as many as the plan has
-    for it. A model may make fewer than the plan asks for.
+        for it. A model may make fewer than the plan asks for.
     seconds: computing time of the step; 0.0 if nobody measured it.
     """
 

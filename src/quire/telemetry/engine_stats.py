@@ -45,14 +45,17 @@ class SchedulerStats:
     swapped_out_total, swapped_in_total: preempted requests that went there, and that came back.
     num_named_host_blocks: host blocks with evicted blocks; a prefix may be loaded from them.
     blocks_stored_total, blocks_removed_total: blocks that sources of K/V beyond the device stored
-    and removed, under names. blocks_unstored_total: blocks whose copies there failed.
-    blocks_loaded_total, blocks_lost_total: copies to the device that succeeded and failed.
+        and removed, under names.
+    blocks_unstored_total: blocks whose copies there failed. blocks_loaded_total, blocks_lost_total:
+        copies to the device that succeeded and failed.
     late_loads_total: loads that their requests did not wait for.
     prompt_tokens_total, cached_tokens_total: tokens of admitted requests, and those found in the
-    cache. prefill_tokens_per_s: rate of the last steps that computed prompts; 0.0 before the first
-    one. drafted_rows_total: rows that verified drafts in a step. draft_tokens_total: drafts of
-    these rows. accepted_drafts_total: drafts that were right. accepted_drafts_at: the same, indexed
-    by place in the row.
+        cache.
+    prefill_tokens_per_s: rate of the last steps that computed prompts; 0.0 before the first one.
+    drafted_rows_total: rows that verified drafts in a step. draft_tokens_total: drafts of these
+        rows.
+    accepted_drafts_total: drafts that were right. accepted_drafts_at: the same, indexed by place in
+        the row.
     """
 
     num_running: int = _reading(("vllm:num_requests_running", "Requests that compute."))
