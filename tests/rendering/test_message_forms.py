@@ -42,7 +42,7 @@ CALLS = {
     "text": json.dumps(ARGUMENTS, ensure_ascii=False),
     "no_arguments": {},
 }
-# What the SDKs of some APIs write for each field that a message does not use.
+# Values of the SDKs of some APIs for each field that a message does not use.
 UNUSED = dict.fromkeys(("tool_calls", "reasoning_content", "refusal", "audio", "name"))
 WORDS = ("uno", "due", "question", "lookup", "città", "Zürich")
 PYTHON = ("[]", "Undefined", "{'", "['", " object at 0x", "<generator", "dict_")
@@ -92,7 +92,7 @@ CASES: dict[str, Message] = {
 
 
 def forms_of_content(content: object, role: str) -> list[object]:
-    """What may stand for a content, as it is first."""
+    """Return the forms that may stand for a content, the unchanged one first."""
     nothing = [""] if role in ("assistant", "tool") else []
     if content is None:
         return [None, MISSING, *nothing]

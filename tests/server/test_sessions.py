@@ -83,7 +83,7 @@ def test_a_chat_goes_on(http: httpx.Client, server: RunningServer, streams: bool
 
 
 def test_a_session_is_the_whole_conversation(http: httpx.Client) -> None:
-    """As if the client had sent all of it."""
+    """The answer is the same as if the client had sent all of it."""
     messages: list[Any] = [SYSTEM]
     for question in QUESTIONS:
         messages.append(user(question))

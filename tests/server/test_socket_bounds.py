@@ -1,4 +1,4 @@
-"""What a client of a WebSocket may make the server hold, and for how long."""
+"""Bounds of the memory that a client of a WebSocket may take on the server, and of the time."""
 
 from __future__ import annotations
 
