@@ -46,7 +46,7 @@ Complete = Callable[[Sequence[PoolingRequestOutput], bool], None]
 @dataclass(frozen=True, slots=True)
 class VectorCall:
     """Arguments of calls beside their prompts. params: one for all or one per prompt. scheduling:
-    by the number of prompts. use_tqdm: progress is shown."""
+    makes one object per prompt, from their number. use_tqdm: progress is shown."""
 
     params: PoolingArgument
     scheduling: Callable[[int], Sequence[SchedulingParams]]
@@ -118,7 +118,7 @@ class VectorCalls:
     def score(
         self, first: str | Sequence[str], second: str | Sequence[str], call: VectorCall
     ) -> list[ScoringRequestOutput]:
-        """Scores of pairs: of one text with each of several, or of two lists of one length."""
+        """Score pairs of texts: one text with each of several, or two lists of one length."""
         is_single = isinstance(first, str) and isinstance(second, str)
         lefts = [first] if isinstance(first, str) else list(first)
         rights = [second] if isinstance(second, str) else list(second)
@@ -325,9 +325,9 @@ class VectorMethods:
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[ScoringRequestOutput]:
-        """Scores of pairs of texts: of one with each of several, or of two lists of one length. A
-        cross-encoder reads both texts at once; of other models it is the cosine of two vectors.
-        Arguments and errors as in `encode`."""
+        """Score pairs of texts: one with each of several, or two lists of one length. A
+        cross-encoder reads both texts at once; with other models the score is the cosine of two
+        vectors. For arguments and errors see `encode`."""
         check_foreign(RequestError, "score", CALL_ARGUMENTS, others)
         call = self._vector_call(
             pooling_params, use_tqdm, lora_request, priority, scheduling_params

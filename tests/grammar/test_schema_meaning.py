@@ -1,4 +1,4 @@
-"""Schemas as the library gets them: what they allow is what JSON Schema says."""
+"""Schemas in the library's form: they allow the values that JSON Schema allows."""
 
 from __future__ import annotations
 

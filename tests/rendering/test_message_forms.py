@@ -300,7 +300,7 @@ def test_null_of_an_optional_field() -> None:
 
 
 def test_content_form_of_each_role() -> None:
-    """Fault: what one role's branch takes is given to all."""
+    """Fault: all roles get the content that one role's branch takes."""
     template = ChatTemplate(SOURCES["by_role"])
     forms = {role: template.content_form(role=role) for role in ROLES}
     assert forms == {"system": "string", "user": "parts", "assistant": "either", "tool": "string"}

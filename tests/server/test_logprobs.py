@@ -408,7 +408,7 @@ def test_parts_of_characters_have_keys_of_their_own(
 def test_bytes_that_make_no_character(
     tokenizers_by_name: dict[str, Tokenizer],  # noqa: F811
 ) -> None:
-    """Fault: what follows begins with the character that never got complete."""
+    """Fault: the next text begins with the character that never got complete."""
     for name, tokens, text, offsets in (
         ("gpt2", ["ð", "a", "ð", "Ł", "b"], "\ufffda\ufffdb", [0, 1, 2, 2, 3]),
         ("llama2", ["<0xE2>", "<0x82>", "a", "<0xFF>"], "\ufffd\ufffda\ufffd", [0, 0, 2, 3]),
@@ -513,7 +513,7 @@ def test_an_echo_has_as_many_as_were_asked(
 
 
 def test_over_the_wire(http: httpx.Client) -> None:
-    """The whole way: as many entries as asked, and the token's own among them."""
+    """The whole way gives as many entries as asked, and the token's own among them."""
     body = {"prompt": "日本 😀", "max_tokens": 8, "logprobs": 20, "echo": True, "ignore_eos": True}
     (choice,) = http.post("/v1/completions", json=body).json()["choices"]
     found = choice["logprobs"]

@@ -1,4 +1,4 @@
-"""The official client with tools: what its helpers parse, and the loop that agents run."""
+"""The official client with tools: its helpers' parsing, and the loop that agents run."""
 
 from __future__ import annotations
 

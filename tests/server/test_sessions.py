@@ -310,7 +310,7 @@ def test_fronts_that_settle_at_once_keep_the_pin(tmp_path: Path) -> None:
 
 
 def test_a_pin_that_fails_leaves_that_of_a_later_turn() -> None:
-    """Fault: what one turn could not have, the next one loses."""
+    """Fault: the next turn loses the pin that one turn could not have."""
 
     async def work() -> None:
         client, store = InMemoryClient(), SessionStore(Limits(), None)

@@ -49,13 +49,13 @@ MEMORY_BYTES = 2**30
 MASK_SECONDS = 0.1
 """Processor time for one mask after the first, which fills caches: a step would wait for it."""
 NUM_STEPS = 8
-"""Masks that a trial makes: what a grammar costs shows at the first ones only."""
+"""Masks that a trial makes: the cost of a grammar shows at the first ones only."""
 
 END_SECONDS = 10.0
-"""For the end of a child whose pipe has closed."""
+"""Seconds for the end of a child whose pipe has closed."""
 GRAMMAR_DEATHS = frozenset({-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV})
-"""Statuses of a child that a grammar kills: by its processor time, its memory, its stack. Any other
-death, SIGKILL of a machine without memory among them, says nothing of the grammar."""
+"""Statuses of a child that a grammar kills with its processor time, its memory or its stack. Any
+other death, SIGKILL of a machine without memory among them, says nothing of the grammar."""
 
 TOO_MUCH = (
     f"the grammar takes more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to compile. Make it "

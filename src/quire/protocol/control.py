@@ -1,8 +1,8 @@
-"""Operations beside steps: what an engine is asked to do or to tell, and its one kind of answer.
+"""Operations beside steps: commands and questions to an engine, and its one kind of answer.
 
-They run while no step is in flight. Those of clients cross to the engine's process as they are;
-those of a start go to the ranks of a model alone, and new weights never leave the process that
-gives them.
+They run while no step is in flight. Operations of clients cross to the engine's process unchanged;
+those of a start go only to the ranks of a model, and new weights never leave the process that gives
+them.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 Pooling = Literal["last", "cls", "mean", "classify", "classify_last", "classify_mean"]
-"""Hidden states after the final norm that count: that of the last token, that of the first one, or
-the mean of all. "classify": the numbers that the model has for its classes, by the first token;
-"classify_last": by the last one; "classify_mean": by the mean of all."""
+"""Hidden states after the final norm that count: the last token's, the first one's, or the mean of
+all. "classify": numbers of the model's classes at the first token; "classify_last": at the last
+one; "classify_mean": at the mean of all."""
 
 CLASSIFYING: tuple[Pooling, ...] = ("classify", "classify_last", "classify_mean")
 """Ways to pool that give the numbers of classes."""

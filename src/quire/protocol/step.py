@@ -183,8 +183,8 @@ class StepPlan:
     counts of the plan side are upper bounds until it has the result; the row knows its own, and no
     plan names a position.
 
-    A row of a recurrent model has a state beside its blocks: that after its computed tokens. A row
-    that enters loads one before the step computes, a fork copies that of its source, and a step
+    A row of a recurrent model has a state beside its blocks, the one after its computed tokens. A
+    row that enters loads one before the step computes, a fork copies that of its source, and a step
     saves states when it has committed its rows. So a plan may replace a checkpoint that it loads,
     and the next plan may load what this one saves. What a failed row saves is worth nothing.
 

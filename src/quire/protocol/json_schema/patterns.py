@@ -23,7 +23,7 @@ MAX_CHARS = 50_000
 MAX_CHARS_OF_ANY_CASE = 2_000
 """Longest pattern with the flag i, of which a class may stand for thousands of characters."""
 MAX_ANCHORED = 40
-"""Most parts of a row with anchors in them: what follows from one is written for each."""
+"""Most parts of a row with anchors in them; the consequences of one are written for each."""
 MAX_COUNT = 10_000
 """Largest number of repetitions; the grammar library takes no larger ones."""
 

@@ -36,8 +36,8 @@ class InstructionPlaces:
     passed_over: frozenset[str] = frozenset()
 
     def placed(self, messages: list[Message]) -> list[Message]:
-        """Return messages whose instructions the template shows: as the system's, joined to the one
-        before, or as part of a message of the user."""
+        """Return messages whose instructions the template shows. They become the system's, join the
+        message before, or go into a message of the user."""
         found = messages
         if self.developer_is_system:
             roles = {"developer": "system"}

@@ -312,7 +312,7 @@ async def score_list(
     second: str | list[str],
     most: int,
 ) -> ScoreList:
-    """Score pairs of texts: by a cross-encoder, otherwise by the cosine of their vectors. Raises
+    """Score pairs of texts with a cross-encoder, or with the cosine of their vectors. Raises
     RefusedError if the lists' lengths make no pairs."""
     lefts = [first] if isinstance(first, str) else first
     rights = [second] if isinstance(second, str) else second

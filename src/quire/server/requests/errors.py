@@ -169,8 +169,8 @@ class MessagesErrorResponse(msgspec.Struct):
 
 
 class ErrorReply(msgspec.Struct):
-    """One error in its wire form: as a response of its own, or as an event in a stream. request_id:
-    for the shape of the Messages API, which names the request; may be empty."""
+    """One error in its wire form, a response of its own or an event in a stream. request_id: id for
+    the shape of the Messages API, which names the request; may be empty."""
 
     status: int
     message: str

@@ -1,4 +1,4 @@
-"""Routes as rows of a table: what each takes, gives and needs, and who may call it."""
+"""Routes as rows of a table, with their inputs, outputs, needs and callers."""
 
 from __future__ import annotations
 
