@@ -112,10 +112,10 @@ class LLM(VectorMethods):
         float tensor [tokens, hidden size]} (with `enable_prompt_embeds`), or a list of them. Texts
         and ids may have a `cache_salt`, and share cached prefixes with their like alone.
         sampling_params: one for all, or one per prompt; None takes the model's own defaults.
-        priority: smaller goes first, under a policy that knows priorities. scheduling_params: that
-        and deadlines, tenants and weights. lora_request: the adapter that computes the prompts
-        (with `enable_lora`). Each is one for all, or one per prompt. others: arguments that vLLM
-        has and that ask for nothing here.
+        priority: smaller goes first, under a policy that knows priorities. scheduling_params:
+        priorities, deadlines, tenants and weights. lora_request: the adapter that computes the
+        prompts (with `enable_lora`). Each is one for all, or one per prompt. others: arguments that
+        vLLM has and that ask for nothing here.
 
         A single prompt that cannot be served raises RequestError. In a list, of one too, only the
         prompt at fault fails, and the others are complete: it has one output without text, with
@@ -284,9 +284,10 @@ class LLM(VectorMethods):
         max_prompt_tokens: int | None = None,
         scheduling_params: SchedulingParams | None = None,
     ) -> PromptStream:
-        """A prompt that arrives in pieces, computed as it arrives: `append`, `append`, `finish`.
+        """Open a prompt that arrives in pieces and is computed meanwhile: `append`, `append`,
+        `finish`.
 
-        max_prompt_tokens: how many it will have at most; None: what the context allows.
+        max_prompt_tokens: most tokens that it will have; None: as many as the context allows.
         scheduling_params: priority, deadline, tenant and weight; the deadline counts from now.
         """
         from quire.engine.clients.prompt_stream import PromptStream
@@ -321,9 +322,9 @@ class LLM(VectorMethods):
         """Keep the K/V of a prefix for prompts that start with its tokens, the partly filled last
         block too, for `ttl_s` seconds or until `unpin_prefix`.
 
-        prompt: as in `generate`, or the first messages of conversations, as in `chat`. An equal
-        prefix is pinned once, for as long as either call asked. Raises RequestError if it cannot be
-        served, or takes more of the cache than may be pinned.
+        prompt: prompt of `generate`, or the first messages of conversations, in the form of `chat`.
+        An equal prefix is pinned once, for as long as either call asked. Raises RequestError if it
+        cannot be served, or takes more of the cache than may be pinned.
         """
         renderer = self._engine.renderer
         if holds_messages(prompt):
@@ -368,8 +369,8 @@ class LLM(VectorMethods):
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Give memory back until `wake_up`. level 1: the KV cache; weights stay on a CPU, and go
-        from a GPU to host memory. level 2: the weights too; `wake_up` loads them again. mode: of
-        open streams, as in `pause`; those that are kept are computed again. Cached and pinned
+        from a GPU to host memory. level 2: the weights too; `wake_up` loads them again. mode:
+        treatment of open streams, see `pause`; kept streams are computed again. Cached and pinned
         prefixes are lost."""
         self._llm_engine.control(Sleep(level, mode))
 
@@ -428,8 +429,8 @@ class LLM(VectorMethods):
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[str]:
-        """Queue prompts without computing them; `wait_for_completion` does. Their ids, in order.
-        lora_request: as in `generate`."""
+        """Queue prompts without computing them; `wait_for_completion` does. Return their ids in
+        order. lora_request: see `generate`."""
         check_foreign(RequestError, "enqueue", CALL_ARGUMENTS, others)
         items, _ = as_list(prompts)
         adapters = adapters_for(len(items), lora_request)

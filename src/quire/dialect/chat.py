@@ -41,8 +41,8 @@ class WholeChats:
         eos_token_ids: Collection[int],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> None:
-        """template: that from which the dialect was found. tools: in the form of the OpenAI API;
-        only the template understands others."""
+        """template: template from which the dialect was found. tools: list in the form of the
+        OpenAI API; only the template understands others."""
         tools = [plain_data(given) for given in tools or ()]
         self.template = own_template(dialect, template)
         self._tokenizer = tokenizer
@@ -117,8 +117,8 @@ class ChatReader:
         self._num_taken = 0
 
     def take(self, completion: CompletionOutput, *, is_last: bool) -> list[Part]:
-        """Return the parts that the completion has got since the last call. is_last: it grows no
-        more."""
+        """Return the parts that the completion has got since the last call. is_last: the completion
+        has ended."""
         new = completion.token_ids[self._num_taken :]
         self._num_taken += len(new)
         if not is_last:

@@ -22,10 +22,11 @@ one token."""
 
 @dataclass(frozen=True, slots=True)
 class PinnedPrefix:
-    """handle, name, tenant: of the request that pinned it (`EngineRequest.request_id`,
+    """handle, name, tenant: identity of the request that pinned it (`EngineRequest.request_id`,
     `SchedulingParams.tenant`). num_blocks: KV blocks that it holds. hits: requests that started
-    from it. seconds_left: until it is let go, inf for ever. is_shared: for requests of every salt.
-    key: `prefix_key`. Equal keys are one pin, whose handle and name are those of the first request.
+    from it. seconds_left: time until it is let go, inf for ever. is_shared: it serves requests of
+    every salt. key: `prefix_key`. Equal keys are one pin, whose handle and name are those of the
+    first request.
     """
 
     handle: int
