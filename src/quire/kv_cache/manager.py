@@ -34,9 +34,9 @@ _STATE = -1
 class KVManager:
     """Blocks of the sequences that have a slot. Every count here is a plan-side upper bound.
 
-    layout: the layer groups. prefixes: finds what is cached. swaps: copies to the host and back.
-    sources: who else holds blocks by name. all_prefixes: finds what the device or a source has.
-    transfers: copies to the device. ticket_numbers: never used before.
+    layout: the layer groups. prefixes: finds cached blocks. swaps: copies to the host and back.
+    sources: others that hold blocks by name. all_prefixes: finds blocks of the device or of a
+    source. transfers: copies to the device. ticket_numbers: numbers that were never used before.
     states: checkpoints of recurrent states; None if the model has none.
     """
 

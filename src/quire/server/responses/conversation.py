@@ -61,8 +61,8 @@ def chat_messages(
     takes_images: bool = False,
 ) -> list[Fields]:
     """Return a conversation as messages. Items of one answer become one message of the assistant.
-    tools: of the request, for the names of earlier calls. takes_images: whether the model does.
-    RefusedError names an item that cannot be read."""
+    tools: tools of the request, for the names of earlier calls. takes_images: whether the model
+    does. RefusedError names an item that cannot be read."""
     messages: list[Fields] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})

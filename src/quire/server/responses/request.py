@@ -37,8 +37,8 @@ class ReadRequest:
 def read_request(
     body: ResponsesRequest | InputTokensRequest, items: list[Fields], *, takes_images: bool
 ) -> ReadRequest:
-    """Return a request as a chat. items: of the whole conversation. takes_images: whether the model
-    does. RefusedError names the field at fault."""
+    """Return a request as a chat. items: items of the whole conversation. takes_images: whether the
+    model does. RefusedError names the field at fault."""
     _check_absent(body)
     tools = given_tools(body.tools)
     chat = ChatRequest(
