@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import json
+import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tests.image_writer import (
     IMAGE,
     TOKENS_PER_TILE,
@@ -19,7 +24,11 @@ from tests.image_writer import (
     write_vision_checkpoint,
 )
 
-from quire import LLM, RequestError, SamplingParams
+from quire import LLM, AsyncLLM, ConfigError, LoRARequest, RequestError, SamplingParams
+from quire.config.render_plan import render_plan
+from quire.config.settings import EngineSettings
+from quire.config.startup import find_model, plan_startup
+from quire.platform import detect_platform
 from quire.rendering.media.idefics3 import make_tiles
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -334,3 +343,116 @@ def test_the_cache_of_images_is_bounded(folder: Path) -> None:
             engine.generate(asked(IMAGE, picture(20, 20)), GREEDY, use_tqdm=False)
         assert images.num_encoded == 2
         assert (images._num_bytes, len(images._kept)) == (0, 0)
+
+
+def test_adapters_act_on_the_language_model(folder: Path, tmp_path: Path) -> None:
+    """An image is encoded once for all adapters, and each has K/V of its own."""
+    adapter = tmp_path / "adapter"
+    write_adapter(adapter)
+    prompt = asked(f"See {IMAGE} now", picture(60, 40))
+    lora = LoRARequest("a", 1, str(adapter))
+    with LLM(str(folder), **SETTINGS, enable_lora=True) as engine:
+        plain = tokens(*engine.generate(prompt, GREEDY, use_tqdm=False))
+        (adapted,) = engine.generate(prompt, GREEDY, use_tqdm=False, lora_request=lora)
+        assert adapted.num_cached_tokens == 0
+        assert tokens(adapted) != plain
+        assert tokens(*engine.generate(prompt, GREEDY, use_tqdm=False)) == plain
+        assert worker_of(engine)._images.num_encoded == 1
+
+
+def write_adapter(folder: Path) -> None:
+    """Write an adapter of one matrix in PEFT's form."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "target_modules": ["down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    names = "base_model.model.model.text_model.layers.{}.mlp.down_proj.lora_{}.weight"
+    random = torch.Generator().manual_seed(3)
+    tensors = {}
+    for layer in range(2):
+        tensors[names.format(layer, "A")] = torch.randn(4, 48, generator=random)
+        tensors[names.format(layer, "B")] = torch.randn(32, 4, generator=random)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def test_an_engine_for_asyncio(folder: Path, llm: LLM) -> None:
+    """One stream goes on while others bring images; nothing is left of them."""
+    prompts = [asked(f"See {IMAGE} now", picture(60, 40, seed=i)) for i in range(3)]
+    wanted = [tokens(each) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+    async def answer(engine: AsyncLLM, prompt: Any) -> list[int]:
+        found: list[int] = []
+        async for output in engine.generate(prompt, GREEDY):
+            found = list(output.outputs[0].token_ids)
+        return found
+
+    async def work() -> None:
+        with AsyncLLM(str(folder), **SETTINGS) as engine:
+            found = await asyncio.gather(*(answer(engine, each) for each in prompts))
+            assert list(found) == wanted
+            with pytest.raises(RequestError, match="cannot be read as an image"):
+                await answer(engine, asked(IMAGE, b"<svg/>"))
+            await answer(engine, "text")
+            worker: Any = engine.engine.client
+            assert not worker._core._executor._worker._media._rows
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"limit_mm_per_prompt": {"image": 0}}, "limit_mm_per_prompt allows none"),
+        ({"tensor_parallel_size": 2}, "ranks share no image encoder"),
+        ({"speculative_config": {"method": "ngram"}}, "drafts do not read images"),
+    ],
+    ids=str,
+)
+def test_why_a_model_is_served_for_text_alone(
+    folder: Path, settings: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = find_model(EngineSettings.from_options({"model": str(folder), **settings}))
+    assert found.spec.images is None
+    assert reason in caplog.text
+
+
+def test_a_folder_without_a_processor_is_served_for_text_alone(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (other / "preprocessor_config.json").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert find_model(EngineSettings(model=str(other))).spec.images is None
+    assert "no preprocessor_config.json" in caplog.text
+
+
+def test_a_missing_tensor_of_the_tower_is_named(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tensors = load_file(other / "model.safetensors")
+    del tensors["model.vision_model.post_layernorm.bias"]
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"post_layernorm\.bias.*of the image encoder missing"):
+        LLM(str(other), **SETTINGS)
+
+
+def test_the_plan_counts_the_encoder_and_its_cache(folder: Path) -> None:
+    settings = EngineSettings.from_options({"model": str(folder), **SETTINGS})
+    bare = EngineSettings.from_options(
+        {"model": str(folder), **SETTINGS, "limit_mm_per_prompt": {"image": 0}}
+    )
+    plans = [plan_startup(each, detect_platform()).resolved for each in (settings, bare)]
+    spec = plans[0].spec.images
+    assert spec is not None
+    weights = [each.memory.fixed.weights for each in plans]
+    assert weights[0] - weights[1] == spec.tower.num_parameters * 4
+    assert plans[0].memory.fixed.images >= settings.image_cache > 0 == plans[1].memory.fixed.images
+    assert "images" in render_plan(plans[0]) and "images" not in render_plan(plans[1])
+
+
+def test_check_model_compares_the_text_model(folder: Path, capsys: Any) -> None:
+    from quire.cli.main import main
+
+    assert main(["check-model", str(folder), "--dtype", "float32"]) == 0
+    assert "transformers" in capsys.readouterr().out

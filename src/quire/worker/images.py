@@ -67,6 +67,8 @@ class ImageEncoder:
         return rows
 
     def _keep(self, digest: bytes, rows: torch.Tensor) -> None:
+        if rows.nbytes > self._cache_bytes:
+            return
         self._kept[digest] = rows
         self._num_bytes += rows.nbytes
         while self._num_bytes > self._cache_bytes:

@@ -13,7 +13,7 @@ from quire.config.media.idefics3 import IMAGE_KEY, ImageSpec, read_images
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
 
-__all__ = ["READERS", "find_images"]
+__all__ = ["READERS", "find_images", "reads_images"]
 
 READERS: Mapping[str, Callable[[RawConfig, RawConfig, int], ImageSpec]] = MappingProxyType(
     {"idefics3": read_images, "smolvlm": read_images}
@@ -26,6 +26,12 @@ PROCESSOR_FILE = "preprocessor_config.json"
 _log = logging.getLogger("quire.config")
 
 
+def reads_images(raw: RawConfig) -> bool:
+    """Return whether a config.json describes a model for text and images that quire knows."""
+    kind = raw.read_optional(str, "model_type")
+    return kind in READERS and raw.has("vision_config")
+
+
 def find_images(folder: Path, spec: ModelSpec, settings: EngineSettings) -> ImageSpec | None:
     """Return the description of the images that the model reads; None if it reads text alone, which
     is logged with the reason where the checkpoint has more. Raises ConfigError, naming file and
@@ -33,13 +39,13 @@ def find_images(folder: Path, spec: ModelSpec, settings: EngineSettings) -> Imag
     if is_gguf(folder):
         return None
     raw = read_json(folder / "config.json")
-    reader = READERS.get(raw.read_optional(str, "model_type") or "")
-    if reader is None or not raw.has("vision_config"):
+    if not reads_images(raw):
         return None
     reason = _why_text_alone(folder, spec, settings)
     if reason is not None:
         _log.warning("%s: takes no images: %s", folder, reason)
         return None
+    reader = READERS[raw.read(str, "model_type")]
     return reader(raw, read_json(folder / PROCESSOR_FILE), spec.hidden_size)
 
 
