@@ -88,7 +88,7 @@ def _check_message(place: str, message: object, text_only: bool) -> None:
         _check_function(f"{place}.function_call", call)
     audio = fields.get("audio")
     if text_only and audio is not None:
-        _refuse(f"{place}.audio", audio, "The served model takes text only. Leave it out.")
+        _refuse(f"{place}.audio", audio, "The served model has no encoder for it. Leave it out.")
 
 
 def _check_content(place: str, content: object, role: str, text_only: bool) -> None:
