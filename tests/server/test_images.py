@@ -253,3 +253,36 @@ def test_texts_beside_images_are_served_as_before(http: httpx.Client, llm: LLM) 
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     (alone,) = llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False)
     assert answer == alone.outputs[0].text
+
+
+@pytest.mark.parametrize("route", [CHAT, MESSAGES])
+def test_sessions_keep_their_images(http: httpx.Client, route: str) -> None:
+    """A turn sends what is new alone, and the image of the first turn is there."""
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    parts = {CHAT: image(), MESSAGES: {"type": "image", "source": source}}
+    more = {"model": "bundled", "session_id": f"of {route}", "max_tokens": 8, "ignore_eos": True}
+    counts: list[int] = []
+    for messages in (question(parts[route]), [{"role": "user", "content": "And?"}]):
+        answer = http.post(route, json={**more, "messages": messages})
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        cached = usage.get("cache_read_input_tokens", 0)
+        counts.append(usage.get("prompt_tokens", usage.get("input_tokens", 0) + cached))
+    assert counts[1] > counts[0] > 10 * TOKENS_PER_TILE
+
+
+def test_places_are_those_of_the_request(http: httpx.Client) -> None:
+    """Messages and responses become chats, whose paths nobody sent."""
+    bad = base64.b64encode(b"<svg/>").decode()
+    source = {"type": "base64", "media_type": "image/png", "data": bad}
+    body = {"model": "bundled", "max_tokens": 8}
+    answer = http.post(
+        MESSAGES, json={**body, "messages": question({"type": "image", "source": source})}
+    )
+    assert answer.status_code == 400
+    assert "messages[0].content[0].source.data cannot be read" in answer.text
+    part = {"type": "input_image", "image_url": f"data:;base64,{bad}"}
+    given = [{"type": "message", "role": "user", "content": [part]}]
+    answer = http.post(RESPONSES, json={"model": "bundled", "input": given})
+    assert answer.status_code == 400
+    assert "input[0].content[0].image_url cannot be read" in answer.text

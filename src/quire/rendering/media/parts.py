@@ -10,7 +10,10 @@ from quire.errors import RequestError, quoted
 from quire.rendering.media.sources import ImageSource, path_or_url
 from quire.rendering.message_check import IMAGE_MARK, IMAGE_PART_TYPES, TEXT_ONLY
 
-__all__ = ["image_source", "images_of", "in_order", "take_images"]
+__all__ = ["image_part", "image_source", "images_of", "in_order", "take_images"]
+
+LONGEST_PLACE = 200
+"""Characters of a path in a request that an error shows."""
 
 
 def take_images(messages: object) -> tuple[object, tuple[ImageSource, ...]]:
@@ -82,6 +85,13 @@ def images_of(data: object) -> tuple[ImageSource, ...]:
     )
 
 
+def image_part(source: ImageSource) -> dict[str, Any]:
+    """Return the part of a chat for an image that came in the form of another API. It is JSON, as
+    conversations are kept so, and remembers its place in the request."""
+    url = {"url": source.value, "detail": source.detail, "place": source.place}
+    return {"type": "image_url", "image_url": url}
+
+
 def _without_images(message: object, place: str, found: list[ImageSource]) -> object:
     if not isinstance(message, Mapping):
         return message
@@ -112,11 +122,11 @@ def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
     place = f"{place}.{name}"
     if kind == "image" and value is None and part.get("url") is not None:
         value, place = part["url"], place.removesuffix(name) + "url"
-    if isinstance(value, ImageSource):
-        return value
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
-        value, detail, place = fields.get("url"), fields.get("detail", detail), f"{place}.url"
+        given = fields.get("place")
+        place = given if isinstance(given, str) and len(given) < LONGEST_PLACE else f"{place}.url"
+        value, detail = fields.get("url"), fields.get("detail", detail)
     if value is None:
         raise RequestError(f"{place} is missing: send a data: URL with the image")
     if isinstance(value, str) and not value:

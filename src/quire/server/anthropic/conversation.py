@@ -7,6 +7,7 @@ from typing import cast
 
 import msgspec
 
+from quire.rendering.media.parts import image_part
 from quire.rendering.media.sources import ImageSource
 from quire.server.anthropic.volatile import without_volatile
 from quire.server.generation.sealed import unseal
@@ -118,7 +119,7 @@ def _image(block: Fields, place: str) -> Fields:
         value, at = string_of(source, "url", at), f"{at}.url"
     else:
         raise refused(f"{at}.type", kind, 'Send "base64" or "url".')
-    return {"type": "image", "image": ImageSource(at, value)}
+    return image_part(ImageSource(at, value))
 
 
 def _read(block: Fields, place: str) -> str:

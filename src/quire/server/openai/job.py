@@ -101,7 +101,7 @@ class Job:
         if self.session is not None:
             body = replace_messages(body, self.session)
         prompt = await prompts.render_chat(renderer, body, max_model_len, dialect, tools_text)
-        if self.session is not None and not prompt.parts:
+        if self.session is not None:
             work = functools.partial(self.session.continued, prompt, renderer.tokenizer)
             size = self.session.num_known + len(prompt.text or "")
             prompt, self.timeline.num_kept_tokens = await prompts.run(work, size)

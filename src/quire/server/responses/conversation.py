@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from quire.rendering.media.parts import image_source
+from quire.rendering.media.parts import image_part, image_source
 from quire.rendering.message_check import TEXT_ONLY
 from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
@@ -134,7 +134,7 @@ def _parts(content: object, place: str, *, takes_images: bool) -> list[Fields]:
         at = f"{place}[{index}]"
         part = fields_of(value, at)
         if part.get("type") == "input_image" and takes_images:
-            parts.append({"type": "image", "image": image_source(part, at)})
+            parts.append(image_part(image_source(part, at)))
         else:
             parts.append({"type": "text", "text": _text(part, at)})
     return parts
