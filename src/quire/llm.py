@@ -52,7 +52,6 @@ from quire.rendering import (
     beam_search_output,
 )
 from quire.rendering.lists import as_list, holds_lists, holds_messages
-from quire.rendering.media.parts import take_images
 from quire.rendering.progress import GenerationProgress
 from quire.telemetry.engine_stats import Metric, scheduler_metrics
 
@@ -530,7 +529,7 @@ class LLM(VectorMethods):
         self, messages: Sequence[Message], chats: WholeChats | None, **options: Any
     ) -> RenderedPrompt | RequestError:
         try:
-            taken, images = take_images(messages)
+            taken, images = self._engine.renderer.take_images(messages)
             messages = cast("Sequence[Message]", taken)
             messages = messages if chats is None else chats.conversation(messages)
             return self._engine.renderer.render_chat(messages, images=images, **options)

@@ -19,7 +19,7 @@ from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has
 from quire.rendering.folder import require_folder
 from quire.rendering.media.door import EmbedsPart, MediaPart
 from quire.rendering.media.images import ImageRenderer
-from quire.rendering.media.parts import images_of, in_order
+from quire.rendering.media.parts import images_of, in_order, take_images
 from quire.rendering.media.sources import ImageSource
 from quire.rendering.message_check import TEXT_ONLY
 from quire.rendering.messages import ArgumentsForm, checked_messages, fit_arguments
@@ -349,6 +349,11 @@ class Renderer:
             raise RequestError(f"{sources[0].place} is an image. {TEXT_ONLY}")
         self._images.check_number(len(sources))
         return self._images
+
+    def take_images(self, messages: object) -> tuple[object, tuple[ImageSource, ...]]:
+        """Return messages with marks in place of images, and the images, as `render_chat` takes
+        both. A model that takes text only leaves images where they are, to be refused there."""
+        return (messages, ()) if self._images is None else take_images(messages)
 
     def request_template(self, source: str) -> ChatTemplate:
         """The chat template that a request brought itself; RequestError when it is broken.

@@ -23,9 +23,8 @@ from quire.protocol.json_schema import num_chars_to_read
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer, RendersChats, check_messages
 from quire.rendering.media.door import EmbedsPart
-from quire.rendering.media.parts import take_images
 from quire.rendering.media.sources import ImageSource, is_remote
-from quire.rendering.message_check import IMAGE_MARK, TEXT_ONLY
+from quire.rendering.message_check import IMAGE_MARK
 from quire.server.generation.render_pool import RenderPool
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
@@ -139,7 +138,7 @@ class PromptRenderer:
         """Render messages through the model's chat template or, if trusted, the request's own.
         dialect: dialect of the model. tools_text: describes the tools to templates that have no
         place for them."""
-        taken, images = take_images(cast("object", body.messages))
+        taken, images = renderer.take_images(cast("object", body.messages))
         messages = self._checked_messages(taken)
         if images:
             images = await self._fetched(renderer, images)
@@ -238,11 +237,10 @@ class PromptRenderer:
     async def _fetched(
         self, renderer: Renderer, images: Sequence[ImageSource]
     ) -> tuple[ImageSource, ...]:
-        """Return images, those of http: and https: URLs as bytes. Raises RefusedError for a model
-        that takes text only, too many images, and what may not be fetched."""
+        """Return images, those of http: and https: URLs as bytes. Raises RequestError for too many
+        images, and for a URL that may not be fetched."""
         own = renderer.images
-        if own is None:
-            raise RefusedError(f"{images[0].place} is an image. {TEXT_ONLY}", param="messages")
+        assert own is not None, "it took the images"
         own.check_number(len(images))
         found: list[ImageSource] = []
         for image in images:
