@@ -529,8 +529,7 @@ class LLM(VectorMethods):
         self, messages: Sequence[Message], chats: WholeChats | None, **options: Any
     ) -> RenderedPrompt | RequestError:
         try:
-            taken, images = self._engine.renderer.take_images(messages)
-            messages = cast("Sequence[Message]", taken)
+            messages, images = self._engine.renderer.take_images(messages)
             messages = messages if chats is None else chats.conversation(messages)
             return self._engine.renderer.render_chat(messages, images=images, **options)
         except RequestError as error:

@@ -350,7 +350,7 @@ class Renderer:
         self._images.check_number(len(sources))
         return self._images
 
-    def take_images(self, messages: object) -> tuple[object, tuple[ImageSource, ...]]:
+    def take_images(self, messages: Any) -> tuple[Any, tuple[ImageSource, ...]]:
         """Return messages with marks in place of images, and the images, as `render_chat` takes
         both. A model that takes text only leaves images where they are, to be refused there."""
         return (messages, ()) if self._images is None else take_images(messages)
