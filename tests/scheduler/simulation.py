@@ -301,6 +301,7 @@ class Simulation:
         max_prompt_tokens: int | None = None,
         adapter: str = "",
         is_adapter_late: bool = False,
+        message_ends: Iterable[int] = (),
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with. given:
         tokens of the prompt that it comes with if the others come later. adapter: one of
@@ -338,6 +339,7 @@ class Simulation:
             max_prompt_tokens=max_prompt_tokens,
             prediction_token_ids=self._prediction(whole),
             adapter=_adapter_ref(adapter) if adapter else None,
+            message_ends=np.array(list(message_ends), np.int32),
         )
         try:
             tickets = self.scheduler.add(request)

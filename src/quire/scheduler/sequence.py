@@ -62,7 +62,8 @@ class Sequence:
     the group's grammar, once it was asked for masks. drafter, acceptance: of drafts, once it was
     asked for some. forced_rests, forced_patience: steps for which no tokens without alternative are
     asked for, and how many will be after the next time that there are none. unsent: of a watched
-    sequence, once it has tokens.
+    sequence, once it has tokens. places: where steps over its tokens end so that its recurrent
+    states are kept, and last their number, as of its entering.
     """
 
     group: SequenceGroup
@@ -78,6 +79,7 @@ class Sequence:
     forced_rests: int = 0
     forced_patience: int = 0
     unsent: Unsent | None = None
+    places: list[int] = field(default_factory=list[int])
 
     @property
     def handle(self) -> int:
@@ -115,11 +117,12 @@ class SequenceGroup:
     output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
     beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
     pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
-    beside tokens. grammar: to which the outputs belong. adapter: the slot of its adapter, counted
-    from 1; 0 for none. is_watched: whether verdicts decide what its client gets. is_guessed:
-    whether its next tokens are guessed. input_ticket: on which it is blocked while it has nothing
-    to compute before its prompt goes on. verdict_ticket: on which it is blocked while it has no
-    slots and one of its sequences has all its tokens.
+    beside tokens. message_ends: places in its prompt where recurrent states are worth keeping.
+    grammar: to which the outputs belong. adapter: the slot of its adapter, counted from 1; 0 for
+    none. is_watched: whether verdicts decide what its client gets. is_guessed: whether its next
+    tokens are guessed. input_ticket: on which it is blocked while it has nothing to compute before
+    its prompt goes on. verdict_ticket: on which it is blocked while it has no slots and one of its
+    sequences has all its tokens.
     """
 
     request: EngineRequest
@@ -141,6 +144,7 @@ class SequenceGroup:
     blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])
     extras: BlockExtras = NO_EXTRAS
+    message_ends: tuple[int, ...] = ()
     grammar: Grammar | None = None
     adapter: int = 0
 
