@@ -1,1 +1,4 @@
-"""Recurrent states: where prompts are cut to keep them, and who can find them."""
+"""Recurrent states: places in prompts where they are worth it (`places`), and steps that keep them
+(`kept`)."""
+
+__all__: list[str] = []
