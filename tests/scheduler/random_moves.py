@@ -255,7 +255,7 @@ def run_random(
     setup = with_states(rng, setup) if has_states else setup
     simulation = Simulation(with_sources(rng, setup) if has_sources else setup)
     with under_seed(seed):
-        walk(rng, simulation, num_moves, returns=0.15 if has_sources else 0.0)
+        walk(rng, simulation, num_moves, returns=0.15 if has_sources or has_states else 0.0)
     return simulation
 
 

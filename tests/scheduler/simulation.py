@@ -453,6 +453,7 @@ class Simulation:
             blocks_offered=len(plan.store_ticket) - int((plan.store_ticket == NO_TICKET).sum()),
             states_saved=len(plan.save_slot),
             states_loaded=sum(row.checkpoint is not None for row in plan.enter),
+            states_unnamed=len(self.kv.slots_with_unnamed_states),
         )
         return True
 
