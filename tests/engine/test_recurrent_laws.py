@@ -174,6 +174,45 @@ def test_other_conversations_start_behind_the_message_that_they_share(
 
 
 @DEPTHS
+@BREAKS
+def test_prompts_that_come_together_compute_what_they_share_once(depth: int, breaks: bool) -> None:
+    engine = chat(depth=depth, breaks=breaks, num_checkpoints=16)
+    prompts = [[*SYSTEM, *[200 + i] * 30] for i in range(4)]
+    prompts += [[*range(400, 480), i] for i in range(2)]
+    handles = [engine.add(prompt, message_ends=[len(SYSTEM)])[0] for prompt in prompts]
+    engine.check({h: (p, 0, 0) for h, p in zip(handles, prompts, strict=True)})
+    assert engine.num_cached == dict(zip(handles, [0, 144, 144, 144, 0, 80], strict=True))
+
+
+@DEPTHS
+def test_who_waits_for_a_state_goes_on_without_it(depth: int) -> None:
+    """The one that computes it ends before."""
+    for end in ("abort", "failure"):
+        poison = 999
+        engine = chat(depth=depth, poison=poison, max_num_batched_tokens=40)
+        first = [*SYSTEM[:100], *([poison] if end == "failure" else []), *SYSTEM[100:], 5]
+        second = [*first[:100], *range(60)]
+        engine.add(first, message_ends=[96])
+        (later,) = engine.add(second, message_ends=[96])
+        engine.step()
+        assert len(engine.plans[0].enter) == 1
+        if end == "abort":
+            engine.core.abort([0])
+        engine.check({later: (second, 0, 0)})
+
+
+@DEPTHS
+def test_who_may_not_read_the_cache_waits_for_nobody(depth: int) -> None:
+    engine = chat(depth=depth, max_num_batched_tokens=512)
+    engine.add(SYSTEM, max_tokens=1)
+    (pooled,) = engine.add(SYSTEM, pooling="mean")
+    engine.step()
+    assert [len(plan.enter) for plan in engine.plans][:1] == [2]
+    engine.run()
+    assert pooled in engine.vectors
+
+
+@DEPTHS
 def test_the_third_prompt_starts_where_two_before_it_branched_off(depth: int) -> None:
     engine = chat(depth=depth)
     cached: list[int] = []

@@ -60,10 +60,15 @@ class PrefixCache:
             for sequence in group.sequences:
                 sequence.names = []
 
+    def may_serve(self, sequence: Sequence) -> bool:
+        """Return whether a sequence may start from a cached prefix. A request that asks for prompt
+        logprobs must see all of its prompt computed, and so must one that pools it."""
+        request = sequence.group.request
+        is_whole = request.params.prompt_logprobs is not None
+        return not (is_whole or reads_whole_prompt(request.pooling))
+
     def lookup(self, sequence: Sequence) -> PrefixHit:
-        """Find the cached prefix of a waiting sequence, its last token excepted. A request that
-        asks for prompt logprobs must see all of its prompt computed, and so must one that pools
-        it."""
+        """Find the cached prefix of a waiting sequence, its last token excepted."""
         return self._lookup(self._kv.prefixes, sequence)
 
     def lookup_all(self, sequence: Sequence) -> PrefixHit:
@@ -71,8 +76,7 @@ class PrefixCache:
         return self._lookup(self._kv.all_prefixes, sequence)
 
     def _lookup(self, prefixes: PrefixLookup, sequence: Sequence) -> PrefixHit:
-        request = sequence.group.request
-        if request.params.prompt_logprobs is not None or reads_whole_prompt(request.pooling):
+        if not self.may_serve(sequence):
             return prefixes.lookup([], 0)
         if self._enabled:
             group = sequence.group

@@ -50,6 +50,24 @@ class KeptStates:
         go to `end`."""
         return self._stop(self._places(sequence, 0, 0), 0, end)
 
+    def is_coming(self, sequence: Sequence, num_cached: int, slots: Slots) -> bool:
+        """Return whether one of `slots` [R], which compute in this step, goes on to keep a state
+        from which a waiting sequence can start: worth a step more than its `num_cached` tokens."""
+        table, names, size = self._table, sequence.names, self._kv.block_size
+        most = min(len(sequence.token_ids) - 1, len(names) * size)
+        for slot in slots[table.num_computed[slots] < table.num_prompt[slots]].tolist():
+            other, first = table.at(slot), max(int(table.num_computed[slot]), num_cached)
+            for place in other.places:
+                index = place // size - 1
+                if (
+                    first < place <= min(most, len(other.names) * size)
+                    and place - num_cached >= self._gap
+                    and place % self._grid == 0
+                    and other.names[index] == names[index]
+                ):
+                    return True
+        return False
+
     def stops_at(self, slots: Slots, ends: Slots) -> Slots:
         """Return where steps of `slots` [R] that could go to `ends` [R] end."""
         starts, found = self._table.num_computed[slots], ends.copy()
