@@ -475,7 +475,7 @@ def _head_metadata(a: str, config: Any) -> dict[str, Any]:
 
 
 def _gemma4_metadata(config: Any) -> dict[str, Any]:
-    """As llama.cpp's converter writes it."""
+    """Return the metadata in the form of llama.cpp's converter."""
     a, slides = "gemma4", [kind == "sliding_attention" for kind in config.layer_types]
     own = config.num_hidden_layers - config.num_kv_shared_layers
     last = (1 + config.use_double_wide_mlp) * config.intermediate_size

@@ -52,8 +52,8 @@ class FakeEngine:
         speculative_config: str | None = None,
         num_adapter_slots: int = 0,
     ) -> None:
-        """layout: in place of windows and block_size. breaks: every step is computed in vain once,
-        and then in halves."""
+        """layout: replaces windows and block_size. breaks: every step is computed in vain once, and
+        then in halves."""
         if layout is None:
             layout = KVLayout.of_windows(windows, block_size, KVFormat(1, 1, 1, 4))
         block_size = layout.block_size

@@ -90,7 +90,7 @@ def run_alone(llm: LLM, prompts: Sequence[Prompt], **more: Any) -> list[RequestO
 
 
 def has_kernels() -> bool:
-    """Whether all that sums over more than one number is computed by our own kernels."""
+    """Return whether our own kernels compute all sums over more than one number."""
     chosen = build_op_set(detect_platform()).chosen
     return chosen["linear"] != REFERENCE and chosen["paged_attention"] != REFERENCE
 

@@ -214,7 +214,7 @@ def test_tokens_that_content_makes_with_its_neighbours(tokenizer: Tokenizer) -> 
 
 @pytest.mark.parametrize("is_text", [False, True])
 def test_arguments_that_are_nested_deep(is_text: bool, tokenizer: Tokenizer) -> None:
-    """Fault: what Python can't walk through is an error of the server."""
+    """Fault: data that Python can't walk through is an error of the server."""
     depth = sys.getrecursionlimit() - 400  # other tests of the process may have raised it
     call = called('{"a":' + "[" * depth + "]" * depth + "}")
     if not is_text:

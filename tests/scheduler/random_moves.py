@@ -28,7 +28,7 @@ WINDOWS: tuple[tuple[int | None, ...], ...] = (
 
 
 def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
-    """policy: any one if None."""
+    """Return a random setup. policy: None for any policy."""
     windows = rng.choice(WINDOWS)
     max_num_seqs = rng.randint(1, 6)
     setup = Setup(

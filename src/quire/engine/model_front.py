@@ -22,10 +22,10 @@ _log = logging.getLogger("quire.engine")
 
 @dataclass(frozen=True, slots=True)
 class ModelFront:
-    """eos_token_ids: what ends a sequence: the tokens of the checkpoint's configs and the
-    tokenizer's own, which in a chat model may be the only one that ends a turn.
-    default_sampling: sampling parameters that the model's authors recommend. sentences: what
-    becomes of hidden states. classes, is_encoder: as in `ModelSpec`."""
+    """eos_token_ids: tokens that end a sequence: those of the checkpoint's configs and the
+    tokenizer's own, which in a chat model may be the only one that ends a turn. default_sampling:
+    sampling parameters that the model's authors recommend. sentences: defaults that turn hidden
+    states into vectors. classes, is_encoder: see `ModelSpec`."""
 
     renderer: Renderer
     eos_token_ids: frozenset[int]
@@ -36,10 +36,10 @@ class ModelFront:
 
 
 def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) -> ModelFront:
-    """Read tokenizer and chat template; no weights. folder: of the checkpoint, on this machine.
+    """Read tokenizer and chat template; no weights. folder: local folder of the checkpoint.
 
-    Raises ConfigError if the tokenizer is missing or broken. Without a chat template that works
-    the model can't chat.
+    Raises ConfigError if the tokenizer is missing or broken. Without a chat template that works the
+    model can't chat.
     """
     renderer = _load_renderer(settings, folder, spec)
     tokenizer = renderer.tokenizer

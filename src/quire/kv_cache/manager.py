@@ -34,9 +34,9 @@ _STATE = -1
 class KVManager:
     """Blocks of the sequences that have a slot. Every count here is a plan-side upper bound.
 
-    layout: the layer groups. prefixes: finds what is cached. swaps: copies to the host and back.
-    sources: who else holds blocks by name. all_prefixes: finds what the device or a source has.
-    transfers: copies to the device. ticket_numbers: never used before.
+    layout: the layer groups. prefixes: finds cached blocks. swaps: copies to the host and back.
+    sources: others that hold blocks by name. all_prefixes: finds blocks of the device or of a
+    source. transfers: copies to the device. ticket_numbers: numbers that were never used before.
     states: checkpoints of recurrent states; None if the model has none.
     """
 
@@ -323,8 +323,8 @@ class KVManager:
 
     def save_state(self, slot: int, name: bytes, *, in_passing: bool = False) -> None:
         """Keep the recurrent state that a slot has after the next step, which ends the block with
-        this name, for sequences that enter after that step. in_passing: until the slot's next
-        state is kept, unless a sequence has started from it."""
+        this name, for sequences that enter after that step. in_passing: keep it only until the
+        slot's next state is kept, unless a sequence has started from it."""
         checkpoint = None if self.states is None else self.states.save(name)
         if checkpoint is not None:
             self._updates.save_state(slot, checkpoint)
@@ -357,7 +357,7 @@ class KVManager:
 
     def _state_kept(self, slot: int, name: bytes, *, is_new: bool, in_passing: bool) -> None:
         """Note that there is a checkpoint after the block with this name, which a slot has. is_new:
-        it is this slot's own."""
+        True if the slot has just saved it."""
         if self.states is None:
             return
         before = self._passing.pop(slot, None)

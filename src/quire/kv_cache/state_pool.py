@@ -94,7 +94,7 @@ class StatePool:
 
     def forget(self, name: bytes, *, unless_used: bool = False) -> None:
         """Drop the state after this block: no sequence may start from it any more. unless_used:
-        keep it if one has done so before."""
+        drop it only if none has done so."""
         checkpoint = self._index.get(name)
         if checkpoint is not None and not (unless_used and self._num_loads[checkpoint]):
             self._forget(checkpoint)

@@ -45,9 +45,9 @@ class RenderedPrompt:
     """Token ids for the engine, with the text they came from (None when ids were given).
 
     salt: prompts of other salts share no cached prefix with it. media: parts of the prompt that are
-    embeddings; the token ids there are 0. embeds: what has to be given to the engine before it is
-    known how many tokens the prompt has; there are none then. prediction: token ids of the output
-    that the client expects. adapter: that computes it. second_start: as in `EngineRequest`.
+    embeddings; the token ids there are 0. embeds: embeddings to give to the engine; until then the
+    number of tokens is unknown, and there are none. prediction: token ids of the output that the
+    client expects. adapter: adapter that computes it. second_start: see `EngineRequest`.
     own: control tokens of the text that its template wrote, if content has others (`ChatText`).
     """
 
@@ -84,9 +84,9 @@ class RenderedPrompt:
         return replace(self, token_ids=self.token_ids[-length:], text=None)
 
     def first(self, length: int) -> "RenderedPrompt":
-        """Its first tokens and the closing one, `length` in all, or itself if it is no longer: what
-        encoders are given of a long text. RequestError for a pair of texts, which is cut when it is
-        rendered."""
+        """Return its first tokens and the closing one, `length` in all, or itself if it is no
+        longer: the form in which encoders get a long text. Raises RequestError for a pair of texts,
+        which is cut when it is rendered."""
         if len(self.token_ids) <= length or length < 1:
             return self
         if self.second_start:
@@ -123,11 +123,11 @@ class RendersChats(Protocol):
 class Renderer:
     """Everything about text for one model; safe to share between threads.
 
-    `tokenizer` None is an engine without tokenizer: only token ids go in, and outputs have no
-    text. `vocab_size` is the number of embeddings of the model, which bounds the token ids that a
-    request may send; None takes the tokenizer's. control_tokens_in_content: what spells a control
-    token in a message is one, and no text. finds_message_ends: the model has recurrent states, so
-    the engine asks where messages end.
+    Without a `tokenizer` only token ids go in, and outputs have no text. `vocab_size` is the number
+    of embeddings of the model, which bounds the token ids that a request may send; None takes the
+    tokenizer's. control_tokens_in_content: text of a message that spells a control token is that
+    token. finds_message_ends: the engine asks where messages end, since the model has recurrent
+    states.
     """
 
     def __init__(
@@ -386,8 +386,8 @@ class Renderer:
     def prompt_offsets(
         self, prompt: RenderedPrompt, params: SamplingParams, add_special_tokens: bool = True
     ) -> list[int]:
-        """Return where in `prompt_text` each token of the prompt begins. add_special_tokens: as
-        when the prompt was rendered."""
+        """Return where in `prompt_text` each token of the prompt begins. add_special_tokens: same
+        as when the prompt was rendered."""
         if self._tokenizer is None:
             return [0] * len(prompt.token_ids)
         if prompt.text is not None:

@@ -46,7 +46,7 @@ class RequestRenderer:
     """Turns text-level parameters (bad words, the model's end-of-sequence tokens, a missing seed)
     into the integers that the engine core knows.
 
-    seed: of the seeds that requests get which name none; None for ones that nobody can predict.
+    seed: seed from which requests without one draw theirs; None for unpredictable ones.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class PromptAdapters:
     """Finds adapters in their folders; safe to share between threads."""
 
     def __init__(self, max_rank: int) -> None:
-        """max_rank: of the engine."""
+        """max_rank: bound of the engine."""
         self._folders = AdapterFolders(max_rank)
 
     def put(self, prompt: RenderedPrompt, lora: LoRARequest | None) -> RenderedPrompt:

@@ -49,8 +49,8 @@ class Admission:
     def admit(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
         """Admit waiting groups in order until one does not fit; it holds back all groups behind it.
         They compute with the tokens that are left, or that were given to running prompts behind
-        them in the order. slots, tokens: what running sequences compute, [R]. Return what all
-        sequences compute then."""
+        them in the order. slots, tokens: slots of running sequences and the tokens that each
+        computes, [R]. Return the same for all sequences after the admission."""
         if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
             self._was_short = True
             return slots, tokens

@@ -29,14 +29,14 @@ Slots = npt.NDArray[np.int64]
 class InFlight:
     """A step that was planned and whose result has not been applied.
 
-    generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
-        the step, corrected by what earlier steps did not accept. A sequence whose results are not
-        wanted any more is struck off `sequences`.
+    generation, starts, sequences: state of each slot when the step was planned; `starts` are the
+        computed counts before the step, corrected by the tokens that earlier steps did not accept.
+        A sequence whose results are not wanted any more is struck off `sequences`.
     dropped: slots that compute with a token that was refused, with the generation that they had;
         what they are given is refused too.
-    drafts: by slot, how many of them the step verifies; None if none does. are_forced: they are no
-        guesses.
-    mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
+    drafts: number of drafts that the step verifies, by slot; None if it verifies none. are_forced:
+        whether the drafts are certain instead of guesses.
+    mark: earliest mark of the blocks that this step's rows publish (`KVManager.mark`).
     swapped_in: slots whose blocks came from the host with this step.
     """
 

@@ -79,12 +79,14 @@ class Scheduler:
         whole_prompts: bool = False,
         load_seconds: float = LOAD_SECONDS,
     ) -> None:
-        """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
-        proposer: whose drafts are all verified. methods: by which drafts are made where there is no
-        proposer, and as many verified as pay. vocab_size: token ids from there on stand for media.
-        watches: whose tokens wait for verdicts before clients get them; None: nobody's.
-        whole_prompts: a step computes all of a prompt or nothing; none is longer than a step.
-        load_seconds: for which a prompt waits for blocks of a source; see `LOAD_SECONDS`."""
+        """recovery_costs: costs that decide which preempted groups are swapped to the host blocks
+        of `kv`.
+        proposer: source of drafts that are all verified. methods: methods that make drafts without
+        a proposer; as many are verified as pay. vocab_size: token ids from there on
+        stand for media.
+        watches: tells the requests whose tokens wait for verdicts before clients get them; None: no
+        request. whole_prompts: a step computes all of a prompt or nothing; none is longer than a
+        step. load_seconds: time that a prompt waits for blocks of a source; see `LOAD_SECONDS`."""
         queue = SpareLast(policy)
         table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
         pins = PinnedPrefixes(kv)

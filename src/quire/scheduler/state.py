@@ -72,11 +72,11 @@ class Tickets:
 class SchedulerState:
     """The parts never change; each changes what it holds through its own methods.
 
-    table: running sequences, by slot. kv: their blocks. roster: groups by what becomes of them.
-    builder: changes for the next plan. outputs: news for clients. prefixes, pins: cached and
-    pinned K/V. states: keeps recurrent ones; None if none are kept. recovery: way back of preempted
-    groups. tickets: what groups are blocked on. deadlines, speed: who comes too late. unsent:
-    tokens that wait for verdicts.
+    table: running sequences, by slot. kv: their blocks. roster: groups by state. builder: changes
+    for the next plan. outputs: news for clients. prefixes, pins: cached and pinned K/V. states:
+    keeper of recurrent states, None if none are kept. recovery: way back of preempted groups.
+    tickets: tickets that groups are blocked on. deadlines, speed: tell which requests come too
+    late. unsent: tokens that wait for verdicts.
     """
 
     kv: KVManager

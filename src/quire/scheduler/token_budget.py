@@ -64,8 +64,8 @@ class TokenBudget:
         *,
         whole_prompts: bool = False,
     ) -> None:
-        """states: shortens chunks, so that recurrent states can be kept; None leaves them as they
-        are. whole_prompts: waiting prompts are not cut, and wait for a step that has room for all
+        """states: keeper of recurrent states, which shortens chunks; None leaves them as they are.
+        whole_prompts: waiting prompts are not cut, and wait for a step that has room for all
         of them."""
         self.whole_prompts = whole_prompts
         self.is_spare_paused = False
@@ -154,9 +154,9 @@ class TokenBudget:
         return StepTokens(self, wanted, left, order, spare, decodes)
 
     def num_partial(self, wanted: Slots, *, is_spare: bool) -> tuple[int, int]:
-        """Prompts of which a part is left after a step that computes `wanted` by slot, and how
-        many of them are long. is_spare: those on spare capacity, which may have to sit steps out,
-        count too; else they keep nobody out."""
+        """Return the number of prompts that are not finished after a step that computes `wanted` by
+        slot, and the number of long ones among them. is_spare: whether prompts on spare capacity
+        count too, which may have to sit steps out; else they keep nobody out."""
         todo = self._table.todo()
         left = (todo > 1) & (todo > wanted)
         if not is_spare:
@@ -168,8 +168,9 @@ class TokenBudget:
 class StepTokens:
     """The tokens of one step while waiting groups are admitted.
 
-    wanted: by slot. left: that nobody wants yet. prompts: (key, slot) of running prompts, by key.
-    spare, spare_decodes: running slots on spare capacity, and those of them that decode.
+    wanted: tokens wanted by each slot. left: tokens that nobody wants yet. prompts: (key, slot) of
+    running prompts, by key. spare, spare_decodes: running slots on spare capacity, and those of
+    them that decode.
     """
 
     def __init__(
@@ -238,8 +239,8 @@ class StepTokens:
     def admit(self, chunks: list[tuple[int, int]], *, is_spare: bool) -> None:
         """Note that a group has entered: (slot, tokens) of each sequence. Tokens that running
         prompts had been given and this group takes are taken from them; blocks that they got
-        meanwhile stay theirs. is_spare: of the group; one that is not pauses running ones
-        that are."""
+        meanwhile stay theirs. is_spare: whether the group is on spare capacity; another group
+        pauses running ones that are."""
         slots = np.array([slot for slot, _ in chunks], np.int64)
         if not is_spare and self._budget.are_in_prompts(slots) and self._budget.pause_spare():
             self._left += int(self._wanted[self._spare].sum())

@@ -223,8 +223,8 @@ def read_gpt_oss(raw: RawConfig, dtype: str) -> ModelSpec:
 def _routing(
     raw: RawConfig, key: str, num_experts: int, *, top_k: int, renormalise: bool | None = None
 ) -> Routing:
-    """key: of the number of experts. renormalise: where the file does not say so; None for a family
-    that always does."""
+    """key: key of the number of experts. renormalise: default where the file does not say; None for
+    a family that always renormalises."""
     num_experts = raw.read_size(key, "num_experts", "num_local_experts", default=num_experts)
     top_k = raw.read_size("num_experts_per_tok", default=top_k)
     if top_k > num_experts:
@@ -262,7 +262,7 @@ def _with_experts(
     shared_gated: bool = False,
     bias: bool = False,
 ) -> ModelSpec:
-    """Put experts in place of MLPs. layers: that have some, all if None."""
+    """Put experts in place of MLPs. layers: whether each layer has experts; all have if None."""
     experts = ExpertsSpec(
         routing,
         (True,) * spec.num_layers if layers is None else layers,

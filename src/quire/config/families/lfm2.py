@@ -22,8 +22,8 @@ MAX_TAPS = 8
 
 @dataclass(frozen=True, slots=True)
 class LFM2Traits:
-    """conv_taps: tokens that a convolution sees, its own included. conv_bias: of the convolution
-    and the projections around it."""
+    """conv_taps: tokens that a convolution sees, its own included. conv_bias: whether the
+    convolution and the projections around it have a bias."""
 
     conv_taps: int
     conv_bias: bool

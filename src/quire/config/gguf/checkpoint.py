@@ -51,7 +51,7 @@ BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.
 class GGUFLayout:
     """Mapping of a tensor's rows on disk to those of its Hugging Face counterpart.
 
-    entry: where and what it is. paired_heads: number of heads whose rows are in the order of the
+    entry: the tensor in the file. paired_heads: number of heads whose rows are in the order of the
     rotated pairs (first element of each half, then second, ...); 0 leaves rows as they are.
     adds_one: each number is larger by 1 than in the Hugging Face tensor.
     """

@@ -1,9 +1,9 @@
 """Control tokens of a model, told apart from texts of the same spelling in what users wrote.
 
 A template writes turns with tokens such as `<|im_end|>`. Where a message has that text, the
-tokenizer would make the token of it, and the message could end its turn and open another one. So a
-conversation is rendered twice if it could: as it is, and with the signs of control tokens in it
-replaced. Control tokens that are left in the second text are the template's own.
+tokenizer would make the token of it, and the message could end its turn and open another one. Where
+that could happen, a conversation is rendered twice: unchanged, and with the signs of control tokens
+in it replaced. Control tokens that are left in the second text are the template's own.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ChatText(NamedTuple):
 
 class ControlTokens:
     """The control tokens of one tokenizer: its special tokens, and other added tokens whose names
-    have bars. Markers of thinking are none, since they open no turn. texts: its added tokens;
-    special: those of them that are special. unknown: ids that stand for any text."""
+    have bars. Markers of thinking are none, since they open no turn. texts: its added tokens.
+    special: ids of the special ones. unknown: ids that stand for any text."""
 
     def __init__(
         self,
@@ -219,8 +219,8 @@ def _unused(text: str) -> Iterator[str]:
 
 
 def _veiled(data: Any, codes: Mapping[str, str], of_roles: Mapping[str, str]) -> Any:
-    """Return a copy of a value in whose strings other characters stand for signs. of_roles: those
-    that stand for the first letters of unusual roles."""
+    """Return a copy of a value in whose strings other characters stand for signs. of_roles:
+    characters for the first letters of unusual roles."""
 
     def veiled(value: Any) -> Any:
         if isinstance(value, str):
