@@ -103,6 +103,7 @@ def _load_renderer(settings: EngineSettings, folder: Path, spec: ModelSpec) -> R
         chat_template=settings.chat_template,
         control_tokens_in_content=settings.control_tokens_in_content,
         images=None if spec.images is None else partial(_image_renderer, settings, spec.images),
+        finds_message_ends=bool(spec.states),
     )
 
 
