@@ -59,6 +59,13 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - self.num_available
 
+    def states(self) -> bytearray:
+        """Return a letter for each block: f free, c cached, u used by one table, s by several."""
+        letters = bytearray(b"us"[count > 1] if count else ord("f") for count in self._ref_count)
+        for block in self._cached:
+            letters[block] = ord("c")
+        return letters
+
     def ref_count(self, block: int) -> int:
         return self._ref_count[block]
 
