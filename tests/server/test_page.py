@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -192,3 +195,13 @@ def test_a_difference_makes_the_new_one(old: dict[str, Any], new: dict[str, Any]
 
 def test_runs_of_letters() -> None:
     assert run_lengths(b"ffuuucf") == "f2u3c1f1" and run_lengths(b"") == ""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_modules_without_a_browser() -> None:
+    """Fault: markdown that runs or stalls, wrong arithmetic, a lost branch. See the file."""
+    file = Path(__file__).with_name("page_modules.mjs")
+    done = subprocess.run(
+        ["node", "--test", str(file)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
