@@ -211,19 +211,6 @@ GATES = (
         vendor=True,
     ),
     Gate(
-        "page",
-        ("tests/server/test_page_browser.py",),
-        (
-            "src/quire/**",
-            *(f"tests/{name}.py" for name in ("conftest", "pairs", "profiles", "waiting")),
-            *(f"tests/server/{name}.py" for name in ("conftest", "in_memory", "responses")),
-            *("tests/server/running.py", "tests/server/scripted.py"),
-            *("tests/engine/fake_engine.py", "tests/executor/fake*.py"),
-            "tests/grammar/bundled_tokens.py",
-        ),
-        ("chromium", "playwright"),
-    ),
-    Gate(
         "wheel",
         (),
         (
@@ -295,18 +282,9 @@ def _compiler() -> str:
     return "none"
 
 
-def _chromium() -> str:
-    """Return the version of the browser that shows the page."""
-    if shutil.which("chromium") is None:
-        return "none"
-    done = subprocess.run(["chromium", "--version"], capture_output=True, text=True)
-    return done.stdout.strip()
-
-
 VERSIONS: Mapping[str, Callable[[], str]] = {
     "python": lambda: "{}.{}".format(*sys.version_info),
     "compiler": _compiler,
-    "chromium": _chromium,
 }
 
 
