@@ -19,6 +19,7 @@ const PHASES = [
   ["prefill", "computing the prompt"],
   ["decode", "writing"],
 ];
+const NAMES = new Map([["render", "reading"], ["wait", "waiting"], ["prefill", "prompt"], ["decode", "writing"]]);
 const FIGURES = [
   ["running", "Running", "Requests that compute. vllm:num_requests_running", ({ engine }) => number(engine.num_running)],
   ["waiting", "Waiting", "Requests that wait to compute, in the engine and before it. vllm:num_requests_waiting", ({ engine, front }) => number(Math.max(engine.num_waiting, front.waiting_requests))],
@@ -222,7 +223,7 @@ export class EngineView {
       bar,
       h("span", { class: "request-words" }, `${number(row.prompt)} in${row.cached ? ` (${number(row.cached)} cached)` : ""}, ${number(row.tokens)} out`),
       h("span", { class: "request-time" }, duration(total)),
-      h("span", { class: `request-end ${row.error ? "bad" : ""}` }, isOver ? (row.error ? "error" : (row.reason ?? "done")) : (found.at(-1)?.name ?? "arrived")),
+      h("span", { class: `request-end ${row.error ? "bad" : ""}` }, isOver ? (row.error ? "error" : (row.reason ?? "done")) : (NAMES.get(found.at(-1)?.name) ?? "arrived")),
     );
     return element;
   }
