@@ -50,7 +50,11 @@ class BootScreen:
             f"  KV cache  {capacity.capacity_tokens:,} tokens, "
             f"Maximum concurrency for {capacity.max_model_len:,} tokens per request: "
             f"{concurrency:.2f}x\n"
-            + (f"  page      {url}/ui\n" if self._settings.ui and self._settings.uds is None else "")
+            + (
+                f"  page      {url}/ui\n"
+                if self._settings.ui and self._settings.uds is None
+                else ""
+            )
         )
         self._line(self._how_to_use(url, name))
         self._line("Application startup complete.")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import quire
@@ -27,15 +28,16 @@ _Json = dict[str, Any]
 
 __all__ = ["EngineLook", "difference", "run_lengths", "snapshot"]
 
-NUM_ENDED = 60
+NUM_ENDED = 30
 """Requests that have ended and are shown."""
 
-MAP_S = 0.25
-SLOW_MAP_S = 2.0
-PATIENCE_S = 0.1
 MANY_BLOCKS = 20_000
-"""Maps of more blocks are asked for every `SLOW_MAP_S` seconds, others every `MAP_S`."""
+SLOW_MAP_S = 2.0
+"""Seconds between two maps of more than `MANY_BLOCKS` blocks."""
 
+PATIENCE_S = 0.1
+
+_RUNS = re.compile(r"(.)\1*")
 _SECRET = frozenset({"api_key", "api_key_weights", "limits"})
 _HISTOGRAMS = {
     "ttft": "time_to_first_token",
@@ -46,30 +48,38 @@ _HISTOGRAMS = {
 
 
 class EngineLook:
-    """Plan and map of blocks, as the engine core tells them. It is asked while somebody looks, and
-    no more often for several viewers than for one."""
+    """What callers of all keys see of the engine. It is read while somebody looks, and no more
+    often for several viewers than for one."""
 
     def __init__(self) -> None:
-        self._plan = ""
-        self._blocks = b""
+        self._shared: dict[str, Any] = {}
+        self._read_s = 0.0
+        self._plan = self._runs = ""
         self._asked_s = -SLOW_MAP_S
         self._restarts = -1
         self._asking: asyncio.Task[None] | None = None
 
-    async def read(self, backend: Backend) -> tuple[str, bytes]:
-        """Return the plan and the map, both empty before a core has told them. A core that is busy
-        is waited for no longer than `PATIENCE_S`: then the last answer stays."""
+    async def read(self, services: Services, max_age_s: float) -> dict[str, Any]:
+        """Return a reading that is no older than `max_age_s`, without values that are None."""
+        if not self._shared or time.monotonic() - self._read_s > max_age_s:
+            await self._ask_core(services.backend, max_age_s)
+            self._shared = _without_none(_shared(services, self._plan, self._runs))
+            self._read_s = time.monotonic()
+        return self._shared
+
+    async def _ask_core(self, backend: Backend, max_age_s: float) -> None:
+        """Ask for the plan and the map of blocks. A core that is busy is waited for no longer than
+        `PATIENCE_S`: then the last answer stays."""
         client, status = backend.client, backend.status
         if client is None or status.capacity is None:
-            return self._plan, self._blocks
-        every_s = SLOW_MAP_S if status.capacity.num_blocks > MANY_BLOCKS else MAP_S
+            return
+        every_s = SLOW_MAP_S if status.capacity.num_blocks > MANY_BLOCKS else max_age_s
         is_due = time.monotonic() - self._asked_s >= every_s
         if is_due and (self._asking is None or self._asking.done()):
             self._asked_s = time.monotonic()
             self._asking = asyncio.create_task(self._ask(client, status.restarts))
         if self._asking is not None:
             await asyncio.wait((self._asking,), timeout=PATIENCE_S)
-        return self._plan, self._blocks
 
     async def _ask(self, client: AsyncEngineClient, restarts: int) -> None:
         # A core that sleeps, restarts or stops cannot answer.
@@ -77,42 +87,43 @@ class EngineLook:
             if restarts != self._restarts:
                 self._plan = (await client.control(Inspect())).plan
                 self._restarts = restarts
-            self._blocks = (await client.control(MapBlocks())).blocks
+            self._runs = run_lengths((await client.control(MapBlocks())).blocks)
 
 
-async def snapshot(services: Services, tenant: str) -> dict[str, Any]:
-    """Return all that the page shows, without values that are None."""
+async def snapshot(services: Services, tenant: str, max_age_s: float = 0.0) -> dict[str, Any]:
+    """Return all that the page shows a caller, without values that are None."""
+    shared = await services.look.read(services, max_age_s)
+    now = round(time.time(), 3)
+    return {**shared, "at": now, "requests": _requests(services, tenant)}
+
+
+def _shared(services: Services, plan: str, runs: str) -> dict[str, Any]:
     backend = services.backend
     client, status, model = backend.client, backend.status, backend.model
-    plan, blocks = await services.look.read(backend)
     total = services.total()
     adapters = [] if model is None or model.adapters is None else model.adapters.names
-    return _without_none(
-        {
-            "at": round(time.time(), 3),
-            "server": {
-                "version": quire.__version__,
-                "started_at": services.started_at,
-                "fronts": services.settings.api_server_count,
-            },
-            "model": None
-            if model is None
-            else {"names": list(model.names), "root": model.root, "adapters": list(adapters)},
-            "status": {**asdict(status), "state": status.state.value},
-            "engine": asdict(EngineStats() if client is None else client.stats),
-            "front": {
-                **_counts(total.metrics),
-                "waiting_requests": total.num_waiting_requests,
-                "waiting_tokens": total.num_waiting_tokens,
-                "refused": total.refused,
-            },
-            "latency": {name: _histogram(total.metrics, of) for name, of in _HISTOGRAMS.items()},
-            "requests": _requests(services, tenant),
-            "blocks": run_lengths(blocks),
-            "plan": plan,
-            "settings": _settings(services.settings),
-        }
-    )
+    return {
+        "server": {
+            "version": quire.__version__,
+            "started_at": services.started_at,
+            "fronts": services.settings.api_server_count,
+        },
+        "model": None
+        if model is None
+        else {"names": list(model.names), "root": model.root, "adapters": list(adapters)},
+        "status": {**asdict(status), "state": status.state.value},
+        "engine": asdict(EngineStats() if client is None else client.stats),
+        "front": {
+            **_counts(total.metrics),
+            "waiting_requests": total.num_waiting_requests,
+            "waiting_tokens": total.num_waiting_tokens,
+            "refused": total.refused,
+        },
+        "latency": {name: _histogram(total.metrics, of) for name, of in _HISTOGRAMS.items()},
+        "blocks": runs,
+        "plan": plan,
+        "settings": _settings(services.settings),
+    }
 
 
 def _counts(metrics: ServerMetrics) -> dict[str, Any]:
@@ -133,7 +144,7 @@ def _requests(services: Services, tenant: str) -> dict[str, Any]:
     """Return open requests and the last ones that ended, by their numbers."""
     ended = reversed(list(islice(services.timelines.latest(tenant), NUM_ENDED)))
     rows = [*ended, *services.timelines.open(tenant)]
-    return {str(each.number): _row(each) for each in rows}
+    return {str(each.number): _without_none(_row(each)) for each in rows}
 
 
 def _row(timeline: Timeline) -> dict[str, Any]:
@@ -165,8 +176,8 @@ def _settings(settings: ServerSettings) -> dict[str, Any]:
 
 def run_lengths(letters: bytes) -> str:
     """Return runs of equal letters, each as its letter and length: "f12u3"."""
-    runs = groupby(letters.decode("ascii"))
-    return "".join(f"{letter}{sum(1 for _ in run)}" for letter, run in runs)
+    runs = _RUNS.finditer(letters.decode("ascii"))
+    return "".join(f"{run[1]}{run.end() - run.start()}" for run in runs)
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

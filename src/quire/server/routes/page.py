@@ -89,7 +89,7 @@ async def page_stream(call: Call[None]) -> Response:
             await asyncio.sleep(FRAME_S)
             if sink.is_full:
                 await sink.flush()
-            now = await snapshot(call.services, call.tenant)
+            now = await snapshot(call.services, call.tenant, FRAME_S / 2)
             sink.write(_event(difference(shown, now)))
             shown = now
         return b""
