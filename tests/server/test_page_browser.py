@@ -121,6 +121,10 @@ def test_a_round_trip(viewer: Viewer, script: Script) -> None:
     assert answer.locator("strong").inner_text() == "one"
     assert answer.locator(".code code").inner_text().strip() == "print(3)"
     assert "tokens" in answer.locator(".figures").inner_text()
+    answer.get_by_role("button", name="How the request went").click()
+    page.wait_for_selector("#drawer[open] .life li")
+    assert "The engine wrote the answer" in page.locator("#drawer").inner_text()
+    page.keyboard.press("Escape")
     page.reload()
     assert page.locator(".assistant li").all_inner_texts() == ["one", "two"], "it was kept"
 

@@ -165,5 +165,5 @@ export function branchSwitch(all, message, onSelect) {
 }
 
 export function emptyHint(ideas, onPick) {
-  return h("div", { class: "welcome" }, h("div", { class: "welcome-icon" }, icon("send")), h("h1", {}, "What shall the model do?"), h("p", { class: "hint" }, "Conversations stay in this browser."), h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", class: "button", onclick: () => onPick(idea) }, idea))));
+  return h("div", { class: "welcome" }, h("div", { class: "welcome-icon" }, icon("send")), h("h2", {}, "What shall the model do?"), h("p", { class: "hint" }, "Conversations stay in this browser."), h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", class: "button", onclick: () => onPick(idea) }, idea))));
 }
