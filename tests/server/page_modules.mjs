@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const UI = new URL("../../src/quire/server/ui/", import.meta.url);
-const [{ inline, parse, visible }, live, { faultOf }, talks, { Answer, endWords, requestBody, speedOf }, { asCurl, asPython, python }] = await Promise.all(["markdown", "live", "schema", "conversations", "answer", "snippets"].map((name) => import(new URL(`${name}.js`, UI))));
+const [{ inline, parse, visible }, live, { faultOf }, talks, { Answer, endWords, requestBody, speedOf }, { asCurl, asPython, python }, { Recorder, framesOf }] = await Promise.all(["markdown", "live", "schema", "conversations", "answer", "snippets", "replay"].map((name) => import(new URL(`${name}.js`, UI))));
 
 /** Return all strings of a tree. */
 function texts(piece) {
@@ -172,4 +172,17 @@ test("bodies and what is copied", () => {
   const program = asPython("http://h", { ...body, min_p: 0.1 }, false);
   assert.match(program, /extra_body=\{\n {8}"min_p": 0.1,/);
   assert.equal(python({ a: [true, null] }), '{\n    "a": [\n        True,\n        None,\n    ],\n}');
+});
+
+test("recordings", () => {
+  const recorder = new Recorder(10);
+  assert.equal(recorder.text, null);
+  const whole = { at: 0, engine: { n: 0 }, front: {}, status: {}, requests: {}, latency: {} };
+  recorder.add(whole, true);
+  for (let at = 1; at <= 30; at += 1) recorder.add({ at, engine: { n: at } }, false);
+  const frames = framesOf(recorder.text);
+  assert.deepEqual(frames.map(({ at }) => at), Array.from({ length: 12 }, (_, i) => 19 + i), "the last ten seconds, and what they build on");
+  assert.deepEqual(frames.at(-1), { ...whole, at: 30, engine: { n: 30 } });
+  assert.throws(() => framesOf("{"), /Line 1/);
+  assert.throws(() => framesOf('{"at": 1}'), /no recording/);
 });

@@ -283,6 +283,34 @@ def test_the_engine_view_shows_what_metrics_say(
     page.wait_for_selector("#drawer:not([open])", state="attached")
 
 
+def test_a_recording_is_saved_and_played(
+    viewer: Viewer, server: RunningServer, tmp_path: Path
+) -> None:
+    """Fault: a recording shows other figures than the engine had."""
+    page = viewer.page
+    send(page, "Something.")
+    server.wait_until_idle()
+    page.get_by_role("link", name="Engine").click()
+    page.wait_for_selector(".request[data-over=true]")
+    rows = page.locator(".request").count()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save a recording").click()
+    path = tmp_path / "engine.jsonl"
+    saved.value.save_as(path)
+    first, *changes = map(json.loads, path.read_text().splitlines())
+    old = {**first, "requests": {}, "at": first["at"] - 1.0}
+    path.write_text("\n".join(map(json.dumps, [old, first, *changes])))
+    page.get_by_label("File of a recording").set_input_files(path)
+    page.wait_for_selector(".replay:not([hidden])")
+    page.get_by_label("Place in the recording").fill("0")
+    assert page.locator(".request").count() == 0, "before the first request"
+    page.get_by_label("Place in the recording").fill(str(len(changes) + 1))
+    assert page.locator(".request").count() == rows
+    page.get_by_role("button", name="Back to the engine").click()
+    page.wait_for_selector(".replay", state="hidden")
+    assert page.locator(".request").count() == rows
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_it_fits_the_screen(

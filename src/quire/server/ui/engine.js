@@ -1,8 +1,9 @@
 // The engine view: what the server streams, drawn four times a second while somebody looks.
 
 import { call, events } from "./api.js";
-import { duration, fill, h, number } from "./dom.js";
+import { download, duration, fill, h, icon, number, toast } from "./dom.js";
 import { drawLine, drawMap, drawTicks } from "./figures.js";
+import { Player, Recorder, framesOf } from "./replay.js";
 import { counts, merge, percentile, phases, planRows, Ring } from "./live.js";
 
 const RETRY_MS = 2000;
@@ -56,6 +57,8 @@ export class EngineView {
     this._onState = onState;
     this._showRequest = showRequest;
     this._ring = new Ring();
+    this._recorder = new Recorder();
+    this._player = null;
     this._shown = null;
     this._watching = null;
     this._static = "";
@@ -99,21 +102,83 @@ export class EngineView {
   }
 
   _take(data, isFirst) {
-    if (isFirst) {
-      this._shown = data;
-      this._ring = new Ring();
-    } else {
-      this._shown = merge(this._shown, data);
-    }
-    this._ring.add(this._shown);
-    this._onState(this._shown.status);
+    this._recorder.add(data, isFirst);
+    if (isFirst && !this._player) this._forget();
+    this._live = isFirst ? data : merge(this._live, data);
+    this._onState(this._live.status);
+    if (!this._player) this._frame(this._live);
+  }
+
+  /** Begin anew: the numbers of another server's requests mean others. */
+  _forget() {
+    this._ring = new Ring();
+    this._mapKey = "";
+    fill(this._rows);
+  }
+
+  _frame(shown) {
+    this._shown = shown;
+    this._ring.add(shown);
     this._draw();
+  }
+
+  _save() {
+    const { text } = this._recorder;
+    if (text === null) toast("Nothing has come from the server yet.");
+    else download("quire-engine.jsonl", text);
+  }
+
+  async _openRecording(file) {
+    const [chosen] = file.files;
+    file.value = "";
+    if (!chosen) return;
+    try {
+      this._replay(framesOf(await chosen.text()));
+    } catch (error) {
+      toast(error.message);
+    }
+  }
+
+  /** Show a recording in place of the server, until it is closed. */
+  _replay(frames) {
+    this._player?.pause();
+    this._forget();
+    const slider = h("input", { type: "range", min: "0", max: String(frames.length - 1), value: "0", "aria-label": "Place in the recording" });
+    const time = h("span", { class: "replay-time" });
+    const button = h("button", { type: "button", class: "button" }, "Pause");
+    const player = (this._player = new Player(frames, (frame, i) => {
+      slider.value = String(i);
+      setText(time, `${new Date(1000 * frame.at).toLocaleTimeString()} (${i + 1} of ${frames.length})`);
+      setText(button, player.isPlaying ? "Pause" : "Play");
+      this._frame(frame);
+    }));
+    slider.addEventListener("input", () => player.seek(Number(slider.value)));
+    button.addEventListener("click", () => {
+      if (player.isPlaying) player.pause();
+      else player.play();
+      setText(button, player.isPlaying ? "Pause" : "Play");
+    });
+    const close = () => {
+      player.pause();
+      this._player = null;
+      this._forget();
+      this._replayBar.hidden = true;
+      if (this._live) this._frame(this._live);
+    };
+    fill(this._replayBar, h("strong", {}, "Recording"), button, slider, time, h("button", { type: "button", class: "button", onclick: close }, "Back to the engine"));
+    this._replayBar.hidden = false;
+    player.play();
   }
 
   _build() {
     this._figures = new Map(FIGURES.map(([id]) => [id, h("span", { class: "figure-value", id: `figure-${id}` }, "–")]));
     this._line = h("canvas", { class: "spark", role: "img", "aria-label": "Tokens per second in the last minute" });
     const strip = h("div", { class: "figures-strip" }, FIGURES.map(([id, label, words]) => h("div", { class: `figure figure-${id}`, title: words, tabindex: "0" }, h("span", { class: "figure-label" }, label), this._figures.get(id), id === "out" ? this._line : null)));
+    this._live = null;
+    this._replayBar = h("div", { class: "replay", hidden: true });
+    const file = h("input", { type: "file", accept: ".jsonl,application/json", class: "offscreen", tabindex: "-1", "aria-label": "File of a recording" });
+    file.addEventListener("change", () => this._openRecording(file));
+    const tools = h("div", { class: "row end" }, h("button", { type: "button", class: "button", title: "The last ten minutes that this page has seen, as a file", onclick: () => this._save() }, icon("download"), "Save a recording"), h("button", { type: "button", class: "button", onclick: () => file.click() }, icon("upload"), "Open a recording"), file);
     this._banner = h("div", { class: "banner", hidden: true });
     this._map = h("canvas", { class: "map", role: "img", "aria-label": "Map of K/V blocks" });
     this._legend = h("ul", { class: "legend" });
@@ -131,6 +196,7 @@ export class EngineView {
     const workLegend = h("ul", { class: "legend" }, h("li", {}, h("span", { class: "swatch phase-decode" }), "generated"), h("li", {}, h("span", { class: "swatch phase-prefill" }), "of prompts, computed"));
     fill(
       this._element,
+      this._replayBar,
       this._banner,
       strip,
       h("div", { class: "cards" }, card("K/V blocks", this._map, this._legend, this._mapNote), card("Tokens in each quarter second", this._ticks, workLegend, this._ticksNote)),
@@ -138,6 +204,7 @@ export class EngineView {
       h("div", { class: "cards" }, card("Queue", this._queue), card("Cache and drafts", this._cache), card("Model, adapters, processes", this._parts), card("Start", this._boot)),
       card("Plan", this._plan),
       card("Settings of the server", this._settings),
+      tools,
     );
   }
 
