@@ -269,7 +269,7 @@ export class EngineView {
   /** Return the row of a request; the element that it has already, changed if it still runs. */
   _row(row, key, at, old, longest) {
     const isOver = row.finished !== undefined;
-    if (old?.dataset.over === "true") {
+    if (isOver && old?.dataset.over === "true") {
       old.children[1].firstChild.style.width = width(row, at, longest);
       return old;
     }

@@ -34,7 +34,7 @@ function colour(name) {
 export function drawMap(canvas, text) {
   const { each, letters } = cells(text, MAX_CELLS);
   const width = Math.max(1, canvas.clientWidth);
-  const side = Math.max(3, Math.min(16, Math.floor(Math.sqrt((width * 200) / Math.max(letters.length, 1)))));
+  const side = Math.max(3, Math.min(16, Math.floor(Math.sqrt((width * 280) / Math.max(letters.length, 1)))));
   const perRow = Math.max(1, Math.floor(width / side));
   const { context } = prepared(canvas, Math.ceil(letters.length / perRow) * side || side);
   const ground = colour("--card");
@@ -66,7 +66,7 @@ function dot(context, x, y, size, ground) {
 }
 
 /** Draw work of each quarter second as stacked bars, newest at the right. */
-export function drawTicks(canvas, ticks, height = 120) {
+export function drawTicks(canvas, ticks, height = 180) {
   const { context, width } = prepared(canvas, height);
   const bar = 4;
   const shown = ticks.slice(-Math.floor(width / bar));
