@@ -114,6 +114,8 @@ test("branches", () => {
   assert.equal(talk.last, again.id);
   talks.select(talk, answer.id);
   assert.deepEqual(talks.asMessages(talk).map(({ content }) => content), ["Be brief.", "one", "1", "two"]);
+  talks.add(talk, { role: "assistant", content: "", failed: true });
+  assert.equal(talks.asMessages(talk).length, 4, "an answer that never came is not sent");
   assert.deepEqual(talks.fromFile(talks.toFile([talk])), [talk]);
   assert.throws(() => talks.fromFile('{"a": 1}'), /no conversations/);
   assert.throws(() => talks.fromFile("{"), /not JSON/);

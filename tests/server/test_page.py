@@ -15,10 +15,12 @@ import httpx
 import pytest
 
 from quire.engine.model_front import ModelFront
+from quire.protocol.control import AdminOp, Inspect, MapBlocks, Report
 from quire.server.routes.live import difference, run_lengths
 from quire.server.routes.page import FILES
 from quire.server.settings import ServerSettings
 from tests import waiting
+from tests.server.in_memory import InMemoryClient
 from tests.server.running import RunningServer, running_server
 
 KEY = "the-key-of-the-page-0123456789"
@@ -123,6 +125,30 @@ def test_a_snapshot_agrees_with_the_metrics(server: RunningServer, http: httpx.C
     (row,) = [row for row in shown["requests"].values() if row["id"] == "shown"]
     assert row["tokens"] == 8 and row["reason"] == "length"
     assert 0 <= row["queued"] <= row["scheduled"] <= row["first_token"] <= row["finished"]
+
+
+def test_nothing_is_gathered_while_nobody_looks(front: ModelFront) -> None:
+    """Fault: the engine is asked for its blocks though no page is open."""
+    client = InMemoryClient()
+    asked: list[AdminOp] = []
+    answer = client.control
+
+    async def control(op: AdminOp) -> Report:
+        asked.append(op)
+        return await answer(op)
+
+    client.control = control  # type: ignore[method-assign]
+    with (
+        running_server(front, client=client) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        assert http.post(CHAT, json=BODY).status_code == 200
+        assert http.get("/metrics").status_code == 200 and not asked
+        http.get("/ui/api/snapshot")
+        assert asked == [Inspect(), MapBlocks()]
+        http.get("/ui/api/snapshot")
+        assert asked == [Inspect(), MapBlocks(), MapBlocks()], "the plan stays"
+    client.engine.core.shutdown()
 
 
 def letters(runs: str) -> Counter[str]:

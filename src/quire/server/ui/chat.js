@@ -113,12 +113,17 @@ export class Chat {
     return {
       copy: copyText,
       showRequest: this._showRequest,
-      edit: (message, content) => this._ask(add(this._current, { role: "user", content }, message.parent)),
+      edit: (message, content) => this._edit(message, content),
       regenerate: (message) => this._answer(message.parent),
       branches: (message) => branchSwitch(siblings(this._current, message), message, (id) => this._select(id)),
       resultOf: (message, found) => this._resultOf(message, found),
       answerCall: (message, found, content) => this._answerCall(message, found, content),
     };
+  }
+
+  _edit(message, content) {
+    if (this._running) toast("Stop the answer first.");
+    else this._ask(add(this._current, { role: "user", content }, message.parent));
   }
 
   _select(id) {
@@ -263,7 +268,7 @@ export class Chat {
     await this._read(body, answer, running.signal, frames(() => this._follow(() => view.update(true))));
     answer.finish({ wasStopped: running.signal.aborted });
     this._setRunning(null);
-    if (!message.content && message.error && !message.calls.length) message.failed = true;
+    if (!message.content && !message.calls.length && (message.error || running.signal.aborted)) message.failed = true;
     if (conversation === this._current) this._follow(() => view.update(false));
     this._keep();
   }

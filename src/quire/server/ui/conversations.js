@@ -41,12 +41,13 @@ export function select(conversation, id) {
   conversation.last = at;
 }
 
-/** Return the messages in the form of the API. */
+/** Return the messages in the form of the API, without answers that never came. */
 export function asMessages(conversation, end = conversation.last) {
   const shown = path({ ...conversation, last: end });
   const system = conversation.settings.system?.trim();
   const found = system ? [{ role: "system", content: system }] : [];
   for (const each of shown) {
+    if (each.failed) continue;
     if (each.role === "assistant") {
       const message = { role: "assistant", content: each.content || (each.calls?.length ? null : "") };
       if (each.calls?.length) message.tool_calls = each.calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
