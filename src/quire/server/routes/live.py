@@ -48,8 +48,8 @@ _HISTOGRAMS = {
 
 
 class EngineLook:
-    """What callers of all keys see of the engine. It is read while somebody looks, and no more
-    often for several viewers than for one."""
+    """Readings of the engine that callers of all keys see. They are taken while somebody looks, and
+    no more often for several viewers than for one."""
 
     def __init__(self) -> None:
         self._shared: dict[str, Any] = {}

@@ -34,6 +34,7 @@ export class Chat {
     });
     this._wireInput(form);
     const column = h("div", { class: "chat-column" }, this._toolbar(), this._messages, form);
+    column.addEventListener("click", () => this._hideSide());
     element.append(this._side, column, this._panel);
     this._actions = this._makeActions();
     this._show();
@@ -54,6 +55,11 @@ export class Chat {
 
   toggleSide() {
     return this._side.classList.toggle("shown");
+  }
+
+  _hideSide() {
+    this._side.classList.remove("shown");
+    document.getElementById("menu").setAttribute("aria-expanded", "false");
   }
 
   stop() {
@@ -136,7 +142,7 @@ export class Chat {
   _open(conversation) {
     this.stop();
     this._current = conversation;
-    this._side.classList.remove("shown");
+    this._hideSide();
     const wanted = conversation.settings.model;
     if (this._models.some(({ id }) => id === wanted)) this._model.value = wanted;
     this._show();
