@@ -303,6 +303,7 @@ class Simulation:
         max_prompt_tokens: int | None = None,
         adapter: str = "",
         is_adapter_late: bool = False,
+        message_ends: Iterable[int] = (),
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with. given:
         tokens of the prompt that it comes with if the others come later. adapter: one of
@@ -340,6 +341,7 @@ class Simulation:
             max_prompt_tokens=max_prompt_tokens,
             prediction_token_ids=self._prediction(whole),
             adapter=_adapter_ref(adapter) if adapter else None,
+            message_ends=np.array(list(message_ends), np.int32),
         )
         try:
             tickets = self.scheduler.add(request)
@@ -453,6 +455,7 @@ class Simulation:
             blocks_offered=len(plan.store_ticket) - int((plan.store_ticket == NO_TICKET).sum()),
             states_saved=len(plan.save_slot),
             states_loaded=sum(row.checkpoint is not None for row in plan.enter),
+            states_unnamed=len(self.kv.slots_with_unnamed_states),
         )
         return True
 

@@ -41,7 +41,7 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
     Raises ConfigError if the tokenizer is missing or broken. Without a chat template that works the
     model can't chat.
     """
-    renderer = _load_renderer(settings, folder, spec.vocab_size)
+    renderer = _load_renderer(settings, folder, spec)
     tokenizer = renderer.tokenizer
     if renderer.chat_template is not None:
         for words in renderer.chat_template.why_broken.values():
@@ -90,11 +90,12 @@ def _tokenizer_folder(settings: EngineSettings, folder: Path) -> Path:
     )
 
 
-def _load_renderer(settings: EngineSettings, folder: Path, vocab_size: int) -> Renderer:
+def _load_renderer(settings: EngineSettings, folder: Path, spec: ModelSpec) -> Renderer:
     return Renderer.from_folder(
         _tokenizer_folder(settings, folder),
-        vocab_size=vocab_size,
+        vocab_size=spec.vocab_size,
         skip_tokenizer_init=settings.skip_tokenizer_init,
         chat_template=settings.chat_template,
         control_tokens_in_content=settings.control_tokens_in_content,
+        finds_message_ends=bool(spec.states),
     )

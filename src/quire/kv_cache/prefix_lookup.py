@@ -25,11 +25,14 @@ class PrefixHit:
         reaches.
     checkpoint: checkpoint of the recurrent state after these tokens; None without tokens
         or without states.
+    num_named: tokens up to which blocks have names, of a model with states; more than `num_tokens`
+        if the state there is not kept.
     """
 
     num_tokens: int
     blocks: tuple[tuple[int | None, ...], ...]
     checkpoint: int | None = None
+    num_named: int = 0
 
 
 class NamedBlocks(Protocol):
@@ -111,6 +114,7 @@ class PrefixLookup:
         for group in self._full:
             runs[group] = self._run(group, names, limit, given[group])
             limit = self._whole(len(runs[group]) * self._names_per_block[group])
+        num_named = 0 if self._states is None else self._bound_of_windows(names, limit, given)
         while limit > 0:
             bound = self._bound_of_states(names, self._bound_of_windows(names, limit, given))
             if bound == limit:
@@ -128,7 +132,9 @@ class PrefixLookup:
             )
             for index, group in enumerate(self._groups)
         )
-        return PrefixHit(num_tokens, blocks, self._checkpoint(names, limit))
+        return PrefixHit(
+            num_tokens, blocks, self._checkpoint(names, limit), num_named * self._block_size
+        )
 
     def _whole(self, num_names: int) -> int:
         """The largest length of a hit, in names, that is not above `num_names`."""

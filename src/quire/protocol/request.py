@@ -71,6 +71,8 @@ class EngineRequest:
         computed; `params` are `POOLED_PARAMS` then.
     second_start: index of the first token of the second text, if the prompt is a pair of texts that
         models may tell apart; 0 if it is not.
+    message_ends: int32, numbers of tokens, in order; a message of the prompt ends after each, and
+        other prompts may go on differently there. They are hints: empty if nobody knows.
     prediction_token_ids: int32, ids of an output that the client expects. The parts that are right
         cost less time; the output is the same with and without it.
     """
@@ -97,6 +99,7 @@ class EngineRequest:
     adapter: AdapterRef | None = None
     pooling: Pooling | None = None
     second_start: int = 0
+    message_ends: IntArray = field(default_factory=no_ints)
     prediction_token_ids: IntArray = field(default_factory=no_ints)
 
     @property

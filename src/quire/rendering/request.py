@@ -93,10 +93,11 @@ class RequestRenderer:
         seed = params.seed
         if seed is None:
             seed = self._random.getrandbits(64)
+        token_ids = self._token_ids(prompt)
         return EngineRequest(
             request_id=request_id,
             first_handle=first_handle,
-            prompt_token_ids=self._token_ids(prompt),
+            prompt_token_ids=token_ids,
             params=params,
             seed=seed & SEED_MASK,
             stop_token_ids=ending,
@@ -107,6 +108,7 @@ class RequestRenderer:
             media=prompt.media,
             grammar=None if structured is None else structured.spec,
             adapter=prompt.adapter,
+            message_ends=self._renderer.message_ends(token_ids),
             prediction_token_ids=np.array(prompt.prediction, np.int32),
         )
 

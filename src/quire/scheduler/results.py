@@ -70,6 +70,7 @@ class ResultIntake:
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
+        self._states = state.states
         self._recovery = state.recovery
         self._outputs = state.outputs
         self._lifecycle = lifecycle
@@ -221,6 +222,8 @@ class ResultIntake:
         table.num_known[slots] = ends
         self._give(slots, tokens)
         self._prefixes.publish(slots)
+        if self._states is not None:
+            self._states.give_names()
         for i in table.may_end(slots, tokens).nonzero()[0].tolist():
             slot = int(slots[i])
             self._end_if_due(table.at(slot), table.known_tokens(slot))

@@ -62,7 +62,9 @@ class Sequence:
     grammar, None until it is asked for masks. drafter, acceptance: source and success of drafts,
     None until some are asked for. forced_rests: number of steps for which no tokens without
     alternative are asked for. forced_patience: value of forced_rests after the next time that there
-    are none. unsent: unsent tokens of a watched sequence, None until it has tokens.
+    are none. unsent: unsent tokens of a watched sequence, None until it has tokens. places: numbers
+    of tokens at which its steps end so that its recurrent states are kept, and last all its tokens,
+    chosen when it enters.
     """
 
     group: SequenceGroup
@@ -78,6 +80,7 @@ class Sequence:
     forced_rests: int = 0
     forced_patience: int = 0
     unsent: Unsent | None = None
+    places: list[int] = field(default_factory=list[int])
 
     @property
     def handle(self) -> int:
@@ -115,11 +118,12 @@ class SequenceGroup:
     one sequence, prompt and output. key, account: values of the policy; see `Policy`. beams: search
     whose beams they are; None without one. blocked_on: tickets that must end before the group goes
     on. pins_hit: handles of the pinned prefixes that the request has used; its groups share it.
-    extras: inputs beside tokens that change its K/V. grammar: grammar of the outputs. adapter: the
-    slot of its adapter, counted from 1; 0 for none. is_watched: whether verdicts decide what its
-    client gets. is_guessed: whether its next tokens are guessed. input_ticket: ticket that blocks
-    it while it has nothing to compute before its prompt goes on. verdict_ticket: ticket that blocks
-    it while it has no slots and one of its sequences has all its tokens.
+    extras: inputs beside tokens that change its K/V. message_ends: places in its prompt at which
+    recurrent states are worth keeping. grammar: grammar of the outputs. adapter: the slot of its
+    adapter, counted from 1; 0 for none. is_watched: whether verdicts decide what its client gets.
+    is_guessed: whether its next tokens are guessed. input_ticket: ticket that blocks it while it
+    has nothing to compute before its prompt goes on. verdict_ticket: ticket that blocks it while it
+    has no slots and one of its sequences has all its tokens.
     """
 
     request: EngineRequest
@@ -141,6 +145,7 @@ class SequenceGroup:
     blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])
     extras: BlockExtras = NO_EXTRAS
+    message_ends: tuple[int, ...] = ()
     grammar: Grammar | None = None
     adapter: int = 0
 

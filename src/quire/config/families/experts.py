@@ -12,7 +12,7 @@ from quire.config.families.gguf_names import (
     GGUFNames,
     expert_block,
 )
-from quire.config.families.lfm2 import read_lfm2
+from quire.config.families.lfm2 import GGUF_NAMES, read_lfm2
 from quire.config.families.llama import (
     GRANITE_NUMBERS,
     read_granite,
@@ -333,6 +333,19 @@ _GPT_OSS_BLOCK = {
     **expert_block("mlp.router", "mlp.experts", PROJECTIONS),
     "post_attention_norm": "post_attention_layernorm",
 }
+_LFM2_NAMES = replace(
+    GGUF_NAMES,
+    name="lfm2moe",
+    block={
+        **GGUF_NAMES.block,
+        "ffn_gate_inp": "feed_forward.gate",
+        "exp_probs_b.bias": "feed_forward.expert_bias",
+        "ffn_gate_exps": "feed_forward.experts.{}.w1",
+        "ffn_up_exps": "feed_forward.experts.{}.w3",
+        "ffn_down_exps": "feed_forward.experts.{}.w2",
+    },
+    numbers={**GGUF_NAMES.numbers, "num_dense_layers": "leading_dense_block_count"},
+)
 
 FAMILIES = (
     Family(
@@ -384,6 +397,7 @@ FAMILIES = (
         "quire.models.lfm2:LFM2Model",
         "lfm2_moe",
         {"Lfm2MoeForCausalLM": read_lfm2_moe},
+        _LFM2_NAMES,
     ),
     Family(
         "gpt-oss",

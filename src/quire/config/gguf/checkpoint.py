@@ -153,7 +153,7 @@ def _hugging_face_names(match: re.Match[str] | None, gguf: GGUFNames) -> tuple[s
     if match["layer"] is not None:
         names, prefix = gguf.block, f"model.layers.{int(match['layer'])}."
         full = f"{match['part']}.{match['kind']}"
-        whole = _WHOLE_NAMES.get(full) or names.get(full)
+        whole = names.get(full) or _WHOLE_NAMES.get(full)
         if whole is not None:
             return (prefix + whole,)
     parts = _GATE_AND_UP if match["part"] == _GATE_UP else (match["part"],)

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
+
 from quire.errors import RequestError
+from quire.protocol.step import IntArray
 from quire.rendering.messages import plain_data
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ class ControlTokens:
             and (token_id in special or _BARRED.fullmatch(text))
         }
         self._signs = frozenset("".join(map(_signs_of, self.ids)))
+        self._sorted_ids = np.array(sorted(self.ids.values()), np.int32)
         longest_first = sorted(self.ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
@@ -111,6 +115,12 @@ class ControlTokens:
     def spans(self, text: str) -> Spans:
         """Return where control tokens stand in a text, whoever wrote them."""
         return tuple(match.span() for match in self._pattern.finditer(text)) if self.ids else ()
+
+    def message_ends(self, token_ids: IntArray) -> IntArray:
+        """Return the numbers of tokens after which a control token follows one that is none: int32,
+        in order. Each message ends at one of them, and so does the description of tools."""
+        is_control = np.isin(token_ids, self._sorted_ids)
+        return (np.flatnonzero(is_control[1:] & ~is_control[:-1]) + 1).astype(np.int32)
 
     def encode(self, text: str, own: Spans) -> list[int]:
         """Token ids of a text in which only the tokens at `own` are control tokens."""
