@@ -185,6 +185,7 @@ def _build_core(
         hasher = block_hasher(plan, report)
         resolved = _allocate(executor, plan, report)
         costs = _recovery_costs(executor, chosen.preemption_mode)
+        report = replace(report, plan=render_plan(resolved))
     except BaseException:
         executor.shutdown()
         raise
