@@ -17,6 +17,7 @@ __all__ = [
     "DTYPE_BYTES",
     "CenteredTraits",
     "ClassesSpec",
+    "DeltaHeads",
     "DynamicNTKScaling",
     "ExpertNames",
     "ExpertsSpec",
@@ -219,6 +220,28 @@ class ClassesSpec:
         return len(self.labels) == 1
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """Heads of a gated delta rule: keys of `key_dim`, each for as many adjacent values of
+    `value_dim`. by_key: on disk the projections have for each key head in turn what is its own."""
+
+    num_keys: int
+    num_values: int
+    key_dim: int
+    value_dim: int
+    by_key: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Elements of q, k and v of a token."""
+        return 2 * self.num_keys * self.key_dim + self.num_values * self.value_dim
+
+    @property
+    def state(self) -> int:
+        """Elements of the state of a sequence."""
+        return self.num_values * self.key_dim * self.value_dim
+
+
 ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite", "gemma4", "lfm2"]
 """Families whose names of tensors others share."""
 
@@ -357,7 +380,8 @@ class ModelSpec:
     `head_dim`, which are the largest then. num_shared_kv: so many of the last layers read K and V
     of layers before them, and have none. side_size: elements of a token that a forward holds from
     its beginning on, beside the residual stream. states: elements of each layer's recurrent state,
-    in the model's dtype; 0 for a layer that attends. () if all layers do.
+    in the model's dtype; 0 for a layer that attends. () if all layers do. wide_states: elements
+    that it has beside them in float32, () for none.
     score_options: what attention does to scores besides scaling them, by the names of
     `quire.attention.ScoreOptions`.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
@@ -406,6 +430,7 @@ class ModelSpec:
     num_shared_kv: int = 0
     side_size: int = 0
     states: tuple[int, ...] = ()
+    wide_states: tuple[int, ...] = ()
 
     @property
     def whole_prompts(self) -> bool:
@@ -471,7 +496,8 @@ class ModelSpec:
     @property
     def state_bytes(self) -> int:
         """Bytes of the recurrent state of one sequence in all layers."""
-        return sum(aligned_state(elements * self.dtype_bytes) for elements in self.states)
+        own = sum(aligned_state(elements * self.dtype_bytes) for elements in self.states)
+        return own + sum(aligned_state(4 * elements) for elements in self.wide_states)
 
     @property
     def kv_elements(self) -> int:

@@ -198,7 +198,7 @@ def load(
         taps,
         collectives,
         factory.parts,
-        factory.state_bytes,
+        factory.recurrent.state_bytes,
     )
     # Torch's own threads have only loaded if kernels compute; a draft model left one of them.
     torch.set_num_threads(chosen.num_threads if _torch_computes(loaded) else 1)

@@ -21,6 +21,8 @@ from quire.config.families.llama import (
     read_qwen2,
     read_qwen3,
 )
+from quire.config.families.qwen3_next import MODEL as DELTA_MODEL
+from quire.config.families.qwen3_next import QWEN3_5_MOE_TEXT, read_delta
 from quire.config.families.shared import FULL, SLIDING, read_layer_types, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
@@ -191,6 +193,31 @@ def read_lfm2_moe(raw: RawConfig, dtype: str) -> ModelSpec:
         raw.read_size("moe_intermediate_size", default=1792),
         "lfm2",
         layers=tuple(layer >= dense for layer in range(spec.num_layers)),
+    )
+
+
+def read_qwen3_next(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Gated delta rules with matrices by key head, and experts beside one of all tokens."""
+    spec = read_delta(raw, dtype, by_key=True)
+    return _qwen_delta_experts(raw, spec, _qwen_layers(raw, spec.num_layers), 512, top_k=10)
+
+
+def read_qwen3_5_moe(raw: RawConfig, dtype: str) -> ModelSpec:
+    spec = read_delta(raw, dtype)
+    return _qwen_delta_experts(raw, spec, (True,) * spec.num_layers, 256, top_k=8)
+
+
+def _qwen_delta_experts(
+    raw: RawConfig, spec: ModelSpec, layers: tuple[bool, ...], num_experts: int, *, top_k: int
+) -> ModelSpec:
+    return _with_experts(
+        spec,
+        _routing(raw, "num_experts", num_experts, top_k=top_k, renormalise=True),
+        raw.read_size("moe_intermediate_size", default=512),
+        "qwen",
+        layers=layers,
+        shared_size=raw.read_size("shared_expert_intermediate_size", default=512),
+        shared_gated=True,
     )
 
 
@@ -384,6 +411,19 @@ FAMILIES = (
         "quire.models.lfm2:LFM2Model",
         "lfm2_moe",
         {"Lfm2MoeForCausalLM": read_lfm2_moe},
+    ),
+    Family(
+        "Qwen3-Next",
+        DELTA_MODEL,
+        "qwen3_next",
+        {"Qwen3NextForCausalLM": read_qwen3_next},
+    ),
+    Family(
+        "Qwen3.5 with experts, text",
+        DELTA_MODEL,
+        "qwen3_5_moe_text",
+        {"Qwen3_5MoeForCausalLM": read_qwen3_5_moe},
+        text_defaults=QWEN3_5_MOE_TEXT,
     ),
     Family(
         "gpt-oss",
