@@ -381,7 +381,8 @@ class ModelSpec:
     of layers before them, and have none. side_size: elements of a token that a forward holds from
     its beginning on, beside the residual stream. states: elements of each layer's recurrent state,
     in the model's dtype; 0 for a layer that attends. () if all layers do. wide_states: elements
-    that it has beside them in float32, () for none.
+    that it has beside them in float32, () for none. mixer_size: elements of a token that a layer
+    holds at once to mix tokens, if it is more than plain attention does.
     score_options: what attention does to scores besides scaling them, by the names of
     `quire.attention.ScoreOptions`.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
@@ -431,6 +432,7 @@ class ModelSpec:
     side_size: int = 0
     states: tuple[int, ...] = ()
     wide_states: tuple[int, ...] = ()
+    mixer_size: int = 0
 
     @property
     def whole_prompts(self) -> bool:

@@ -95,7 +95,7 @@ class Qwen3NextBlock:
         size, eps = spec.hidden_size, spec.norm_eps
         self.input_norm = make.rms_norm(size, eps, offset=1.0)
         self.attention = self.delta = None
-        if spec.states[layer]:
+        if spec.states and spec.states[layer]:
             self.delta = DeltaOperator(spec, traits, make)
         else:
             self.attention = GatedAttention(spec, layer, make)

@@ -135,9 +135,15 @@ def read_delta(raw: RawConfig, dtype: str, *, by_key: bool = False) -> ModelSpec
         bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
         pad_token_id=raw.read_optional(int, "pad_token_id"),
-        states=tuple((taps - 1) * heads.channels * (kind == DELTA) for kind in layer_types),
-        wide_states=tuple(heads.state * (kind == DELTA) for kind in layer_types),
+        states=_of_delta(layer_types, (taps - 1) * heads.channels),
+        wide_states=_of_delta(layer_types, heads.state),
+        mixer_size=max(2 * heads.channels + 3 * values, 6 * q_size + 4 * kv_size),
     )
+
+
+def _of_delta(layer_types: tuple[str, ...], size: int) -> tuple[int, ...]:
+    """Return `size` for each layer with a rule, 0 for others; () if none has one."""
+    return tuple(size * (kind == DELTA) for kind in layer_types) if DELTA in layer_types else ()
 
 
 def _without_axes(raw: RawConfig) -> RawConfig:
