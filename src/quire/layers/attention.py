@@ -162,7 +162,8 @@ class Attention:
             None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps,
         )
-        q = qkv.view(qkv.shape[0], -1, self._head_dim)[:, : self._num_heads]
+        heads = (len(qkv), self._num_heads, self._head_dim)
+        q = qkv.as_strided(heads, (qkv.stride(0), self._head_dim, 1))  # a view of one row has another
         if self._growth is not None:
             q = self._growth(q, positions)
         return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)
