@@ -18,6 +18,7 @@ __all__ = [
     "CenteredTraits",
     "ClassesSpec",
     "DeltaHeads",
+    "DeltaLayout",
     "DynamicNTKScaling",
     "ExpertNames",
     "ExpertsSpec",
@@ -220,16 +221,29 @@ class ClassesSpec:
         return len(self.labels) == 1
 
 
+DeltaLayout = Literal["parts", "by_key", "gates_by_key", "in_turn"]
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """Heads of a gated delta rule: keys of `key_dim`, each for as many adjacent values of
-    `value_dim`. by_key: on disk the projections have for each key head in turn what is its own."""
+    """Heads of a gated delta rule: keys of `key_dim`, each for as many values of `value_dim`.
+
+    layout: "parts" if the projections on disk have q, k, v, z, b and a of all heads one after the
+    other; "by_key" if they have for each key head in turn what is its own, "gates_by_key" if those
+    to b and a alone do; "in_turn" as "parts", but values of one key are not adjacent: those of all
+    keys take turns (GGUF files).
+    """
 
     num_keys: int
     num_values: int
     key_dim: int
     value_dim: int
-    by_key: bool = False
+    layout: DeltaLayout = "parts"
+
+    @property
+    def in_turn(self) -> bool:
+        """True if values that use one key are apart."""
+        return self.layout == "in_turn" and self.num_keys < self.num_values
 
     @property
     def channels(self) -> int:

@@ -163,7 +163,9 @@ class Attention:
             0.0 if q_norm is None else q_norm.eps,
         )
         heads = (len(qkv), self._num_heads, self._head_dim)
-        q = qkv.as_strided(heads, (qkv.stride(0), self._head_dim, 1))  # a view of one row has another
+        q = qkv.as_strided(
+            heads, (qkv.stride(0), self._head_dim, 1)
+        )  # a view of one row has another
         if self._growth is not None:
             q = self._growth(q, positions)
         return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)

@@ -11,6 +11,7 @@ import torch
 from quire.attention import StepInputs
 from quire.config.model_spec import DeltaHeads
 from quire.config.shard import Shard, Share
+from quire.errors import ConfigError
 from quire.layers.adapted import Projection
 from quire.layers.norm import RMSNorm
 from quire.layers.short_conv import ShortConv
@@ -31,6 +32,11 @@ class DeltaShares:
     @classmethod
     def of(cls, heads: DeltaHeads, shard: Shard) -> DeltaShares:
         """Raises ConfigError if ranks cannot share the key heads."""
+        if heads.in_turn and shard.size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size={shard.size}: ranks cannot share {heads.num_values} value "
+                f"heads of {heads.num_keys} keys in the order of GGUF files; take the folder"
+            )
         keys = shard.equal(heads.num_keys, "key heads")
         return cls(heads, keys, keys.times(heads.num_values // heads.num_keys))
 
@@ -44,26 +50,30 @@ class DeltaShares:
     def inputs(self) -> Mapping[str, Share]:
         """Outputs of the projection to q, k, v and z."""
         values = self.values.times(self.heads.value_dim)
-        if not self.heads.by_key:
+        if self.heads.layout != "by_key":
             return {"qkv": self.channels, "z": values}
         return {"": self.keys.times(sum(self._sizes))}
 
     @property
     def gates(self) -> Mapping[str, Share]:
         """Outputs of the projection to b and a."""
-        if not self.heads.by_key:
+        if not self._gates_by_key:
             return {"b": self.values, "a": self.values}
         return {"": self.keys.times(2 * self._group)}
 
     @property
     def input_orders(self) -> Mapping[str, torch.Tensor]:
         """Place on disk of each of the rank's inputs, if it is another."""
-        return self._orders(self._sizes) if self.heads.by_key else {}
+        return self._orders(self._sizes) if self.heads.layout == "by_key" else {}
 
     @property
     def gate_orders(self) -> Mapping[str, torch.Tensor]:
         """Place on disk of each of the rank's gates, if it is another."""
-        return self._orders((self._group, self._group)) if self.heads.by_key else {}
+        return self._orders((self._group, self._group)) if self._gates_by_key else {}
+
+    @property
+    def _gates_by_key(self) -> bool:
+        return self.heads.layout in ("by_key", "gates_by_key")
 
     @property
     def _group(self) -> int:
@@ -95,7 +105,7 @@ class DeltaRule:
         storage = {"A_log": self._log_rates, "dt_bias": self._bias}
         cuts = {} if own.is_whole else dict.fromkeys(storage, Cut(0, own))
         self.weights = DenseWeights(storage, cuts=cuts)
-        self._keys = shares.keys.count, heads.key_dim
+        self._keys, self._in_turn = (shares.keys.count, heads.key_dim), heads.in_turn
         self.state_bytes = 4 * own.count * heads.key_dim * heads.value_dim
         self._at = at
         self._places, self._states = self._bias, self._bias  # of no step yet
@@ -120,6 +130,7 @@ class DeltaRule:
             step.query_start_loc,
             states.num_computed,
             self._keys,
+            self._in_turn,
         )
 
 

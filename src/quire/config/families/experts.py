@@ -21,8 +21,13 @@ from quire.config.families.llama import (
     read_qwen2,
     read_qwen3,
 )
+from quire.config.families.qwen3_next import (
+    GGUF_BLOCK,
+    QWEN3_5_MOE_TEXT,
+    delta_gguf,
+    read_delta,
+)
 from quire.config.families.qwen3_next import MODEL as DELTA_MODEL
-from quire.config.families.qwen3_next import QWEN3_5_MOE_TEXT, read_delta
 from quire.config.families.shared import FULL, SLIDING, read_layer_types, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
@@ -198,7 +203,7 @@ def read_lfm2_moe(raw: RawConfig, dtype: str) -> ModelSpec:
 
 def read_qwen3_next(raw: RawConfig, dtype: str) -> ModelSpec:
     """Gated delta rules with matrices by key head, and experts beside one of all tokens."""
-    spec = read_delta(raw, dtype, by_key=True)
+    spec = read_delta(raw, dtype, "by_key")
     return _qwen_delta_experts(raw, spec, _qwen_layers(raw, spec.num_layers), 512, top_k=10)
 
 
@@ -361,6 +366,8 @@ _GPT_OSS_BLOCK = {
     "post_attention_norm": "post_attention_layernorm",
 }
 
+_DELTA_BLOCK = {**_QWEN2_BLOCK, **GGUF_BLOCK}
+
 FAMILIES = (
     Family(
         "Mixtral",
@@ -417,13 +424,15 @@ FAMILIES = (
         DELTA_MODEL,
         "qwen3_next",
         {"Qwen3NextForCausalLM": read_qwen3_next},
+        delta_gguf("qwen3next", _DELTA_BLOCK),
     ),
     Family(
         "Qwen3.5 with experts, text",
         DELTA_MODEL,
         "qwen3_5_moe_text",
         {"Qwen3_5MoeForCausalLM": read_qwen3_5_moe},
-        text_defaults=QWEN3_5_MOE_TEXT,
+        delta_gguf("qwen35moe", _DELTA_BLOCK),
+        QWEN3_5_MOE_TEXT,
     ),
     Family(
         "gpt-oss",

@@ -6,18 +6,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from quire.config.families.family import Family
+from quire.config.families.gguf_names import BLOCK, GGUFNames
 from quire.config.families.shared import FULL, read_heads, read_num_layers
 from quire.config.hf import RawConfig
-from quire.config.model_spec import DeltaHeads, MatrixShape, ModelSpec, ParameterCounts
+from quire.config.model_spec import (
+    DeltaHeads,
+    DeltaLayout,
+    MatrixShape,
+    ModelSpec,
+    ParameterCounts,
+)
 from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 
-__all__ = ["FAMILIES", "MODEL", "QWEN3_5_MOE_TEXT", "DeltaTraits", "read_delta"]
+__all__ = [
+    "DELTA",
+    "DELTA_LAYOUT",
+    "FAMILIES",
+    "GGUF_BLOCK",
+    "MODEL",
+    "QWEN3_5_MOE_TEXT",
+    "DeltaTraits",
+    "delta_gguf",
+    "read_delta",
+]
 
 DELTA = "linear_attention"
+DELTA_LAYOUT = "delta_layout"
+"""Key of the layout of heads in GGUF files, which folders have not."""
+
 MAX_TAPS = 8
 """The kernel's limit (csrc/recurrent/short_conv.cpp); models have 4."""
 
@@ -71,16 +91,16 @@ class DeltaTraits:
     taps: int
 
 
-def read_delta(raw: RawConfig, dtype: str, *, by_key: bool = False) -> ModelSpec:
-    """Layers attend where `layer_types` says so, or every fourth one does. by_key: as of
-    `DeltaHeads`."""
+def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> ModelSpec:
+    """Layers attend where `layer_types` says so, or every fourth one does. layout: as of
+    `DeltaHeads`, of folders."""
     raw = _without_axes(raw.with_defaults(_DEFAULTS))
     hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
     num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
     layer_types = _read_layer_types(raw, num_layers)
     num_delta = layer_types.count(DELTA)
     num_attention = num_layers - num_delta
-    heads = _read_delta_heads(raw, by_key=by_key)
+    heads = _read_delta_heads(raw, layout)
     taps = raw.read_size("linear_conv_kernel_dim")
     if not 2 <= taps <= MAX_TAPS:
         raise ConfigError(
@@ -176,7 +196,7 @@ def _read_layer_types(raw: RawConfig, num_layers: int) -> tuple[str, ...]:
     return layer_types
 
 
-def _read_delta_heads(raw: RawConfig, *, by_key: bool) -> DeltaHeads:
+def _read_delta_heads(raw: RawConfig, layout: DeltaLayout) -> DeltaHeads:
     keys, values = (raw.read_size(f"linear_num_{part}_heads") for part in ("key", "value"))
     key_dim, value_dim = (raw.read_size(f"linear_{part}_head_dim") for part in ("key", "value"))
     if values % keys:
@@ -189,7 +209,49 @@ def _read_delta_heads(raw: RawConfig, *, by_key: bool) -> DeltaHeads:
             f"{raw.source}: linear_key_head_dim={key_dim}, linear_value_head_dim={value_dim}; "
             f"quire takes multiples of 4 up to {MAX_KEY_DIM}, and multiples of {COLUMNS}"
         )
-    return DeltaHeads(keys, values, key_dim, value_dim, by_key)
+    stated = raw.read_optional(str, DELTA_LAYOUT)
+    known = {each: each for each in get_args(DeltaLayout)}
+    return DeltaHeads(keys, values, key_dim, value_dim, known.get(stated, layout))
+
+
+GGUF_BLOCK: Mapping[str, str] = MappingProxyType(
+    {
+        **BLOCK,
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_a.weight": "linear_attn.A_log",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    }
+)
+"""Names of a block's tensors in GGUF files."""
+
+
+def delta_gguf(name: str, block: Mapping[str, str]) -> GGUFNames:
+    """Return the names in GGUF files of a family, as `GGUFNames`."""
+    numbers = {
+        "linear_conv_kernel_dim": "ssm.conv_kernel",
+        "linear_num_key_heads": "ssm.group_count",
+        "linear_num_value_heads": "ssm.time_step_rank",
+        "linear_key_head_dim": "ssm.state_size",
+        "full_attention_interval": "full_attention_interval",
+    }
+    return GGUFNames(
+        name,
+        block,
+        adds_one=True,
+        plain_norms=("ssm_norm",),
+        partly_rotated=True,
+        ropes=("dimension_sections",),
+        numbers=numbers,
+        rest_type=DELTA,
+    )
 
 
 MODEL = "quire.models.qwen3_next:Qwen3NextModel"
@@ -200,6 +262,7 @@ FAMILIES = (
         MODEL,
         "qwen3_5_text",
         {"Qwen3_5ForCausalLM": read_delta},
-        text_defaults=_QWEN3_5_TEXT,
+        delta_gguf("qwen35", GGUF_BLOCK),
+        _QWEN3_5_TEXT,
     ),
 )

@@ -18,8 +18,12 @@ constexpr float kEps = 1e-6f;
 
 struct Sizes {
   int64_t num_keys, key_dim, num_heads, value_dim;
+  bool in_turn;
 
   int64_t width() const { return 2 * num_keys * key_dim + num_heads * value_dim; }
+  int64_t key_of(int64_t head) const {
+    return in_turn ? head % num_keys : head / (num_heads / num_keys);
+  }
   int64_t block() const { return key_dim * kColumns; }
   int64_t blocks() const { return value_dim / kColumns; }
 };
@@ -47,7 +51,7 @@ float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 template <class E>
 void prepare(const E* x, const E* gates, int64_t gates_stride, float log_rate, float bias,
              const Sizes& sizes, int64_t head, int64_t tokens, Piece& piece) {
-  const int64_t dim = sizes.key_dim, key = head / (sizes.num_heads / sizes.num_keys);
+  const int64_t dim = sizes.key_dim, key = sizes.key_of(head);
   const float factor = 1.0f / std::sqrt(static_cast<float>(dim)), rate = std::exp(log_rate);
   for (int64_t t = 0; t < tokens; ++t) {
     const E* const q = x + t * sizes.width() + key * dim;
@@ -153,18 +157,18 @@ void advance(const float* from, float* to, const Piece& piece, int64_t tokens, i
 
 // x: q, k, v of each token, [T, 2 · num_keys · key_dim + num_heads · value_dim]. gates: b and a of
 // each head, rows `gates_stride` elements apart. log_rates, bias: [num_heads]. out: [T, num_heads ·
-// value_dim]. states: places `stride` floats apart, each [num_heads, value_dim / 16, key_dim, 16].
+// value_dim]. in_turn: a key serves every num_keys-th head, not adjacent ones. states: places `stride` floats apart, each [num_heads, value_dim / 16, key_dim, 16].
 // read, write, num_computed: by slot. Row i, of slot slots[i], has tokens starts[i] … starts[i + 1]
 // - 1. Returns 3 for sizes that it does not know.
 QUIRE_API int quire_gated_delta(const void* x, const void* gates, int64_t gates_stride,
                                 const float* log_rates, const float* bias, void* out,
                                 int64_t num_keys, int64_t key_dim, int64_t num_heads,
-                                int64_t value_dim, float* states, int64_t stride,
+                                int64_t value_dim, int32_t in_turn, float* states, int64_t stride,
                                 const int64_t* read, const int64_t* write, const int64_t* slots,
                                 int64_t num_rows, const int32_t* starts,
                                 const int64_t* num_computed, int32_t dtype, quire::Team* team) {
   using namespace quire;
-  const Sizes sizes{num_keys, key_dim, num_heads, value_dim};
+  const Sizes sizes{num_keys, key_dim, num_heads, value_dim, in_turn != 0};
   if (key_dim > kMaxKeyDim || key_dim % 4 != 0 || value_dim % kColumns != 0) return 3;
   if (num_heads % num_keys != 0) return 3;
   // Few heads are cut into groups of blocks, so that each thread has one.

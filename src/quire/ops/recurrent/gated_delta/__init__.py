@@ -1,11 +1,12 @@
 """The gated delta rule (Yang et al. 2024, arXiv:2412.06464, equation 10), token after token, with a
 matrix of each head for a state:
 
-`gated_delta(x, gates, log_rates, bias, states, read, write, slots, starts, num_computed, keys)
-→ [T, H · Dv]`
+`gated_delta(x, gates, log_rates, bias, states, read, write, slots, starts, num_computed, keys,
+in_turn) → [T, H · Dv]`
 
 x [T, 2 · K · Dk + H · Dv]: q and k of K heads and v of H heads of each token, row after row; each
-of K serves H / K adjacent ones of H. keys: K and Dk, a multiple of 4. gates [T, 2 · H], of any row
+of K serves H / K adjacent ones of H, or if `in_turn` every K-th one. keys: K and Dk, a multiple of
+4. gates [T, 2 · H], of any row
 stride: b and a of each head. log_rates, bias: float32 [H]. With q and k divided by their lengths
 (√(Σ x² + 1e-6)), q also by √Dk, β = sigmoid(b) and α = exp(-exp(log_rates) · softplus(a + bias)),
 each token replaces S [Dk, Dv] by α S + k (β (v - α Sᵀ k))ᵀ and gives Sᵀ q, in x's dtype; all else

@@ -50,5 +50,6 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
                     starts,
                     num_computed,
                     keys,
+                    counts[0] > 1,
                 ),
             )

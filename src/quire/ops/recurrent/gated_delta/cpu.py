@@ -29,6 +29,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         starts: torch.Tensor,
         num_computed: torch.Tensor,
         keys: tuple[int, int],
+        in_turn: bool,
     ) -> torch.Tensor:
         (num_keys, key_dim), num_heads = keys, len(log_rates)
         value_dim = (x.shape[1] - 2 * num_keys * key_dim) // num_heads
@@ -51,6 +52,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             key_dim,
             num_heads,
             value_dim,
+            int(in_turn),
             states.data_ptr(),
             states.stride(0),
             read.data_ptr(),

@@ -23,13 +23,16 @@ def gated_delta(
     starts: torch.Tensor,
     num_computed: torch.Tensor,
     keys: tuple[int, int],
+    in_turn: bool,
 ) -> torch.Tensor:
     """Shapes as in the contract (`quire.ops.recurrent.gated_delta`)."""
     (num_keys, key_dim), num_heads = keys, len(log_rates)
     value_dim = (x.shape[1] - 2 * num_keys * key_dim) // num_heads
     q, k, v = x.float().split([num_keys * key_dim, num_keys * key_dim, num_heads * value_dim], 1)
     q, k = (_unit(part.view(-1, num_keys, key_dim)) for part in (q, k))
-    q, k = (part.repeat_interleave(num_heads // num_keys, dim=1) for part in (q, k))
+    heads = torch.arange(num_heads, device=x.device)
+    of_key = heads % num_keys if in_turn else heads // (num_heads // num_keys)
+    q, k = q[:, of_key], k[:, of_key]
     q, v = q / key_dim**0.5, v.view(-1, num_heads, value_dim)
     b, a = gates.float().chunk(2, dim=1)
     beta = torch.sigmoid(b)
