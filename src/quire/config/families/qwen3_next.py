@@ -51,14 +51,13 @@ _DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
-    "partial_rotary_factor": 0.25,
     "linear_conv_kernel_dim": 4,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
-    "full_attention_interval": 4,
 }
+_NOT_IN_CLASS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
 """Values that these families mean where the file is silent."""
 
 _QWEN3_5_TEXT = {
@@ -94,7 +93,7 @@ class DeltaTraits:
 def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> ModelSpec:
     """Layers attend where `layer_types` says so, or every fourth one does. layout: as of
     `DeltaHeads`, of folders."""
-    raw = _without_axes(raw.with_defaults(_DEFAULTS))
+    raw = _without_axes(raw.with_defaults({**_DEFAULTS, **_NOT_IN_CLASS}))
     hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
     num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
     layer_types = _read_layer_types(raw, num_layers)

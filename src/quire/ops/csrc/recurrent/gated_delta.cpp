@@ -28,6 +28,13 @@ struct Sizes {
   int64_t blocks() const { return value_dim / kColumns; }
 };
 
+// Stores without reading what was there, and past the caches. p: aligned to the vector.
+#if defined(__AVX512F__)
+QUIRE_INLINE void stream(float* p, vf x) { _mm512_stream_ps(p, x); }
+#else
+QUIRE_INLINE void stream(float* p, vf x) { _mm256_stream_ps(p, x); }
+#endif
+
 // Tokens of a piece for one head: q and k of unit length, q · k, decay and strength of the update.
 struct Piece {
   alignas(64) float q[kPiece * kMaxKeyDim], k[kPiece * kMaxKeyDim];
@@ -76,12 +83,17 @@ struct Update {
   vf delta[kVectors];
 };
 
-template <bool kUpdates>
+enum class Due { kNone, kKept, kStreamed };  // an update that is due, and where it is stored
+
+template <Due kDue>
 QUIRE_INLINE vf updated(const float* from, float* to, int64_t row, int vector, const Update& due) {
   const int64_t at = row * kColumns + vector * kLanes;
   vf s = load(from + at);
-  if (kUpdates) {
-    s = fma(set1(due.k[row]), due.delta[vector], mul(set1(due.alpha), s));
+  if (kDue == Due::kNone) return s;
+  s = fma(set1(due.k[row]), due.delta[vector], mul(set1(due.alpha), s));
+  if (kDue == Due::kStreamed) {
+    stream(to + at, s);
+  } else {
     store(to + at, s);
   }
   return s;
@@ -89,7 +101,7 @@ QUIRE_INLINE vf updated(const float* from, float* to, int64_t row, int vector, c
 
 // Does the update that is due, if one is, from `from` to `to`, and multiplies the new columns by k
 // and q.
-template <bool kUpdates>
+template <Due kDue>
 QUIRE_INLINE void multiply(const float* from, float* to, int64_t dim, const Update& due,
                            const float* k, const float* q, vf (&by_k)[kVectors],
                            vf (&by_q)[kVectors]) {
@@ -104,7 +116,7 @@ QUIRE_INLINE void multiply(const float* from, float* to, int64_t dim, const Upda
     for (int j = 0; j < kSums; ++j) {
       QUIRE_UNROLL
       for (int v = 0; v < kVectors; ++v) {
-        const vf s = updated<kUpdates>(from, to, i + j, v, due);
+        const vf s = updated<kDue>(from, to, i + j, v, due);
         with_k[j][v] = fma(set1(k[i + j]), s, with_k[j][v]);
         with_q[j][v] = fma(set1(q[i + j]), s, with_q[j][v]);
       }
@@ -122,18 +134,19 @@ QUIRE_INLINE void multiply(const float* from, float* to, int64_t dim, const Upda
 }
 
 // Takes a block through a piece: from the state `from` to the one `to`, which may be the same.
-// values, out: of the piece's first token, `stride` and `out_stride` elements apart.
+// values, out: of the piece's first token, `stride` and `out_stride` elements apart. streams: nobody
+// needs the new state soon.
 template <class E>
 void advance(const float* from, float* to, const Piece& piece, int64_t tokens, int64_t dim,
-             const E* values, int64_t stride, E* out, int64_t out_stride) {
+             const E* values, int64_t stride, E* out, int64_t out_stride, bool streams) {
   Update due{};
   for (int64_t t = 0; t < tokens; ++t) {
     vf by_k[kVectors], by_q[kVectors];
     const float *const k = piece.k + t * dim, *const q = piece.q + t * dim;
     if (t == 0) {
-      multiply<false>(from, to, dim, due, k, q, by_k, by_q);
+      multiply<Due::kNone>(from, to, dim, due, k, q, by_k, by_q);
     } else {
-      multiply<true>(from, to, dim, due, k, q, by_k, by_q);
+      multiply<Due::kKept>(from, to, dim, due, k, q, by_k, by_q);
       from = to;
     }
     const vf alpha = set1(piece.alpha[t]), beta = set1(piece.beta[t]), qk = set1(piece.qk[t]);
@@ -146,9 +159,16 @@ void advance(const float* from, float* to, const Piece& piece, int64_t tokens, i
     due.k = k;
     due.alpha = piece.alpha[t];
   }
-  for (int64_t i = 0; i < dim; ++i) {
-    QUIRE_UNROLL
-    for (int v = 0; v < kVectors; ++v) updated<true>(from, to, i, v, due);
+  const auto finish = [&](auto update) {
+    for (int64_t i = 0; i < dim; ++i) {
+      QUIRE_UNROLL
+      for (int v = 0; v < kVectors; ++v) update(i, v);
+    }
+  };
+  if (streams) {
+    finish([&](int64_t i, int v) { updated<Due::kStreamed>(from, to, i, v, due); });
+  } else {
+    finish([&](int64_t i, int v) { updated<Due::kKept>(from, to, i, v, due); });
   }
 }
 
@@ -188,6 +208,9 @@ QUIRE_API int quire_gated_delta(const void* x, const void* gates, int64_t gates_
         std::memset(to + first * sizes.block(), 0, (last - first) * sizes.block() * sizeof(float));
         from = to;
       }
+      // A row with one token comes back in the next step, after all weights of the model.
+      const bool is_aligned = reinterpret_cast<uintptr_t>(to) % (kLanes * sizeof(float)) == 0;
+      const bool streams = is_aligned && starts[row + 1] - starts[row] == 1;
       Piece piece;
       for (int64_t t = starts[row]; t < starts[row + 1]; t += kPiece, from = to) {
         const int64_t tokens = std::min<int64_t>(kPiece, starts[row + 1] - t);
@@ -199,9 +222,10 @@ QUIRE_API int quire_gated_delta(const void* x, const void* gates, int64_t gates_
         for (int64_t block = first; block < last; ++block) {
           advance(from + block * sizes.block(), to + block * sizes.block(), piece, tokens, key_dim,
                   values + block * kColumns, sizes.width(), tokens_out + block * kColumns,
-                  out_width);
+                  out_width, streams);
         }
       }
+      if (streams) _mm_sfence();
     });
   });
 }
