@@ -55,7 +55,7 @@ CHECKPOINTS_PER_SEQUENCE = 4
 """Ends of the system prompt, of two turns, and of the prompt before its last lines."""
 
 CHECKPOINTS_SHARE, FEWEST_CHECKPOINTS = 8, 8
-"""By default they take at most an eighth of the memory beside weights, but there are some."""
+"""The default takes at most an eighth of the memory beside weights, but leaves some."""
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""

@@ -27,7 +27,6 @@ from quire.layers.embedding import (
     TokenEmbedding,
     Vocabulary,
 )
-from quire.layers.gated_delta import DeltaShares, GatedDelta
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
 from quire.layers.mlp import (
@@ -41,7 +40,7 @@ from quire.layers.mlp import (
 )
 from quire.layers.moe import AdaptedExperts, ExpertNumbers, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
-from quire.layers.recurrent import RecurrentLayers
+from quire.layers.recurrent import DeltaShares, GatedDelta, RecurrentLayers
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import OutputGate, OwnFactor, QueryGrowth, Scale, SoftCap
 from quire.layers.side import SideLayer, TokenSide

@@ -6,8 +6,8 @@ import torch
 
 from quire.config.model_spec import aligned_state
 from quire.config.shard import Shard, Share
-from quire.layers.gated_delta import DeltaRule, DeltaShares
-from quire.layers.short_conv import ShortConv
+from quire.layers.recurrent.gated_delta import DeltaRule, DeltaShares
+from quire.layers.recurrent.short_conv import ShortConv
 from quire.ops import OpSet
 
 __all__ = ["RecurrentLayers"]

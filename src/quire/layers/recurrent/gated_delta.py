@@ -14,7 +14,7 @@ from quire.config.shard import Shard, Share
 from quire.errors import ConfigError
 from quire.layers.adapted import Projection
 from quire.layers.norm import RMSNorm
-from quire.layers.short_conv import ShortConv
+from quire.layers.recurrent.short_conv import ShortConv
 from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
 
