@@ -215,8 +215,8 @@ def test_the_plan_states_their_bytes(make: Maker) -> None:
     resolved = make(num_state_checkpoints=5).engine.resolved
     if "lfm2" in resolved.spec.model_type:
         per_layer = 2 * BASES["lfm2"]["hidden_size"] * 4  # two tokens in float32
-    else:  # three tokens of two key heads' q and k and four heads' v, and their matrices
-        per_layer = 3 * (2 * 2 * 12 + 4 * 16) * 4 + 4 * 12 * 16 * 4
+    else:  # three tokens of four key heads' q and k and eight heads' v, and their matrices
+        per_layer = 3 * (2 * 4 * 12 + 8 * 16) * 4 + 8 * 12 * 16 * 4
     assert per_layer % 64 == 0, "nothing is added to align it"
     assert resolved.layout.state_bytes == 3 * per_layer
     assert resolved.memory.fixed.states == (2 * 8 + 5) * 3 * per_layer

@@ -69,8 +69,8 @@ _DELTA = {
     "num_hidden_layers": 4,
     "head_dim": 16,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 16,
 }

@@ -86,7 +86,9 @@ CASES = (
     Case("lfm2", "lfm2"),
     Case("lfm2-untied", "lfm2", {"tie_word_embeddings": False, "conv_L_cache": 4}),
     Case("qwen3.5", "qwen3_5_text"),
-    Case("qwen3.5-tied", "qwen3_5_text", {"tie_word_embeddings": True, "linear_num_key_heads": 4}),
+    Case(
+        "qwen3.5-tied", "qwen3_5_text", {"tie_word_embeddings": True, "linear_num_value_heads": 4}
+    ),
     Case("qwen3.5-moe", "qwen3_5_moe_text"),
     Case("qwen3-next", "qwen3_next"),
     Case("mixtral", "mixtral"),

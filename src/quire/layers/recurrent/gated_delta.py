@@ -156,8 +156,8 @@ class GatedDelta:
 
     def __call__(self, x: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """Mix tokens with those before them. Reads and writes the rows' states."""
-        mixed = self.inputs(x)
-        qkv, z = mixed.split([self.conv.num_channels, mixed.shape[1] - self.conv.num_channels], 1)
+        mixed, size = self.inputs(x), self.conv.num_channels
+        qkv, z = mixed[:, :size], mixed[:, size:]
         y = self.rule(self.conv(qkv, step), self.gates(x), step)
         self._norm_rows(y.view(-1, len(self.norm.weight)), self.norm.weight, self.norm.eps)
         return self._times(z, y, "silu")
