@@ -73,6 +73,7 @@ _DELTA = {
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 16,
+    "rms_norm_eps": 1e-3,  # a head that gives almost nothing would magnify what is rounded
 }
 BASES = {
     "llama": _LLAMA,
