@@ -1,4 +1,4 @@
-"""Which block is handed out, found and evicted."""
+"""Choice of the block that is handed out, found or evicted."""
 
 from __future__ import annotations
 

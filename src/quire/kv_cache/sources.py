@@ -64,8 +64,9 @@ class BlockSource(Protocol):
 
 @dataclass(slots=True)
 class SourceTotals:
-    """Blocks since the start. stored, removed: by sources. loaded, lost: copies to the device that
-    succeeded, and that failed. unstored: copies to sources that failed."""
+    """Blocks since the start. stored, removed: blocks that sources stored and removed. loaded,
+    lost: copies to the device that succeeded, and that failed. unstored: copies to
+    sources that failed."""
 
     stored: int = 0
     removed: int = 0
@@ -95,8 +96,8 @@ class Sources:
         ticket_numbers: Iterator[int],
         unsettled: Callable[[], Collection[int]],
     ) -> None:
-        """ticket_numbers: for tickets that no group waits for. unsettled: returns blocks whose
-        publication may still be retracted."""
+        """ticket_numbers: numbers for tickets that no group waits for. unsettled: returns blocks
+        whose publication may still be retracted."""
         self._pool = pool
         self._sources = tuple(sources)
         self._transfers = transfers

@@ -16,8 +16,8 @@ class ShortConv:
     """The convolution over the channels of this rank, by row, as `quire.ops.recurrent.short_conv`
     defines it.
 
-    num_channels: of this rank. state_bytes: of one sequence, from byte `at` of its place on. gated:
-    as of the operation.
+    num_channels: number of this rank's channels. state_bytes: bytes of one sequence's state, from
+    byte `at` of its place on. gated: True for a convolution between two gates.
     """
 
     def __init__(
