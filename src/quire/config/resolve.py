@@ -237,7 +237,7 @@ def _choose_room(
 def _choose_checkpoints(
     settings: EngineSettings, state_bytes: int, max_num_seqs: int, room: int | None
 ) -> int:
-    """room: of the memory beside weights, None if that is unknown."""
+    """room: bytes of memory beside weights, None if that is unknown."""
     if not state_bytes or not settings.enable_prefix_caching:
         return 0
     if settings.num_state_checkpoints is not None:

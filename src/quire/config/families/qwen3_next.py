@@ -91,8 +91,8 @@ class DeltaTraits:
 
 
 def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> ModelSpec:
-    """Layers attend where `layer_types` says so, or every fourth one does. layout: as of
-    `DeltaHeads`, of folders."""
+    """Layers attend where `layer_types` says so, or every fourth one does. layout: layout
+    of `DeltaHeads` in folders."""
     raw = _without_axes(raw.with_defaults({**_DEFAULTS, **_NOT_IN_CLASS}))
     hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
     num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)

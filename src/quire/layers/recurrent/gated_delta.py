@@ -94,7 +94,7 @@ class DeltaRule:
     """The rule over the heads of this rank, by row, as `quire.ops.recurrent.gated_delta` defines
     it.
 
-    state_bytes: of one sequence, from byte `at` of its place on.
+    state_bytes: bytes of one sequence's state, from byte `at` of its place on.
     """
 
     def __init__(self, ops: OpSet, shares: DeltaShares, at: int, device: torch.device) -> None:

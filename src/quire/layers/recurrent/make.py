@@ -16,7 +16,7 @@ __all__ = ["RecurrentLayers"]
 class RecurrentLayers:
     """The parts of one model; the state of each follows those of the parts made before.
 
-    state_bytes: of the states that all parts made so far have, for one sequence.
+    state_bytes: bytes of one sequence's states in all parts made so far.
     """
 
     def __init__(self, ops: OpSet, shard: Shard, dtype: torch.dtype, device: torch.device) -> None:

@@ -12,9 +12,9 @@ stride: b and a of each head. log_rates, bias: float32 [H]. With q and k divided
 each token replaces S [Dk, Dv] by α S + k (β (v - α Sᵀ k))ᵀ and gives Sᵀ q, in x's dtype; all else
 is float32.
 
-slots, starts, read, write, num_computed: as of `quire.ops.recurrent.short_conv`. states float32
-[P, H · Dk · Dv], of any stride between places: S of each head by blocks of 16 columns, [Dv / 16,
-Dk, 16]. A sum goes by the same order for any number of tokens, so that cuts change no bit.
+slots, starts, read, write and num_computed are those of `quire.ops.recurrent.short_conv`. states
+float32 [P, H · Dk · Dv], of any stride between places: S of each head by blocks of 16 columns, [Dv
+/ 16, Dk, 16]. A sum goes by the same order for any number of tokens, so that cuts change no bit.
 """
 
 from quire.ops.native.cpu_provider import cpu_providers
