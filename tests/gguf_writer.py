@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -286,14 +286,26 @@ _MOE_POST_NORM_NAMES = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj":
     "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
+_DELTA_NAMES = {
+    **_MOE_NAMES, "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_ba": "ssm_ba", "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+}  # fmt: skip
+_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 _BARE_NAMES = {
+    "linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias",
     "self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "feed_forward.expert_bias": "exp_probs_b.bias",
     "layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
 }  # fmt: skip
-_MOE = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral", "glm4moe", "gpt-oss", "lfm2moe")
+_MOE = (
+    "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral", "glm4moe", "gpt-oss",
+    "lfm2moe", "qwen35moe", "qwen3next",
+)  # fmt: skip
 _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 """Architectures whose files have rows of q and k in the order of the rotated pairs."""
 
@@ -306,6 +318,8 @@ def gguf_name(name: str, architecture: str) -> str:
     names = own.get(architecture, _MOE_NAMES if architecture in _MOE else _NAMES)
     if architecture in ("glm4moe", "gpt-oss"):
         names = _MOE_POST_NORM_NAMES
+    if architecture in _DELTA:
+        names = _DELTA_NAMES
     for bare, stored in _BARE_NAMES.items():
         if name.endswith(bare):
             return f"blk.{name.split('.')[2]}.{stored}"
@@ -321,6 +335,8 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     found: dict[str, Tensor] = {}
     plain = load_file(folder / "model.safetensors")
+    if architecture in _DELTA:
+        plain = dict(_of_delta(plain, architecture, config))
     if architecture in _MOE:
         plain, stacked = _without_experts(plain)
         found = {name: float_tensor(values) for name, values in stacked.items()}
@@ -329,12 +345,48 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
         if architecture in _PAIRED and part in heads:
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             rows = split.swapaxes(1, 2).reshape(values.shape)
-        if name.endswith("conv.conv.weight"):
+        if name.endswith(("conv.conv.weight", "conv1d.weight")):
             rows = values.squeeze(1)
-        if architecture == "gemma3" and part.endswith("norm"):
+        has_one = architecture == "gemma3" or architecture in _DELTA
+        if has_one and part.endswith("norm") and ".linear_attn." not in name:
             rows = values + 1
         found[gguf_name(name, architecture)] = float_tensor(rows)
     return found
+
+
+def _of_delta(
+    plain: Mapping[str, torch.Tensor], architecture: str, config: Any
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors as llama.cpp's converter has them: values of Qwen3.5 by their number among
+    those of a key, q, k, v and z of Qwen3-Next apart."""
+    keys, group = config.linear_num_key_heads, config.linear_num_value_heads
+    group, of_key, of_value = (
+        group // keys,
+        config.linear_key_head_dim,
+        config.linear_value_head_dim,
+    )
+    in_turn = torch.arange(keys * group).view(keys, group).t().flatten()
+    values = (in_turn[:, None] * of_value + torch.arange(of_value)).flatten()
+    qkv = torch.cat((torch.arange(2 * keys * of_key), 2 * keys * of_key + values))
+    orders = {
+        "in_proj_qkv": qkv, "conv1d": qkv, "in_proj_z": values, "in_proj_a": in_turn,
+        "in_proj_b": in_turn, "A_log": in_turn, "dt_bias": in_turn,
+    }  # fmt: skip
+    for name, tensor in plain.items():
+        _, _, part = name.removesuffix(".weight").partition(".linear_attn.")
+        rows = -tensor.exp() if part == "A_log" else tensor
+        if part == "in_proj_qkvz":
+            sizes = (of_key, of_key, group * of_value, group * of_value)
+            split = rows.view(keys, sum(sizes), -1).split(sizes, dim=1)
+            *parts, z = (each.flatten(0, 1) for each in split)
+            yield name.replace("qkvz", "qkv"), torch.cat(parts)
+            yield name.replace("qkvz", "z"), z
+        elif architecture == "qwen3next" or not part:
+            yield name, rows
+        elif part == "out_proj":
+            yield name, rows[:, values]
+        else:
+            yield name, rows[orders[part]] if part in orders else rows
 
 
 def _without_experts(
@@ -395,6 +447,25 @@ def _lfm2_metadata(config: Any) -> dict[str, Any]:
     }
 
 
+def _delta_metadata(a: str, config: Any) -> dict[str, Any]:
+    if a not in _DELTA:
+        return {}
+    inner = config.linear_num_value_heads * config.linear_value_head_dim
+    share = config.rope_parameters["partial_rotary_factor"]
+    return {
+        f"{a}.ssm.conv_kernel": config.linear_conv_kernel_dim,
+        f"{a}.ssm.state_size": config.linear_key_head_dim,
+        f"{a}.ssm.group_count": config.linear_num_key_heads,
+        f"{a}.ssm.time_step_rank": config.linear_num_value_heads,
+        f"{a}.ssm.inner_size": inner,
+        f"{a}.full_attention_interval": 4,
+        f"{a}.rope.dimension_count": int(_head_dim(config) * share),
+        f"{a}.rope.dimension_sections": [1, 1, 0, 0],
+        f"{a}.nextn_predict_layers": 1,
+        f"{a}.block_count": config.num_hidden_layers + 1,
+    }
+
+
 def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     """Settings of a `transformers` config as GGUF spells them."""
     a = "llama" if architecture == "mixtral" else architecture
@@ -416,6 +487,7 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     own = {"gemma4": _gemma4_metadata, "lfm2": _lfm2_metadata, "lfm2moe": _lfm2_metadata}
     if a in own:
         values |= own[a](config)
+    values |= _delta_metadata(a, config)
     if architecture in _MOE:
         values |= {
             f"{a}.expert_count": getattr(config, "num_experts", None)
@@ -439,9 +511,9 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
             f"{a}.nextn_predict_layers": 1,
             f"{a}.block_count": config.num_hidden_layers + 1,
         }
-    if architecture in ("qwen2moe", "qwen3moe", "glm4moe"):
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "qwen35moe", "qwen3next"):
         values[f"{a}.expert_feed_forward_length"] = config.moe_intermediate_size
-    if architecture == "qwen2moe":
+    if architecture in ("qwen2moe", "qwen35moe", "qwen3next"):
         values[f"{a}.expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if a == "gemma3":
         values["gemma3.attention.sliding_window"] = config.sliding_window

@@ -234,6 +234,22 @@ def test_default_pool_leaves_memory_to_others_but_holds_one_context() -> None:
     assert left - plan.layout.page_bytes < all_of_it.memory.kv_cache <= left
 
 
+def test_checkpoints_of_large_states_leave_memory_to_the_rest() -> None:
+    """Qwen3.5-9B keeps 49 MiB for a prefix: four for each row would be all that there is."""
+    small = replace(make_spec(), states=(64, 0, 0, 0))
+    plan = resolve(EngineSettings(max_num_seqs=16), small, None, make_platform(8 * GIB))
+    assert plan.settings.num_state_checkpoints == 64
+    large = replace(small, wide_states=(4_000_000, 0, 0, 0))
+    plan = resolve(EngineSettings(max_num_seqs=16), large, None, make_platform(8 * GIB))
+    room = (plan.memory.budget or 0) - plan.memory.fixed.weights
+    count = plan.settings.num_state_checkpoints
+    assert count == room // 8 // plan.layout.state_bytes
+    assert 8 < count < 64
+    asked = EngineSettings(max_num_seqs=16, num_state_checkpoints=70)
+    chosen = resolve(asked, large, None, make_platform(8 * GIB)).settings
+    assert chosen.num_state_checkpoints == 70
+
+
 def test_unknown_memory_still_starts() -> None:
     """Not every system says what is free."""
     plan = resolve(EngineSettings(), make_spec(), None, make_platform(0))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from tests.engine.test_laws import TINY, assert_same, workload, written
+from tests.engine.test_laws import TINY, WITH_STATES, assert_same, workload, written
 from tests.pairs import LAWS_BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
 from tests.small_engines import SMALL
@@ -24,9 +24,11 @@ pytestmark = LAWS_BY_PAIRS
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 
 
-@pytest.fixture(scope="session", params=["bundled", *(c.name for c in TINY if c.name != "lfm2")])
+@pytest.fixture(
+    scope="session", params=["bundled", *(c.name for c in TINY if c.name not in WITH_STATES)]
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | None:
-    """Without LFM2, whose states live on the host."""
+    """Without models whose states live on the host."""
     return written(request.param, tmp_path_factory)
 
 

@@ -22,6 +22,7 @@ from tests.engine.test_captured import captured_steps
 from tests.engine.test_laws import (  # noqa: F401  a fixture
     DEPTHS,
     NAMES,
+    WITH_STATES,
     Maker,
     Prompt,
     assert_same,
@@ -38,10 +39,12 @@ from tests.runner.late_device import keep_rows_on_device
 pytestmark = LAWS_BY_PAIRS
 
 
-@pytest.fixture(scope="session", params=["bundled", *(name for name in NAMES if name != "lfm2")])
+@pytest.fixture(
+    scope="session", params=["bundled", *(name for name in NAMES if name not in WITH_STATES)]
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | None:
-    """Without Gemma 4, which refuses embeddings (tests/models/test_gemma4.py), and LFM2, which
-    does not run on a device."""
+    """Without Gemma 4, which refuses embeddings (tests/models/test_gemma4.py), and models
+    with states, which do not run on a device."""
     return written(request.param, tmp_path_factory)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM, ConfigError, RequestError, RequestOutput, SamplingParams
+from quire import LLM, BeamSearchParams, ConfigError, RequestError, RequestOutput, SamplingParams
 from tests.models.families import BASES, Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
 
-CASES = tuple(Case(name, name, {"max_position_embeddings": 512}) for name in ("lfm2", "lfm2_moe"))
+NAMES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_next")
+CASES = tuple(Case(name, name, {"max_position_embeddings": 512}) for name in NAMES)
 LENGTHS = (1, 15, 16, 17, 63, 300)
 NEW_TOKENS = 64
 SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 512, "num_kv_blocks": 256}
@@ -122,12 +123,63 @@ def test_quantized_weights_serve(make: Maker, quantization: str) -> None:
 
 
 def test_two_ranks_are_one(make: Maker, folder: Path) -> None:
-    if "moe" in folder.name:
+    if "moe" in folder.name or "next" in folder.name:
         pytest.skip("ranks have different experts, so sums depend on their number")
     prompts = [prompt_of(length) for length in (5, 40, 17)]
     settings = {"rank_invariant": True, "dtype": "float32", "num_threads": 1}
     one = tokens_of(generate(make(**settings), prompts, 12))
     assert tokens_of(generate(make(**settings, tensor_parallel_size=2), prompts, 12)) == one
+
+
+def test_a_fresh_request_is_clean_in_a_poisoned_slot(make: Maker) -> None:
+    """Would catch a layer that multiplies what another tenant left by zero."""
+    llm = make(depth=1)
+    expected = tokens_of(generate(llm, [prompt_of(21), prompt_of(5)], 20))
+    client: Any = llm.engine.client
+    places = client._core._executor._worker._assembly.runner._changes._states._places
+    assert llm.reset_prefix_cache()
+    places.numpy().fill(0xFF)  # NaN in any dtype
+    assert tokens_of(generate(llm, [prompt_of(21), prompt_of(5)], 20)) == expected
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_chunks_and_preemption_change_no_bit(make: Maker, depth: int) -> None:
+    """Would catch a state that was advanced twice, or from another token than the first."""
+    prompts = [prompt_of(length, seed) for seed, length in enumerate((40, 33, 70, 51))]
+    sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=0)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+
+    def answers(llm: LLM) -> list[Any]:
+        outputs = llm.generate(asked, sampling, use_tqdm=False)
+        return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
+
+    expected = answers(make(depth=depth))
+    for tokens in (9, 17, 50):
+        chunked = make(depth=depth, max_num_batched_tokens=tokens)
+        assert answers(chunked) == expected, f"chunks of {tokens}"
+    tight = make(depth=depth, num_kv_blocks=14, max_model_len=128)
+    assert answers(tight) == expected, "preempted"
+    assert tight.engine.client.stats().preempted_total > 0
+
+
+def test_beams_are_the_same_in_any_company(make: Maker) -> None:
+    llm, params = make(), BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt_of(length)} for length in (21, 5, 40)]
+    together = llm.beam_search(prompts, params, use_tqdm=False)
+    for prompt, one in zip(prompts, together, strict=True):
+        (alone,) = llm.beam_search([prompt], params, use_tqdm=False)
+        found = [sequence.tokens for sequence in one.sequences]
+        assert [sequence.tokens for sequence in alone.sequences] == found
+        assert len({tuple(tokens) for tokens in found}) == 3
+
+
+def test_sleep_keeps_nothing_and_loses_nothing(make: Maker) -> None:
+    llm = make()
+    expected = tokens_of(generate(llm, [prompt_of(40)], 20))
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.wake_up()
+        assert tokens_of(generate(llm, [prompt_of(40)], 20)) == expected
 
 
 def test_forks_take_the_state_along(make: Maker) -> None:
@@ -161,8 +213,11 @@ def test_prefixes_cannot_be_pinned(make: Maker) -> None:
 
 
 def test_the_plan_states_their_bytes(make: Maker) -> None:
-    base = BASES["lfm2"]  # as that with experts
     resolved = make(num_state_checkpoints=5).engine.resolved
-    per_layer = 2 * base["hidden_size"] * 4  # two tokens in float32: 256 bytes, as they are aligned
+    if "lfm2" in resolved.spec.model_type:
+        per_layer = 2 * BASES["lfm2"]["hidden_size"] * 4  # two tokens in float32
+    else:  # three tokens of four key heads' q and k and eight heads' v, and their matrices
+        per_layer = 3 * (2 * 4 * 12 + 8 * 16) * 4 + 8 * 12 * 16 * 4
+    assert per_layer % 64 == 0, "nothing is added to align it"
     assert resolved.layout.state_bytes == 3 * per_layer
     assert resolved.memory.fixed.states == (2 * 8 + 5) * 3 * per_layer

@@ -29,6 +29,10 @@ FAMILIES = {
         Case("lfm2", "lfm2"),
         ("in_proj", "q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3"),
     ),
+    "qwen3.5": (
+        Case("qwen3.5", "qwen3_5_text"),
+        (*LLAMA, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
+    ),
     "gpt2": (Case("gpt2", "gpt2"), ("c_attn", "c_proj", "c_fc")),
     "opt": (Case("opt", "opt"), ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")),
 }

@@ -64,6 +64,17 @@ _BLOOM = {
     "seq_length": 64,
 }
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+_DELTA = {
+    **_LLAMA,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "rms_norm_eps": 1e-3,  # a head that gives almost nothing would magnify what is rounded
+}
 BASES = {
     "llama": _LLAMA,
     "arcee": _LLAMA,
@@ -128,6 +139,9 @@ BASES = {
         "num_dense_layers": 1,
         "layer_types": ["conv", "full_attention", "conv", "conv"],
     },
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 24},
+    "qwen3_next": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 24},
     "opt": _OPT,
     "gpt2": _GPT2,
     "mpt": _MPT,
@@ -336,6 +350,32 @@ CASES = (
         "lfm2-moe-unbiased",
         "lfm2_moe",
         {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
+    Case("qwen3.5", "qwen3_5_text"),
+    Case(
+        "qwen3.5-tied",
+        "qwen3_5_text",
+        {
+            "tie_word_embeddings": True,
+            "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_value_head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            },
+        },
+    ),
+    Case("qwen3.5-moe", "qwen3_5_moe_text"),
+    Case("qwen3-next", "qwen3_next"),
+    Case(
+        "qwen3-next-mixed",
+        "qwen3_next",
+        {"mlp_only_layers": [1], "decoder_sparse_step": 2, "norm_topk_prob": False},
     ),
     Case("opt", "opt"),
     Case("opt-350m", "opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
@@ -602,6 +642,10 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.float3
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * 0.2
             parameter.copy_(noise + 1.0 if is_factor(name) else noise)
+            if name.endswith("A_log"):  # of states that last for some tokens
+                parameter.copy_((0.1 + noise.abs() / 4).log())
+            if name.endswith("dt_bias"):
+                parameter.sub_(0.5)
         for name, buffer in model.named_buffers():
             noise = torch.randn(buffer.shape, generator=generator) * 0.2
             if name.endswith(("e_score_correction_bias", "expert_bias")):

@@ -81,9 +81,9 @@ class PagedModel:
         self._tables: dict[int, list[list[int]]] = {}
         self._lengths: dict[int, int] = {}
         self._states = None
-        if factory.state_bytes:
+        if factory.recurrent.state_bytes:
             cpu = torch.device("cpu")
-            self._states = SequenceStates(MAX_SEQUENCES, factory.state_bytes, cpu)
+            self._states = SequenceStates(MAX_SEQUENCES, factory.recurrent.state_bytes, cpu)
 
     @property
     def backend_name(self) -> str:

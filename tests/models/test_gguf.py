@@ -85,6 +85,12 @@ CASES = (
     Case("smollm3", "smollm3"),
     Case("lfm2", "lfm2"),
     Case("lfm2-untied", "lfm2", {"tie_word_embeddings": False, "conv_L_cache": 4}),
+    Case("qwen3.5", "qwen3_5_text"),
+    Case(
+        "qwen3.5-tied", "qwen3_5_text", {"tie_word_embeddings": True, "linear_num_value_heads": 4}
+    ),
+    Case("qwen3.5-moe", "qwen3_5_moe_text"),
+    Case("qwen3-next", "qwen3_next"),
     Case("lfm2-moe", "lfm2_moe"),
     Case("lfm2-moe-dense-first", "lfm2_moe", {"num_dense_layers": 2, "tie_word_embeddings": False}),
     Case("mixtral", "mixtral"),
@@ -106,6 +112,7 @@ CASES = (
 )
 
 
+DELTA = ("qwen35", "qwen35moe", "qwen3next")
 DRAFT_PARTS = ("attn_norm.weight", "nextn.enorm.weight")
 
 
@@ -118,6 +125,9 @@ def _architecture(case: Case) -> str:
         "glm4_moe": "glm4moe",
         "lfm2_moe": "lfm2moe",
         "gpt_oss": "gpt-oss",
+        "qwen3_5_text": "qwen35",
+        "qwen3_5_moe_text": "qwen35moe",
+        "qwen3_next": "qwen3next",
     }
     return own.get(case.model_type, case.model_type.removesuffix("_text"))
 
@@ -157,7 +167,7 @@ def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
         count = int(share * head_dim // 2)
         divisors = torch.tensor([1.0] * count + [1e30] * (head_dim // 2 - count))
         tensors["rope_freqs.weight"] = float_tensor(divisors)
-    if architecture == "glm4moe":  # a block that guesses further tokens
+    if architecture == "glm4moe" or architecture in DELTA:  # a block that guesses further tokens
         last = f"blk.{config.num_hidden_layers}."
         tensors |= {last + part: float_tensor(torch.ones(3)) for part in DRAFT_PARTS}
     file = write_gguf(tmp_path / "model.gguf", _settings(case, config), tensors)
@@ -165,7 +175,7 @@ def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
     wanted = PagedModel(tmp_path, "reference", 64).step(sequences)
     found = PagedModel(file, "reference", 64).step(sequences)
     # Gemma's norms are stored with the 1 added, in float32.
-    tolerance = 1e-4 if architecture == "gemma3" else 0.0
+    tolerance = 1e-4 if architecture == "gemma3" or architecture in DELTA else 0.0
     for seq in sequences:
         torch.testing.assert_close(found[seq], wanted[seq], rtol=tolerance, atol=tolerance)
 

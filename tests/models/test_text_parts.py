@@ -107,6 +107,33 @@ def test_gemma_3_with_images_of_transformers(tmp_path: Path) -> None:
             assert float((found[seq] - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max())
 
 
+def test_qwen3_5_with_images_of_transformers(tmp_path: Path) -> None:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    vision = {"hidden_size": 8, "intermediate_size": 8, "depth": 1, "num_heads": 1}
+    vision |= {"out_hidden_size": 32, "patch_size": 2, "num_position_embeddings": 16}
+    text = {**BASES["qwen3_5_text"], "tie_word_embeddings": False}
+    model = Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(text_config=text, vision_config=vision)
+    ).eval()
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    model.save_pretrained(tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file)
+    assert any(name.startswith("model.visual.") for name in tensors)
+    tensors |= {"mtp.fc.weight": torch.ones(8, 8), "mtp.norm.weight": torch.ones(8)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert read_model_spec(tmp_path / "m").architecture == "Qwen3_5ForCausalLM"
+    found = PagedModel(tmp_path / "m", "best").step(SEQUENCES)
+    with torch.inference_mode():
+        for seq, tokens in SEQUENCES.items():
+            wanted = model(torch.tensor([tokens]), use_cache=False).logits[0]
+            assert float((found[seq] - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max())
+
+
 def test_other_parts_are_told_and_take_no_memory(
     plain: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

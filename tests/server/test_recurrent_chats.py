@@ -25,15 +25,16 @@ Ask = Callable[[list[Message]], tuple[str, int]]
 
 NUM_SYSTEM = 1500
 NUM_SHARED = NUM_SYSTEM // 16 * 16
-CASE = Case("lfm2", "lfm2", {"vocab_size": 4096, "max_position_embeddings": 4096})
+_SIZES = {"vocab_size": 4096, "max_position_embeddings": 4096}
+CASES = tuple(Case(name, name, _SIZES) for name in ("lfm2", "qwen3_5_text"))
 SAMPLING = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the bundled one's tokenizer and template."""
-    path = tmp_path_factory.mktemp("lfm2")
-    write_checkpoint(CASE, path)
+    path: Path = tmp_path_factory.mktemp(request.param.name)
+    write_checkpoint(request.param, path)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(bundled_model_path() / name, path / name)
     return path

@@ -18,6 +18,8 @@ __all__ = [
     "DTYPE_BYTES",
     "CenteredTraits",
     "ClassesSpec",
+    "DeltaHeads",
+    "DeltaLayout",
     "DynamicNTKScaling",
     "ExpertNames",
     "ExpertsSpec",
@@ -222,6 +224,41 @@ class ClassesSpec:
         return len(self.labels) == 1
 
 
+DeltaLayout = Literal["parts", "by_key", "gates_by_key", "in_turn"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """Heads of a gated delta rule: keys of `key_dim`, each for as many values of `value_dim`.
+
+    layout: "parts" if the projections on disk have q, k, v, z, b and a of all heads one after the
+    other; "by_key" if they have for each key head in turn what is its own, "gates_by_key" if those
+    to b and a alone do; "in_turn" as "parts", but values of one key are not adjacent: those of all
+    keys take turns (GGUF files).
+    """
+
+    num_keys: int
+    num_values: int
+    key_dim: int
+    value_dim: int
+    layout: DeltaLayout = "parts"
+
+    @property
+    def in_turn(self) -> bool:
+        """True if values that use one key are apart."""
+        return self.layout == "in_turn" and self.num_keys < self.num_values
+
+    @property
+    def channels(self) -> int:
+        """Elements of q, k and v of a token."""
+        return 2 * self.num_keys * self.key_dim + self.num_values * self.value_dim
+
+    @property
+    def state(self) -> int:
+        """Elements of the state of a sequence."""
+        return self.num_values * self.key_dim * self.value_dim
+
+
 ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite", "gemma4", "lfm2"]
 """Families whose names of tensors others share."""
 
@@ -361,7 +398,9 @@ class ModelSpec:
     `head_dim`, which are the largest then. num_shared_kv: number of the last layers that read K and
     V of layers before them, and have none. side_size: elements of a token that a forward holds from
     its beginning on, beside the residual stream. states: elements of each layer's recurrent state,
-    in the model's dtype; 0 for a layer that attends. () if all layers do.
+    in the model's dtype; 0 for a layer that attends. () if all layers do. wide_states: elements
+    that it has beside them in float32, () for none. mixer_size: elements of a token that a layer
+    holds at once to mix tokens, if it is more than plain attention does.
     score_options: names of `quire.attention.ScoreOptions` for changes of scores besides scaling.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
     prefix LMs), or as far behind it as before it in layers with a window; a prompt is then computed
@@ -412,6 +451,8 @@ class ModelSpec:
     side_size: int = 0
     states: tuple[int, ...] = ()
     images: ImageSpec | None = None
+    wide_states: tuple[int, ...] = ()
+    mixer_size: int = 0
 
     @property
     def whole_prompts(self) -> bool:
@@ -477,7 +518,8 @@ class ModelSpec:
     @property
     def state_bytes(self) -> int:
         """Bytes of the recurrent state of one sequence in all layers."""
-        return sum(aligned_state(elements * self.dtype_bytes) for elements in self.states)
+        own = sum(aligned_state(elements * self.dtype_bytes) for elements in self.states)
+        return own + sum(aligned_state(4 * elements) for elements in self.wide_states)
 
     @property
     def kv_elements(self) -> int:

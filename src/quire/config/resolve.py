@@ -54,6 +54,9 @@ __all__ = ["Decision", "Resolved", "resolve"]
 CHECKPOINTS_PER_SEQUENCE = 4
 """Ends of the system prompt, of two turns, and of the prompt before its last lines."""
 
+CHECKPOINTS_SHARE, FEWEST_CHECKPOINTS = 8, 8
+"""The default takes at most an eighth of the memory beside weights, but leaves some."""
+
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
 
@@ -197,9 +200,11 @@ def _choose_room(
     of_rank, rank_platform = _of_rank(settings, platform)
     own_layout = rank_layout(layout, ranks)
     host_blocks = _choose_host_blocks(of_rank, own_layout)
-    checkpoints = _choose_checkpoints(settings, spec, steps.max_num_seqs[0])
     num_seqs, step_tokens = steps.max_num_seqs[0], steps.max_num_batched_tokens[0]
     weights = weight_bytes(spec, checkpoint, settings.quantization, platform.device)
+    limit = host_budget(of_rank, rank_platform).limit
+    room = None if limit is None else limit - rank_weight_bytes(spec, weights, ranks)
+    checkpoints = _choose_checkpoints(settings, own_layout.state_bytes, num_seqs, room)
     budget, fixed = _memory_of_device(
         of_rank,
         spec,
@@ -229,11 +234,19 @@ def _choose_room(
     return _Room(context, blocks, host_blocks, checkpoints, sizing.plan(context[0], blocks[0]))
 
 
-def _choose_checkpoints(settings: EngineSettings, spec: ModelSpec, max_num_seqs: int) -> int:
-    if not spec.states or not settings.enable_prefix_caching:
+def _choose_checkpoints(
+    settings: EngineSettings, state_bytes: int, max_num_seqs: int, room: int | None
+) -> int:
+    """room: bytes of memory beside weights, None if that is unknown."""
+    if not state_bytes or not settings.enable_prefix_caching:
         return 0
-    asked = settings.num_state_checkpoints
-    return CHECKPOINTS_PER_SEQUENCE * max_num_seqs if asked is None else asked
+    if settings.num_state_checkpoints is not None:
+        return settings.num_state_checkpoints
+    usual = CHECKPOINTS_PER_SEQUENCE * max_num_seqs
+    if room is None:
+        return usual
+    most = max(room // CHECKPOINTS_SHARE // state_bytes, FEWEST_CHECKPOINTS)
+    return min(usual, most)
 
 
 def _kv_dtype(settings: EngineSettings, dtype: str) -> str:

@@ -235,7 +235,8 @@ class CacheSettings:
     )
     num_state_checkpoints: int | None = _setting(
         None,
-        "recurrent states kept where prefixes end (four for each of max_num_seqs)",
+        "recurrent states kept where prefixes end (four for each of max_num_seqs, in at most an "
+        "eighth of the memory beside weights)",
         kind="count",
         low=0,
     )

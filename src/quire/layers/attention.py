@@ -124,10 +124,18 @@ class Attention:
         parts = (by_group[:, :-2], by_group[:, -2], by_group[:, -1])
         return torch.cat([part.flatten() for part in parts])
 
+    def order_of_gates(self) -> torch.Tensor:
+        """Return for each row of the gates, and then of q, its row on disk, where those of a head
+        are adjacent, q first: int64 [2·H·D] of this rank."""
+        rows = torch.arange(2 * self._num_heads * self._head_dim)
+        q, gates = rows.view(self._num_heads, 2, self._head_dim).unbind(1)
+        return torch.cat((gates.flatten(), q.flatten()))
+
     def __call__(
         self, qkv: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
-        """Attend. qkv [T, (H + 2K)·D] is changed in place; positions [T] or [3, T] → [T, H·D]."""
+        """Attend. qkv [T, (H + 2K)·D], of any row stride, is changed in place; positions [T] or
+        [3, T] → [T, H·D]."""
         if self._with_values is not None:
             qkv = self._take_columns(qkv, self._with_values)
         if self._v_norm is not None:
@@ -154,7 +162,10 @@ class Attention:
             None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps,
         )
-        q = qkv.view(qkv.shape[0], -1, self._head_dim)[:, : self._num_heads]
+        heads = (len(qkv), self._num_heads, self._head_dim)
+        q = qkv.as_strided(
+            heads, (qkv.stride(0), self._head_dim, 1)
+        )  # a view of one row has another
         if self._growth is not None:
             q = self._growth(q, positions)
         return self._backend.run(q, cache, self._scale, step, group, self.biases.scores).flatten(1)

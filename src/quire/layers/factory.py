@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.model_spec import ExpertsSpec, MatrixShape, RopeSpec, Routing, aligned_state
+from quire.config.model_spec import DeltaHeads, ExpertsSpec, MatrixShape, RopeSpec, Routing
 from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
@@ -40,13 +40,14 @@ from quire.layers.mlp import (
 )
 from quire.layers.moe import AdaptedExperts, ExpertNumbers, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
+from quire.layers.recurrent import DeltaShares, GatedDelta, RecurrentLayers
 from quire.layers.rotary import RotaryEmbedding
-from quire.layers.scaling import OwnFactor, QueryGrowth, Scale, SoftCap
-from quire.layers.short_conv import ShortConv
+from quire.layers.scaling import OutputGate, OwnFactor, QueryGrowth, Scale, SoftCap
 from quire.layers.side import SideLayer, TokenSide
 from quire.layers.taps import StateTaps
 from quire.layers.token_columns import TokenColumn, TokenColumns
 from quire.layers.wanted import WantedTokens
+from quire.layers.weights import NO_ORDERS
 from quire.ops import OpSet, PackedMatrix
 from quire.quantization import MatrixFormats, QuantizedFormats, WeightFormat
 
@@ -64,8 +65,8 @@ class LayerFactory:
     between layers. rank_invariant: sums over inputs that ranks may share have the same bits on 1,
     2, 4 and 8 ranks.
 
-    given: embeddings that requests bring; the token table reads them there. state_bytes: bytes of
-    one sequence's recurrent states in the layers made so far.
+    given: embeddings that requests bring; the token table reads them there. recurrent: makes layers
+    with states.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class LayerFactory:
         self._tree = Tree(NUM_PIECES // shard.size, ops.add) if rank_invariant else None
         self.given, self.parts = GivenEmbeddings(), LogitParts()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
-        self.state_bytes = 0
+        self.recurrent = RecurrentLayers(ops, self._shard, dtype, device)
 
     def column(
         self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
@@ -161,15 +162,8 @@ class LayerFactory:
         shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
         shape = MatrixShape(sum(parts.values()), in_features)
         on_disk = _parts(shares, fused=fused)
-        merged = MergedLinear(
-            self._formats.choose(shape),
-            in_features,
-            on_disk,
-            self._dtype,
-            self._device,
-            bias=bias,
-            gate=gate,
-        )
+        chosen, place = self._formats.choose(shape), (self._dtype, self._device)
+        merged = MergedLinear(chosen, in_features, on_disk, *place, bias=bias, gate=gate)
         additions = self._additions(merged, in_features, on_disk)
         if additions is None:
             return merged
@@ -193,34 +187,34 @@ class LayerFactory:
         norm: norm of the input, None if there is none. fused: the parts are one tensor on disk.
         pairs_neighbours: the two rows of a rotated pair of q or k are adjacent on disk.
         """
-        on_disk = _parts(attention.parts, fused=fused)
-        merged = MergedLinear(
+        return self._merged(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            on_disk,
-            self._dtype,
-            self._device,
+            _parts(attention.parts, fused=fused),
             bias=bias,
-            orders=attention.orders_of_pairs() if pairs_neighbours else {},
+            orders=attention.orders_of_pairs() if pairs_neighbours else NO_ORDERS,
         )
-        return self._adapted(merged, in_features, on_disk)
+
+    def gated_qkv_linear(self, in_features: int, attention: Attention) -> Projection:
+        """Make the projection to gates, "q", "k" and "v" for `attention`, without biases. On disk
+        the query and the gate of each head are adjacent in "q"."""
+        parts = {**attention.parts, "q": attention.parts["q"].times(2)}
+        chosen = self._formats.choose(_shape(parts, in_features))
+        orders = {"q": attention.order_of_gates()}
+        return self._merged(chosen, in_features, parts, orders=orders)
 
     def headwise_qkv_linear(
         self, in_features: int, attention: Attention, norm: LayerNorm, *, bias: bool
     ) -> Projection:
         """Make it from one tensor on disk that has, for each kv head in turn, its query heads, k
         and v."""
-        outputs = {"": attention.heads.by_kv_head}
-        merged = MergedLinear(
+        return self._merged(
             self._qkv_format(in_features, attention, norm),
             in_features,
-            outputs,
-            self._dtype,
-            self._device,
+            {"": attention.heads.by_kv_head},
             bias=bias,
             orders={"": attention.order_of_heads()},
         )
-        return self._adapted(merged, in_features, outputs)
 
     def fused_qkv_linear(
         self,
@@ -233,30 +227,35 @@ class LayerFactory:
     ) -> Projection:
         """Make it from one tensor on disk with q, k and v of all heads side by side."""
         outputs = Share.joined(list(attention.heads.projections.values()))
-        fused = Linear(
-            self._qkv_format(in_features, attention, norm),
-            in_features,
-            outputs,
-            self._dtype,
-            self._device,
-            bias=bias,
-            transposed=transposed,
-        )
-        return self._adapted(fused, in_features, {"": outputs})
+        chosen = self._qkv_format(in_features, attention, norm)
+        return self._linear(in_features, outputs, chosen, bias=bias, transposed=transposed)
 
     def _linear(
-        self, in_features: int, outputs: Share, *, bias: bool, transposed: bool
+        self,
+        in_features: int,
+        outputs: Share,
+        chosen: WeightFormat | None = None,
+        *,
+        bias: bool,
+        transposed: bool,
     ) -> Projection:
-        linear = Linear(
-            self._formats.choose(MatrixShape(outputs.total, in_features)),
-            in_features,
-            outputs,
-            self._dtype,
-            self._device,
-            bias=bias,
-            transposed=transposed,
-        )
+        chosen = chosen or self._formats.choose(MatrixShape(outputs.total, in_features))
+        place = (self._dtype, self._device)
+        linear = Linear(chosen, in_features, outputs, *place, bias=bias, transposed=transposed)
         return self._adapted(linear, in_features, {"": outputs})
+
+    def _merged(
+        self,
+        chosen: WeightFormat,
+        in_features: int,
+        parts: Mapping[str, Share],
+        *,
+        bias: bool = False,
+        orders: Mapping[str, torch.Tensor] = NO_ORDERS,
+    ) -> Projection:
+        place = (self._dtype, self._device)
+        merged = MergedLinear(chosen, in_features, parts, *place, bias=bias, orders=orders)
+        return self._adapted(merged, in_features, parts)
 
     def _adapted(
         self, layer: Linear | MergedLinear, in_features: int, shares: Mapping[str, Share]
@@ -274,8 +273,7 @@ class LayerFactory:
     def _qkv_format(
         self, in_features: int, attention: Attention, norm: RMSNorm | LayerNorm | None
     ) -> WeightFormat:
-        outputs = sum(share.total for share in attention.parts.values())
-        chosen = self._formats.choose(MatrixShape(outputs, in_features))
+        chosen = self._formats.choose(_shape(attention.parts, in_features))
         if not self._quantized_cache or norm is None:
             return chosen
         return WithoutBiases(chosen, attention.biases, norm)
@@ -298,14 +296,9 @@ class LayerFactory:
         if tied:
             shared = TiedEmbedding(head, vocabulary, size, self._dtype, self._device)
             return shared, LMHead(shared, vocabulary)
+        place = (self._dtype, self._device)
         own = Linear(
-            head,
-            size,
-            vocabulary.share,
-            self._dtype,
-            self._device,
-            bias=head_bias,
-            num_outputs=vocabulary.most,
+            head, size, vocabulary.share, *place, bias=head_bias, num_outputs=vocabulary.most
         )
         table = TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
         return table, LMHead(own, vocabulary)
@@ -355,16 +348,8 @@ class LayerFactory:
     def layer_norm(
         self, size: int, eps: float, *, affine: bool = True, bias: bool = True, offset: float = 0.0
     ) -> LayerNorm:
-        norm = LayerNorm(
-            self._ops,
-            size,
-            eps,
-            self._dtype,
-            self._device,
-            affine=affine,
-            bias=bias,
-            offset=offset,
-        )
+        place = (self._dtype, self._device)
+        norm = LayerNorm(self._ops, size, eps, *place, affine=affine, bias=bias, offset=offset)
         if self._adapters is not None and norm.bias is not None:
             norm.adapt(self._adapters.norm_biases(norm.weights))
         return norm
@@ -375,6 +360,9 @@ class LayerFactory:
     def scale(self, factor: float, *, is_rounded: bool = True) -> Scale:
         """is_rounded: round the factor to the model's dtype."""
         return Scale(self._ops, factor, self._dtype if is_rounded else None)
+
+    def output_gate(self) -> OutputGate:
+        return OutputGate(self._ops)
 
     def soft_cap(self, cap: float) -> SoftCap:
         return SoftCap(self._ops, cap)
@@ -457,14 +445,20 @@ class LayerFactory:
             v_norm=head_norm,
         )
 
-    def short_conv(self, size: int, taps: int, *, bias: bool) -> ShortConv:
-        """Make a gated convolution over the last `taps` tokens; each rank has an equal part of the
-        channels. Its state follows those of the layers made before."""
-        channels = self._shard.equal(size, "channels of a convolution")
-        place = (self.state_bytes, self._dtype, self._device)
-        conv = ShortConv(self._ops, channels, taps, *place, bias=bias)
-        self.state_bytes += aligned_state(conv.state_bytes)
-        return conv
+    def gated_delta(self, size: int, heads: DeltaHeads, taps: int, eps: float) -> GatedDelta:
+        """Make a gated delta rule behind a convolution over `taps` tokens; each rank has an equal
+        part of the heads. Gates keep the model's dtype."""
+        shares = DeltaShares.of(heads, self._shard)
+        inputs = self._formats.choose(_shape(shares.inputs, size))
+        gates = self._plain.choose(_shape(shares.gates, size))
+        return GatedDelta(
+            self._ops,
+            self._merged(inputs, size, shares.inputs, orders=shares.input_orders),
+            self._merged(gates, size, shares.gates, orders=shares.gate_orders),
+            self.recurrent.conv(shares.channels, taps),
+            self.recurrent.delta_rule(shares),
+            self.rms_norm(heads.value_dim, eps),
+        )
 
     def token_side(
         self, num_rows: int, size: int, side_size: int, num_layers: int, eps: float
@@ -592,6 +586,10 @@ class LayerFactory:
         if rope not in self._rotaries:
             self._rotaries[rope] = RotaryEmbedding(rope, self._max_positions, self._device)
         return self._rotaries[rope]
+
+
+def _shape(parts: Mapping[str, Share], in_features: int) -> MatrixShape:
+    return MatrixShape(sum(share.total for share in parts.values()), in_features)
 
 
 def _parts(shares: Mapping[str, Share], *, fused: bool) -> Mapping[str, Share]:

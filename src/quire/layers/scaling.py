@@ -1,4 +1,4 @@
-"""Factors on embeddings, queries, sublayers and logits, and Gemma's cap of logits."""
+"""Factors on embeddings, queries, sublayers and logits, gates on outputs, and Gemma's cap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from quire.layers.weights import DenseWeights
 from quire.ops import OpSet
 
-__all__ = ["OwnFactor", "QueryGrowth", "Scale", "SoftCap"]
+__all__ = ["OutputGate", "OwnFactor", "QueryGrowth", "Scale", "SoftCap"]
 
 
 class Scale:
@@ -31,6 +31,17 @@ class OwnFactor:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._rescale_rows(x, self._factor)
+
+
+class OutputGate:
+    """y · sigmoid(gate) (Qiu et al. 2025, arXiv:2505.06708, section 2.2)."""
+
+    def __init__(self, ops: OpSet) -> None:
+        self._times = ops.activation_times
+
+    def __call__(self, gate: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """gate, y [T, N], of any row strides → [T, N]."""
+        return self._times(gate, y, "sigmoid")
 
 
 class SoftCap:

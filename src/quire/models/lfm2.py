@@ -64,7 +64,7 @@ class ConvOperator:
         self.inputs = make.merged_column(
             size, {"b": size, "c": size, "v": size}, bias=bias, fused=True
         )
-        self.conv = make.short_conv(size, traits.conv_taps, bias=bias)
+        self.conv = make.recurrent.short_conv(size, traits.conv_taps, bias=bias)
         self.output = make.row(size, size, bias=bias)
 
     def mix(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:

@@ -43,6 +43,7 @@ from quire.ops.pointwise.add import OP as ADD
 from quire.ops.pointwise.rescale import OP as RESCALE
 from quire.ops.pointwise.rescale_rows import OP as RESCALE_ROWS
 from quire.ops.pointwise.take_columns import OP as TAKE_COLUMNS
+from quire.ops.recurrent.gated_delta import OP as GATED_DELTA
 from quire.ops.recurrent.short_conv import OP as SHORT_CONV
 from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
 from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
@@ -97,6 +98,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             EXPERTS,
             EMBEDDING,
             SHORT_CONV,
+            GATED_DELTA,
             DECODE_INPUTS,
             STEP_INPUTS,
             APPLY_UPDATES,
@@ -142,6 +144,7 @@ class OpSet:
     experts: Callable[..., ExpertLayers]
     embedding: Callable[..., torch.Tensor]
     short_conv: Callable[..., torch.Tensor]
+    gated_delta: Callable[..., torch.Tensor]
     decode_inputs: Callable[..., None]
     step_inputs: Callable[..., None]
     apply_updates: Callable[..., None]

@@ -43,6 +43,10 @@ _LLAMA3_SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+# Marks belong to the letters before them.
+_QWEN35_SPLIT = _QWEN2_SPLIT.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
 _SEED_SPLIT = _QWEN2_SPLIT.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 # Words end before a capital that follows a small letter. Letters beyond a to z count as both.
 _NOT_SMALL, _NOT_CAPITAL = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
@@ -93,6 +97,7 @@ _NAMES_OF_SPLITS = {
         "llama-bpe llama3 llama-v3 falcon3 pixtral midm-2.0 lfm2 dbrx smaug-bpe glm4 chatglm-bpe"
     ),
     (_QWEN2_SPLIT,): "qwen2 deepseek-r1-qwen stablelm2 megrez kormo",
+    (_QWEN35_SPLIT,): "qwen35",
     (_SEED_SPLIT,): "seed-coder",
     (_GPT4O_SPLIT,): "gpt-4o llama4 kanana2",
     (_TEKKEN_SPLIT,): "tekken",

@@ -202,7 +202,7 @@ def load(
         taps,
         collectives,
         factory.parts,
-        factory.state_bytes,
+        factory.recurrent.state_bytes,
         _load_tower(settings, spec, kv_dtype, device),
     )
     # Torch's own threads have only loaded if kernels compute; a draft model left one of them.

@@ -21,6 +21,7 @@ from quire.config.families import (
     llama,
     modernbert,
     mpt,
+    qwen3_next,
 )
 from quire.config.families.family import Family, SpecReader
 
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     *centered.FAMILIES,
     *experts.FAMILIES,
     *lfm2.FAMILIES,
+    *qwen3_next.FAMILIES,
     *mpt.FAMILIES,
     *gpt.FAMILIES,
     *bert.FAMILIES,

@@ -21,6 +21,13 @@ from quire.config.families.llama import (
     read_qwen2,
     read_qwen3,
 )
+from quire.config.families.qwen3_next import (
+    GGUF_BLOCK,
+    QWEN3_5_MOE_TEXT,
+    delta_gguf,
+    read_delta,
+)
+from quire.config.families.qwen3_next import MODEL as DELTA_MODEL
 from quire.config.families.shared import FULL, SLIDING, read_layer_types, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
@@ -194,6 +201,31 @@ def read_lfm2_moe(raw: RawConfig, dtype: str) -> ModelSpec:
     )
 
 
+def read_qwen3_next(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Gated delta rules with matrices by key head, and experts beside one of all tokens."""
+    spec = read_delta(raw, dtype, "by_key")
+    return _qwen_delta_experts(raw, spec, _qwen_layers(raw, spec.num_layers), 512, top_k=10)
+
+
+def read_qwen3_5_moe(raw: RawConfig, dtype: str) -> ModelSpec:
+    spec = read_delta(raw, dtype)
+    return _qwen_delta_experts(raw, spec, (True,) * spec.num_layers, 256, top_k=8)
+
+
+def _qwen_delta_experts(
+    raw: RawConfig, spec: ModelSpec, layers: tuple[bool, ...], num_experts: int, *, top_k: int
+) -> ModelSpec:
+    return _with_experts(
+        spec,
+        _routing(raw, "num_experts", num_experts, top_k=top_k, renormalise=True),
+        raw.read_size("moe_intermediate_size", default=512),
+        "qwen",
+        layers=layers,
+        shared_size=raw.read_size("shared_expert_intermediate_size", default=512),
+        shared_gated=True,
+    )
+
+
 def read_gpt_oss(raw: RawConfig, dtype: str) -> ModelSpec:
     """Every other layer slides, from the first on; heads have sinks, experts biases and a clamped
     gate, whose numbers the kernels know."""
@@ -347,6 +379,8 @@ _LFM2_NAMES = replace(
     numbers={**GGUF_NAMES.numbers, "num_dense_layers": "leading_dense_block_count"},
 )
 
+_DELTA_BLOCK = {**_QWEN2_BLOCK, **GGUF_BLOCK}
+
 FAMILIES = (
     Family(
         "Mixtral",
@@ -398,6 +432,21 @@ FAMILIES = (
         "lfm2_moe",
         {"Lfm2MoeForCausalLM": read_lfm2_moe},
         _LFM2_NAMES,
+    ),
+    Family(
+        "Qwen3-Next",
+        DELTA_MODEL,
+        "qwen3_next",
+        {"Qwen3NextForCausalLM": read_qwen3_next},
+        delta_gguf("qwen3next", _DELTA_BLOCK),
+    ),
+    Family(
+        "Qwen3.5 with experts, text",
+        DELTA_MODEL,
+        "qwen3_5_moe_text",
+        {"Qwen3_5MoeForCausalLM": read_qwen3_5_moe},
+        delta_gguf("qwen35moe", _DELTA_BLOCK),
+        QWEN3_5_MOE_TEXT,
     ),
     Family(
         "gpt-oss",

@@ -39,7 +39,7 @@ class GGUFNames:
     block: names of a block's tensors; one with a dot stands for the whole name, of this family
     alone.
     pairs_heads: True if rows of q and k are in the order of the rotated pairs.
-    adds_one: True if norms hold the 1 that is added to them.
+    adds_one: True if norms hold the 1 that is added to them, but for `plain_norms`.
     told_by: key, after `name`, with a number other than 0 in files of this family alone, where
     another family has the same name; None if this is the family of all other files.
     partly_rotated: True if heads may be rotated in part.
@@ -62,6 +62,7 @@ class GGUFNames:
     constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
     outer: Mapping[str, str] = field(default_factory=dict[str, str])
     rest_type: str | None = None
+    plain_norms: tuple[str, ...] = ()
 
 
 def expert_block(router: str, experts: str, parts: tuple[str, str, str]) -> dict[str, str]:

@@ -40,8 +40,11 @@ _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _TENSOR = re.compile(
     r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+(\.\w+)?)\.(?P<kind>weight|bias|scale)"
 )
-_CONV = "shortconv.conv.weight"
+_CONVS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 """Taps of each channel, [channels, taps]: folders have a dimension more between the two."""
+
+_RATES = ".ssm_a"
+"""Ending of tensors of decay rates, whose names have no "weight" behind it."""
 
 BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
@@ -53,12 +56,14 @@ class GGUFLayout:
 
     entry: the tensor in the file. paired_heads: number of heads whose rows are in the order of the
     rotated pairs (first element of each half, then second, ...); 0 leaves rows as they are.
-    adds_one: each number is larger by 1 than in the Hugging Face tensor.
+    adds_one: each number is larger by 1 than in the Hugging Face tensor. is_rate: each is -exp of
+    that there.
     """
 
     entry: GGUFEntry
     paired_heads: int = 0
     adds_one: bool = False
+    is_rate: bool = False
 
 
 def find_architecture(header: GGUFHeader) -> tuple[GGUFNames, Family]:
@@ -101,7 +106,8 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
         is_draft = drafts > 0 and layer is not None and int(layer[1]) >= num_layers
         if entry.name in BUFFERS or is_draft:
             continue
-        match = _TENSOR.fullmatch(entry.name)
+        is_rate = entry.name.endswith(_RATES)
+        match = _TENSOR.fullmatch(f"{entry.name}.weight" if is_rate else entry.name)
         part = match["part"] if match else ""
         paired = heads.get(part, 0)
         if paired < 0 or (paired and entry.shape[0] % (2 * paired)):
@@ -109,7 +115,7 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
                 f"{header.file}: tensor {entry.name!r} has {entry.shape[0]} rows, which are no "
                 f"whole number of pairs for {paired} heads"
             )
-        adds_one = names.adds_one and part.endswith("norm")
+        adds_one = names.adds_one and part.endswith("norm") and part not in names.plain_norms
         places = _hugging_face_names(match, names) or (entry.name,)
         for full, own in _one_by_one(places, entry):
             if full in found:
@@ -117,7 +123,7 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
                     f"{header.file}: tensors {found[full].entry.name!r} and {entry.name!r} are "
                     "the same weight; fetch the file again"
                 )
-            found[full] = GGUFLayout(own, paired, adds_one)
+            found[full] = GGUFLayout(own, paired, adds_one, is_rate)
     return found
 
 
@@ -127,7 +133,7 @@ def _one_by_one(places: tuple[str, ...], entry: GGUFEntry) -> Iterator[tuple[str
     place = places[0]
     if entry.name.endswith(f"{SHARED_GATE}.weight") and len(entry.shape) == 1:
         entry = replace(entry, shape=(1, *entry.shape))  # a projection to one number
-    if entry.name.endswith(_CONV) and len(entry.shape) == 2:
+    if entry.name.endswith(_CONVS) and len(entry.shape) == 2:
         entry = replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
     if "{}" not in place or len(entry.shape) != (2 if place.endswith(".bias") else 3):
         yield place, entry

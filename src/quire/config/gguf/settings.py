@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.config.families.gguf_names import GGUFNames
+from quire.config.families.qwen3_next import DELTA, DELTA_LAYOUT
 from quire.config.families.shared import FULL
 from quire.config.gguf.checkpoint import find_architecture, num_draft_blocks
 from quire.config.gguf.header import GGUFHeader
@@ -229,6 +230,8 @@ def _of_family(
     if names.rest_type is not None and heads is not None:
         found["layer_types"] = [FULL if count else names.rest_type for count in heads]
     match name:
+        case "qwen35" | "qwen35moe" | "qwen3next":
+            return found | _gated_delta(header, name, values)
         case "glm4moe":
             return found | _glm4_moe(header, name, values)
         case "gpt-oss":
@@ -277,6 +280,28 @@ def _glm4_moe(header: GGUFHeader, name: str, values: dict[str, Any]) -> dict[str
     }
     if drafts and isinstance(found["num_hidden_layers"], int):
         found["num_hidden_layers"] -= drafts
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _gated_delta(header: GGUFHeader, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Heads of the rule, and their layout: files of Qwen3-Next have b and a by key head, those of
+    Qwen3.5 values of all keys in turn. Layers have the rule where its rates are; blocks that guess
+    further tokens count no layers."""
+    drafts = num_draft_blocks(header, name)
+    found: dict[str, Any] = {
+        "partial_rotary_factor": _rotated_share(header, name, values),
+        "norm_topk_prob": True,
+        DELTA_LAYOUT: "gates_by_key" if name == "qwen3next" else "in_turn",
+    }
+    size, heads = (header.integer(f"{name}.ssm.{key}") for key in ("inner_size", "time_step_rank"))
+    if size and heads:
+        found["linear_value_head_dim"] = size // heads
+    num_layers = values["num_hidden_layers"]
+    if isinstance(num_layers, int):
+        num_layers -= drafts
+        rates = [f"blk.{layer}.ssm_a" in header.tensors for layer in range(num_layers)]
+        found["layer_types"] = [DELTA if has_rule else FULL for has_rule in rates]
+        found["num_hidden_layers"] = num_layers
     return {key: value for key, value in found.items() if value is not None}
 
 

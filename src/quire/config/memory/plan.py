@@ -197,18 +197,18 @@ def activation_bytes(spec: ModelSpec, num_tokens: int) -> int:
     """The most that a forward of `num_tokens` holds at once, logits excepted.
 
     Per token: the residual stream and its norm, before a block and in it, then either the next of
-    both, or q, k, v with copies and the attention's output, or the MLP's merged input and its
-    product, of which a gate in the same kernel leaves the second alone. An embedding wider than the
-    residual stream counts as its width. Experts hold the output of each that a token chose, and two
-    outputs more where all tokens share a network. What a token has besides is made of two
-    parts. Counted at 4 bytes per element whatever the
-    dtype, because the references in plain torch compute in float32.
+    both, or q, k, v with copies and the attention's output, or what another mixer holds, or the
+    MLP's merged input and its product, of which a gate in the same kernel leaves the second alone.
+    An embedding wider than the residual stream counts as its width. Experts hold the output of each
+    that a token chose, and two outputs more where all tokens share a network. What a token has
+    besides is made of two parts. Counted at 4 bytes per element whatever the dtype, because the
+    references in plain torch compute in float32.
     """
     heads = (matrix.inputs for matrix in spec.matrices if matrix.is_head)
     width = max((spec.hidden_size, *heads))
     qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     attention = 2 * qkv + spec.num_heads * spec.head_dim
-    inner = max(2 * width, attention, 3 * spec.intermediate_size)
+    inner = max(2 * width, attention, spec.mixer_size, 3 * spec.intermediate_size)
     if spec.experts is not None:
         shared = 3 * (spec.experts.shared_size or 0)
         inner = max(inner, (spec.experts.routing.top_k + 2) * width + shared)

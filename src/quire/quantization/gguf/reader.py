@@ -45,6 +45,8 @@ class GGUFReader:
         numbers = dequantize(layout.entry.kind.name, self.blocks(layout, first, past))
         if layout.paired_heads and len(layout.entry.shape) == 1:
             numbers = numbers[:, _paired_order(numbers.shape[1], layout.paired_heads)]
+        if layout.is_rate:
+            return numbers.neg().log()
         return numbers - 1 if layout.adds_one else numbers
 
     def slices(self, layout: GGUFLayout) -> Iterator[tuple[int, torch.Tensor]]:

@@ -36,6 +36,12 @@ QUIRE_INLINE vf2 on_each(F&& f, vf2 x) {
   return {f(x.a), f(x.b)};
 }
 
+// Sigmoid, for a gate of values that are whole already.
+constexpr int32_t kSigmoid = 6;  // behind enum Activation
+struct Sigmoid {
+  QUIRE_INLINE vf operator()(vf x) const { return logistic(x); }
+};
+
 // Stores elements of activation(gate) · up; y may be gate.
 template <class A, class E, class Size>
 QUIRE_INLINE void put_gated(A activation, const E* gate, const E* up, E* y, Size size) {
@@ -139,12 +145,12 @@ QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out,
 QUIRE_REPLAYABLE(quire_activation_and_mul)
 
 // Writes activation(x) · up. x, up: rows of `width` elements with strides. out: contiguous
-// rows.
+// rows. kind: of activations.h, or kSigmoid.
 QUIRE_API int quire_activation_times(const void* x, int64_t stride, const void* up,
                                      int64_t up_stride, void* out, int64_t rows, int64_t width,
                                      int32_t kind, int32_t dtype, quire::Team* team) {
   using namespace quire;
-  return dispatch(static_cast<DType>(dtype), kind, [&](auto* tag, auto activation) {
+  const auto gated = [&](auto* tag, auto activation) {
     using E = std::remove_pointer_t<decltype(tag)>;
     each_piece(rows, width, team, [&](int64_t row, int64_t first, int64_t last) {
       const E* gate = static_cast<const E*>(x) + row * stride;
@@ -154,6 +160,9 @@ QUIRE_API int quire_activation_times(const void* x, int64_t stride, const void* 
         put_gated(activation, gate + i, factor + i, y + i, size);
       });
     });
-  });
+  };
+  const DType type = static_cast<DType>(dtype);
+  if (kind == kSigmoid) return dispatch(type, [&](auto* tag) { gated(tag, Sigmoid()); });
+  return dispatch(type, kind, gated);
 }
 QUIRE_REPLAYABLE(quire_activation_times)

@@ -7,7 +7,16 @@ from types import MappingProxyType
 
 from quire.errors import ConfigError
 
-__all__ = ["GATES", "SWIGLU_ALPHA", "SWIGLU_LIMIT", "NAMES", "resolve_gate", "resolve_name"]
+__all__ = [
+    "FACTORS",
+    "GATES",
+    "NAMES",
+    "SWIGLU_ALPHA",
+    "SWIGLU_LIMIT",
+    "resolve_factor",
+    "resolve_gate",
+    "resolve_name",
+]
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -30,6 +39,10 @@ GATES: Mapping[str, str] = MappingProxyType({**NAMES, "swiglu_clamped": "swiglu_
 """Names of gates, some of which change the other factor too."""
 
 
+FACTORS: Mapping[str, str] = MappingProxyType({**NAMES, "sigmoid": "sigmoid"})
+"""Names of functions whose value multiplies a separate tensor."""
+
+
 def resolve_name(kind: str) -> str:
     """Return gelu, gelu_tanh, relu, relu2 or silu. Raises ConfigError for an unknown name."""
     return _resolve(kind, NAMES)
@@ -38,6 +51,11 @@ def resolve_name(kind: str) -> str:
 def resolve_gate(kind: str) -> str:
     """Return the same, or swiglu_clamped. Raises ConfigError for an unknown name."""
     return _resolve(kind, GATES)
+
+
+def resolve_factor(kind: str) -> str:
+    """Return a name of `resolve_name`, or sigmoid. Raises ConfigError for an unknown name."""
+    return _resolve(kind, FACTORS)
 
 
 def _resolve(kind: str, names: Mapping[str, str]) -> str:

@@ -9,14 +9,15 @@ import torch
 
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES
-from quire.ops.pointwise.activation.contract import resolve_gate, resolve_name
+from quire.ops.pointwise.activation.contract import resolve_factor, resolve_gate, resolve_name
 
-__all__ = ["bind", "bind_with_mul", "APART", "gate_code"]
+__all__ = ["APART", "bind", "bind_with_mul", "factor_code", "gate_code"]
 
 # enum Activation of csrc/pointwise/activations.h
 _CODES: Mapping[str, int] = MappingProxyType(
     {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3, "swiglu_clamped": 4, "relu2": 5}
 )
+_SIGMOID = 6  # kSigmoid of csrc/pointwise/pointwise.cpp
 _UNGATED = -1  # kUngated of csrc/pointwise/gate.h
 APART = -2
 """kApart there: packed for a gate that another operation applies."""
@@ -25,6 +26,12 @@ APART = -2
 def gate_code(gate: str | None) -> int:
     """Return the `gate` of a linear layer in the form of its kernels."""
     return _UNGATED if gate is None else _CODES[resolve_gate(gate)]
+
+
+def factor_code(kind: str) -> int:
+    """Return the function of `activation_times` in the form of its kernel (csrc/pointwise)."""
+    name = resolve_factor(kind)
+    return _SIGMOID if name == "sigmoid" else _CODES[name]
 
 
 def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:

@@ -1,8 +1,8 @@
 """A gate whose other factor is a separate tensor: `activation_times(x, up, kind)` → activation(x) ·
 up, [T, N] newly allocated.
 
-x, up: [T, N], one dtype, contiguous elements, any row strides. kind and its errors as in
-`ops.pointwise.activation`. Computed in float32, rounded once.
+x, up: [T, N], one dtype, contiguous elements, any row strides. kind: one of
+`ops.pointwise.activation`, or sigmoid; ConfigError for others. Computed in float32, rounded once.
 """
 
 from quire.ops.native.cpu_provider import cpu_providers

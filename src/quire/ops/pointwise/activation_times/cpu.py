@@ -9,8 +9,7 @@ import torch
 from quire.errors import EngineError
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES
-from quire.ops.pointwise.activation.contract import resolve_name
-from quire.ops.pointwise.activation.cpu import gate_code
+from quire.ops.pointwise.activation.cpu import factor_code
 
 __all__ = ["bind"]
 
@@ -20,7 +19,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
     call = library.call
 
     def activation_times(x: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
-        code = gate_code(resolve_name(kind))
+        code = factor_code(kind)
         if x.shape != up.shape or x.dtype != up.dtype or (x.stride(-1), up.stride(-1)) != (1, 1):
             raise EngineError(
                 "activation_times takes rows of neighbours of one shape and dtype, not "

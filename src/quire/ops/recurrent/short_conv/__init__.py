@@ -1,11 +1,13 @@
-"""A gated causal convolution of each channel over the last tokens of its row, with a state in
-place of the tokens before a step (LFM2, arXiv:2511.23404):
+"""A causal convolution of each channel over the last tokens of its row, with a state in place of
+the tokens before a step:
 
-`short_conv(x, weight, bias, states, read, write, slots, starts, num_computed) → [T, E]`
+`short_conv(x, weight, bias, states, read, write, slots, starts, num_computed, gated) → [T, E]`
 
-x [T, 3 · E]: B, C and v of each token, row after row. weight [L, E], the last tap for the token
-itself. bias: [E] or None. With u = B · v, and u before the step from the state, the result is
-C · (bias + Σ_k weight[k] · u[t - L + 1 + k]). Each product, and the sum, is rounded to x's dtype.
+gated: between two gates (LFM2, arXiv:2511.23404), x [T, 3 · E] with B, C and v of each token, and
+u = B · v; else x [T, E] is u, and SiLU follows (Gated DeltaNet, arXiv:2412.06464). x: row after
+row, of any row stride. weight [L, E], the last tap for the token itself. bias: [E] or None. With u
+before the step from the state, and y = bias + Σ_k weight[k] · u[t - L + 1 + k], the result is C · y
+or silu(y). Each product, and y, is rounded to x's dtype.
 
 slots int64 [R], starts int32 [R + 1]: of the rows, and where their tokens begin. For all slots:
 read, write, num_computed int64 [S]. states [P, (L - 1) · E], of any stride between places, in x's

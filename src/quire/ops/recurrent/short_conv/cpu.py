@@ -27,18 +27,22 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         slots: torch.Tensor,
         starts: torch.Tensor,
         num_computed: torch.Tensor,
+        gated: bool,
     ) -> torch.Tensor:
         taps, size = weight.shape
-        if not (x.dtype == weight.dtype == states.dtype and x.shape[1] == 3 * size):
+        width = 3 * size if gated else size
+        if not (x.dtype == weight.dtype == states.dtype and x.shape[1] == width):
             raise EngineError(
-                f"short_conv takes x [T, {3 * size}] and states of its weight's {weight.dtype}, "
+                f"short_conv takes x [T, {width}] and states of its weight's {weight.dtype}, "
                 f"not {x.dtype} {list(x.shape)} and {states.dtype}"
             )
-        x = x.contiguous()
+        x = x if x.stride(1) == 1 else x.contiguous()
         out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
         call(
             "short_conv",
             x.data_ptr(),
+            x.stride(0),
+            int(gated),
             out.data_ptr(),
             size,
             weight.data_ptr(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 __all__ = ["short_conv"]
 
@@ -17,11 +18,12 @@ def short_conv(
     slots: torch.Tensor,
     starts: torch.Tensor,
     num_computed: torch.Tensor,
+    gated: bool,
 ) -> torch.Tensor:
     """Shapes as in the contract (`quire.ops.recurrent.short_conv`)."""
     taps, size = weight.shape
-    b, c, v = x.split(size, dim=1)
-    u, out = b * v, torch.empty_like(c, memory_format=torch.contiguous_format)
+    b, c, v = x.split(size, dim=1) if gated else (x, None, None)
+    u, out = b if v is None else b * v, torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     for row, slot in enumerate(slots.tolist()):
         tokens = slice(int(starts[row]), int(starts[row + 1]))
         past = states[read[slot]].view(taps - 1, size)
@@ -32,6 +34,7 @@ def short_conv(
         total = (windows * weight.float().t()).sum(-1)
         if bias is not None:
             total += bias.float()
-        out[tokens] = c[tokens] * total.to(x.dtype)
+        total = total.to(x.dtype)
+        out[tokens] = functional.silu(total) if c is None else c[tokens] * total
         states[write[slot]] = seen[len(seen) - taps + 1 :].flatten()
     return out

@@ -1,4 +1,4 @@
-"""Short convolution of LFM2 (arXiv:2511.23404): a recurrent layer whose state is a few tokens."""
+"""Short convolution: a recurrent layer that keeps a few tokens (arXiv:2511.23404, 2412.06464)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ __all__ = ["ShortConv"]
 
 
 class ShortConv:
-    """C · conv(B · v) over the channels of this rank, by row.
+    """The convolution over the channels of this rank, by row, as `quire.ops.recurrent.short_conv`
+    defines it.
 
-    state_bytes: bytes of one sequence's state, from byte `at` of its place on.
+    num_channels: number of this rank's channels. state_bytes: bytes of one sequence's state, from
+    byte `at` of its place on. gated: True for a convolution between two gates.
     """
 
     def __init__(
@@ -28,8 +30,9 @@ class ShortConv:
         device: torch.device,
         *,
         bias: bool,
+        gated: bool,
     ) -> None:
-        self._short_conv = ops.short_conv
+        self._short_conv, self._gated = ops.short_conv, gated
         self._weight = torch.empty((taps, channels.count), dtype=dtype, device=device)
         self._bias = None
         storage = {"weight": self._weight.t().unsqueeze(1)}
@@ -37,12 +40,14 @@ class ShortConv:
             self._bias = storage["bias"] = torch.empty(channels.count, dtype=dtype, device=device)
         cuts = {} if channels.is_whole else dict.fromkeys(storage, Cut(0, channels))
         self.weights = DenseWeights(storage, cuts=cuts)
+        self.num_channels = channels.count
         self.state_bytes = (taps - 1) * channels.count * dtype.itemsize
         self._at, self._dtype = at, dtype
         self._places, self._states = self._weight, self._weight  # of no step yet
 
     def __call__(self, x: torch.Tensor, step: StepInputs) -> torch.Tensor:
-        """x [T, 3 · E]: B, C and v of each token → [T, E]. Reads and writes the rows' states."""
+        """x [T, 3 · E]: B, C and v of each token, or [T, E] → [T, E]. Reads and writes the rows'
+        states."""
         states = step.states
         assert states is not None, "the step of a model with recurrent states has them"
         if states.places is not self._places:  # a view costs as much as the operation
@@ -58,4 +63,5 @@ class ShortConv:
             states.slots,
             step.query_start_loc,
             states.num_computed,
+            self._gated,
         )
