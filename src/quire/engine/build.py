@@ -283,7 +283,7 @@ def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> Di
     chosen = plan.resolved.settings
     if chosen.kv_disk is None:
         return None
-    model = plan.asked.model or "the bundled model"
+    model = plan.asked.model or str(plan.folder)
     store = open_store(plan.resolved, chosen.kv_disk, model, hasher.root())
     header, files = store.header, store.files
     try:
