@@ -200,7 +200,7 @@ def test_any_history_and_any_cut(
         if len(reading) > 2:
             books.index.end(reading.pop(0), ())
         books.index.check_invariants()
-        assert books.names == {name for _, name in books.index._tree.slot_of}
+        assert books.names == {name for _, name in books.index._tree.names()}
         assert books.index.num_named <= num_slots
     data_bytes = books.records.tobytes()
     cut = data.draw(st.integers(0, len(data_bytes)))
@@ -215,9 +215,10 @@ def check_reopened(data: bytes, num_slots: int) -> None:
     index = DiskIndex(num_slots, records)
     index.check_invariants()
     known = {each["name"].tobytes() for each in records}
-    for _, name in index._tree.slot_of:
+    names = [name for _, name in index._tree.names()]
+    for name in names:
         assert name in known
-        assert name[1] == 0 or any(other[1] == name[1] - 1 for _, other in index._tree.slot_of)
+        assert name[1] == 0 or any(other[1] == name[1] - 1 for other in names)
 
 
 def test_a_changed_byte_of_a_record_is_seen() -> None:

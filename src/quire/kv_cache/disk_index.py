@@ -86,15 +86,15 @@ class DiskIndex:
         """Return the count as in `BlockSource`. 0 while loads are late: the disk hangs."""
         if self._is_retired or self._late:
             return 0
-        slot_of, count = self._tree.slot_of, 0
+        count = 0
         for name in names:
-            if (group, name) not in slot_of:
+            if self._tree.find(group, name) is None:
                 break
             count += 1
         return count
 
     def load(self, blocks: Sequence[BlockName], ticket: int) -> list[int]:
-        slots = [self._tree.slot_of[block] for block in blocks]
+        slots = [slot for each in blocks if (slot := self._tree.find(*each)) is not None]
         for slot in slots:
             self._tree.hold(slot)
         self._reading[ticket] = slots
@@ -120,9 +120,8 @@ class DiskIndex:
 
     def touch(self, blocks: Sequence[BlockName]) -> None:
         """Note a use of blocks, also where the device had them."""
-        slot_of = self._tree.slot_of
         for block in blocks:
-            if (slot := slot_of.get(block)) is not None:
+            if (slot := self._tree.find(*block)) is not None:
                 self._tree.touch(slot)
 
     # --- saves ---------------------------------------------------------------------------------
@@ -141,9 +140,9 @@ class DiskIndex:
             return taken
         for index, block in enumerate(blocks):
             name, parent = (block.group, block.name), (block.group, block.parent)
-            if name in self._tree.slot_of or name in self._coming:
+            if self._tree.find(*name) is not None or name in self._coming:
                 continue
-            above = self._tree.slot_of.get(parent) if block.parent else None
+            above = self._tree.find(*parent) if block.parent else None
             if block.parent and above is None and parent not in self._coming:
                 continue
             if above is not None:
@@ -194,11 +193,11 @@ class DiskIndex:
             self._coming[name] -= 1
             if not self._coming[name]:
                 del self._coming[name]
-            has_parent = not block.parent or (block.group, block.parent) in self._tree.slot_of
+            has_parent = not block.parent or self._tree.find(block.group, block.parent) is not None
             self._tree.let_go(slot)
             if slot in lost:
                 self._ceiling, self._patience = min(self._ceiling, max(slot, 1)), PATIENCE
-            if is_wanted and has_parent and slot not in lost and name not in self._tree.slot_of:
+            if is_wanted and has_parent and slot not in lost and self._tree.find(*name) is None:
                 self._tree.put(slot, block)
                 self._tell(NoticeKind.STORED, name)
             else:
@@ -213,7 +212,7 @@ class DiskIndex:
 
     def forget(self, block: BlockName) -> None:
         """Drop a block, and with it all that follow it."""
-        slot = self._tree.slot_of.get(block)
+        slot = self._tree.find(*block)
         if slot is not None:
             for name in self._tree.drop(slot):
                 self._tell(NoticeKind.REMOVED, name)

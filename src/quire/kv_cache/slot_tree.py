@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from itertools import repeat
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.config.kv_disk.records import Records
 from quire.errors import EngineError
@@ -14,6 +17,10 @@ from quire.protocol.block_moves import SavedBlock
 __all__ = ["MAX_HITS", "SlotTree"]
 
 NONE = -1
+LOST = -2
+"""In place of the slot of a parent: there is none, and there should be none; or there should be."""
+
+Slots = npt.NDArray[np.int64]
 
 MAX_HITS = 32
 """Hits that count: what was asked for often, and is not any more, must go some day."""
@@ -31,67 +38,86 @@ class SlotTree:
         """records: of the first slots; see `read_records`. Blocks without their parents are left
         out."""
         self.num_slots = num_slots
-        self.slot_of: dict[BlockName, int] = {}
-        self._name: list[BlockName | None] = [None] * num_slots
-        self._value = [0.0] * num_slots
-        self._hits = [0] * num_slots
+        self._slot_of: dict[int, dict[bytes, int]] = {}  # by group and name
+        self._name: list[bytes | None] = [None] * num_slots
+        self._group = np.zeros(num_slots, np.int64)
+        self._value = np.zeros(num_slots)
+        self._hits = np.zeros(num_slots, np.int64)
         self._parent = np.full(num_slots, NONE, np.int64)
         self._num_children = np.zeros(num_slots, np.int64)
         self._held = np.zeros(num_slots, np.int64)
         self._heap: list[tuple[float, int]] = []
         self._age = 0.0
         self.dropped: BlockName | None = None  # by the last `take`
-        unused = self._read(records)
-        self._free = unused[::-1].tolist()
+        filled = self._read(records[:num_slots])
+        self._free: list[int] = (~filled).nonzero()[0][::-1].tolist()
+        leaves = (filled & (self._num_children == 0)).nonzero()[0]
+        self._heap = list(zip(self._value[leaves].tolist(), leaves.tolist(), strict=True))
+        heapq.heapify(self._heap)
+        self._age = self._heap[0][0] if self._heap else 0.0
 
-    def _read(self, records: Records) -> np.ndarray:
-        """Take in records; return the slots that are free."""
+    def _read(self, records: Records) -> npt.NDArray[np.bool_]:
+        """Take in records. Return which slots have a block then."""
         filled = np.zeros(self.num_slots, np.bool_)
-        slots = (records["seal"][: self.num_slots] != 0).nonzero()[0]
-        if not len(slots):
-            return (~filled).nonzero()[0]
-        known = records[slots]
-        names = list(zip(known["group"].tolist(), known["name"].tolist(), strict=True))
-        of_slot = dict(zip(names, slots.tolist(), strict=True))
-        parent_names = zip(known["group"].tolist(), known["parent"].tolist(), strict=True)
-        parents = np.array([of_slot.get(name, NONE) for name in parent_names], np.int64)
-        has_parent = known["depth"] > 0
-        parents[~has_parent] = NONE
-        kept = np.array([of_slot[name] for name in names], np.int64) == slots  # one of twins
-        kept &= ~has_parent | (parents != NONE)
-        filled[slots[kept]] = True
-        self._parent[slots] = parents
+        filled[: len(records)] = records["seal"] != 0
+        count = len(records)
+        self._group[:count] = records["group"]
+        self._value[:count] = records["value"]
+        self._hits[:count] = records["hits"]
+        for group in np.unique(self._group[filled]).tolist():
+            slots = (filled & (self._group == group)).nonzero()[0]
+            self._read_group(group, slots, records[slots], filled)
         while True:  # a pass for each generation of orphans
             orphans = filled & (self._parent != NONE) & ~filled[np.maximum(self._parent, 0)]
             if not orphans.any():
                 break
             filled &= ~orphans
+            for slot in orphans.nonzero()[0].tolist():
+                self._forget(slot)
         self._parent[~filled] = NONE
-        self._fill(slots, names, known, filled)
-        return (~filled).nonzero()[0]
+        children = np.bincount(self._parent[filled & (self._parent != NONE)])
+        self._num_children[: len(children)] = children
+        return filled
 
-    def _fill(
-        self, slots: np.ndarray, names: list[BlockName], known: Records, filled: np.ndarray
+    def _read_group(
+        self, group: int, slots: Slots, known: Records, filled: npt.NDArray[np.bool_]
     ) -> None:
-        is_kept = filled[slots].tolist()
-        values, hits = known["value"].tolist(), known["hits"].tolist()
-        for slot, name, value, count, kept in zip(
-            slots.tolist(), names, values, hits, is_kept, strict=True
-        ):
-            if kept:
-                self.slot_of[name] = slot
-                self._name[slot] = name
-                self._value[slot] = value
-                self._hits[slot] = count
-        own = self._parent[self._parent != NONE]
-        self._num_children += np.bincount(own, minlength=self.num_slots)
-        leaves = (filled & (self._num_children == 0)).nonzero()[0].tolist()
-        self._heap = [(self._value[slot], slot) for slot in leaves]
-        heapq.heapify(self._heap)
-        self._age = self._heap[0][0] if self._heap else 0.0
+        names: list[bytes] = known["name"].tolist()
+        places: list[int] = slots.tolist()
+        self._slot_of[group] = slot_of = dict(zip(names, places, strict=True))
+        for slot, name in zip(places, names, strict=True):
+            self._name[slot] = name
+        if len(slot_of) < len(names):  # of twins, the last one counts
+            kept = np.fromiter(map(slot_of.__getitem__, names), np.int64, len(names)) == slots
+            filled[slots[~kept]] = False
+            for slot in slots[~kept].tolist():
+                self._name[slot] = None
+        parents = map(slot_of.get, known["parent"].tolist(), repeat(LOST))
+        follows = np.fromiter(parents, np.int64, len(names))
+        has_parent = known["depth"] > 0
+        filled[slots[has_parent & (follows == LOST)]] = False
+        for slot in slots[has_parent & (follows == LOST)].tolist():
+            self._forget(slot)
+        self._parent[slots] = np.where(has_parent & (follows != LOST), follows, NONE)
+
+    def _forget(self, slot: int) -> None:
+        """Take a name out, if the slot has one."""
+        name = self._name[slot]
+        if name is not None:
+            del self._slot_of[int(self._group[slot])][name]
+            self._name[slot] = None
 
     def __len__(self) -> int:
-        return len(self.slot_of)
+        return sum(map(len, self._slot_of.values()))
+
+    def find(self, group: int, name: bytes) -> int | None:
+        """Return the slot of a block."""
+        slots = self._slot_of.get(group)
+        return None if slots is None else slots.get(name)
+
+    def names(self) -> Iterator[BlockName]:
+        """All blocks."""
+        return ((group, name) for group, names in self._slot_of.items() for name in names)
 
     @property
     def num_free(self) -> int:
@@ -125,7 +151,7 @@ class SlotTree:
         for entry in passed:
             heapq.heappush(self._heap, entry)
         if found is not None:
-            self._age = max(self._age, self._value[found])
+            self._age = max(self._age, float(self._value[found]))
             self.dropped = self._remove(found)
         return found
 
@@ -150,7 +176,7 @@ class SlotTree:
 
     def worth(self, slot: int) -> tuple[float, int]:
         """Return the value and the hits of the block in a slot."""
-        return self._value[slot], self._hits[slot]
+        return float(self._value[slot]), int(self._hits[slot])
 
     def first_value(self) -> float:
         """Return the value of a block that is new."""
@@ -158,23 +184,22 @@ class SlotTree:
 
     def put(self, slot: int, block: SavedBlock) -> None:
         """A slot has this block now. Its parent is there, if it has one."""
-        name = (block.group, block.name)
-        self._name[slot] = name
-        self.slot_of[name] = slot
+        self._name[slot], self._group[slot] = block.name, block.group
+        self._slot_of.setdefault(block.group, {})[block.name] = slot
         self._value[slot], self._hits[slot] = block.value, block.hits
-        parent = self.slot_of[block.group, block.parent] if block.parent else NONE
-        self._parent[slot] = parent
-        if parent != NONE:
+        parent = self.find(block.group, block.parent) if block.parent else None
+        self._parent[slot] = NONE if parent is None else parent
+        if parent is not None:
             self._num_children[parent] += 1
         heapq.heappush(self._heap, (block.value, slot))
 
     def touch(self, slot: int) -> None:
         """The block in a slot was asked for."""
-        hits = min(self._hits[slot] + 1, MAX_HITS)
-        self._hits[slot] = hits
-        self._value[slot] = self._age + 1.0 + hits
+        hits = min(int(self._hits[slot]) + 1, MAX_HITS)
+        value = self._age + 1.0 + hits
+        self._hits[slot], self._value[slot] = hits, value
         if not self._num_children[slot]:
-            heapq.heappush(self._heap, (self._value[slot], slot))
+            heapq.heappush(self._heap, (value, slot))
             self._compact()
 
     def drop(self, slot: int) -> list[BlockName]:
@@ -193,11 +218,12 @@ class SlotTree:
 
     def drop_all(self) -> None:
         """Drop all blocks."""
-        for slot in self.slot_of.values():
-            self._name[slot] = None
-            if not self._held[slot]:
-                self._free.append(slot)
-        self.slot_of.clear()
+        for slots in self._slot_of.values():
+            for slot in slots.values():
+                self._name[slot] = None
+                if not self._held[slot]:
+                    self._free.append(slot)
+        self._slot_of.clear()
         self._heap.clear()
         self._parent[:] = NONE
         self._num_children[:] = 0
@@ -206,20 +232,21 @@ class SlotTree:
         """Take a leaf out. Its slot is nobody's then."""
         name = self._name[slot]
         assert name is not None, "the slot has a block"
-        del self.slot_of[name]
-        self._name[slot] = None
+        group = int(self._group[slot])
+        self._forget(slot)
         parent = int(self._parent[slot])
         self._parent[slot] = NONE
         if parent != NONE:
             self._num_children[parent] -= 1
             if not self._num_children[parent]:
-                heapq.heappush(self._heap, (self._value[parent], parent))
-        return name
+                heapq.heappush(self._heap, (float(self._value[parent]), parent))
+        return group, name
 
     def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self.slot_of) + 1024:
-            leaves = [s for s in self.slot_of.values() if not self._num_children[s]]
-            self._heap = [(self._value[slot], slot) for slot in leaves]
+        if len(self._heap) > 2 * len(self) + 1024:
+            slots = (slot for each in self._slot_of.values() for slot in each.values())
+            leaves = [slot for slot in slots if not self._num_children[slot]]
+            self._heap = [(float(self._value[slot]), slot) for slot in leaves]
             heapq.heapify(self._heap)
 
     def check_invariants(self, num_unnamed: int) -> None:
@@ -230,10 +257,11 @@ class SlotTree:
             faults.append("a slot is twice free")
         if any(self._name[slot] is not None for slot in self._free):
             faults.append("a free slot has a block")
-        if len(self._free) + len(self.slot_of) + num_unnamed != self.num_slots:
+        if len(self._free) + len(self) + num_unnamed != self.num_slots:
             faults.append("slots were lost")
-        for name, slot in self.slot_of.items():
-            if self._name[slot] != name:
+        for group, name in self.names():
+            slot = self._slot_of[group][name]
+            if (self._group[slot], self._name[slot]) != (group, name):
                 faults.append(f"slot {slot} does not know its name")
             parent = self._parent[slot]
             if parent != NONE and self._name[parent] is None:

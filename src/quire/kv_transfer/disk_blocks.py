@@ -6,16 +6,16 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from quire.config.kv_disk.records import HEADER_BYTES, RECORD, seal
+from quire.config.kv_disk.records import HEADER_BYTES, RECORD, Records, seal
 from quire.kv_transfer.block_file import BlockFile, SystemFile
-from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome, SavedBlock
+from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
 
 __all__ = ["RESERVE_SHARE", "DiskBlocks", "open_disk"]
 
@@ -73,28 +73,40 @@ class DiskBlocks:
         if move.kind is MoveKind.CLEAR:
             self._clear()
             return MoveOutcome()
-        lost: list[int] = []
-        rows = zip(move.blocks.tolist(), move.places.tolist(), move.names, strict=True)
-        for block, slot, saved in rows:
-            pieces = _pieces(pages, block)
-            if move.kind is MoveKind.SAVE:
-                if self._is_closing or not self._save(pieces, slot, saved):
-                    lost.append(slot)
-            elif not self._load(pieces, slot, saved):
-                lost.append(block)
+        lost = self._save(move, pages) if move.kind is MoveKind.SAVE else self._load(move, pages)
         return MoveOutcome(np.array(lost, np.int32), time.perf_counter() - started)
 
-    def _save(self, pieces: list[memoryview], slot: int, block: SavedBlock) -> bool:
-        try:
-            self._check_room(slot)
-            checksum = _checksum(pieces)
-            self._slots.write(pieces, slot * self._slot_bytes)
-            self._write_record(slot, block, checksum)
-        except Exception as error:  # noqa: BLE001  the block stays on the device, whatever it was
-            self._warn("save", error)
-            return False
+    def _save(self, move: BlockMove, pages: torch.Tensor) -> list[int]:
+        """Write all payloads, and then the records of those that went well. Return the slots of
+        the others."""
+        slots: list[int] = move.places.tolist()
+        records = np.zeros(len(slots), RECORD)
+        written: list[int] = []
+        for index, (block, slot) in enumerate(zip(move.blocks.tolist(), slots, strict=True)):
+            try:
+                records["checksum"][index] = self._save_block(_pieces(pages, block), slot)
+                written.append(index)
+            except Exception as error:  # noqa: BLE001  the block stays on the device
+                self._warn("save", error)
+        names = [move.names[index] for index in written]
+        records = records[written]
+        records["name"] = [np.void(each.name) for each in names]
+        records["parent"] = [np.void(each.parent.ljust(16, b"\0")) for each in names]
+        for field in ("group", "depth", "value", "hits"):
+            records[field] = [getattr(each, field) for each in names]
+        records["seal"] = seal(records)
+        kept = set(self._write_records([slots[index] for index in written], records))
+        return [slot for slot in slots if slot not in kept]
+
+    def _save_block(self, pieces: list[memoryview], slot: int) -> int:
+        """Write a payload. Return its checksum. OSError where it fails."""
+        if self._is_closing:
+            raise OSError("the engine ends")
+        self._check_room(slot)
+        checksum = _checksum(pieces)
+        self._slots.write(pieces, slot * self._slot_bytes)
         self._num_stored = max(self._num_stored, slot + 1)
-        return True
+        return checksum
 
     def _check_room(self, slot: int) -> None:
         """OSError if the file would grow beyond its slots, or into the reserve."""
@@ -106,37 +118,52 @@ class DiskBlocks:
             if free - growth < total * RESERVE_SHARE:
                 raise OSError(f"{free:,} bytes are free, and {RESERVE_SHARE:.0%} are kept free")
 
-    def _load(self, pieces: list[memoryview], slot: int, block: SavedBlock) -> bool:
-        try:
-            record = self._read_record(slot)
-            if (int(record["group"]), record["name"].tobytes()) != (block.group, block.name):
-                return False  # another process has written it
-            self._slots.read(pieces, slot * self._slot_bytes)
-            if _checksum(pieces) != int(record["checksum"]):
-                raise OSError(f"slot {slot} does not have its checksum")
-        except Exception as error:  # noqa: BLE001  the tokens are computed, whatever it was
-            self._warn("load", error)
-            return False
-        return True
+    def _load(self, move: BlockMove, pages: torch.Tensor) -> list[int]:
+        """Read payloads into their blocks. Return those that hold nothing of worth."""
+        blocks: list[int] = move.blocks.tolist()
+        slots: list[int] = move.places.tolist()
+        lost: list[int] = []
+        records = self._read_records(slots)
+        seals = seal(records)
+        for index, (block, slot) in enumerate(zip(blocks, slots, strict=True)):
+            record, name = records[index], move.names[index]
+            try:
+                if seals[index] != record["seal"]:
+                    raise OSError(f"the record of slot {slot} is torn")
+                if (int(record["group"]), record["name"].tobytes()) != (name.group, name.name):
+                    raise OSError(f"slot {slot} was given to another block")
+                pieces = _pieces(pages, block)
+                self._slots.read(pieces, slot * self._slot_bytes)
+                if _checksum(pieces) != int(record["checksum"]):
+                    raise OSError(f"slot {slot} does not have its checksum")
+            except Exception as error:  # noqa: BLE001  the tokens are computed
+                self._warn("load", error)
+                lost.append(block)
+        return lost
 
-    def _read_record(self, slot: int) -> np.void:
-        data = bytearray(RECORD.itemsize)
-        self._header.read([memoryview(data)], HEADER_BYTES + slot * RECORD.itemsize)
-        records = np.frombuffer(data, RECORD)
-        if seal(records)[0] != records["seal"][0]:
-            raise OSError(f"the record of slot {slot} is torn")
-        return records[0]
+    def _read_records(self, slots: Sequence[int]) -> Records:
+        """Return the records of slots; zeros where they cannot be read."""
+        records = np.zeros(len(slots), RECORD)
+        for run in _runs(slots):
+            data = bytearray((run.stop - run.start) * RECORD.itemsize)
+            try:
+                self._header.read([memoryview(data)], _record_offset(slots[run.start]))
+            except OSError as error:
+                self._warn("load", error)
+                continue
+            records[run] = np.frombuffer(data, RECORD)
+        return records
 
-    def _write_record(self, slot: int, block: SavedBlock, checksum: int) -> None:
-        record = np.zeros(1, RECORD)
-        record["name"] = np.void(block.name)
-        record["parent"] = np.void(block.parent.ljust(16, b"\0"))
-        record["group"], record["depth"] = block.group, block.depth
-        record["value"], record["hits"] = block.value, block.hits
-        record["checksum"] = checksum
-        record["seal"] = seal(record)
-        data = memoryview(record.tobytes())
-        self._header.write([data], HEADER_BYTES + slot * RECORD.itemsize)
+    def _write_records(self, slots: Sequence[int], records: Records) -> Iterator[int]:
+        """Write the records of slots. Yield the slots where that went well."""
+        for run in _runs(slots):
+            data = memoryview(records[run].tobytes())
+            try:
+                self._header.write([data], _record_offset(slots[run.start]))
+            except OSError as error:
+                self._warn("save", error)
+                continue
+            yield from slots[run]
 
     def _clear(self) -> None:
         try:
@@ -189,6 +216,19 @@ def open_disk(
 def _pieces(pages: torch.Tensor, block: int) -> list[memoryview]:
     """The memory of a block, a piece for each plane of each layer."""
     return list(map(memoryview, pages.numpy()[:, block]))
+
+
+def _record_offset(slot: int) -> int:
+    return HEADER_BYTES + slot * RECORD.itemsize
+
+
+def _runs(slots: Sequence[int]) -> Iterator[slice]:
+    """Ranges of `slots` in which each is the one after that before it."""
+    start = 0
+    for index in range(1, len(slots) + 1):
+        if index == len(slots) or slots[index] != slots[index - 1] + 1:
+            yield slice(start, index)
+            start = index
 
 
 def _checksum(pieces: Sequence[memoryview]) -> int:
