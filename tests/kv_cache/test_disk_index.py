@@ -21,7 +21,7 @@ from quire.config.kv_disk.records import (
 from quire.errors import ConfigError
 from quire.kv_cache.disk_index import DiskIndex
 from quire.kv_cache.notices import Notice, NoticeKind
-from quire.protocol.block_moves import SavedBlock
+from quire.protocol.block_moves import MoveKind, MoveOutcome, SavedBlock
 from tests.profiles import examples
 
 NO_RECORDS = np.zeros(0, RECORD)
@@ -154,6 +154,22 @@ def test_a_late_load_stops_all_others() -> None:
     assert books.held(0, 2) == 0
     books.index.end(50, ())
     assert books.held(0, 2) == 2
+
+
+def test_the_cost_of_a_load_is_learnt() -> None:
+    """Few blocks say nothing, one slow load says little, and a decision is tried again."""
+    index = DiskIndex(4, NO_RECORDS)
+    index.end_move(MoveKind.LOAD, MoveOutcome(seconds=3.0), 3)
+    assert index.seconds_to_load(100) == 0.0
+    index.end_move(MoveKind.LOAD, MoveOutcome(seconds=1.0), 10)
+    assert index.seconds_to_load(10) == pytest.approx(1.0)
+    index.end_move(MoveKind.LOAD, MoveOutcome(seconds=2.0), 10)
+    assert index.seconds_to_load(10) == pytest.approx(1.2)
+    index.end_move(MoveKind.LOAD, MoveOutcome(seconds=0.5), 10)
+    assert index.seconds_to_load(10) == pytest.approx(0.5)
+    for _ in range(40):
+        index.declined()
+    assert index.seconds_to_load(10) < 0.25
 
 
 MOVES = st.one_of(

@@ -22,7 +22,11 @@ PATIENCE = 1024
 """Blocks that are offered to a full disk until the next one is tried beyond its end."""
 
 WEIGHT = 0.2
-"""Share of the newest load in the measured seconds per block."""
+"""Share of the newest load in the measured seconds per block, if it was slower than those before;
+what a disk has done once it can do."""
+
+ENOUGH = 8
+"""Loads of fewer blocks measure nothing: most of their time is that of a call."""
 
 RETRY = 0.98
 """Factor of the measured seconds after each load that did not seem to pay, so that a disk that was
@@ -176,11 +180,13 @@ class DiskIndex:
         """Learn from the time that a move of `count` blocks took."""
         if kind is MoveKind.SAVE:
             self.seconds_written += outcome.seconds
-        elif kind is MoveKind.LOAD and count:
+        elif kind is MoveKind.LOAD:
             self.seconds_read += outcome.seconds
-            each = outcome.seconds / count
-            known = self._seconds_per_block
-            self._seconds_per_block = each if not known else known + WEIGHT * (each - known)
+            if count >= ENOUGH:
+                each, known = outcome.seconds / count, self._seconds_per_block
+                if known and each > known:
+                    each = known + WEIGHT * (each - known)
+                self._seconds_per_block = each
 
     def end(self, ticket: int, lost: Collection[int]) -> None:
         self._late.discard(ticket)
