@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.lora.adapters import write_adapter
 from tests.models.families import CASES, Case, write_checkpoint
 from tests.pairs import BY_PAIRS
 from tests.small_engines import Maker, small_engines
+from tests.waiting import WAIT_S
 
 LENGTH = 41
 PROMPT = np.random.default_rng(2).integers(5, 900, LENGTH).tolist()
@@ -323,6 +325,58 @@ def test_a_folder_that_is_a_file_is_refused(make: Maker, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be used .*Give a folder"):
         make(kv_disk=str(tmp_path / "file"))
+
+
+def files_of(llm: LLM) -> Any:
+    """The slot file of a running engine."""
+    return llm.engine.client._core._executor._worker._disk._slots  # type: ignore[attr-defined]
+
+
+def waiting_for(event: threading.Event, call: Any) -> Any:
+    def waits(*given: Any) -> Any:
+        event.wait(WAIT_S)
+        return call(*given)
+
+    return waits
+
+
+def test_a_disk_that_hangs_is_not_waited_for(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is computed. No other waits, and the disk is used again when it answers."""
+    cold, event = once(make), threading.Event()
+    llm = make()
+    monkeypatch.setattr(files_of(llm), "read", waiting_for(event, files_of(llm).read))
+    assert_same([ask(llm)], [cold])
+    stats = llm.engine.client.stats()
+    assert (stats.late_loads_total, stats.loads_started_total) == (1, 1)
+    assert ask(llm, OTHERS[0]).num_cached_tokens == 0
+    event.set()
+    assert_same([ask(llm)], [cold])
+    llm.shutdown()
+    assert_same([once(make)], [cold])
+
+
+def test_writes_that_hang_hold_nobody_up(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold an eighth of the device's blocks at most, in a pool that is full."""
+    with small_engines(None) as plain:
+        cold = [ask(plain(), prompt) for prompt in OTHERS[:6]]
+    event = threading.Event()
+    llm = make(num_kv_blocks=24)
+    monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+    assert_same([ask(llm, prompt) for prompt in OTHERS[:6]], cold)
+    assert llm.engine.client.stats().blocks_stored_total == 0
+    event.set()
+
+
+def test_a_load_that_costs_more_than_it_saves_is_declined(make: Maker) -> None:
+    cold = once(make)
+    llm = make()
+    ask(llm, OTHERS[0])  # how fast it computes is known now
+    llm.engine.client._core._scheduler.state.kv.disk._seconds_per_block = 1e3  # type: ignore[attr-defined]
+    found = ask(llm)
+    stats = llm.engine.client.stats()
+    assert (stats.loads_declined_total, stats.loads_started_total) == (1, 0)
+    assert found.num_cached_tokens == 0
+    assert_same([found], [cold])
 
 
 def mounted(folder: Path, size: str) -> bool:

@@ -66,7 +66,14 @@ class DiskBlocks:
         """Give a move to its thread. pages: those of the KV pool on a CPU, uint8 [N, B,
         segment_bytes]; they stay as long as the move needs them."""
         thread = self._reader if move.kind is MoveKind.LOAD else self._writer
-        thread.submit(lambda: done.set_result(self._carry_out(move, pages)))
+        thread.submit(self._end, move, pages, done)
+
+    def _end(self, move: BlockMove, pages: torch.Tensor, done: Future[MoveOutcome]) -> None:
+        try:
+            done.set_result(self._carry_out(move, pages))
+        except BaseException as error:  # noqa: BLE001  whoever waits takes all blocks for lost
+            self._warn(move.kind.value, error)
+            done.set_exception(error)
 
     def _carry_out(self, move: BlockMove, pages: torch.Tensor) -> MoveOutcome:
         started = time.perf_counter()
@@ -88,6 +95,8 @@ class DiskBlocks:
                 written.append(index)
             except Exception as error:  # noqa: BLE001  the block stays on the device
                 self._warn("save", error)
+        if not written:
+            return slots
         names = [move.names[index] for index in written]
         records = records[written]
         records["name"] = [np.void(each.name) for each in names]
@@ -144,14 +153,16 @@ class DiskBlocks:
     def _read_records(self, slots: Sequence[int]) -> Records:
         """Return the records of slots; zeros where they cannot be read."""
         records = np.zeros(len(slots), RECORD)
-        for run in _runs(slots):
+        runs = list(_runs(slots))
+        for run in runs:
             data = bytearray((run.stop - run.start) * RECORD.itemsize)
             try:
                 self._header.read([memoryview(data)], _record_offset(slots[run.start]))
+                records[run] = np.frombuffer(data, RECORD)
             except OSError as error:
                 self._warn("load", error)
-                continue
-            records[run] = np.frombuffer(data, RECORD)
+                if run.stop - run.start > 1:  # those that the file has
+                    runs += [slice(index, index + 1) for index in range(run.start, run.stop)]
         return records
 
     def _write_records(self, slots: Sequence[int], records: Records) -> Iterator[int]:
@@ -173,7 +184,7 @@ class DiskBlocks:
         except OSError as error:
             self._warn("clear", error)
 
-    def _warn(self, what: str, error: Exception) -> None:
+    def _warn(self, what: str, error: BaseException) -> None:
         now = time.monotonic()
         if now - self._warned_at >= SECONDS_PER_WARNING:
             self._warned_at = now
