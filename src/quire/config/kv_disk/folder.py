@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from quire.errors import ConfigError
 __all__ = ["KVFolder", "OpenStore", "StoreFiles"]
 
 KEY_BYTES = 32
+
+HEADER_SECONDS = 5.0
+"""For which a reader waits for the header of a store that another process makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +173,26 @@ class KVFolder:
         return OpenStore(files, header, lock)
 
     def _open_to_read(self, files: StoreFiles, header: StoreHeader) -> OpenStore:
-        try:
-            found = read_header(files.header)
-        except FileNotFoundError:
-            raise ConfigError(
-                f"the store in {files.folder} is being made by another process. Start again."
-            ) from None
-        except OSError as error:
-            raise self._unusable(error) from error
+        found = self._await_header(files)
         if (found.identity, found.slot_bytes) != (header.identity, header.slot_bytes):
             raise ConfigError(f"{files.folder} holds blocks of another model. Remove it.")
         return OpenStore(files, found, None)
+
+    def _await_header(self, files: StoreFiles) -> StoreHeader:
+        """Read a header that another process may be writing. ConfigError if it does not come."""
+        end = time.monotonic() + HEADER_SECONDS
+        while True:
+            try:
+                return read_header(files.header)
+            except PermissionError as error:
+                raise self._unusable(error) from error
+            except (OSError, ConfigError) as error:
+                if time.monotonic() > end:
+                    raise ConfigError(
+                        f"the store in {files.folder} is written by another process and cannot be "
+                        f"read ({error}). Give another kv_disk."
+                    ) from error
+            time.sleep(0.05)
 
     def _make_room(self, own: StoreFiles, limit: int) -> int:
         """Return the bytes that a store may have. A store that is written counts with all that it
