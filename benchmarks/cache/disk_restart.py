@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     arguments = parser.parse_args()
     cold, warm, plain, saving, index = [], [], [], [], []
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         for turn in range(arguments.turns):
             for found, hit in ((cold, 0), (warm, PROMPT_TOKENS // 16 * 16)):
                 seconds, cached = first_token(arguments.model, folder, turn)
