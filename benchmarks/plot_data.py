@@ -35,8 +35,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Bars if x are names, else lines. y_limit: where the axis is cut, None at the largest value.
-    log_x: to the base of 2, with ticks at the values. log_y: to the base of 10."""
+    """Bars if x are names, else lines. y_limit: cut of the axis, None at the largest value. log_x:
+    whether x is logarithmic to the base of 2, with ticks at the values. log_y: whether y is, to the
+    base of 10."""
 
     title: str
     x_label: str

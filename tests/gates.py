@@ -53,8 +53,8 @@ class Gate:
     sets: whether a proof is of the kernel sets that its processor runs, and of no others. widest:
     whether it is of the widest of them, and not of all others. vendor:
     whether it is of processors of one vendor (csrc/native/vendor.h). all_sets: whether the group
-    needs sets that the processor does not run. command: what runs where there are no test files;
-    returns how much it tried, or raises SystemExit.
+    needs sets that the processor does not run. command: function to run where there are no test
+    files; returns the number of its checks, or raises SystemExit.
     """
 
     name: str
@@ -225,8 +225,8 @@ GATES = (
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A pass of a group. digest: of its files. versions: of its tools. sets: kernel sets that its
-    processor ran, best first."""
+    """A pass of a group. digest: digest of its files. versions: versions of its tools. sets: kernel
+    sets that its processor ran, best first."""
 
     digest: str
     versions: dict[str, str]
@@ -407,7 +407,7 @@ def _sets_that_ran() -> tuple[str, ...]:
     return see_kernels(detect_platform()).kernels
 
 
-# What follows is the plugin.
+# The plugin follows.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -478,7 +478,7 @@ class Proofs:
         return f"no test of {', '.join(idle)} ran on this machine" if idle else None
 
 
-# What follows is the command.
+# The command follows.
 
 
 def prove(names: Sequence[str]) -> int:

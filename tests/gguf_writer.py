@@ -269,6 +269,7 @@ _LFM2_NAMES = {
     "conv.out_proj": "shortconv.out_proj", "feed_forward.w1": "ffn_gate",
     "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
 }  # fmt: skip
+_LFM2_MOE_NAMES = {**_LFM2_NAMES, "feed_forward.gate": "ffn_gate_inp"}
 _EXPERT_NAMES = {
     "gate_proj": "ffn_gate_exps", "w1": "ffn_gate_exps", "up_proj": "ffn_up_exps",
     "w3": "ffn_up_exps", "down_proj": "ffn_down_exps", "w2": "ffn_down_exps",
@@ -287,11 +288,12 @@ _MOE_POST_NORM_NAMES = {
 }  # fmt: skip
 _BARE_NAMES = {
     "self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
     "layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
 }  # fmt: skip
-_MOE = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral", "glm4moe", "gpt-oss")
+_MOE = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral", "glm4moe", "gpt-oss", "lfm2moe")
 _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 """Architectures whose files have rows of q and k in the order of the rotated pairs."""
 
@@ -299,9 +301,9 @@ _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 def gguf_name(name: str, architecture: str) -> str:
     own = {
         "gemma3": _GEMMA_NAMES, "gemma4": _GEMMA4_NAMES, "olmo2": _OLMO_NAMES, "glm4": _GLM_NAMES,
-        "seed_oss": _OLMO_NAMES, "lfm2": _LFM2_NAMES,
+        "seed_oss": _OLMO_NAMES, "lfm2": _LFM2_NAMES, "lfm2moe": _LFM2_MOE_NAMES,
     }  # fmt: skip
-    names = _MOE_NAMES if architecture in _MOE else own.get(architecture, _NAMES)
+    names = own.get(architecture, _MOE_NAMES if architecture in _MOE else _NAMES)
     if architecture in ("glm4moe", "gpt-oss"):
         names = _MOE_POST_NORM_NAMES
     for bare, stored in _BARE_NAMES.items():
@@ -378,12 +380,18 @@ _STATES_HEADS = ("qwen3", "qwen3moe", "gemma3", "gemma4", "glm4", "glm4moe", "gp
 
 
 def _lfm2_metadata(config: Any) -> dict[str, Any]:
-    kinds = config.layer_types
+    kinds, a = config.layer_types, config.model_type.replace("_", "")
     heads = [0 if kind == "conv" else config.num_key_value_heads for kind in kinds]
-    return {
-        "lfm2.attention.head_count_kv": heads,
-        "lfm2.feed_forward_length": 32,  # two thirds of 48, as the folder is adjusted
-        "lfm2.shortconv.l_cache": config.conv_L_cache,
+    values = {
+        f"{a}.attention.head_count_kv": heads,
+        f"{a}.shortconv.l_cache": config.conv_L_cache,
+    }
+    if a == "lfm2":
+        return values | {"lfm2.feed_forward_length": 32}  # two thirds of 48, as folders adjust it
+    return values | {
+        f"{a}.expert_feed_forward_length": config.moe_intermediate_size,
+        f"{a}.leading_dense_block_count": config.num_dense_layers,
+        f"{a}.expert_gating_func": 2,
     }
 
 
@@ -405,7 +413,7 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 2,
         **_head_metadata(a, config),
     }
-    own = {"gemma4": _gemma4_metadata, "lfm2": _lfm2_metadata}
+    own = {"gemma4": _gemma4_metadata, "lfm2": _lfm2_metadata, "lfm2moe": _lfm2_metadata}
     if a in own:
         values |= own[a](config)
     if architecture in _MOE:
@@ -467,7 +475,7 @@ def _head_metadata(a: str, config: Any) -> dict[str, Any]:
 
 
 def _gemma4_metadata(config: Any) -> dict[str, Any]:
-    """As llama.cpp's converter writes it."""
+    """Return the metadata in the form of llama.cpp's converter."""
     a, slides = "gemma4", [kind == "sliding_attention" for kind in config.layer_types]
     own = config.num_hidden_layers - config.num_kv_shared_layers
     last = (1 + config.use_double_wide_mlp) * config.intermediate_size

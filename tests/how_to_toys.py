@@ -19,8 +19,8 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 @dataclass(frozen=True)
 class Toy:
-    """example: the name in the paths of the section that stands for "toy". inserted: by file, pairs
-    of an anchor that is there once and the text that goes before it. added: new files. check: a
+    """example: the name in the paths of the section that stands for "toy". inserted: pairs of an
+    anchor that is there once and the text that goes before it, by file. added: new files. check: a
     script that fails if the toy does not work."""
 
     example: str

@@ -63,7 +63,7 @@ def levels(outputs: int, inputs: int, bits: int, random: np.random.Generator) ->
 def scaled(
     values: np.ndarray, zeros: np.ndarray, scales: np.ndarray, group: np.ndarray
 ) -> torch.Tensor:
-    """(q - z) · s in float32; group: of each input."""
+    """Return (q - z) · s in float32. group: group of each input."""
     whole = (values - zeros[:, group]).astype(np.float32)
     return torch.from_numpy(whole * scales.astype(np.float32)[:, group])
 
@@ -328,8 +328,8 @@ def squeezellm(bits: int, *, sparse: bool = False, full: bool = False) -> Writer
 
 @dataclass(frozen=True)
 class Format:
-    """One way to quantize a model. settings: its quantization_config. kernel: that of matrices
-    [O, 128], of tables without the size of blocks; None: widened as they are used."""
+    """One way to quantize a model. settings: its quantization_config. kernel: kernel of matrices
+    [O, 128], for tables without the size of blocks; None: they are widened as they are used."""
 
     name: str
     settings: Mapping[str, Any]
@@ -515,9 +515,10 @@ def write_pair(
     write: Callable[[str], Writer | None],
     config: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path, dict[str, torch.Tensor]]:
-    """A folder with quantized matrices, one with their numbers in float32, and these numbers.
+    """Write a folder with quantized matrices and one with their numbers in float32. Return both and
+    the numbers.
 
-    write: by module, "lm_head" too; None leaves it plain.
+    write: returns the writer of a module, "lm_head" included; None leaves it plain.
     """
     generator = torch.Generator().manual_seed(5)
     config = {**CONFIG, **(config or {})}
@@ -562,7 +563,7 @@ def all_but_head(writer: Writer) -> Callable[[str], Writer | None]:
 
 
 def stored_matrix(layout: PackedLayout) -> StoredMatrix:
-    """As the loader reads it."""
+    """Return a matrix, read in the way of the loader."""
     file = next(iter(layout.tensors.values())).file
     with safe_open(file, framework="pt") as opened:
         return read_packed(layout, file, opened)

@@ -1,4 +1,4 @@
-"""Of a product of parameters, the few cases in which every pair of values occurs.
+"""The few cases of a product of parameters in which every pair of values occurs.
 
 `@BY_PAIRS` stands on one test; `pytestmark = LAWS_BY_PAIRS` makes all tests of a module that have
 parameters one table, in which the test is a value too: each meets each value of its parameters, and

@@ -1,4 +1,5 @@
-"""How much property tests, state machines and seeded simulations try. `QUIRE_SOAK` multiplies it.
+"""Numbers of examples for property tests, state machines and seeded simulations. `QUIRE_SOAK`
+multiplies them.
 
 With `CI` set, and no soak, examples are the same in every run, and state machines and simulations
 try a third: a run judges the change and nothing else. `make test` elsewhere tries new ones.
@@ -18,7 +19,7 @@ __all__ = ["IS_CI", "SCALE", "examples", "machine_settings", "seeds", "under_see
 
 SCALE = int(os.environ.get("QUIRE_SOAK", "1"))
 IS_CI = "CI" in os.environ and SCALE == 1
-"""Whether every run does the same."""
+"""True if every run does the same."""
 
 
 def examples(count: int, **more: Any) -> settings:
@@ -39,7 +40,7 @@ def machine_settings(examples: int, steps: int = 50) -> settings:
 
 
 def seeds(count: int, first: int = 0) -> Sequence[int]:
-    """Of simulations that are random by their seed: the usual ones and, when soaking, more."""
+    """Return seeds of random simulations: the usual ones and, when soaking, more."""
     return range(first, first + scaled(count))
 
 

@@ -31,7 +31,8 @@ Maker = Callable[..., LLM]
 
 @contextmanager
 def small_engines(model: str | None, **settings: Any) -> Iterator[Maker]:
-    """Engines that end here. model: None for the bundled one. settings: of all, beside `SMALL`."""
+    """Make engines that end here. model: None for the bundled one. settings: settings of all
+    engines, beside `SMALL`."""
     engines: list[LLM] = []
 
     def make(**more: Any) -> LLM:

@@ -93,7 +93,8 @@ def examples_in(statistics: str) -> int:
 
 
 def _commit() -> str:
-    """Of the tree that ran, with a mark if it had changes; empty outside a repository."""
+    """Return the commit of the tree that ran, with a mark if it had changes; empty outside a
+    repository."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()

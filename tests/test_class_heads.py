@@ -43,7 +43,7 @@ def make() -> Iterator[Maker]:
 
 
 def numbers(model: Any, folder: Path, *texts: str) -> torch.Tensor:
-    """By `transformers`: the logits of the model's head."""
+    """Return the logits of the model's head, computed by `transformers`."""
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(*texts).ids
     with torch.inference_mode():
         return model(input_ids=torch.tensor([ids])).logits[0]
@@ -91,7 +91,8 @@ HEADLESS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", HEADLESS)
 def test_decoders_saved_without_a_head(tmp_path: Path, make: Maker, kind: str) -> None:
-    """As sentence-transformers saves them. Fault: refused, since nothing makes logits."""
+    """The folders are in the form of sentence-transformers. Fault: refused, since nothing makes
+    logits."""
     model = write_encoder(kind, tmp_path, **HEADLESS[kind])
     (name,) = json.loads((tmp_path / "config.json").read_text())["architectures"]
     assert name in (f"{type(model).__name__}", "Gemma3TextModel")
@@ -154,7 +155,7 @@ OVERRIDES = {
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_model_that_answers_with_a_token(tmp_path: Path, make: Maker, tied: bool) -> None:
-    """As Qwen3-Reranker: by how much one logit is greater than the other."""
+    """Qwen3-Reranker does this: the score is the difference of two logits."""
     from transformers import AutoModelForCausalLM
 
     more = {**KINDS["qwen3"], "tie_word_embeddings": tied}

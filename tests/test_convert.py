@@ -104,7 +104,7 @@ def test_quantized_folders_convert(name: str, quantization: str | None, tmp_path
 def test_the_bundled_model_and_its_tokenizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the command; all that is no weight comes along."""
+    """The command converts; all that is no weight comes along."""
     source, out = bundled_model_path(), tmp_path / "out"
     assert main(["convert", str(source), str(out), "--quantization", "int4"]) == 0
     assert f"wrote {out}" in capsys.readouterr().out

@@ -34,7 +34,7 @@ def test_no_file_is_so_long_that_one_worker_waits() -> None:
 
 
 def test_files_are_sorted_so_that_a_new_measurement_reads_well() -> None:
-    """Those that were renamed since then count as usual ones until the next."""
+    """Files renamed since the last measurement count as usual ones until the next."""
     took = durations.read_durations()
     assert list(took) == sorted(took)
     assert all(seconds >= 0 for seconds in took.values())
@@ -55,8 +55,8 @@ def test_workers_get_the_longest_files_first(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_run_writes_what_its_files_took(tmp_path: Path) -> None:
-    """As `make test` runs. Turns red when a file that did not run loses its seconds, when workers
-    write too, or when its two plugins do not go together."""
+    """The run is like that of `make test`. Turns red when a file that did not run loses its
+    seconds, when workers write too, or when its two plugins do not go together."""
     record = tmp_path / "seconds.json"
     for name, wait in (("short", 0.0), ("long", 0.3)):
         body = f"import time\n\ndef test_it():\n    time.sleep({wait})\n"

@@ -33,7 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def hidden(folder: Path) -> list[torch.Tensor]:
-    """Of each prompt [tokens, hidden size], as `transformers` computes it."""
+    """Return the states of each prompt by `transformers`, [tokens, hidden size]."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -169,7 +169,8 @@ def test_what_means_nothing_is_refused() -> None:
 
 
 def test_vectors_for_asyncio(folder: Path, make: Maker) -> None:
-    """Those of several prompts at once are those of `LLM`; one that is ended early says so."""
+    """Vectors of several prompts at once equal those of `LLM`; a request that is ended early says
+    so."""
     expected = make().encode(prompts(), use_tqdm=False)
 
     async def vector(llm: AsyncLLM, prompt: list[int], request_id: str) -> Any:

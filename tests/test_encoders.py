@@ -150,7 +150,7 @@ def test_classes_and_scores(tmp_path: Path, make: Maker, kind: str, labels: int)
 
 
 def test_classes_by_the_mean_of_all_states(tmp_path: Path, make: Maker) -> None:
-    """As most classifiers made of ModernBERT have it; and with all biases."""
+    """Most classifiers made of ModernBERT do this; here they have all biases too."""
     biases = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
     more = {"classifier_pooling": "mean", **dict.fromkeys(biases, True)}
     model = write_encoder("modernbert", tmp_path, num_labels=3, **more)

@@ -47,7 +47,7 @@ SUB_ROOMS = {
         "supervision", "convert",
     ),
 }  # fmt: skip
-"""Of packages that have some, lower ones first."""
+"""Rooms within packages that have some, lower ones first."""
 MAX_FILES = 20
 UNBOUNDED = ("models", "config/families")
 """Registries, with one file per entry."""

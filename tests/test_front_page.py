@@ -68,7 +68,7 @@ def test_model_families_are_those_of_the_registry():
     listed = [name for _, cell in rows("Model families") for name in sorted(names(cell))]
     assert len(listed) == len(set(listed))
     assert set(listed) == set(ARCHITECTURES) == set(SUPPORTED_ARCHITECTURES)
-    assert f"{len(listed)} names" in section("Beside other engines")
+    assert f"{len(listed)} names" in section("Comparison with other engines")
 
 
 def test_hardware_is_that_of_the_kernels():
@@ -80,9 +80,9 @@ def test_hardware_is_that_of_the_kernels():
 
 
 def test_comparison_has_a_cell_for_each_engine():
-    policies = {row[0]: row[1] for row in rows("Beside other engines")}
+    policies = {row[0]: row[1] for row in rows("Comparison with other engines")}
     assert policies["scheduling policies"].startswith(f"{len(SCHEDULING_POLICIES)},")
-    assert all(len(row) == 5 and all(row) for row in rows("Beside other engines"))
+    assert all(len(row) == 5 and all(row) for row in rows("Comparison with other engines"))
 
 
 def test_python_of_the_front_page_is_three_lines_and_runs():

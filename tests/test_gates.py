@@ -1,4 +1,4 @@
-"""What lets a group of tests be left out, and what makes it run again."""
+"""Conditions under which a group of tests is left out or runs again."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def copied(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Gate, Path]:
 
 
 def test_one_byte_makes_a_group_run_and_a_move_does_not(copied: tuple[Gate, Path]) -> None:
-    """Of a source, of a test, of a header. Turns red when a change is left unproven, or when moved
-    files cost a proof."""
+    """The byte is in a source, a test or a header. Turns red when a change is left unproven, or
+    when moved files cost a proof."""
     gate, root = copied
     proofs = {gate.name: [proof_of(gate)]}
     assert isinstance(gates.standing(gate, proofs, root), Proof)
@@ -170,9 +170,9 @@ sys.exit(pytest.main([*options, "--rootdir", sys.argv[1], "-n", "1", *sys.argv[2
 
 
 def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
-    """From nothing to a proof, to a change, to a failure. Turns red when a group is left out that
-    is not proven, when only skipped tests or failures count as a proof, or when a run other than
-    `make gates` writes the file."""
+    """The group goes from nothing to a proof, to a change, to a failure. Turns red when a group is
+    left out that is not proven, when only skipped tests or failures count as a proof, or when a run
+    other than `make gates` writes the file."""
     room, record = tmp_path / "room", tmp_path / "gates.json"
     room.mkdir()
     (tmp_path / "covered").write_text("1")

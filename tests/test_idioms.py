@@ -206,7 +206,7 @@ def arguments(table: str) -> list[str]:
 
 
 def explains(error: BaseException) -> bool:
-    """Whether the message says more than that something is not there."""
+    """Return whether the message says more than that something is not there."""
     bare = r"(has no attribute '\w+'|unexpected keyword argument '\w+'|cannot import name .*)$"
     return len(str(error)) > 40 and not re.search(bare, str(error))
 

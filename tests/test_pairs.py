@@ -75,7 +75,7 @@ LAW = ("test_chunked", "test_preempted")
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), max_size=4), st.data())
 def test_every_pair_that_may_occur_does(sizes: list[list[int]], data: st.DataObject) -> None:
-    """Where some combinations are forbidden, too."""
+    """Some combinations may be forbidden."""
     names = "abcd"[: len(sizes)]
     product = [Case(zip(names, values, strict=True)) for values in itertools.product(*sizes)]
     cases = [case for case in product if data.draw(st.integers(0, 3))]

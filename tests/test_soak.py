@@ -1,4 +1,4 @@
-"""What `make soak` keeps of a run, and that one variable multiplies what tests try."""
+"""Records that `make soak` keeps of a run; one variable multiplies the numbers of examples."""
 
 from __future__ import annotations
 

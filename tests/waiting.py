@@ -15,11 +15,11 @@ __all__ = ["WAIT_S", "PatientClient", "get", "in_a_loop", "options", "post", "st
 Found = TypeVar("Found")
 
 WAIT_S = 120.0
-"""What has not come by then will not come."""
+"""Time after which a result will not come any more."""
 
 
 def wait_for(condition: Callable[[], Found], what: str, timeout_s: float = WAIT_S) -> Found:
-    """What `condition` gives once that is true."""
+    """Wait until `condition` gives something true, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"no {what}"
@@ -37,7 +37,7 @@ def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     return run
 
 
-# Those of httpx give a busy server 5 seconds.
+# The functions of httpx give a busy server 5 seconds.
 get = partial(httpx.get, timeout=WAIT_S)
 post = partial(httpx.post, timeout=WAIT_S)
 options = partial(httpx.options, timeout=WAIT_S)

@@ -89,20 +89,22 @@ MODELS: Mapping[str, dict[str, Any]] = {
 
 _HEAD = """# Models by memory
 
-What runs in so much *free* memory, on a CPU: the format with the most bits in which a context of at
-least 4,096 tokens fits, and the longest context of one request in it. Weights, cache, activations
-and the process count together, within the nine tenths of the free memory that an engine takes. On a
-GPU it is about the same. `quire plan MODEL` answers for your machine, and
-`quire plan MODEL --memory --accelerators NAME` for one that is not at hand.
+This page shows what a CPU can run in a given amount of *free* memory. `quire plan MODEL` answers
+for your machine, and `quire plan MODEL --memory --accelerators NAME` for another one.
+
+Each cell has the format with the most bits that leaves room for a context of at least 4,096 tokens,
+and the longest context of one request in that format. It counts weights, cache, activations and the
+process, within the nine tenths of free memory that an engine takes. A GPU needs about the same.
 
 """
 
 _FOOT = """
-`int8` and `int4` stand for `--quantization` of a checkpoint in 16 bits
-([what they cost in quality](quantization.md#quality)). A GGUF file, or another quantized
-checkpoint, takes about its own size on the disk. More requests at once share the memory beside the
-weights: divide it by the tokens that each has, times the bytes of a token. `--kv-cache-dtype int8`
-halves these.
+`int8` and `int4` are values of `--quantization` for a checkpoint in 16 bits
+([how they affect quality](quantization.md#quality)). A GGUF file, or another quantized checkpoint,
+takes about as much memory as disk space.
+
+Requests that run at once share the memory that the weights leave. Divide it by the tokens of each
+request, times the bytes of a token. `--kv-cache-dtype int8` halves these bytes.
 
 `python -m tools.memory_table` computes this page with the arithmetic of `quire plan`, from the
 sizes in the models' config.json.

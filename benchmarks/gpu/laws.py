@@ -124,7 +124,7 @@ def _agree(part: Part, name: str, one: Tokens, other: Tokens, judge: Judge | Non
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """llm: an engine that is open. params: of each text."""
+    """llm: an engine that is open. params: parameters of each text."""
 
     llm: LLM
     dtype: str

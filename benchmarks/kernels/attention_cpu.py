@@ -94,8 +94,8 @@ def decode_calls(
     block_size: int = BLOCK_SIZE,
     heads: tuple[int, int] = QWEN,
 ) -> tuple[Call, Call]:
-    """Attention of rows of one query and one length each, and the read of their blocks: bytes of K,
-    V and scales. dtypes: of the queries and of the cache."""
+    """Return attention of rows of one query and one length each, and the read of their blocks:
+    bytes of K, V and scales. dtypes: dtype of the queries and of the cache."""
     name, arguments, layer = prepared(rows, dtypes, block_size, heads)
     tokens = rows[0][1]
     amount = 2.0 * len(rows) * tokens * layer.k.stride(1) * layer.k.itemsize

@@ -108,7 +108,7 @@ def figure_constants(pool: RunPool) -> Figure:
 
 
 def _figure(values: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Figure:
-    """values: of each headline, as stated and by change."""
+    """values: values of each headline, as stated and by change."""
     panels = [
         Panel(name, "", "", (Series("quire", tuple(labels), tuple(row)),), has_bars=True)
         for name, row in values.items()

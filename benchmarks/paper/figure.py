@@ -16,8 +16,8 @@ TOLERANCE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One headline. low, high: the range that the paper gives, None where it gives no bound.
-    why: what explains the difference, "" if there is none to explain."""
+    """One headline. low, high: the range that the paper gives, None where it gives no bound. why:
+    explanation of the difference, "" if there is none to explain."""
 
     name: str
     ours: float

@@ -50,8 +50,8 @@ FIGURES: Mapping[str, Callable[[RunPool], Figure]] = {
 
 
 def make_figures(keys: Sequence[str], *, jobs: int, scale: float) -> Iterator[Figure]:
-    """Simulate figures, `jobs` runs at a time, and give each when it is there. scale: of traces'
-    lengths. ConfigError if there is no such figure."""
+    """Simulate figures, `jobs` runs at a time, and give each when it is there. scale: factor on
+    traces' lengths. ConfigError if there is no such figure."""
     unknown = [key for key in keys if key not in FIGURES]
     if unknown:
         raise ConfigError(
@@ -75,8 +75,8 @@ def check_folder(folder: Path, keys: Iterable[str]) -> None:
 
 
 def write_figure(figure: Figure, folder: Path, scale: float) -> None:
-    """Write an SVG and a JSON file. scale: with which it was made. ConfigError if the folder cannot
-    be written."""
+    """Write an SVG and a JSON file. scale: scale of the figure. ConfigError if the folder
+    cannot be written."""
     text = json.dumps({"scale": scale, **figure.as_json()}, indent=1) + "\n"
     _write(folder / f"figure_{figure.key}.svg", draw_figure(figure))
     _write(folder / f"figure_{figure.key}.json", text)

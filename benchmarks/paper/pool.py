@@ -24,8 +24,8 @@ __all__ = ["RunPool"]
 
 class RunPool:
     """Simulates runs, `jobs` at a time, for figures that ask from threads of their own. A run that
-    several figures need is simulated once. scale: of all traces' seconds, to try a figure quickly;
-    saturated runs are not shortened."""
+    several figures need is simulated once. scale: factor on all traces' seconds, to try a figure
+    quickly; saturated runs are not shortened."""
 
     def __init__(self, jobs: int, scale: float) -> None:
         self._scale = scale

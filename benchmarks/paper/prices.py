@@ -20,7 +20,7 @@ class StepPrices(StepCost):
     composes equal steps whatever these take."""
 
     def __init__(self, cost: StepCost, others: Sequence[StepCost]) -> None:
-        """cost: of the device whose clock runs."""
+        """cost: cost of the device whose clock runs."""
         super().__init__(
             cost.device, cost.spec, num_devices=cost.num_devices, block_size=cost.block_size
         )

@@ -166,7 +166,7 @@ def _curves(
     systems: Sequence[str],
     changes: tuple[tuple[str, bool], ...] = (),
 ) -> dict[tuple[str, str, str], Curve]:
-    """Curves by workload, setup and system. changes: of quire."""
+    """Return curves by workload, setup and system. changes: changed settings of quire."""
     runs = [
         Run(model, system, data,
             seconds=pool.seconds(SECONDS if data in LONG_WORKLOADS else SECONDS_OF_SHORT),

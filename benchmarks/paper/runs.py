@@ -53,7 +53,7 @@ READ_EVERY = 4
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One server of the paper (table 1). slots: of tokens in its KV cache."""
+    """One server of the paper (table 1). slots: tokens that its KV cache holds."""
 
     model: str
     device: str
@@ -156,7 +156,7 @@ class _BlockReadings:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """A trace as a system served it. memory, saved: as of `Outcome`."""
+    """A trace as a system served it. memory, saved: see `Outcome`."""
 
     served: Served
     memory: Mapping[str, float]
@@ -289,7 +289,7 @@ def _mean_tokens(workload: str) -> float:
 
 
 def _outcome(served: Served, trace: Sequence[TraceRequest], result: _Result) -> Outcome:
-    """served: that of `result`, or the same on another device."""
+    """served: the run of `result`, or the same on another device."""
     ttft, tpot = served.ttft_s, served.tpot_s
     prompts = np.array([each.prompt_tokens for each in trace])
     return Outcome(

@@ -205,8 +205,8 @@ def bytes_per_token(
 def column_figures(
     column: str, turns: Sequence[Turn], weights: tuple[int, int], num_bytes: float | None
 ) -> dict[str, list[float]]:
-    """Rates, shares and limits of one column, by turn. weights: of the layers, and of the head.
-    num_bytes: read per token, None if that is no limit."""
+    """Return rates, shares and limits of one column, by turn. weights: numbers of weights in the
+    layers and in the head. num_bytes: bytes read per token, None if that is no limit."""
     layers, head = weights
     timelines = [turn.timeline for turn in turns]
     if column == "prefill":

@@ -52,7 +52,7 @@ WITHOUT_BF16 = ("avx2", "avx512", "avx512_vnni")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An engine that is loaded. name, weights: as on the command line."""
+    """An engine that is loaded. name, weights: same as on the command line."""
 
     name: str
     weights: str
@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Engines that take turns: those whose weights have `bits` bits. started: when, in the records
+    """Engines that take turns: those whose weights have `bits` bits. started: time in the records
     of its engines, which with `bits` tells groups apart."""
 
     bits: int

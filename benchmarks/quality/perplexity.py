@@ -112,7 +112,7 @@ class Widened(WidensStored):
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Parts for reading files. threads: of quire and of llama.cpp."""
+    """Parts for reading files. threads: number of threads of quire and of llama.cpp."""
 
     ops: OpSet
     team: Team

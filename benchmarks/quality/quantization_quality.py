@@ -54,8 +54,8 @@ BOS = 1
 
 @dataclass(frozen=True)
 class Window:
-    """ids: what the model reads, and last the token to predict there. new: how many of the
-    predictions, from the end, count here."""
+    """ids: tokens that the model reads, and last the token to predict there. new: number of
+    predictions, from the end, that count here."""
 
     ids: list[int]
     new: int
@@ -133,7 +133,7 @@ def variants(ops: OpSet) -> Iterator[Variant]:
 
 
 class Reader:
-    """A model in one variant, reading a window as one sequence. kv_dtype: of its cache."""
+    """A model in one variant, reading a window as one sequence. kv_dtype: dtype of its cache."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ def score(window: Window, reference: torch.Tensor, got: torch.Tensor) -> Scores:
 
 
 def figures(name: str, scores: Sequence[Scores], plain_bits: float, size: int) -> dict[str, Spread]:
-    """The figures of one variant by name; size: of the text, in bytes."""
+    """Return the figures of one variant by name. size: length of the text in bytes."""
     tokens = sum(each.count for each in scores)
     bits = sum(each.bits for each in scores)
     agreement = [each.agreed / each.count for each in scores]

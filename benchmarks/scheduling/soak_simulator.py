@@ -40,7 +40,7 @@ DEFAULT_OUTPUT = Path(__file__).parents[1] / "results" / "soak" / "simulator.jso
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """trace_hash: of its steps. failure: "" if nothing was found."""
+    """trace_hash: hash of its steps. failure: "" if nothing was found."""
 
     seed: int
     counts: Counter[str]

@@ -39,7 +39,7 @@ ENDED = ("completed", "failed", "cancelled", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """http: of the server. choose: prompts and pauses."""
+    """http: connection to the server. choose: source of prompts and pauses."""
 
     http: httpx.Client
     choose: random.Random

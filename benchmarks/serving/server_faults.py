@@ -1,5 +1,6 @@
 """Clients that leave, dawdle or come in masses, and shutdowns under load, over real HTTP on
-loopback: what a server holds on to, whom it tells the wrong thing, and how much it still serves.
+loopback. The record says what a server holds on to, whom it tells the wrong thing, and how much it
+still serves.
 
     python -m benchmarks.serving.server_faults --output benchmarks/results/server_faults.json
 

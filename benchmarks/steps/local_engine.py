@@ -25,7 +25,7 @@ class LocalEngine:
     """Computes what it is given, a step at a time."""
 
     def __init__(self, options: argparse.Namespace, **settings: Any) -> None:
-        """options: of `add_local_arguments`."""
+        """options: parsed arguments of `add_local_arguments`."""
         self._llm = LLM(
             model=str(options.model),
             load_format="dummy",
@@ -76,7 +76,8 @@ def save_local_record(
     workload: Mapping[str, Any],
     figures: Mapping[str, Sequence[float]],
 ) -> None:
-    """Write what was measured where `options` ask for it. workload: beside model and turns."""
+    """Write what was measured where `options` ask for it. workload: values beside
+    model and turns."""
     if options.output is None:
         return
     record = new_record(

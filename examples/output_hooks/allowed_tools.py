@@ -19,8 +19,8 @@ _CALL = re.compile(r'\{\s*"name"\s*:\s*"(\w*)("?)')
 
 @dataclass(frozen=True)
 class AllowedTools:
-    """needs: by tool, the text that must be in the prompt before it may be called. instead: the
-    tool that is called in place of one that may not be."""
+    """needs: text by tool that must be in the prompt before the tool may be called. instead: tool
+    that is called in place of a forbidden one."""
 
     needs: Mapping[str, str]
     instead: str

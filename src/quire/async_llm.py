@@ -258,11 +258,11 @@ class AsyncLLM:
         scheduling_params: SchedulingParams | None = None,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt; outputs come as `sampling_params.output_kind` says, and those that
-        were given do not change any more. Leaving the loop early ends the request.
+        """Complete one prompt; `sampling_params.output_kind` sets the form of the outputs. An
+        output does not change after it was given. Leaving the loop early ends the request.
 
-        request_id: for `abort`, of no open request; None makes one up. lora_request: the adapter
-        that computes the prompt (with `enable_lora`). Raises RequestError if the
+        request_id: id for `abort`, unlike those of open requests; None makes one up. lora_request:
+        the adapter that computes the prompt (with `enable_lora`). Raises RequestError if the
         request cannot be served or has failed, EngineError if the engine has.
         """
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)

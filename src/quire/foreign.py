@@ -25,9 +25,9 @@ _NEAR = 0.75
 class ForeignName:
     """A setting, parameter or argument without a counterpart.
 
-    reason: why it is not needed, or what is missing. neutral: values, as text in lower case, that
-    ask for what is so anyway; None: all values do. always: it cannot be turned off; what to do
-    instead, or empty. is_told: who gives it is told that it has no effect.
+    reason: why it is not needed, or the part that is missing. neutral: values that change nothing,
+    as text in lower case; None: all values. always: it cannot be turned off; advice instead, or
+    empty. is_told: users are told that it has no effect.
     """
 
     reason: str
@@ -97,11 +97,11 @@ def missing_attribute(owner: str, name: str, reasons: Mapping[str, str]) -> Attr
 def explaining(
     error: type[Exception], what: str, foreign: Mapping[str, ForeignName]
 ) -> Callable[[type[T]], type[T]]:
-    """A decorator of frozen dataclasses: names that are no field are passed over where they ask
-    for nothing, and else refused in a sentence; so is a change of a field.
+    """Return a decorator of frozen dataclasses. It ignores names that are no field where they ask
+    for nothing, and else refuses them in a sentence, and a change of a field too.
 
-    error: that is raised. what: such a name is ("a sampling parameter"). A field's metadata may
-    have `others`: names that mean it elsewhere.
+    error: type to raise. what: kind of the names ("a sampling parameter"). A field's metadata may
+    have `others`: names of the same thing elsewhere.
     """
 
     def decorate(kind: type[T]) -> type[T]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,12 +35,11 @@ from quire.protocol.control import (
 )
 from quire.protocol.outputs import (
     BeamSearchOutput,
-    ChatAnswer,
     CompletionOutput,
     PoolingRequestOutput,
     RequestOutput,
 )
-from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
+from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, pin_seconds, prefix_key
 from quire.protocol.sampling_params import RequestOutputKind, SamplingParams, sampling_for
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
 from quire.rendering import (
@@ -114,10 +112,10 @@ class LLM(VectorMethods):
         float tensor [tokens, hidden size]} (with `enable_prompt_embeds`), or a list of them. Texts
         and ids may have a `cache_salt`, and share cached prefixes with their like alone.
         sampling_params: one for all, or one per prompt; None takes the model's own defaults.
-        priority: smaller goes first, under a policy that knows priorities. scheduling_params: that
-        and deadlines, tenants and weights. lora_request: the adapter that computes the prompts
-        (with `enable_lora`). Each is one for all, or one per prompt. others: arguments that vLLM
-        has and that ask for nothing here.
+        priority: smaller goes first, under a policy that knows priorities. scheduling_params:
+        priorities, deadlines, tenants and weights. lora_request: the adapter that computes the
+        prompts (with `enable_lora`). Each is one for all, or one per prompt. others: arguments that
+        vLLM has and that ask for nothing here.
 
         A single prompt that cannot be served raises RequestError. In a list, of one too, only the
         prompt at fault fails, and the others are complete: it has one output without text, with
@@ -125,9 +123,7 @@ class LLM(VectorMethods):
         """
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
         if prompts is None:
-            raise RequestError(
-                "generate has no prompts. Give a text, token ids, or a list of them."
-            )
+            raise RequestError("generate has no prompts: give a text, token ids or a list")
         items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
@@ -184,12 +180,7 @@ class LLM(VectorMethods):
             rendered, params, scheduling, use_tqdm, is_single=is_single, lora=lora_request
         )
         if chats is not None:
-            for conversation, its, output in zip(conversations, params, outputs, strict=True):
-                for each in output.outputs:
-                    each.answer = ChatAnswer(None)
-                    if each.token_ids or each.error is None:
-                        ids = output.prompt_token_ids
-                        each.answer = chats.answer(conversation, ids, each, its)
+            chats.answer_all(conversations, params, outputs)
         return outputs
 
     def _chats(
@@ -222,14 +213,13 @@ class LLM(VectorMethods):
             raise RequestError(f"params is {params!r}: give BeamSearchParams(beam_width=…)")
         items, is_single = as_list(prompts)
         rendered = [self._render_prompt(prompt) for prompt in items]
-        rules = params.rules
         scheduling = scheduling_for(len(rendered), scheduling_params, priority)
         outputs = self._run(
-            rendered, params.sampling, scheduling, use_tqdm, is_single=is_single, beams=rules,
-            lora=lora_request,
+            rendered, params.sampling, scheduling, use_tqdm,
+            is_single=is_single, beams=params.rules, lora=lora_request,
         )  # fmt: skip
         tokenizer = self._engine.renderer.tokenizer
-        return [beam_search_output(output, rules, tokenizer) for output in outputs]
+        return [beam_search_output(output, params.rules, tokenizer) for output in outputs]
 
     def stream(
         self,
@@ -294,9 +284,10 @@ class LLM(VectorMethods):
         max_prompt_tokens: int | None = None,
         scheduling_params: SchedulingParams | None = None,
     ) -> PromptStream:
-        """A prompt that arrives in pieces, computed as it arrives: `append`, `append`, `finish`.
+        """Open a prompt that arrives in pieces and is computed meanwhile: `append`, `append`,
+        `finish`.
 
-        max_prompt_tokens: how many it will have at most; None: what the context allows.
+        max_prompt_tokens: most tokens that it will have; None: as many as the context allows.
         scheduling_params: priority, deadline, tenant and weight; the deadline counts from now.
         """
         from quire.engine.clients.prompt_stream import PromptStream
@@ -331,9 +322,9 @@ class LLM(VectorMethods):
         """Keep the K/V of a prefix for prompts that start with its tokens, the partly filled last
         block too, for `ttl_s` seconds or until `unpin_prefix`.
 
-        prompt: as in `generate`, or the first messages of conversations, as in `chat`. An equal
-        prefix is pinned once, for as long as either call asked. Raises RequestError if it cannot be
-        served, or takes more of the cache than may be pinned.
+        prompt: prompt of `generate`, or the first messages of conversations, in the form of `chat`.
+        An equal prefix is pinned once, for as long as either call asked. Raises RequestError if it
+        cannot be served, or takes more of the cache than may be pinned.
         """
         renderer = self._engine.renderer
         if holds_messages(prompt):
@@ -348,14 +339,11 @@ class LLM(VectorMethods):
                 raise rendered
         else:
             rendered = renderer.render_prompt(cast("Prompt", prompt))
-        is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
-        if ttl_s is not None and not (is_number and ttl_s > 0):
-            raise RequestError(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for no end")
+        seconds = pin_seconds(ttl_s)
         engine = self._llm_engine
         handle = engine.next_handle
         try:
-            ttl = math.inf if ttl_s is None else ttl_s
-            output = engine.add(rendered, PIN_PARAMS, SchedulingParams(), pin_seconds=ttl)
+            output = engine.add(rendered, PIN_PARAMS, SchedulingParams(), pin_seconds=seconds)
             while not output.finished:
                 engine.run_step()
         finally:
@@ -381,8 +369,8 @@ class LLM(VectorMethods):
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Give memory back until `wake_up`. level 1: the KV cache; weights stay on a CPU, and go
-        from a GPU to host memory. level 2: the weights too; `wake_up` loads them again. mode: of
-        open streams, as in `pause`; those that are kept are computed again. Cached and pinned
+        from a GPU to host memory. level 2: the weights too; `wake_up` loads them again. mode:
+        treatment of open streams, see `pause`; kept streams are computed again. Cached and pinned
         prefixes are lost."""
         self._llm_engine.control(Sleep(level, mode))
 
@@ -441,8 +429,8 @@ class LLM(VectorMethods):
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[str]:
-        """Queue prompts without computing them; `wait_for_completion` does. Their ids, in order.
-        lora_request: as in `generate`."""
+        """Queue prompts without computing them; `wait_for_completion` does. Return their ids in
+        order. lora_request: see `generate`."""
         check_foreign(RequestError, "enqueue", CALL_ARGUMENTS, others)
         items, _ = as_list(prompts)
         adapters = adapters_for(len(items), lora_request)
@@ -578,8 +566,6 @@ class LLM(VectorMethods):
     def engine(self) -> Engine:
         """The engine behind it: settings as resolved, the model's spec, statistics."""
         return self._engine
-
-    # --- ending ---------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Free the model and the cache. May be called twice."""

@@ -1,4 +1,4 @@
-"""Vectors, classes and scores of an engine in this process: what `LLM` makes of them."""
+"""Vectors, classes and scores of an engine in this process, in the methods of `LLM`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Complete = Callable[[Sequence[PoolingRequestOutput], bool], None]
 @dataclass(frozen=True, slots=True)
 class VectorCall:
     """Arguments of calls beside their prompts. params: one for all or one per prompt. scheduling:
-    by the number of prompts. use_tqdm: progress is shown."""
+    makes one object per prompt, from their number. use_tqdm: progress is shown."""
 
     params: PoolingArgument
     scheduling: Callable[[int], Sequence[SchedulingParams]]
@@ -118,7 +118,7 @@ class VectorCalls:
     def score(
         self, first: str | Sequence[str], second: str | Sequence[str], call: VectorCall
     ) -> list[ScoringRequestOutput]:
-        """Scores of pairs: of one text with each of several, or of two lists of one length."""
+        """Score pairs of texts: one text with each of several, or two lists of one length."""
         is_single = isinstance(first, str) and isinstance(second, str)
         lefts = [first] if isinstance(first, str) else list(first)
         rights = [second] if isinstance(second, str) else list(second)
@@ -250,12 +250,12 @@ class VectorMethods:
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[PoolingRequestOutput]:
-        """One vector per prompt, made of its hidden states after the model's final norm; nothing is
-        generated. `output.outputs.data` is a float32 tensor [hidden size].
+        """Return one vector per prompt, made of its hidden states after the model's final norm;
+        nothing is generated. `output.outputs.data` is a float32 tensor [hidden size].
 
-        pooling_params: which hidden states, and whether the vector is scaled to length 1; one for
-        all, or one per prompt; None: as the model's files say, and the last token's, scaled, where
-        they say nothing. Prompts, adapters, errors and others as in `generate`.
+        pooling_params: choice of the hidden states, and of scaling the vector to length 1; one for
+        all, or one per prompt; None: choice of the model's files, or else the last token's, scaled.
+        For prompts, adapters, errors and others see `generate`.
         """
         import torch
 
@@ -281,10 +281,11 @@ class VectorMethods:
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """One vector per text, as the model's files say; `output.outputs.embedding` is a list.
+        """Return one vector per text, by the rules of the model's files; `output.outputs.embedding`
+        is a list.
 
-        prompt_name: of the model's prompts, which stands before each text; None: its default one.
-        Others as in `encode`.
+        prompt_name: one of the model's prompts, which stands before each text; None: its default
+        one. For others see `encode`.
         """
         check_foreign(RequestError, "embed", CALL_ARGUMENTS, others)
         call = self._vector_call(
@@ -324,9 +325,9 @@ class VectorMethods:
         scheduling_params: SchedulingArgument = None,
         **others: Any,
     ) -> list[ScoringRequestOutput]:
-        """Scores of pairs of texts: of one with each of several, or of two lists of one length. A
-        cross-encoder reads both texts at once; of other models it is the cosine of two vectors.
-        Arguments and errors as in `encode`."""
+        """Score pairs of texts: one with each of several, or two lists of one length. A
+        cross-encoder reads both texts at once; with other models the score is the cosine of two
+        vectors. For arguments and errors see `encode`."""
         check_foreign(RequestError, "score", CALL_ARGUMENTS, others)
         call = self._vector_call(
             pooling_params, use_tqdm, lora_request, priority, scheduling_params

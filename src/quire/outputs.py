@@ -1,4 +1,4 @@
-"""`quire.outputs`: what comes of a request, by the names of vLLM's module."""
+"""`quire.outputs`: outputs of requests, under the names of vLLM's module."""
 
 from quire.idioms import missing_name
 from quire.protocol.outputs import (

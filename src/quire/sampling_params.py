@@ -1,4 +1,4 @@
-"""`quire.sampling_params`: what a request may ask of sampling, by the names of vLLM's module."""
+"""`quire.sampling_params`: sampling parameters, under the names of vLLM's module."""
 
 from quire.idioms import missing_name
 from quire.protocol.beam_search import BeamSearchParams

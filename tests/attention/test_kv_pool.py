@@ -48,8 +48,8 @@ def test_a_system_without_huge_pages_gives_ordinary_ones(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("name", "sizes"), [("float32", (4, 0)), ("int8", (1, 4))])
 def test_each_layer_sees_its_pages_as_its_format_says(name: str, sizes: tuple[int, int]) -> None:
-    """Of K and V of two widths, and of one plane for both. Turns red when a view reaches into
-    another token, plane or layer, or when V of a latent group is not the first part of K."""
+    """The layers have K and V of two widths, or one plane for both. Turns red when a view reaches
+    into another token, plane or layer, or when V of a latent group is not the first part of K."""
     wide = LayerKV(KVFormat(2, 12, 8, *sizes))
     latent = LayerKV(KVFormat(1, 12, 8, *sizes, num_planes=1), "latent")
     layout = KVLayout(group_layers([wide, latent, wide, latent], 4), 4)

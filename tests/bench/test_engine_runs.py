@@ -156,7 +156,7 @@ def test_the_table_adds_up_and_skips_what_is_not_there(
     weights = sum(
         importlib.import_module("benchmarks.peers.engines.random_checkpoint").count_weights(TINY)
     )
-    # Of 4 sequences of 65 to 71 tokens, elements of K and V.
+    # Elements of K and V in 4 sequences of 65 to 71 tokens.
     kv_heads = TINY["num_hidden_layers"] * TINY["num_key_value_heads"]
     sequences = 4 * 68 * 2 * kv_heads * TINY["head_dim"]
     for rate, share, before, after in zip(

@@ -176,7 +176,7 @@ def test_an_interpreter_must_be_of_an_engine() -> None:
 def record(
     weights: str, rates: Sequence[float], *, group: str, read: Sequence[float]
 ) -> dict[str, Any]:
-    """Of decode B=16; half the machine's arithmetic."""
+    """Return a record of decode B=16, with half the machine's arithmetic."""
     figures = {
         "decode_16_tokens_per_s": rates,
         "decode_16_share_of_read": read,
@@ -213,7 +213,7 @@ def test_ratios_are_of_the_same_turns() -> None:
     assert ratio.values == (3.0, 1.0, 0.5, 4.0)
     text = tables.render_tables(records)
     assert "| Fake, two / Fake, one |  |  |  | 2.00 (0.50–4.00) |  |" in text
-    # Of each turn the larger share: 0.5, 0.6, 0.5, 0.5.
+    # The larger share of each turn: 0.5, 0.6, 0.5, 0.5.
     assert "| Fake, one |  |  |  | 30.0 (10.0–100.0), 50% a (40% r) |" in text
     assert "Idle, Fake, two: 0.1% of a core (at most 0.1%)." in text
 

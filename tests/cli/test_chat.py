@@ -393,7 +393,7 @@ def test_ctrl_c_ends_the_answer_and_its_request(capsys: pytest.CaptureFixture[st
 
 
 def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
-    """As a person meets it: a terminal, a signal in the middle of an answer, another message."""
+    """A person sees this: a terminal, a signal in the middle of an answer, another message."""
     script = Script(words=["word "] * 500, gap_s=0.02)
     with serve_script(script) as url:
         main_end, terminal = pty.openpty()
@@ -430,7 +430,7 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
 
 
 def _read_until(descriptor: int, wanted: str) -> str:
-    """What a terminal shows until `wanted` has appeared after all that was read before."""
+    """Return the text of a terminal until `wanted` has appeared after all that was read before."""
     shown, deadline = "", time.monotonic() + WAIT_S
     while wanted not in shown and time.monotonic() < deadline:
         shown += os.read(descriptor, 4096).decode()

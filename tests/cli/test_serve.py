@@ -83,7 +83,7 @@ WEATHER = {
 
 @pytest.mark.parametrize("seed", range(6))
 def test_required_calls_can_be_parsed(server: tuple[str, subprocess.Popen[str]], seed: int) -> None:
-    """By the bundled model itself, without a flag."""
+    """The bundled model writes them itself, without a flag."""
     tool = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
     body = {
         "messages": [{"role": "user", "content": "How warm is it in Rome?"}],

@@ -17,11 +17,12 @@ __all__ = ["Script", "serve_script"]
 
 @dataclass
 class Script:
-    """words: an answer's pieces, each a chunk and a token. thoughts: those before them, of chats.
-    gap_s: between two. fail: what goes wrong with a completion: "refuse" (400), "error" (in the
-    stream), "cut" (no [DONE]), "reset". starting: how often `/v1/models` answers 503 first. card:
-    more of what it says of the first model. max_messages: more of them are refused.
-    num_prompt_tokens: what usage says. seen: bodies that came, by path."""
+    """words: pieces of an answer, each a chunk and a token. thoughts: pieces of reasoning before
+    them, in chats. gap_s: seconds between two pieces. fail: fault of a completion: "refuse" (400),
+    "error" (in the stream), "cut" (no [DONE]), "reset". starting: number of times that `/v1/models`
+    answers 503 first. card: more fields of the first model there. max_messages: most messages of a
+    chat; more are refused. num_prompt_tokens: number in usage. seen: paths and bodies of the
+    requests that came."""
 
     words: Sequence[str] = ("Hello", " there", ".")
     thoughts: Sequence[str] = ()

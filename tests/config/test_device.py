@@ -1,4 +1,4 @@
-"""What is resolved where there is a GPU."""
+"""Settings that are resolved on a machine with a GPU."""
 
 from __future__ import annotations
 

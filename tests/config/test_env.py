@@ -1,4 +1,4 @@
-"""What the environment may say, and what it may not."""
+"""Values that environment variables may and may not have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.platform import detect_platform
 
 
 def threads(**settings: object) -> int:
-    """As the engine resolves them for the bundled model."""
+    """Return the number of threads that the engine resolves for the bundled model."""
     given = EngineSettings(model=str(bundled_model_path()), **settings)
     return plan_startup(given, detect_platform()).resolved.settings.num_threads
 

@@ -100,8 +100,9 @@ def test_mpt_that_would_be_computed_wrongly_is_refused(
 
 
 def test_gemma2_alternates_and_caps(tmp_path: Path) -> None:
-    """As google/gemma-2-2b writes it, without `layer_types` and `tie_word_embeddings`. Catches a
-    cap or a factor that is read from the wrong key, and layers that slide in the wrong order."""
+    """The config is in the form of google/gemma-2-2b, without `layer_types` and
+    `tie_word_embeddings`. Catches a cap or a factor that is read from the wrong key, and layers
+    that slide in the wrong order."""
     spec = spec_of(
         tmp_path,
         architectures=["Gemma2ForCausalLM"],
@@ -407,8 +408,8 @@ def test_a_dtype_that_the_user_overrides_need_not_be_known(stated: str, tmp_path
 
 
 def test_phi3_calls_every_scaling_longrope(tmp_path: Path) -> None:
-    """As microsoft/Phi-3-mini-128k-instruct writes it, with the trained length beside the section.
-    Catches YaRN in its place, and the sets of factors of another length."""
+    """The config is in the form of microsoft/Phi-3-mini-128k-instruct, with the trained length
+    beside the section. Catches YaRN in its place, and the sets of factors of another length."""
     scaling = {"type": "yarn", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     spec = spec_of(
         tmp_path,
@@ -428,7 +429,8 @@ def test_phi3_calls_every_scaling_longrope(tmp_path: Path) -> None:
 
 
 def test_olmo3_scales_full_layers_alone(tmp_path: Path) -> None:
-    """As allenai/Olmo-3-7B writes it. Catches a scaling on sliding layers, and another theta."""
+    """The config is in the form of allenai/Olmo-3-7B. Catches a scaling on sliding layers, and
+    another theta."""
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1000}
     spec = spec_of(
         tmp_path,
@@ -514,8 +516,8 @@ def test_glm4_takes_its_defaults(tmp_path: Path) -> None:
 
 
 def test_exaone4_turns_sliding_layers_alone(tmp_path: Path) -> None:
-    """As LGAI-EXAONE/EXAONE-4.0-32B and -1.2B write it. Catches a model without windows that sees
-    no positions."""
+    """The config is in the form of LGAI-EXAONE/EXAONE-4.0-32B and -1.2B. Catches a model without
+    windows that sees no positions."""
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
     given = {"sliding_window": 100, "sliding_window_pattern": "LLLG", "layer_types": kinds}
     spec = spec_of(tmp_path, architectures=["Exaone4ForCausalLM"], **given)
@@ -529,8 +531,8 @@ def test_exaone4_turns_sliding_layers_alone(tmp_path: Path) -> None:
 
 
 def test_gpt_neox_reads_old_names_of_rope(tmp_path: Path) -> None:
-    """As EleutherAI/pythia-160m writes it. Catches heads that are rotated whole, and sizes of a
-    gated MLP."""
+    """The config is in the form of EleutherAI/pythia-160m. Catches heads that are rotated whole,
+    and sizes of a gated MLP."""
     spec = spec_of(
         tmp_path,
         architectures=["GPTNeoXForCausalLM"],

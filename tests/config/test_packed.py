@@ -1,4 +1,4 @@
-"""What is said of quantized folders before anything is loaded, and which are refused."""
+"""Facts about quantized folders before anything is loaded, and folders that are refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def change_settings(folder: Path, **changes: Any) -> None:
 
 
 def change_tensor(folder: Path, kind: str, tensor: torch.Tensor | None) -> None:
-    """Of one module; None takes it away."""
+    """Replace a tensor of one module; None removes it."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     del tensors[f"{MODULE}.{kind}"]
@@ -140,7 +140,7 @@ LAYOUTS = [
 def test_layouts_that_are_refused(
     name: str, kind: str, tensor: torch.Tensor | None, message: str, tmp_path: Path
 ) -> None:
-    """From headers alone, before a weight is read."""
+    """Headers alone decide, before a weight is read."""
     folder = folder_of(name, tmp_path)
     change_tensor(folder, kind, tensor)
     with pytest.raises(ConfigError, match=message) as error:

@@ -118,8 +118,8 @@ def test_large_models_take_shorter_steps() -> None:
 
 
 def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they compute several times as fast; only in formats that they take, and where kernels use
-    them."""
+    """Tile registers compute several times as fast, but only in formats that they take, and where
+    kernels use them."""
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
 
     def step_tokens(

@@ -217,7 +217,7 @@ def test_numbers_of_sequences_and_blocks_may_be_text() -> None:
 
 
 def test_pool_is_sized_once() -> None:
-    """Which of two sizes holds would depend on the order of checks."""
+    """With two sizes, the order of checks would decide which one holds."""
     with pytest.raises(ConfigError, match="both size the KV cache"):
         EngineSettings(kv_cache_memory=2**20, num_kv_blocks=7)
 

@@ -55,7 +55,7 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said. ids: of the calls."""
+    """The parts of an answer. ids: ids of the calls."""
 
     text: str = ""
     reasoning: str = ""
@@ -65,7 +65,7 @@ class Answer:
 
     @property
     def without_ids(self) -> Answer:
-        """To compare: ids are drawn."""
+        """The answer for comparisons: ids are drawn."""
         return replace(self, ids=())
 
 
@@ -79,7 +79,7 @@ def parsed(
     thinking: Thinking = Thinking.NONE,
     **more: Any,
 ) -> tuple[list[Part], AnswerParser]:
-    """All parts of an output that comes in chunks. cuts: where they end."""
+    """Return all parts of an output that comes in chunks. cuts: ends of the chunks."""
     parser = AnswerParser(dialect, tokens, tools, thinking, **more)
     places = [0, *sorted(cuts), len(token_ids)]
     parts: list[Part] = []

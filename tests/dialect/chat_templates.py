@@ -201,6 +201,6 @@ v if v is string else v | tojson }}</｜DSML｜parameter>
         ),
     ),
 }  # fmt: skip
-"""By form: the name of its dialect, and the template."""
+"""Name of the dialect, and the template, by form."""
 
 WITHOUT_CALLS = chatml("", thinks=False)

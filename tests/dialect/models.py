@@ -31,8 +31,8 @@ _MERGES = (
 
 @cache
 def tokenizer(special: tuple[str, ...] = (), added: tuple[str, ...] = ()) -> Tokenizer:
-    """Of bytes and a few longer tokens. special, added: further tokens, of which the first are no
-    text."""
+    """Make a tokenizer of bytes and a few longer tokens. special, added: further tokens; special
+    ones are no text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = list(dict.fromkeys(tuple(m.split(" ")) for m in _MERGES if len(m.split(" ")[-1]) > 0))
     vocab = {letter: i for i, letter in enumerate(letters)}
@@ -94,14 +94,14 @@ class Follower:
         return [int(i) for i in np.flatnonzero(bits) if i != self._eos]
 
     def feed(self, token_id: int) -> bool:
-        """Whether the token was allowed."""
+        """Take a token, and return whether it was allowed."""
         if token_id not in self.allowed():
             return False
         self._matcher.consume_token(token_id)
         return True
 
     def accepts(self, token_ids: Sequence[int]) -> bool:
-        """Whether these are a whole answer, spelled by whatever tokens."""
+        """Return whether these are a whole answer, in any spelling."""
         is_legal = self._matcher.validate_tokens(list(token_ids)) == len(token_ids)
         return is_legal and self._matcher.consume_tokens(list(token_ids)) and self.may_end
 
@@ -114,8 +114,8 @@ def walk(
     most: int = 600,
     phrases: Sequence[str] = (),
 ) -> list[int] | None:
-    """The output of a random model with a taste for ends; None if it takes longer than `most`.
-    phrases: what it likes to say."""
+    """Return the output of a random model with a taste for ends; None if it takes longer than
+    `most`. phrases: texts that it prefers."""
     rng = random.Random(seed)
     follower, output = Follower(spec, tokens), list[int]()
     ends = [tokens.token_id(sign) for sign in ('"', "}", "]", ")", "Ċ", "<", ">")]

@@ -1,4 +1,4 @@
-"""Which dialect a model has, from its template and tokenizer."""
+"""Detection of a model's dialect from its template and tokenizer."""
 
 from __future__ import annotations
 

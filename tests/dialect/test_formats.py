@@ -1,5 +1,5 @@
-"""What a model of each family writes: its grammar takes it, and its parser reads it as it was
-meant, however it is cut."""
+"""Answers of models of each family: the grammar takes them, and the parser reads them as they were
+meant, however they are cut."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Schemas of arguments in every style: what is held is valid, what is not is refused by its path,
-or dropped."""
+"""Schemas of arguments in every style: output under enforced keywords is valid, and the other
+keywords are refused by their paths, or dropped."""
 
 from __future__ import annotations
 

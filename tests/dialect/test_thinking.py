@@ -1,4 +1,4 @@
-"""Thinking: where it begins and ends, its budget, and what may follow it."""
+"""Thinking: its begin and end, its budget, and the text that may follow it."""
 
 from __future__ import annotations
 

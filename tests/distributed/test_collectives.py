@@ -55,7 +55,7 @@ class Ranks:
             return list(pool.map(work, range(len(self.collectives)), self.collectives))
 
     def num_exchanges(self) -> int:
-        """How often all ranks have met so far."""
+        """Return the number of times that all ranks have met so far."""
         (count,) = {int(self.region.counts(rank)[0]) for rank in range(self.region.size)}
         return count
 
@@ -81,7 +81,7 @@ def given(size: int, *shape: int, dtype: torch.dtype = torch.float32) -> list[to
 
 
 def as_tree(parts: list[torch.Tensor], op: str) -> torch.Tensor:
-    """What is left of the largest power of two below their number, and the others."""
+    """Reduce the parts in a tree, split at the largest power of two below their number."""
     if len(parts) == 1:
         return parts[0]
     left = 1 << (len(parts) - 1).bit_length() - 1

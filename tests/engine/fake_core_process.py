@@ -37,7 +37,7 @@ KILLER, HANGER, STOPPER = 9_001, 9_002, 9_003
 
 @dataclasses.dataclass(frozen=True)
 class FakeCoreOptions:
-    """step_s: how long a step takes at least. fault_after: steps that a row with a fatal token
+    """step_s: shortest duration of a step. fault_after: steps that a row with a fatal token
     survives. start_error: raised by the start of the instances from `error_from` on."""
 
     step_s: float = 0.0

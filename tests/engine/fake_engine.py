@@ -52,8 +52,8 @@ class FakeEngine:
         speculative_config: str | None = None,
         num_adapter_slots: int = 0,
     ) -> None:
-        """layout: in place of windows and block_size. breaks: every step is computed in vain once,
-        and then in halves."""
+        """layout: replaces windows and block_size. breaks: every step is computed in vain once, and
+        then in halves."""
         if layout is None:
             layout = KVLayout.of_windows(windows, block_size, KVFormat(1, 1, 1, 4))
         block_size = layout.block_size
@@ -124,6 +124,7 @@ class FakeEngine:
         pooling: Pooling | None = None,
         prediction: Sequence[int] = (),
         adapter: AdapterRef | None = None,
+        message_ends: Sequence[int] = (),
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
         comes as media."""
@@ -150,6 +151,7 @@ class FakeEngine:
             pooling=pooling,
             prediction_token_ids=np.array(prediction, np.int32),
             adapter=adapter,
+            message_ends=np.array(message_ends, np.int32),
         )
         self.core.add(request)
         self._next_handle += n

@@ -28,7 +28,8 @@ def mask_after(output: Sequence[int], vocab_size: int, *, num_allowed: int = 7) 
 
 
 class HashGrammars:
-    """outputs: for which it was asked. fails: what is raised for an output, None for nothing."""
+    """outputs: outputs that a mask was asked for. fails: returns the error to raise for an output,
+    or None."""
 
     def __init__(
         self,

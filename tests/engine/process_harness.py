@@ -73,8 +73,8 @@ async def hosted(
     measure: Measure = by_flags,
     **client_options: Any,
 ) -> AsyncGenerator[SoleHost]:
-    """A fake core, or with `settings` a real one, which `command` runs; ready, if waited for.
-    measure: by which kernels are chosen."""
+    """Host a fake core, or with `settings` a real one that `command` runs; ready, if waited for.
+    measure: measurement by which kernels are chosen."""
     if settings is None:
         command = (options or FakeCoreOptions()).command()
     make_supervisor = partial(
@@ -102,7 +102,7 @@ async def until_state(client: ProcessEngineClient, state: EngineState) -> None:
 
 
 async def until_idle(client: ProcessEngineClient) -> None:
-    """Until the core reports that it holds nothing for anybody, which means that nothing leaks."""
+    """Wait until the core reports that it holds nothing for anybody, so nothing leaks."""
     async with asyncio.timeout(WAIT_S):
         await until_fresh(client)
         while True:
@@ -115,7 +115,7 @@ async def until_idle(client: ProcessEngineClient) -> None:
 
 
 async def until_fresh(client: ProcessEngineClient) -> None:
-    """Until the client's readings know of all that it has sent so far."""
+    """Wait until the client's readings cover all that it has sent so far."""
     await until_state(client, EngineState.READY)
     await client.control(ListPins())
     for _ in range(NUM_FRESH_BEATS):

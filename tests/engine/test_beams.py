@@ -80,7 +80,7 @@ def search(
 def generate(
     model: Any, prompt: list[int], beam_width: int, min_tokens: int = 0, **rules: Any
 ) -> tuple[list[list[int]], list[float]]:
-    """What `transformers` finds: tokens without padding, and scores."""
+    """Return the result of `transformers`: tokens without padding, and scores."""
     with torch.inference_mode():
         found = model.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), do_sample=False,
@@ -145,7 +145,7 @@ def _request(handle: int, params: SamplingParams, beams: BeamRules | None = None
 
 
 def _tokens_of(llm: LLM, requests: list[EngineRequest], handles: list[int]) -> list[list[int]]:
-    """Of some handles, when all requests have ended."""
+    """Return the tokens of some handles, when all requests have ended."""
     client = llm.engine.client
     found: dict[int, list[int]] = {handle: [] for handle in handles}
     for request in requests:

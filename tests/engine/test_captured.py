@@ -6,7 +6,7 @@ import itertools
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,19 @@ def engines() -> Iterator[list[LLM]]:
         engine.shutdown()
 
 
+def engines_of_both_kinds(
+    folder: Path | None, settings: Mapping[str, Any], started: list[LLM]
+) -> tuple[LLM, LLM]:
+    """Start an eager engine and one that captures, with the same kernels. Fault: on a busy machine
+    one measured, the other could not, and they rounded differently."""
+    model = None if folder is None else str(folder)
+    started.append(LLM(model, enforce_eager=True, **settings))
+    chosen = started[-1].engine.resolved.settings
+    kernels = {"linear_isa": chosen.linear_isa, "attention_isa": chosen.attention_isa}
+    started.append(LLM(model, enforce_eager=False, **settings, **kernels))
+    return started[-2], started[-1]
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -114,8 +127,7 @@ def test_captured_is_eager(
         for part in "kv":
             set_biases(tmp_path, part, lambda bias: bias * 50)  # so that attention adds them
     settings = {**SMALL, **more}
-    engines += [LLM(str(tmp_path), enforce_eager=eager, **settings) for eager in (True, False)]
-    eager, captured = engines
+    eager, captured = engines_of_both_kinds(tmp_path, settings, engines)
     expected = generate(eager)
     assert_same(generate(captured), expected, exact=True)
     assert len(recorded(captured)) > 3
@@ -146,8 +158,7 @@ def test_steps_are_captured_on_each_processor(
     pretend_processor(processor, detect_platform().cpu, monkeypatch)
     write_checkpoint(BY_NAME["qwen2-tied"], tmp_path)
     settings = {**SMALL, **more}
-    engines += [LLM(str(tmp_path), enforce_eager=eager, **settings) for eager in (True, False)]
-    eager, captured = engines
+    eager, captured = engines_of_both_kinds(tmp_path, settings, engines)
     assert_same(generate(captured), generate(eager), exact=True)
     assert len(recorded(captured)) > 3
     used = captured.engine.resolved.settings
@@ -201,8 +212,7 @@ def test_captured_draws_are_those_of_the_sampler(
     step, or draws for rows that ask for more. Between the two passes that draw, slots have had
     other requests."""
     counted = counted_draws(monkeypatch)
-    engines += [LLM(None, **SMALL, enforce_eager=eager) for eager in (True, False)]
-    eager, captured = engines
+    eager, captured = engines_of_both_kinds(None, SMALL, engines)
     for logprobs in (2, None, 2, None):
         counted.clear()
         expected = generate(eager, logprobs)
@@ -226,8 +236,7 @@ def test_steps_that_go_on_as_before_are_repeated(
 ) -> None:
     """Turns red when a repeated step reads old block tables or positions, or one that fails leaves
     rows half changed."""
-    engines += [LLM(None, **SMALL, enforce_eager=eager) for eager in (True, False)]
-    eager, captured = engines
+    eager, captured = engines_of_both_kinds(None, SMALL, engines)
     steps, counted = captured_steps(captured), itertools.count()
     repeat, left_out = steps.repeat, set[str]()
 
@@ -304,7 +313,7 @@ def test_a_forward_that_computes_in_torch_stays_eager(
     forward = LlamaModel.forward
     monkeypatch.setattr(LlamaModel, "forward", lambda *inputs: forward(*inputs) * 2.0)
     with caplog.at_level(logging.INFO, "quire.runner"):
-        engines += [LLM(None, **SMALL, enforce_eager=eager) for eager in (True, False)]
+        engines_of_both_kinds(None, SMALL, engines)
         expected, got = (generate(engine) for engine in engines)
     assert_same(got, expected, exact=True)
     assert [r.getMessage() for r in caplog.records if "call by call" in r.getMessage()] == [
@@ -341,7 +350,7 @@ def test_steps_are_replayed_whatever_tokens_are_wanted(
     """Turns red when a prompt whose log-probabilities are asked for gives others the hidden states
     of wrong tokens, or when such a step, or any other, is computed call by call."""
     settings = {**SMALL, "max_num_batched_tokens": 11, "enable_prefix_caching": False}
-    engines += [LLM(None, **settings, enforce_eager=eager) for eager in (True, False)]
+    engines_of_both_kinds(None, settings, engines)
     by_call = Mock(wraps=captured_forward(engines[1])._call_by_call)
     monkeypatch.setattr(captured_forward(engines[1]), "_call_by_call", by_call)
     asked = [
@@ -360,7 +369,7 @@ def test_steps_are_replayed_whatever_tokens_are_wanted(
 def test_replays_that_fail_are_computed_anew_and_end(
     engines: list[LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engines += [LLM(None, **SMALL, enforce_eager=eager) for eager in (True, False)]
+    engines_of_both_kinds(None, SMALL, engines)
     generate(engines[1])
     calls = captured_forward(engines[1]).graphs.calls[()].calls
     gave_back = Mock(wraps=captured_forward(engines[1])._arena.give_back)

@@ -168,7 +168,7 @@ def test_a_level_that_is_none_changes_nothing(level, mode: PauseMode):
 
 @DEPTHS
 def test_who_stops_waiting_for_a_pause_goes_on(depth):
-    """As Ctrl-C does."""
+    """Ctrl-C does this."""
     engine = started(depth)
     assert not engine.core.is_ready_for(Pause("wait"))
     engine.core.stop_waiting()
@@ -225,7 +225,7 @@ def test_nothing_is_hit_after_a_reset(depth, resets):
 
 @DEPTHS
 def test_new_weights_give_new_names(depth):
-    """Those that wait are named anew too: they must find blocks of others that come later."""
+    """Requests that wait are named anew too: they must find blocks of others that come later."""
     engine = FakeEngine(depth=depth, max_num_seqs=1)
     handles = [engine.add(PROMPTS[0], max_tokens=6)[0] for _ in range(3)]
     engine.step()

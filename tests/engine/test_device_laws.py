@@ -142,7 +142,7 @@ def test_swapped_is_not(make: Maker) -> None:
 
 @DEPTHS
 def test_hit_in_host_memory_is_cold(make: Maker, depth: int) -> None:
-    """By way of the buffer, beside the kernels of steps."""
+    """Blocks go through the buffer, beside the kernels of steps."""
     cold = run(make(enable_prefix_caching=False), max_tokens=18)
     llm = make(depth=depth, num_kv_blocks=64, max_model_len=48, swap_space="64MiB")
     others = [{"prompt_token_ids": [token + 1 for token in prompt]} for prompt in workload()]

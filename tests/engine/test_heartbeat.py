@@ -1,4 +1,4 @@
-"""Who follows the beats of a core can be stopped, whatever comes at that moment."""
+"""A follower of a core's beats can be stopped, whatever comes at that moment."""
 
 from __future__ import annotations
 

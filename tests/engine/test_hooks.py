@@ -27,7 +27,7 @@ pytestmark = LAWS_BY_PAIRS
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 NO_ERRORS = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
-"""What code may raise besides errors."""
+"""Exceptions other than errors that code may raise."""
 V = 1000
 PROMPT = [4, 9, 2, 7, 5]
 
@@ -35,7 +35,8 @@ Judge = Callable[[Unsent], Answer]
 
 
 class Hook:
-    """Answers by a function. seen: what it was asked. began: the sequences that it watches."""
+    """Answers by a function. seen: tokens that it was asked about. began: sequences that it
+    watches."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge

@@ -62,7 +62,7 @@ def test_a_hit_in_host_memory_is_cold(make: Maker, kv_cache_dtype: str, n: int) 
 
 
 def test_without_host_memory_it_is_computed(make: Maker) -> None:
-    """Which is how an engine starts: nobody has lent it any."""
+    """An engine starts without host memory: nobody has lent it any."""
     llm = make(num_kv_blocks=30)
     cold = ask(llm)
     evict(llm)

@@ -1,4 +1,5 @@
-"""Which kernels compute 16-bit products: chosen by whoever owns the engine, once, and kept."""
+"""Choice of the kernels that compute 16-bit products: the engine's owner makes it once, and it is
+kept."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def chosen(choices: KernelChoices) -> dict[str, str | None]:
         # One number of rows gains and the other loses.
         ({"avx512_bf16": (1.0, 9.0), "avx512_vnni": (1.06, 1), "avx2": (9, 9)}, "avx512_bf16"),
         ({"avx512_bf16": (1.2, 1.2), "avx512_vnni": (1, 1), "avx2": (1, 1)}, "avx512_bf16"),
-        # Of several that are much faster, the best.
+        # The best of several that are much faster.
         ({"avx512_bf16": (2, 2), "avx512_vnni": (1.5, 1), "avx2": (1, 1)}, "avx2"),
     ],
 )

@@ -56,7 +56,7 @@ def test_only_requests_in_flight_are_lost(depth: int, lost: int) -> None:
 
 
 def test_an_exit_within_a_step_is_a_lost_step() -> None:
-    """What is raised in the thread that computes must not end the caller's program."""
+    """An exception in the thread that computes must not end the caller's program."""
     engine = FakeEngine()
     engine.core._executor = Unreliable(engine.core._executor, 1, SystemExit(3))
     (handle,) = engine.add([1, 2, 3])

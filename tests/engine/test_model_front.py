@@ -1,4 +1,4 @@
-"""What a front is told of a model."""
+"""Facts that a front is told of a model."""
 
 from __future__ import annotations
 

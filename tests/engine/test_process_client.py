@@ -354,7 +354,8 @@ def _lock(directory: Path) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether it runs; one that waits to be reaped by the system's first process does not."""
+    """Return whether a process runs; one that waits to be reaped by the system's first process does
+    not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

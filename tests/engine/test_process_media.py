@@ -60,7 +60,7 @@ async def ask_media(
 
 
 def test_replays_are_given_their_media_again() -> None:
-    """By a kill while they run, and by one between the media and the request."""
+    """The core is killed while requests run, and between the media and a request."""
 
     async def work() -> None:
         async with hosted(FakeCoreOptions(step_s=0.005), max_replays=5) as host:
@@ -141,7 +141,7 @@ def test_media_of_another_client_are_out_of_reach() -> None:
 
 
 def test_a_real_core_reads_files() -> None:
-    """What is wrong with one is told by the worker, and fails nothing else."""
+    """The worker reports a wrong file, and nothing else fails."""
     path = bundled_model_path()
     width = read_model_spec(path).hidden_size
     settings = {

@@ -51,7 +51,7 @@ def worker_of(llm: LLM) -> Any:
 
 
 def rows_of(llm: LLM, prompt: Prompt) -> torch.Tensor:
-    """What the model's table has for these ids."""
+    """Return the rows of the model's table for these ids."""
     with torch.inference_mode():
         return worker_of(llm)._loaded.model.embed(torch.tensor(prompt, dtype=torch.int32)).clone()
 
@@ -62,7 +62,7 @@ def run_embeds(llm: LLM, prompts: list[Prompt], **more: Any) -> list[Any]:
 
 
 def is_empty(llm: LLM) -> bool:
-    """Whether the engine has forgotten all media, in the order of its steps."""
+    """Return whether the engine has forgotten all media, in the order of its steps."""
     executor: Any = llm.engine.client._core._executor  # type: ignore[attr-defined]
     executor._launcher.submit(lambda: None).result()
     return not worker_of(llm)._media._rows
@@ -170,7 +170,7 @@ def test_rows_of_quantized_tables(make: Maker, quantization: str) -> None:  # no
 
 
 def test_a_repetition_penalty_counts_no_tokens_that_nobody_knows(make: Maker) -> None:  # noqa: F811
-    """As if the prompt had none: only outputs are penalised. Turns red when placeholders count."""
+    """The prompt counts as empty: only outputs are penalised. Turns red when placeholders count."""
     llm = make(enable_prompt_embeds=True)
     prompt = workload(1)[0]
     embeds = {"prompt_embeds": rows_of(llm, prompt)}

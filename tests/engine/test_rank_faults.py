@@ -46,7 +46,7 @@ from tests.waiting import WAIT_S, wait_for
 pytestmark = pytest.mark.timeout(300 * SCALE)
 
 STALL_S = 4.0
-"""From here on a step counts as hung; short, but longer than those of a busy machine."""
+"""Time after which a step counts as hung: short, but longer than steps of a busy machine."""
 NOTICED_S = WAIT_S if SCALE == 1 else 5.0
 """A soak has the machine for itself; a death is noticed within 1 s there."""
 FAULTS = {

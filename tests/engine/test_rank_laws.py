@@ -56,8 +56,8 @@ FAMILIES = {
 class Case(NamedTuple):
     """One value of each thing that may go wrong with another one. steps "hashed": ranks compare a
     hash of all logits and of the states they are of in every step, which a captured one does not
-    show; replicas do not. place: of the ranks: processes of this one; the same and then those of
-    Ray, where it is installed; processes of two replicas that share the requests."""
+    show; replicas do not. place: home of the ranks: processes of this one; the same and then
+    processes of Ray, where it is installed; processes of two replicas that share the requests."""
 
     model: Literal["dense", "mqa", "moe"]
     bits: Literal["16", "8", "4"]
@@ -259,7 +259,7 @@ def test_captured_steps_draw_as_others_do(
 
 
 def tokens_drawn(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
-    """Of rows that begin alike."""
+    """Return the tokens of rows that begin alike."""
     prompts = [{"prompt_token_ids": [5, 6, 7]} for _ in params]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [list(each.outputs[0].token_ids) for each in outputs]
@@ -285,7 +285,7 @@ def adapters(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[bool]:
-    """Whether Ray is there, with a cluster."""
+    """Yield whether Ray is installed; if so, a cluster runs."""
     if importlib.util.find_spec("ray") is None:
         yield False
         return
@@ -358,7 +358,7 @@ def by_replicas(folder: str, case: Case, turns: Sequence[Sequence[EngineRequest]
 
 
 def tokens_of(collected: Collected) -> list[list[int]]:
-    """Of each sample."""
+    """Return the tokens of each sample."""
     ends = sorted(collected.finishes.items())
     wholes = [(index, end.whole) for index, end in ends]
     return [

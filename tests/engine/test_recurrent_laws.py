@@ -122,13 +122,173 @@ def test_forked_is_copied(depth: int, breaks: bool, prompt_len: int) -> None:
 def test_a_plan_may_replace_the_checkpoint_that_it_loads(depth: int, breaks: bool) -> None:
     """A conversation that grows, with one checkpoint for the state where its last turn ended."""
     engine = Hybrid(depth=depth, breaks=breaks, num_checkpoints=1, num_blocks=200)
-    for length in (60, 110, 160, 240):
+    for length in (60, 150, 250):
         (handle,) = engine.add(list(range(length)), max_tokens=1)
         engine.check({handle: (list(range(length)), 0, 0)}, max_tokens=1)
-    assert engine.num_cached == {0: 0, 1: 48, 2: 96, 3: 144}
+    assert engine.num_cached == {0: 0, 1: 48, 2: 144}
     entering = [plan for plan in engine.plans if plan.enter][1:]
-    assert [plan.enter[0].checkpoint for plan in entering] == [0, 0, 0]
-    assert [plan.save_checkpoint.tolist() for plan in entering] == [[0], [0], [0]]
+    assert [plan.enter[0].checkpoint for plan in entering] == [0, 0]
+    assert [plan.save_checkpoint.tolist() for plan in entering] == [[0], [0]]
+
+
+CHAT = make_layout(((None, 1),), 16, has_states=True)
+SYSTEM = list(range(2, 152))
+"""150 tokens: their state is kept after 144."""
+
+
+def chat(**changes: object) -> Hybrid:
+    return Hybrid(
+        **{"layout": CHAT, "max_model_len": 512, "max_num_batched_tokens": 512, **changes}
+    )
+
+
+@DEPTHS
+@BREAKS
+def test_a_later_turn_starts_within_the_output_before_it(depth: int, breaks: bool) -> None:
+    """Would catch a state of tokens that the engine did not know when it planned their step, under
+    the name of others."""
+    engine = chat(depth=depth, breaks=breaks)
+    prompt, known = list(SYSTEM), 0
+    for turn in range(4):
+        (handle,) = engine.add([*prompt, 7 + turn], max_tokens=40)
+        engine.check({handle: ([*prompt, 7 + turn], 0, 0)}, max_tokens=40)
+        assert engine.num_cached[handle] == known
+        prompt += [7 + turn, *engine.tokens[handle]]
+        known = (len(prompt) - 1) // 16 * 16  # the last token is drawn and not computed
+    assert engine.kv.states is not None
+    assert engine.kv.states.num_used <= 6
+
+
+@DEPTHS
+@BREAKS
+def test_other_conversations_start_behind_the_message_that_they_share(
+    depth: int, breaks: bool
+) -> None:
+    engine = chat(depth=depth, breaks=breaks, num_checkpoints=16)
+    asks = [[5, *range(70 + i)] for i in range(4)]
+    for i, ask in enumerate([*asks, asks[0][:-1]]):
+        prompt = [*SYSTEM, *ask]
+        (handle,) = engine.add(prompt, message_ends=[len(SYSTEM), len(prompt) - 3])
+        engine.check({handle: (prompt, 0, 0)})
+        assert engine.num_cached[handle] >= 144 * (i > 0)
+
+
+@DEPTHS
+@BREAKS
+def test_prompts_that_come_together_compute_what_they_share_once(depth: int, breaks: bool) -> None:
+    engine = chat(depth=depth, breaks=breaks, num_checkpoints=16)
+    prompts = [[*SYSTEM, *[200 + i] * 30] for i in range(4)]
+    prompts += [[*range(400, 480), i] for i in range(2)]
+    handles = [engine.add(prompt, message_ends=[len(SYSTEM)])[0] for prompt in prompts]
+    engine.check({h: (p, 0, 0) for h, p in zip(handles, prompts, strict=True)})
+    assert engine.num_cached == dict(zip(handles, [0, 144, 144, 144, 0, 80], strict=True))
+
+
+@DEPTHS
+def test_who_waits_for_a_state_goes_on_without_it(depth: int) -> None:
+    """The one that computes it ends before."""
+    for end in ("abort", "failure"):
+        poison = 999
+        engine = chat(depth=depth, poison=poison, max_num_batched_tokens=40)
+        first = [*SYSTEM[:100], *([poison] if end == "failure" else []), *SYSTEM[100:], 5]
+        second = [*first[:100], *range(60)]
+        engine.add(first, message_ends=[96])
+        (later,) = engine.add(second, message_ends=[96])
+        engine.step()
+        assert len(engine.plans[0].enter) == 1
+        if end == "abort":
+            engine.core.abort([0])
+        engine.check({later: (second, 0, 0)})
+
+
+@DEPTHS
+def test_who_may_not_read_the_cache_waits_for_nobody(depth: int) -> None:
+    engine = chat(depth=depth, max_num_batched_tokens=512)
+    engine.add(SYSTEM, max_tokens=1)
+    (pooled,) = engine.add(SYSTEM, pooling="mean")
+    engine.step()
+    assert [len(plan.enter) for plan in engine.plans][:1] == [2]
+    engine.run()
+    assert pooled in engine.vectors
+
+
+@DEPTHS
+def test_the_third_prompt_starts_where_two_before_it_branched_off(depth: int) -> None:
+    engine = chat(depth=depth)
+    cached: list[int] = []
+    for i in range(4):
+        prompt = [*range(3, 203), i, *range(70)]
+        (handle,) = engine.add(prompt, max_tokens=1)
+        engine.check({handle: (prompt, 0, 0)}, max_tokens=1)
+        cached.append(engine.num_cached[handle])
+    assert cached == [0, 0, 192, 192]
+
+
+@DEPTHS
+def test_a_state_that_many_start_from_outlives_ends_of_turns(depth: int) -> None:
+    """Would fail if the least recently used went first: the long conversation alone keeps more
+    states than there are checkpoints."""
+    engine = chat(depth=depth, num_checkpoints=8, num_blocks=400, max_model_len=1024)
+
+    def ask(prompt: list[int]) -> int:
+        (handle,) = engine.add(prompt, message_ends=[len(SYSTEM)], max_tokens=20)
+        engine.check({handle: (prompt, 0, 0)}, max_tokens=20)
+        return handle
+
+    for i in range(4):
+        assert engine.num_cached[ask([*SYSTEM, *[200 + i] * 70])] == 144 * (i > 0)
+    prompt = list(SYSTEM)
+    for turn in range(5):
+        prompt += [300 + turn] * 100
+        prompt += engine.tokens[ask(prompt)]
+    assert engine.num_cached[ask([*SYSTEM, 9])] == 144
+
+
+@DEPTHS
+@BREAKS
+def test_who_is_preempted_goes_on_from_the_newest_state(depth: int, breaks: bool) -> None:
+    engine = chat(depth=depth, breaks=breaks, num_blocks=26, num_checkpoints=16)
+    prompts = [[i] * 40 for i in range(4)]
+    handles = [
+        engine.add(prompt, max_tokens=100, seed=i, message_ends=[33])[0]
+        for i, prompt in enumerate(prompts)
+    ]
+    engine.check(
+        {h: (p, i, 0) for i, (h, p) in enumerate(zip(handles, prompts, strict=True))},
+        max_tokens=100,
+    )
+    assert engine.core.stats().preempted_total > 0
+    entered = [row for plan in engine.plans for row in plan.enter if row.checkpoint is not None]
+    assert any(row.num_computed_tokens > 40 for row in entered), "nobody kept a part of its output"
+
+
+@DEPTHS
+@BREAKS
+def test_samples_keep_states_of_their_own(depth: int, breaks: bool) -> None:
+    engine = chat(depth=depth, breaks=breaks, num_checkpoints=16)
+    prompt = [*SYSTEM, 9]
+    handles = engine.add(prompt, n=3, max_tokens=40, seed=5, message_ends=[len(SYSTEM)])
+    engine.check({h: (prompt, 5, sample) for sample, h in enumerate(handles)}, max_tokens=40)
+    for sample in range(3):
+        later = [*prompt, *engine.tokens[handles[sample]], 3]
+        (handle,) = engine.add(later)
+        engine.check({handle: (later, 0, 0)})
+        assert engine.num_cached[handle] == 190 // 16 * 16
+
+
+@DEPTHS
+def test_who_is_aborted_leaves_no_checkpoint_without_a_name(depth: int) -> None:
+    engine = chat(depth=depth, num_checkpoints=2)
+    for count in range(1, 40):
+        (handle,) = engine.add(SYSTEM, max_tokens=60, seed=count)
+        for _ in range(count):
+            engine.step()
+        engine.core.abort([handle])
+        engine.run()
+        assert not engine.kv.slots_with_unnamed_states
+    (handle,) = engine.add(SYSTEM)
+    engine.check({handle: (SYSTEM, 0, 0)})
+    assert engine.num_cached[handle] == 144
 
 
 @DEPTHS

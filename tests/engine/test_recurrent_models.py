@@ -88,8 +88,9 @@ def test_a_later_turn_starts_from_a_checkpoint(make: Maker) -> None:
         conversation = [*conversation, *output.outputs[0].token_ids, *prompt_of(9, seed=turn)]
 
 
-def test_output_is_not_computed_again_where_its_tokens_are_known(make: Maker) -> None:
-    llm = make(depth=1)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_output_is_not_computed_again(make: Maker, depth: int) -> None:
+    llm = make(depth=depth)
     (output,) = generate(llm, [prompt_of(100)], 40)
     later = [*prompt_of(100), *output.outputs[0].token_ids, 5]
     assert generate(llm, [later], 1)[0].num_cached_tokens == 139 // 16 * 16

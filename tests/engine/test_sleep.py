@@ -289,7 +289,7 @@ def test_the_report_of_a_start_names_kernels_and_numerics(llm: LLM) -> None:
 
 
 def test_weights_wait_in_host_memory() -> None:
-    """What a GPU's sleep does, on tensors of a CPU: views stay views, and shared storages one."""
+    """A GPU's sleep on tensors of a CPU: views stay views, and shared storages stay one."""
     layer = WeightStash.__new__(WeightStash)  # any object of ours with attributes
     whole = torch.arange(12.0)
     layer._kept = {"part": whole[3:7], "parts": [whole, (whole.view(3, 4),)]}  # type: ignore[assignment]

@@ -47,7 +47,7 @@ ANSWERS = {
     "docs/tools-and-reasoning.md": r"get_weather.*Rome",
     "docs/batches.md": r'"custom_id":\s*"name".*"status_code":\s*200',
 }
-"""What the code of a page prints, somewhere."""
+"""Text that the code of a page prints, somewhere."""
 
 
 def pages() -> list[Path]:

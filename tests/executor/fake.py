@@ -99,8 +99,8 @@ class _Change:
 
 @dataclass(slots=True)
 class _Computed:
-    """A step, or some rows of it, before it samples. hidden: what the model sees at the last token
-    of each row that samples, and at its drafts. pooled: the same at the positions of each piece.
+    """A step, or some rows of it, before it samples. hidden: hidden states at the last token of
+    each row that samples, and at its drafts. pooled: hidden states at the positions of each piece.
     sources: see `_fork`."""
 
     hidden: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -145,9 +145,9 @@ class FakeExecutor:
         num_places: Sequence[int] = (),
         corrupt: Callable[[IntArray], IntArray] = lambda _: EMPTY_INTS,
     ) -> None:
-        """num_places: of each tier beyond the host. ticket_steps: called with the ticket's number.
-        breaks: called with the step's number. draft: returns what a draft model guesses after these
-        tokens."""
+        """num_places: places of each tier beyond the host. ticket_steps: called with the ticket's
+        number. breaks: called with the step's number. draft: returns the guesses of a draft model
+        after these tokens."""
         self._model = model
         self._ticket_steps = ticket_steps
         self._lose = lose

@@ -36,11 +36,11 @@ def adapter_word(digest: str) -> np.uint64:
 
 class FakeModel:
     """A model of hashes with two layers per group. K/V of layer 1 hash the token at their position.
-    Those of layer 2 hash what layer 1 reads there, over all groups. The next token hashes what
-    layer 2 reads.
+    K/V of layer 2 hash what layer 1 reads there, over all groups. The next token hashes what layer
+    2 reads.
 
-    windows: per group, sliding window or None. has_state: True if the next token also depends on a
-    recurrent state, a hash of the previous state and the token.
+    windows: sliding window of each group, or None. has_state: True if the next token also depends
+    on a recurrent state, a hash of the previous state and the token.
     """
 
     def __init__(

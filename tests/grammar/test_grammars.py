@@ -54,7 +54,7 @@ def allowed(found: Grammar, text: str) -> set[int]:
 
 
 def accepts(found: Grammar, text: str) -> bool:
-    """Whether it may end after this text."""
+    """Return whether the output may end after this text."""
     try:
         return EOS in allowed(found, text)
     except RequestError as error:
@@ -482,7 +482,7 @@ def test_schemas_that_no_finite_value_satisfies(schema: dict[str, Any], place: s
 
 @pytest.mark.parametrize("limit", ["", "[max_tokens=3]"])
 def test_drafts_and_changed_outputs_leave_no_trace(limit: str, shared: GuidanceGrammars) -> None:
-    """Of a rule that counts its tokens too, which the library cannot take back."""
+    """A rule that counts its tokens is tested too: the library cannot take these back."""
     lark = f'start: some "." TEXT\nsome{limit}: WORDS\nWORDS: /[a-z ]+/\nTEXT: /[a-z]*/'
     found = opened(shared, request(StructuredOutputsParams(grammar=lark).spec))
     matcher = found.matcher()

@@ -157,7 +157,7 @@ def test_drafts_and_preemption_change_nothing(depth: int, shared: GuidanceGramma
 
 
 def test_a_resumed_output_goes_on_as_it_was(shared: GuidanceGrammars) -> None:
-    """As after a crash of the core."""
+    """Resume an output, as after a crash of the core."""
     spec = GrammarSpec(GrammarKind.REGEX, "([a-z]{3} ){4}end")
     whole: list[int] = []
     for cut in (0, 1, 4, 7):

@@ -45,7 +45,7 @@ def check(text: str) -> None:
 
 
 def test_samples_log_probabilities_and_a_prefix_hit(llm: LLM) -> None:
-    """Log-probabilities are those before the mask: what it forbids may be more likely."""
+    """Log-probabilities are those before the mask: a forbidden token may be more likely."""
     first = llm.generate(PROMPTS, params(n=3, logprobs=2), use_tqdm=False)
     again = llm.generate(PROMPTS, params(n=3, logprobs=2), use_tqdm=False)
     assert sum(output.num_cached_tokens or 0 for output in again) > 0

@@ -1,4 +1,4 @@
-"""Lenient schemas: what no grammar can hold is dropped, and all else is held."""
+"""Lenient schemas: keywords that no grammar can enforce are dropped, and all others are held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas as the library gets them: what they allow is what JSON Schema says."""
+"""Schemas in the library's form: they allow the values that JSON Schema allows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ MATCHES_NOT: list[tuple[str, list[str]]] = [
         "z", "a{", "\t\x0b\x0c", "\u03a9", "abab",
     ]),
 ]  # fmt: skip
-"""What Node 20 finds these patterns in, with the flag u where it takes it, of `TEXTS`."""
+"""Texts of `TEXTS` in which Node 20 finds these patterns, with the flag u where it takes it."""
 
 
 @pytest.fixture(scope="module")
@@ -357,8 +357,8 @@ def spellings(value: dict[str, Any]) -> Iterator[str]:
 
 @pytest.mark.parametrize("seed", seeds(3))
 def test_objects_are_those_that_a_validator_takes(seed: int, byte_tokens: LLTokenizer) -> None:
-    """Of schemas that are combined in every way: nothing wrong passes in any spelling, and what is
-    right passes in one."""
+    """Schemas are combined in every way: no wrong value passes in any spelling, and each right one
+    passes in one."""
     objects, num_compiled = Objects(seed), 0
     for _ in range(12):
         schema = {**objects.schema(), "$defs": {"d": objects.schema(0)}}

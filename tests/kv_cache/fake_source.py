@@ -104,7 +104,7 @@ class FakeSource:
 
 
 class NameMirror:
-    """What notices say that each holder has."""
+    """Block names that each holder has, according to notices."""
 
     def __init__(self) -> None:
         self.names: dict[str, set[BlockName]] = {}

@@ -57,7 +57,7 @@ class PagedModel:
         num_host_blocks: int = 0,
         num_checkpoints: int | None = None,
     ) -> None:
-        """num_checkpoints: of recurrent states; None: the model has none."""
+        """num_checkpoints: checkpoints of recurrent states; None: the model has no states."""
         self.layout = make_layout(kinds, block_size, has_states=num_checkpoints is not None)
         self.groups, self.block_size = self.layout.groups, block_size
         self.kv = KVManager(
@@ -145,8 +145,8 @@ class PagedModel:
     # --- its execution -------------------------------------------------------------------------
 
     def execute(self, garbage: int | None = None) -> None:
-        """Copies, table updates, writes, reads: in the order of the contract. `garbage`: a slot
-        that writes nonsense."""
+        """Copy, update tables, write and read, in the order of the contract. garbage: a slot that
+        writes nonsense."""
         for slot, name in self.saving.items():
             if slot in self.rows:
                 self.kv.save_state(slot, name)
@@ -221,7 +221,7 @@ class PagedModel:
         self.rows[dst].states = list(row.states)
 
     def swap_out(self, slots: list[int]) -> bool:
-        """Whether the host took all of them. Recurrent states do not go there."""
+        """Return whether the host took all rows. Recurrent states do not go there."""
         if self.kv.states is not None:
             return False
         computed = np.array([self.rows[slot].num_computed for slot in slots], np.int64)

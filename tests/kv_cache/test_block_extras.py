@@ -28,7 +28,7 @@ class Prompt:
         return chain
 
     def inputs(self) -> list[object]:
-        """What K/V of each full block depend on: all that comes before its end."""
+        """Return the inputs of each full block's K/V: all that comes before its end."""
         of_tokens: list[object] = [(token, None) for token in self.tokens]
         for each in self.extras.media:
             span = each.span
@@ -43,7 +43,7 @@ class Prompt:
 
 @st.composite
 def prompts(draw: st.DrawFn) -> Prompt:
-    """Of few values, so that many are alike."""
+    """Draw a prompt of few values, so that many are alike."""
     tokens = draw(st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE))
     media: list[Media] = []
     start = 0

@@ -107,7 +107,7 @@ class KVMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.rows)
     @rule(data=st.data())
     def beam_step(self, data):
-        """Of some rows, some go on twice and some not at all. The step copies at most one block of
+        """Some of the rows go on twice, and some not at all. The step copies at most one block of
         each group per row that is left, and the blocks of the others come back at once."""
         model = self.model
         ready = [

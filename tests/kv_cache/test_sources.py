@@ -1,4 +1,4 @@
-"""Who is offered what the device evicts, and what subscribers are told."""
+"""Offers of evicted blocks to sources, and notices to subscribers."""
 
 from __future__ import annotations
 

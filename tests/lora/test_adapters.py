@@ -184,10 +184,10 @@ class LossyStash(WeightStash):
 def test_sleep_and_wake_keep_adapters(
     place: str, base: Path, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that comes in the sleep. Fault: it was written into memory that had been emptied, as
-    that of a GPU is at level 1, or it kept the weights alive at level 2.
+    """An adapter may also come in the sleep. Fault: it was written into memory that had been
+    emptied, as a GPU's is at level 1, or it kept the weights alive at level 2.
 
-    gpu: what the sleep of one does, on a CPU, whose packed weights cannot be emptied."""
+    gpu: the sleep of a GPU, on a CPU, whose packed weights cannot be emptied."""
     with engine(base, enable_lora=True, max_loras=1, max_lora_rank=8) as llm:
         before = [answers(llm, PROMPTS, lora_request=each) for each in adapters[:2]]
         worker: Any = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""What few adapters have: matrices of experts, embeddings, logits and biases, permuted projections.
+"""Parts that few adapters have: matrices of experts, embeddings, logits and biases, permuted
+projections.
 
 Expected is a base model into whose tensors the adapter was merged by the formulas, in torch.
 """
@@ -152,7 +153,7 @@ def experts_on_disk(base: Path) -> dict[str, torch.Tensor]:
 
 
 def test_one_module_per_expert(tmp_path: Path) -> None:
-    """As `transformers` 4 had them: some experts, all three projections of two of them."""
+    """The layout of `transformers` 4: some experts, all three projections of two of them."""
     base = tmp_path / "base"
     write_checkpoint(MIXTURES["qwen3_moe"], base)
     tensors: Tensors = {}
@@ -402,7 +403,7 @@ BIASED = {
 @pytest.mark.parametrize("family", BIASED)
 @pytest.mark.parametrize("bias", ["all", "lora_only"])
 def test_biases(family: str, bias: str, tmp_path: Path) -> None:
-    """Those of norms too; PEFT names those of adapted modules by what it has wrapped."""
+    """Norms have biases too. PEFT names the biases of adapted modules after what it has wrapped."""
     base = tmp_path / "base"
     write_checkpoint(BIASED[family], base)
     weights = load_file(base / "model.safetensors")

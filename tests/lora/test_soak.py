@@ -34,8 +34,8 @@ ANSWERS_PER_ROUND = 8
 PROMPTS = tuple(list(range(start, start + 9 + start)) for start in (3, 8, 21))
 MODULES = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 MAX_GROWTH_BYTES = 32 << 20
-"""Of resident memory from the first fifth of a thousand rounds on. If each load of the largest
-adapter left it behind, it would be twice as much."""
+"""Growth of resident memory from the first fifth of a thousand rounds on. It would be twice as much
+if each load of the largest adapter stayed behind."""
 
 
 def asked(prompt: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Soak:
     is_over: bool = False
 
     async def tokens(self, name: str, path: str, prompt: int) -> list[int]:
-        """What an adapter makes of a prompt."""
+        """Return the tokens that an adapter gives for a prompt."""
         params = SamplingParams(ignore_eos=True, **asked(prompt))
         found: list[int] = []
         async for output in self.llm.generate(

@@ -137,9 +137,9 @@ BASES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One variant. extra: config values beyond the family's base. max_positions: the context
-    that the engine is started with. lengths: of the sequences to compare. attention: by which
-    `transformers` computes."""
+    """One variant. extra: config values beyond the family's base. max_positions: the context that
+    the engine is started with. lengths: lengths of the sequences to compare. attention:
+    implementation that `transformers` computes with."""
 
     name: str
     model_type: str
@@ -620,7 +620,8 @@ def is_factor(name: str) -> bool:
 
 
 def set_biases(folder: Path, part: str, biases: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace the biases of "k" or "v" in a checkpoint. biases: from the old ones, [K·D]."""
+    """Replace the biases of "k" or "v" in a checkpoint. biases: makes them from the old ones,
+    [K·D]."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():

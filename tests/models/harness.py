@@ -54,8 +54,8 @@ class PagedModel:
         spec: ModelSpec | None = None,
     ) -> None:
         """implementation: "reference" (plain torch only) or "best" (what this machine has).
-        kv_dtype: of the cache; that of the model if None. shard: the rank whose layers are made.
-        formats: instead of those of `quantization`. spec: instead of what the folder says."""
+        kv_dtype: dtype of the cache; None takes the model's. shard: the rank whose layers are made.
+        formats: replace those of `quantization`. spec: replaces the one of the folder."""
         self.spec = spec or read_model_spec(folder, implementation="quire")
         dtype: torch.dtype = getattr(torch, kv_dtype or self.spec.dtype)
         self._backend = _new_backend(self.spec, implementation, dtype)
@@ -117,8 +117,8 @@ class PagedModel:
     def inputs(
         self, chunks: Mapping[int, Sequence[int]]
     ) -> tuple[torch.Tensor, torch.Tensor, StepInputs]:
-        """What the model's forward takes for a step, with the dtypes of the engine's runner. The
-        sequences have these tokens from now on."""
+        """Return the arguments of the model's forward for a step, with the dtypes of the engine's
+        runner. The sequences have these tokens from now on."""
         starts = {seq: self._lengths.get(seq, 0) for seq in chunks}
         for seq, tokens in chunks.items():
             self._extend(seq, len(tokens))
@@ -173,7 +173,8 @@ class PagedModel:
     def _last_key(
         self, chunks: Mapping[int, Sequence[int]], starts: Mapping[int, int], window: int | None
     ) -> torch.Tensor | None:
-        """As in `GroupInputs`: the end of a whole prompt, or of the window behind a token."""
+        """Return `GroupInputs.last_key`: the end of a whole prompt, or of the window behind a
+        token."""
         if not self.spec.whole_prompts:
             return None
         reach = window or NUM_BLOCKS * BLOCK_SIZE
@@ -211,7 +212,7 @@ def new_factory(
     collectives: Collectives = ALONE,
     columns: TokenColumns | None = None,
 ) -> LayerFactory:
-    """What makes the layers of `spec` on this machine's CPU."""
+    """Return a factory for the layers of `spec` on this machine's CPU."""
     backend = backend or _new_backend(spec, implementation)
     return LayerFactory(
         new_ops(implementation),

@@ -69,7 +69,7 @@ class ThreadCollectives:
 
 
 def on_ranks(size: int, work: Callable[[Shard, Collectives], T]) -> list[T]:
-    """What `work` gives on each rank. Raises the error of the rank that failed first."""
+    """Return the result of `work` on each rank. Raises the error of the rank that failed first."""
     barrier = Barrier(size)
     given: list[torch.Tensor | None] = [None] * size
 

@@ -28,7 +28,7 @@ from quire.models.causal_lm import Classifies
 from quire.models.registry import ARCHITECTURES
 
 CHANGE = 1e-3
-"""Of the largest logit: a key that changes less has no effect."""
+"""Share of the largest logit: a key that changes less has no effect."""
 
 TOLERANCE = 1e-4
 Kind = Literal["logits", "vectors", "classes"]
@@ -122,7 +122,7 @@ PASSED_OVER = {
     "architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "id2label",
     "label2id", "output_attentions", "output_hidden_states", "return_dict",
 }  # fmt: skip
-"""What a file says of itself, and which results the library gives."""
+"""Keys with which a file describes itself, or selects the library's results."""
 
 BY_LENGTH = {
     ("llama-dynamic", "max_position_embeddings"),
@@ -189,8 +189,8 @@ def changes(config: Mapping[str, Any]) -> Iterator[tuple[str, str, list[dict[str
 
 
 def unlisted(config: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
-    """As `changes`, of keys that the library's code reads and that are not in a saved config, such
-    as `is_causal`."""
+    """Yield the same as `changes` for keys that the library's code reads but a saved config lacks,
+    such as `is_causal`."""
     import transformers
 
     library = Path(transformers.__file__).parent

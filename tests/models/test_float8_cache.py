@@ -120,7 +120,7 @@ def large_keys(folder: Path, scales: dict[str, torch.Tensor]) -> Path:
 
 
 def prompt_logprobs(folder: Path, kv_cache_dtype: str) -> torch.Tensor:
-    """Of a prompt's tokens, float32 [N]."""
+    """Return the log-probabilities of a prompt's tokens, float32 [N]."""
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     with LLM(

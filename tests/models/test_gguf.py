@@ -85,6 +85,8 @@ CASES = (
     Case("smollm3", "smollm3"),
     Case("lfm2", "lfm2"),
     Case("lfm2-untied", "lfm2", {"tie_word_embeddings": False, "conv_L_cache": 4}),
+    Case("lfm2-moe", "lfm2_moe"),
+    Case("lfm2-moe-dense-first", "lfm2_moe", {"num_dense_layers": 2, "tie_word_embeddings": False}),
     Case("mixtral", "mixtral"),
     Case("qwen2-moe", "qwen2_moe"),
     Case("qwen3-moe", "qwen3_moe", {"norm_topk_prob": True}),
@@ -114,6 +116,7 @@ def _architecture(case: Case) -> str:
         "qwen2_moe": "qwen2moe",
         "qwen3_moe": "qwen3moe",
         "glm4_moe": "glm4moe",
+        "lfm2_moe": "lfm2moe",
         "gpt_oss": "gpt-oss",
     }
     return own.get(case.model_type, case.model_type.removesuffix("_text"))

@@ -150,7 +150,7 @@ def close(found: Mapping[int, torch.Tensor], wanted: Mapping[int, torch.Tensor],
 
 
 def rounding(chosen: Format, *, head: bool = False) -> RoundsActivations | None:
-    """What the numbers of a format are multiplied with."""
+    """Return the rounding of activations for a format; None if it rounds none."""
     return RoundsActivations(str(chosen.kernel), head=head) if rounds(chosen) else None
 
 
@@ -289,7 +289,7 @@ def test_bits_of_its_own(name: str, quantization: str, tmp_path: Path) -> None:
     ["awq-gemm-g128", "gptq-4-sym", "compressed-w8a8", "int8-bnb", "fp8-blocks", "nf4-nested"],
 )
 def test_kernels_give_the_bits_of_the_reference(name: str, tmp_path: Path) -> None:
-    """Of one matrix, whose parts are merged and gated."""
+    """One matrix is computed, whose parts are merged and gated."""
     chosen = FORMATS_BY_NAME[name]
     folder, _, _ = write_pair(tmp_path, chosen.settings, all_but_head(chosen.write))
     tensors = read_checkpoint(folder).tensors

@@ -1,4 +1,4 @@
-"""What calls the kernels in Triton, in the interpreter: apart from tests/ops/test_triton.py, which
+"""Callers of the kernels in Triton, in the interpreter: apart from tests/ops/test_triton.py, which
 proves kernels and depends on them alone (tests/gates.py)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torch's compiler makes of a reference equals it, for any number of rows, and is kept."""
+"""A reference compiled by torch equals the reference, for any number of rows, and is kept."""
 
 from __future__ import annotations
 

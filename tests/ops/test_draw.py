@@ -61,8 +61,8 @@ def test_any_draw_equals_the_reference(
     seed: int,
 ) -> None:
     """Turns red when a token beyond a filter's end is drawn, a possible winner is passed over, a
-    tail of the vocabulary is read wrongly, or a number that is none is overlooked. masked: of so
-    many tokens a mask allows one; 0 is no mask."""
+    tail of the vocabulary is read wrongly, or a number that is none is overlooked. masked: number
+    of tokens of which a mask allows one; 0: no mask."""
     generator = torch.Generator().manual_seed(seed)
     logits = normal(generator, 2, vocab_size) * scale
     if ties:

@@ -1,4 +1,4 @@
-"""What an int8 cache holds: close to what was written, and never a number that was not."""
+"""Contents of an int8 cache: close to what was written, and finite only where that was."""
 
 from __future__ import annotations
 

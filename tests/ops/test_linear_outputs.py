@@ -1,4 +1,4 @@
-"""How outputs of linear layers wait for their neighbours: every one in its place, for any number of
+"""Outputs of linear layers wait for their neighbours: every one in its place, for any number of
 rows, panels and threads.
 
 On AMD's processors nothing waits here; test_tiles.py has layers by emulated tile registers, whose

@@ -1,4 +1,4 @@
-"""How products for few rows are cut."""
+"""Cuts of products for few rows."""
 
 from __future__ import annotations
 

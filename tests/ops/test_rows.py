@@ -131,7 +131,7 @@ def test_layer_norm_of_any_row_is_near_the_formula(
     centred = exact - exact.mean(-1, keepdim=True)
     deviation = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     expected = centred / deviation * weight.double() + bias.double()
-    # What rounding the mean costs, in units of the deviation.
+    # Cost of rounding the mean, in units of the deviation.
     slack = (exact.abs().amax(-1, keepdim=True) / deviation * 2**-21 + 2**-19) * (
         1 + weight.double().abs()
     )

@@ -65,7 +65,7 @@ OF_VENDORS = """
 compiled = [(op, provider) for op, provider in compiled if op.name in (
     "linear", "linear_int8", "linear_int4", "paged_attention")]
 """
-"""Of these the processor's vendor decides how they compute (csrc/native/vendor.h)."""
+"""Keeps operations whose computation depends on the processor's vendor (csrc/native/vendor.h)."""
 
 CHECK_TILES = """
 from tests.ops.tile_emulator import (

@@ -268,7 +268,7 @@ def test_tiles_are_free_after_a_call(tiles: ctypes.CDLL) -> None:
         assert config.raw == bytes(64)
 
 
-# What is said where there are none
+# Messages on processors without tiles
 
 
 def test_a_processor_without_tiles_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

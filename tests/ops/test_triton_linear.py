@@ -47,7 +47,7 @@ def test_the_largest_tiles_compile_to_machine_code(
 def test_tiles_of_integers_for_many_rows_compile_to_machine_code(
     bits: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As above, for the tiles that prompts take."""
+    """The same for the tiles that prompts take."""
     from quire.ops.linear.int4.triton import linear_int4
     from quire.ops.linear.int8.triton import linear_int8
 

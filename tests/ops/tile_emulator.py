@@ -69,7 +69,7 @@ def tiles_unavailable() -> str | None:
 
 
 def has_tiles() -> bool:
-    """Whether the processor itself has them."""
+    """Return whether the processor itself has tiles."""
     return detect_platform().cpu.has(*AMX.features)
 
 

@@ -1,4 +1,4 @@
-"""What the system says of processes, of this one and of a child."""
+"""Facts that the system gives about processes: this one and a child."""
 
 from __future__ import annotations
 

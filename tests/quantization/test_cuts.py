@@ -23,7 +23,7 @@ from tests.packed_writer import FORMATS, Format, all_but_head, stored_matrix, wr
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
 SIZE = 128
 OUTPUT_CUT = 96
-"""Where words of 3 bits end, and blocks of 48 numbers that go on from row to row."""
+"""Output at which words of 3 bits end, and blocks of 48 numbers that go on from row to row."""
 INPUT_UNITS = {
     "awq-gemm-g16": 16,
     "awq-gemv-g64": 64,

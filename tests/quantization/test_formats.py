@@ -1,4 +1,4 @@
-"""Which matrix gets which format, and what the plan says of it."""
+"""Format of each matrix, and the plan's words about it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from tests.models.harness import PagedModel, new_ops
 from tests.pairs import BY_PAIRS
 
 TOLERANCE = 1e-5
-"""Of the norm of the difference by the norm of the logits; float32 sums differ by about 2e-7."""
+"""Largest norm of the difference, divided by the norm of the logits; float32 sums differ by about
+2e-7."""
 
 FLIP_ERROR = 1e-2
 """The same, for a sequence in which an activation was rounded to the other of two integers. That

@@ -116,7 +116,7 @@ def llama2_like() -> Backend:
 
 
 def gemma_like() -> Backend:
-    """As `llama2_like`, without the space before the first word."""
+    """Make `llama2_like` without the space before the first word."""
     backend = llama2_like()
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -30,6 +31,7 @@ CONTROL = sorted(
     {token for source in ALL.values() for token in _TOKENS.findall(source) if "THINK" not in token}
     | {"<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|im_start|>"}
 )
+WITHOUT_CONTROL_TOKENS = frozenset(("alpaca", "falcon", "llava_parts", "nemotron"))
 TALK = [SYSTEM, ASK, ANSWER, {"role": "user", "content": "a < b || c > d [e] | f ｜ <tag> [/x]"}]
 CALLED = [ASK, CALL, RESULT, {"role": "user", "content": "And?"}]
 
@@ -212,7 +214,7 @@ def test_tokens_that_content_makes_with_its_neighbours(tokenizer: Tokenizer) -> 
 
 @pytest.mark.parametrize("is_text", [False, True])
 def test_arguments_that_are_nested_deep(is_text: bool, tokenizer: Tokenizer) -> None:
-    """Fault: what Python can't walk through is an error of the server."""
+    """Fault: data that Python can't walk through is an error of the server."""
     depth = sys.getrecursionlimit() - 400  # other tests of the process may have raised it
     call = called('{"a":' + "[" * depth + "]" * depth + "}")
     if not is_text:
@@ -282,3 +284,29 @@ def test_every_kind_of_tokenizer(kind: str, tokenizers_by_name: dict[str, Tokeni
         assert wrapped == tokens.encode(whole), text
         none = tokens.encode_chat(ChatText(whole, ()))
         assert not {i for i in none if i != unknown} & set(control.ids.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_messages_end_where_conversations_part(name: str, tokenizer: Tokenizer) -> None:
+    """The last message is another one: everything before it ends at a known place."""
+    template = ChatTemplate(ALL[name], tokenizer.special_tokens)
+    renderer = Renderer(tokenizer, template, finds_message_ends=True)
+    lasts = ({"role": "user", "content": content} for content in ("a b c", "x b c"))
+    before = [ASK, ANSWER] if name == "gemma" else [SYSTEM, ASK, ANSWER]
+    first, second = (
+        np.array(renderer.render_chat([*before, last]).token_ids, np.int32) for last in lasts
+    )
+    parted = next(i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+    ends = renderer.message_ends(first)
+    assert (np.diff(ends) > 0).all()
+    if name in WITHOUT_CONTROL_TOKENS:
+        assert not len(ends)
+    else:
+        assert parted - ends[ends <= parted].max() < len(" <|im_start|>user\n") + 20
+
+
+def test_models_without_states_are_not_asked_where_messages_end(tokenizer: Tokenizer) -> None:
+    renderer = Renderer(tokenizer, ChatTemplate(SOURCES["chatml"], tokenizer.special_tokens))
+    ids = np.array(renderer.render_chat(TALK).token_ids, np.int32)
+    assert not len(renderer.message_ends(ids))
+    assert len(tokenizer.control_tokens.message_ends(ids)) > 4

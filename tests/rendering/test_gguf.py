@@ -59,7 +59,7 @@ def test_best_scored_pairs_join_first(tmp_path: Path) -> None:
 
 
 def test_pieces_join_in_the_order_of_a_list(tmp_path: Path) -> None:
-    """As Gemma 4's files have it. Turns red when scores count, a text begins with a mark, or line
+    """The files of Gemma 4 do so. Turns red when scores count, a text begins with a mark, or line
     breaks join with words."""
     tokens = [*PIECES, "\n", "\n\n", "b\n", "▁b"]
     changes = {
@@ -191,8 +191,8 @@ def test_words_are_split_by_the_named_rule(tmp_path: Path) -> None:
 
 
 def test_tokens_that_stand_twice(tmp_path: Path) -> None:
-    """As in official files of Gemma 4. The id that the file names, then control tokens, then the
-    last are what a text is read as; all of them are written as their text."""
+    """Official files of Gemma 4 have such tokens. A text is read as the id that the file names,
+    else as a control token, else as the last token; all of them are written as their text."""
     pieces = [*PIECES, "▁a", "abc", "abc", "</s>", "<0x0A>", "bc"]
     kinds, scores = [*KINDS, 1, 1, 3, 1, 6, 1], [*SCORES, -3.0, -4.0, 0.0, 0.0, 0.0, -1.0]
     twice: dict[str, Any] = {"tokens": pieces, "token_type": kinds, "scores": scores}
@@ -243,8 +243,8 @@ WANTED: dict[str, Any] = json.loads(gzip.decompress(gguf_splits.FILE.read_bytes(
 
 @pytest.mark.parametrize("pre", SPLITS)
 def test_tokens_of_texts_are_those_of_llama_cpp(pre: str, tmp_path: Path) -> None:
-    """Of each rule, by the ids that `gguf_splits` wrote. Turns red when a text is cut elsewhere, a
-    word that is a token is merged, or a text begins in another way."""
+    """Compare the ids of each rule with those that `gguf_splits` wrote. Turns red when a text is
+    cut elsewhere, a word that is a token is merged, or a text begins in another way."""
     wanted = WANTED["rules"][pre]
     metadata = gguf_splits.metadata(pre, WANTED["tokens"], WANTED["merges"])
     tokenizer = load(tmp_path, metadata)

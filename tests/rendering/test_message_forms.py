@@ -42,7 +42,7 @@ CALLS = {
     "text": json.dumps(ARGUMENTS, ensure_ascii=False),
     "no_arguments": {},
 }
-# What the SDKs of some APIs write for each field that a message does not use.
+# Values of the SDKs of some APIs for each field that a message does not use.
 UNUSED = dict.fromkeys(("tool_calls", "reasoning_content", "refusal", "audio", "name"))
 WORDS = ("uno", "due", "question", "lookup", "città", "Zürich")
 PYTHON = ("[]", "Undefined", "{'", "['", " object at 0x", "<generator", "dict_")
@@ -92,7 +92,7 @@ CASES: dict[str, Message] = {
 
 
 def forms_of_content(content: object, role: str) -> list[object]:
-    """What may stand for a content, as it is first."""
+    """Return the forms that may stand for a content, the unchanged one first."""
     nothing = [""] if role in ("assistant", "tool") else []
     if content is None:
         return [None, MISSING, *nothing]
@@ -300,7 +300,7 @@ def test_null_of_an_optional_field() -> None:
 
 
 def test_content_form_of_each_role() -> None:
-    """Fault: what one role's branch takes is given to all."""
+    """Fault: all roles get the content that one role's branch takes."""
     template = ChatTemplate(SOURCES["by_role"])
     forms = {role: template.content_form(role=role) for role in ROLES}
     assert forms == {"system": "string", "user": "parts", "assistant": "either", "tool": "string"}

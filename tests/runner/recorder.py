@@ -51,7 +51,7 @@ class _Calls(TorchDispatchMode):
 
 
 class CallRecorder:
-    """kept: what recording must not change, since on a GPU nothing is done then."""
+    """kept: tensors that recording must not change, since on a GPU nothing is computed then."""
 
     def __init__(self, kept: Sequence[torch.Tensor]) -> None:
         self._kept = kept

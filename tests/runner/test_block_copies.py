@@ -16,8 +16,8 @@ Work = tuple[int, Callable[[], None]]
 
 
 class LateLane:
-    """What the lane is given happens only when somebody waits for it: a copy that starts before
-    its data are there, or a buffer that is filled again too early, shows in what is copied.
+    """The lane does its work only when somebody waits for it: a copy that starts before its data
+    are there, or a buffer that is filled again too early, shows in what is copied.
 
     The current stream does at once what it is given.
     """

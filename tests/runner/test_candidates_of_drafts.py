@@ -143,7 +143,7 @@ def assert_same(one: TokenCandidates, other: TokenCandidates) -> None:
 
 
 def alone(door: Door, tokens: Sequence[int], late: LateInput | None = None) -> TokenCandidates:
-    """What a row that enters with these tokens gives."""
+    """Return the candidates of a row that enters with these tokens."""
     step = door.give(
         late and replace(late, slots=ints(PROBE)),
         enter=(door.row(PROBE, tokens, waits_for_masks=late is not None),),

@@ -24,7 +24,7 @@ DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 class FromOutputs:
     """Drafts what the same requests gave before: up to `num_right` right tokens, then a wrong one.
 
-    outputs: by prompt and sample.
+    outputs: tokens by prompt and sample.
     """
 
     def __init__(self, results: Sequence[RequestOutput], wrong: int) -> None:
@@ -48,7 +48,7 @@ class FromOutputs:
 
 
 class Watch:
-    """What results said of drafts."""
+    """Draft counts of the results."""
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = 0

@@ -66,13 +66,13 @@ def runner_of(llm: LLM) -> Any:
 
 
 def graphs_of(llm: LLM) -> tuple[LazyGraphs[Any], LazyGraphs[Any]]:
-    """Of steps in which every row decodes, and of others."""
+    """Return the graphs of steps in which every row decodes, and of other steps."""
     runner = runner_of(llm)
     return runner._decode.drawing, runner._forward._model.graphs.graphs
 
 
 def generate(llm: LLM) -> list[RequestOutput]:
-    """Of many lengths, so that a step has 8 rows at first and one at last."""
+    """Return outputs of many lengths, so that a step has 8 rows at first and one at last."""
     lengths = [20, 3, 11, 16, 5, 8, 14, 24]
     asked = [
         SamplingParams(

@@ -34,7 +34,7 @@ pytestmark = LAWS_BY_PAIRS
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 PLACES = pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 V = 4096
-"""Of the bundled model."""
+"""Size of the bundled model's vocabulary."""
 
 
 class Constrained:
@@ -53,7 +53,7 @@ class Constrained:
 
 
 def ban(output: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """As the grammar does."""
+    """Ban the tokens that the grammar bans."""
     bits = np.unpackbits(mask_after(output, V).view(np.uint8), bitorder="little")
     return logits.masked_fill(torch.from_numpy(bits == 0), -torch.inf)
 

@@ -56,7 +56,7 @@ PROMPTS = [[5, 6, 7], [9, 3] * 10, list(range(40, 62)), [8]]
 """Longer than a step, than a block of either group, and of one token."""
 
 Mask = Callable[[int, int], torch.Tensor]
-"""Of a sequence of so many tokens and a prompt of so many: which keys its queries see, [T, T]."""
+"""Function from the lengths of a sequence and its prompt to the keys that queries see, [T, T]."""
 
 
 def causal(length: int, num_prompt: int) -> torch.Tensor:
@@ -138,7 +138,7 @@ def attention(
 
 
 class ToyModel:
-    """`CausalLM` of attention alone; blocks: what makes each."""
+    """`CausalLM` of attention alone. blocks: makers of the blocks."""
 
     weight_map = WeightMap(
         prefix="",
@@ -386,8 +386,8 @@ BIDIRECTIONAL: dict[str, Any] = {"max_num_batched_tokens": 64, "enable_prefix_ca
 def test_a_prompt_sees_itself_as_a_whole(
     toys: Toys, monkeypatch: pytest.MonkeyPatch, layers: tuple[LayerKV, ...], on_device: bool
 ) -> None:
-    """As torch computes it without a cache, beside other prompts and rows that decode; what follows
-    a prompt is causal. Turns red when a chunk or a neighbour says where a token's last key is."""
+    """The result equals torch without a cache, beside other prompts and rows that decode. Tokens
+    after a prompt are causal. Turns red when a chunk or a neighbour decides a token's last key."""
     folder = toys.prepare(layers, bidirectional=True)
     if on_device:
         keep_rows_on_device(monkeypatch)
@@ -417,8 +417,8 @@ def test_causal_models_take_no_last_key(toys: Toys) -> None:
 
 
 def test_a_prompt_that_is_cut_fails_alone(toys: Toys) -> None:
-    """By the budget of a step, or by a prefix hit. Turns red when tokens are computed that have not
-    seen the rest of their prompt."""
+    """The budget of a step cuts it, or a prefix hit. Turns red when tokens are computed that have
+    not seen the rest of their prompt."""
     folder = toys.prepare((LayerKV(FULL),) * 2, bidirectional=True)
     llm = toys.start(folder)
     plain = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -437,8 +437,8 @@ def test_a_prompt_that_is_cut_fails_alone(toys: Toys) -> None:
     [(0, 9, False), (0, 29, False), (0, 8, True), (8, 1, True), (8, 21, True), (9, 20, False)],
 )
 def test_rows_know_which_prompts_are_cut(num_computed: int, standing: int, is_cut: bool) -> None:
-    """Of 9 tokens, with 20 outputs behind them. Turns red when a row that resumes on a cached
-    prefix counts its outputs as the rest of its prompt."""
+    """The prompt has 9 tokens, with 20 outputs behind them. Turns red when a row that resumes on a
+    cached prefix counts its outputs as the rest of its prompt."""
     rows = RowTable(2, 40, [4])
     rows.num_prompt[1], rows.num_tokens[1] = 9, 29
     rows.num_computed[1], rows.standing[1] = num_computed, standing

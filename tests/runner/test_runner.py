@@ -1,4 +1,4 @@
-"""What the runner does when rows cannot be computed, on the real engine."""
+"""The runner with rows that cannot be computed, on the real engine."""
 
 from __future__ import annotations
 

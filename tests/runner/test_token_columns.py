@@ -129,7 +129,7 @@ class Rows:
 
 
 def alone(plan: StartupPlan, prompt: Sequence[int], adapter: int, num_tokens: int) -> list[int]:
-    """What a row answers where every token gets its adapter, whatever rows say."""
+    """Return the answer of a row when every token gets its adapter, whatever rows say."""
     AdaptingFactory.only = adapter
     try:
         rows = Rows(plan, max_captured_rows=0, on_device=False)
@@ -189,7 +189,7 @@ def test_each_row_gets_its_adapter(rows: Rows, plan: StartupPlan) -> None:
     for slot in (0, 1, 2):
         expected = alone(plan, PROMPTS[slot], adapters[slot], 7)
         assert [first[slot], *later[slot]] == expected
-    # As many rows, one of them another one with another adapter, while the others go on.
+    # One row is replaced by another one with another adapter, while the others go on.
     second = rows.begin([rows.enter(1, PROMPTS[3], adapters[3])], leave=[1])
     more = rows.decode([0, 1, 2], 5)
     assert [second[1], *more[1]] == alone(plan, PROMPTS[3], adapters[3], 6)

@@ -42,7 +42,7 @@ def sample_rows(
     stop_token_ids: Sequence[int] = (),
     mask: npt.NDArray[np.uint32] | None = None,
 ) -> SampleOutput:
-    """One step of a fresh sampler; row i is in slot i. mask: of all rows."""
+    """Return one step of a fresh sampler; row i is in slot i. mask: mask of all rows."""
     rows = torch.from_numpy(np.array(logits, np.float32))
     state = SamplingState(len(params), rows.shape[1])
     for slot, row_params in enumerate(params):

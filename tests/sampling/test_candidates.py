@@ -59,7 +59,7 @@ def test_a_temperature_divides_the_logits() -> None:
 
 
 def test_bans_and_biases_change_one_tokens_score_and_no_others() -> None:
-    """As logits processors of `transformers` do it, after the softmax: 5 is a stop that comes too
+    """Logits processors of `transformers` do the same after the softmax: 5 is a stop that comes too
     early, 7 is biased."""
     raw = logits(1)
     plain = find(raw, VOCAB).candidates[0]

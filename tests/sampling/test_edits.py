@@ -1,4 +1,4 @@
-"""What a request changes in its logits, and rows that fail alone."""
+"""Changes that a request makes to its logits, and rows that fail alone."""
 
 from __future__ import annotations
 

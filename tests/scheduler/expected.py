@@ -39,7 +39,8 @@ class Asked:
         )
 
     def may_stop_at(self, token: int, num_tokens: int) -> bool:
-        """True if this token ends an output whose last one it is. num_tokens: of the output."""
+        """Return whether this token ends an output as its last one. num_tokens: length of the
+        output."""
         return token in self.stop and num_tokens >= self.min_tokens
 
 

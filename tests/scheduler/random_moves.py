@@ -28,7 +28,7 @@ WINDOWS: tuple[tuple[int | None, ...], ...] = (
 
 
 def random_setup(rng: random.Random, policy: str | None = None) -> Setup:
-    """policy: any one if None."""
+    """Return a random setup. policy: None for any policy."""
     windows = rng.choice(WINDOWS)
     max_num_seqs = rng.randint(1, 6)
     setup = Setup(
@@ -125,8 +125,9 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
             rng.choice((0.0, 1.0, 1.5, -1.0)),
             rng.choice((True, False, "never")),
         )
+    prompt = random_prompt(rng, setup)
     return simulation.add(
-        random_prompt(rng, setup),
+        prompt,
         max_tokens=max_tokens,
         n=n,
         beams=beams,
@@ -148,7 +149,13 @@ def random_add(rng: random.Random, simulation: Simulation) -> list[int]:
         ),
         adapter=random_adapter(rng) if beams is None else "",
         is_adapter_late=rng.random() < 0.15,
+        message_ends=random_ends(rng, prompt) if setup.has_state else (),
     )
+
+
+def random_ends(rng: random.Random, prompt: list[int]) -> list[int]:
+    """Ends of messages of a prompt."""
+    return sorted(rng.sample(range(1, len(prompt) + 1), rng.randint(0, min(4, len(prompt)))))
 
 
 def random_adapter(rng: random.Random) -> str:
@@ -248,7 +255,7 @@ def run_random(
     setup = with_states(rng, setup) if has_states else setup
     simulation = Simulation(with_sources(rng, setup) if has_sources else setup)
     with under_seed(seed):
-        walk(rng, simulation, num_moves, returns=0.15 if has_sources else 0.0)
+        walk(rng, simulation, num_moves, returns=0.15 if has_sources or has_states else 0.0)
     return simulation
 
 

@@ -60,7 +60,7 @@ ADAPTERS = ("one", "other")
 
 @dataclass(frozen=True)
 class Setup:
-    """What a simulated engine is made of."""
+    """Settings of a simulated engine."""
 
     depth: int = 2
     windows: tuple[int | None, ...] = (None,)
@@ -78,29 +78,30 @@ class Setup:
     prefill_limits: PrefillLimits = field(default_factory=PrefillLimits)
     max_drafts: int = 0
     guesses: str = "any"
-    """Of the drafts: any number right; all "wrong"; all "right"; right ones "beyond" what was asked
-    for and what the sequence may have; or by "methods" and predictions, as many as pay; or of a
-    draft "model", likewise."""
+    """Source of the drafts: any number right; all "wrong"; all "right"; right ones "beyond" what
+    was asked for and what the sequence may have; or from "methods" and predictions, as many as pay;
+    or from a draft "model", likewise."""
     names_per_block: tuple[int, ...] = ()
 
     ticket_steps: tuple[int, ...] = (0,)
-    """What copies from the host take after the step that starts them, ticket by ticket in turn."""
+    """Steps that copies from the host take after the step that starts them, ticket by ticket in
+    turn."""
     losses: float = 0.0
-    """Of the blocks and places that copies under tickets fill, those whose copies fail."""
+    """Share of failed copies among the blocks and places that copies under tickets fill."""
     keeps_evicted: bool = False
-    """In host blocks."""
+    """True if evicted blocks are kept in host blocks."""
     num_places: int | None = None
-    """Of a source beyond the host; None: there is none."""
+    """Places of a source beyond the host; None: there is no such source."""
     refusals: float = 0.0
-    """Of the blocks that this source is offered, those that it does not take; and of its places
-    those that it empties by and by."""
+    """Share of the offered blocks that this source does not take, and of its places that it empties
+    by and by."""
     corruptions: float = 0.0
-    """Of the places that are read there, those that have changed."""
+    """Share of the places read there that have changed."""
     load_seconds: float = LOAD_SECONDS
     num_checkpoints: int | None = None
-    """Of recurrent states; None: the model has none."""
+    """Checkpoints of recurrent states; None: the model has no states."""
     breaks: float = 0.0
-    """Of the steps, those that are computed in vain, and then again in halves."""
+    """Share of the steps that are computed in vain, and then again in halves."""
 
     @property
     def has_state(self) -> bool:
@@ -108,7 +109,7 @@ class Setup:
 
     @property
     def layout(self) -> KVLayout:
-        """names_per_block: of each group, one if it is empty."""
+        """Return the layout of the groups. An empty `names_per_block` means 1 for each group."""
         steps = self.names_per_block or (1,) * len(self.windows)
         kinds = tuple(zip(self.windows, steps, strict=True))
         return make_layout(kinds, self.block_size, has_states=self.has_state)
@@ -120,7 +121,7 @@ class Setup:
 
 @dataclass
 class Client:
-    """What a client asked for and what it got."""
+    """A client's request and the answer it got."""
 
     asked: Asked
     output: tuple[int, ...]
@@ -264,7 +265,8 @@ class Simulation:
         return [0 if token == self.setup.poison else token for token in said]
 
     def _prediction(self, whole: tuple[int, ...]) -> np.ndarray:
-        """What a client expects of an output: some of it, some tokens changed or left out."""
+        """Return a client's prediction of an output: some tokens are right, others changed or left
+        out."""
         if self.setup.guesses != "methods":
             return np.zeros(0, np.int32)
         changed = [t if self._rng.random() < 0.8 else int(self._rng.integers(VOCAB)) for t in whole]
@@ -301,6 +303,7 @@ class Simulation:
         max_prompt_tokens: int | None = None,
         adapter: str = "",
         is_adapter_late: bool = False,
+        message_ends: Iterable[int] = (),
     ) -> list[int]:
         """Handles, or nothing if the engine refuses. resume_at: output tokens it comes with. given:
         tokens of the prompt that it comes with if the others come later. adapter: one of
@@ -338,6 +341,7 @@ class Simulation:
             max_prompt_tokens=max_prompt_tokens,
             prediction_token_ids=self._prediction(whole),
             adapter=_adapter_ref(adapter) if adapter else None,
+            message_ends=np.array(list(message_ends), np.int32),
         )
         try:
             tickets = self.scheduler.add(request)
@@ -451,6 +455,7 @@ class Simulation:
             blocks_offered=len(plan.store_ticket) - int((plan.store_ticket == NO_TICKET).sum()),
             states_saved=len(plan.save_slot),
             states_loaded=sum(row.checkpoint is not None for row in plan.enter),
+            states_unnamed=len(self.kv.slots_with_unnamed_states),
         )
         return True
 

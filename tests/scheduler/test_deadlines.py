@@ -25,7 +25,7 @@ def prompt(length: int, start: int = 0) -> list[int]:
 
 
 def run_at(simulation: Simulation, seconds_per_step: float) -> None:
-    """Until everything has ended; `Simulation.plan` lets a tenth of a second pass by itself."""
+    """Run until everything has ended; `Simulation.plan` lets a tenth of a second pass by itself."""
     simulation.step_seconds = seconds_per_step
     while simulation.scheduler.has_unfinished:
         simulation.now += seconds_per_step - 0.1

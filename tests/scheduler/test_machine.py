@@ -158,7 +158,7 @@ def test_random_traffic_of_recurrent_models(block):
         simulation = run_random(seed, num_moves=100, has_states=True)
         done += simulation.done
         done["preempted"] += simulation.scheduler.stats().preempted_total
-    wanted = ("states_saved", "states_loaded", "broken", "forks", "preempted")
+    wanted = ("states_saved", "states_loaded", "states_unnamed", "broken", "forks", "preempted")
     assert min(done[each] for each in wanted) > 10, f"the walks met too little: {done}"
 
 

@@ -1,4 +1,4 @@
-"""What each policy promises: its order, its bound on waiting, and the laws of the scheduler."""
+"""Promises of each policy: its order, its bound on waiting, and the laws of the scheduler."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ class TestPrefillLimits:
 
 
 class ShortOutputsFirst(KeyedPolicy):
-    """What a user may write."""
+    """A policy that a user may write."""
 
     def key(self, group: SequenceGroup) -> tuple[float, int]:
         return (float(group.max_total_tokens), group.number)
@@ -292,7 +292,7 @@ def leave():
 
 
 BROKEN: dict[str, object] = {}
-"""By the name of a method of `Broken`, what it raises, or gives as a key."""
+"""Errors that methods of `Broken` raise, by name; under "given" the key that it returns."""
 
 
 class Broken(KeyedPolicy):

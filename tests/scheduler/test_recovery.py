@@ -1,4 +1,4 @@
-"""Which way back a preempted group takes: by measured costs, each way where it is cheaper."""
+"""Ways back for a preempted group: by measured costs, each way where it is cheaper."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def preempted(
 
 
 def ways(simulation: Simulation) -> set[bool]:
-    """Of each sequence that waits, whether the host has it."""
+    """Return for waiting sequences whether the host has them, as a set."""
     groups = simulation.scheduler.state.roster.groups.values()
     return {sequence.swapped is not None for group in groups for sequence in group.sequences}
 

@@ -217,8 +217,8 @@ def test_tokens_come_in_place_of_others(
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("caches", [False, True])
 def test_the_first_token_may_be_replaced(depth: int, prompt_len: int, n: int, caches: bool) -> None:
-    """Where the samples still share the block of the prompt's last token, and where others may have
-    found by name what goes."""
+    """The samples may still share the block of the prompt's last token, and others may have found
+    by name what goes."""
 
     def rule(known: tuple[int, ...], drawn: int) -> tuple[int, ...] | None:
         return ((drawn + 3) % VOCAB,) if len(known) == prompt_len else None

@@ -192,8 +192,9 @@ def run_held(simulation: Simulation) -> None:
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
 def test_spare_requests_end_during_a_pause(policy: str, num_steps: int) -> None:
-    """Fault: one that gave way, before the pause or in it, stays behind the request for which it
-    did, which the pause keeps out, so that nothing can be planned. num_steps: before it."""
+    """Fault: a spare request gave way, before the pause or in it, and stays behind the request it
+    gave way to. The pause keeps that one out, so nothing can be planned. num_steps: steps before
+    the pause."""
     setup = Setup(max_num_seqs=2, num_blocks=64, policy=policy, max_num_batched_tokens=32)
     simulation = Simulation(setup)
     for seed in range(2):

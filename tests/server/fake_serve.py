@@ -33,8 +33,8 @@ from tests.waiting import wait_for  # noqa: E402
 
 @dataclasses.dataclass(frozen=True)
 class FakeServeOptions:
-    """limits: those of `Limits` that differ from their defaults. restarts_at_once: a core that died
-    is replaced without a pause, however many have."""
+    """limits: values of `Limits` that differ from their defaults. restarts_at_once: replace every
+    core that died without a pause."""
 
     core: FakeCoreOptions = dataclasses.field(default_factory=FakeCoreOptions)
     limits: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -44,7 +44,7 @@ class FakeServeOptions:
 
 @dataclasses.dataclass(frozen=True)
 class FakeServer:
-    """process: the front's. directory: what it may leave files in."""
+    """process: the front. directory: folder in which it may leave files."""
 
     process: subprocess.Popen[str]
     port: int
@@ -52,25 +52,25 @@ class FakeServer:
     core: FakeCoreOptions
 
     def descendants(self) -> list[int]:
-        """Of the front: the core."""
+        """Return the processes below the front: the core."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
             return [int(child) for child in path.read_text().split()]
         return []
 
     def num_files(self) -> int:
-        """Open in the front."""
+        """Return the number of files open in the front."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def memory_bytes(self) -> int:
-        """That the front has in memory."""
+        """Return the bytes that the front has in memory."""
         fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager
 def fake_server(options: FakeServeOptions) -> Iterator[FakeServer]:
-    """A server whose port is open. It is killed at the end if it still runs."""
+    """Yield a server whose port is open. It is killed at the end if it still runs."""
     with tempfile.TemporaryDirectory(prefix="q") as directory, tempfile.TemporaryFile() as written:
         process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(dataclasses.asdict(options))],
@@ -99,7 +99,7 @@ def named_port(process: subprocess.Popen[str], written: IO[bytes]) -> int | None
 
 
 def wait_until_gone(session: int) -> None:
-    """Until no process of a session is left."""
+    """Wait until no process of a session is left."""
     wait_for(lambda: not members_of(session), f"end of the processes of session {session}")
 
 

@@ -206,8 +206,8 @@ class RealClient(InMemoryClient):
 
     gives_logprobs = True
 
-    def __init__(self, llm: LLM) -> None:
-        super().__init__()
+    def __init__(self, llm: LLM, max_model_len: int = MAX_MODEL_LEN) -> None:
+        super().__init__(max_model_len=max_model_len)
         self.engine = SimpleNamespace(core=llm.engine.client._core)
         spec = llm.engine.spec
         self._capacity = replace(

@@ -27,9 +27,9 @@ LIMIT_S = 120.0
 """An answer that is not complete by then has no ending."""
 
 MOST_PROMPT_TOKENS = 64
-"""Of the prompts of slow readers and of those beside them."""
+"""Most tokens in the prompts of slow readers and of those beside them."""
 MOST_TOKENS_PER_S = 30_000
-"""From a core, so that it, the front and the clients have time to spare on two processors."""
+"""Rate of a core at which it, the front and the clients have time to spare on two processors."""
 
 Figures = dict[str, float]
 
@@ -70,7 +70,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What the model said, by what a client reads, samples in order."""
+        """The model's words, taken from the bytes that a client reads, samples in order."""
         body = self.data.partition(b"\r\n\r\n")[2]
         pieces: dict[int, str] = {}
         documents = re.findall(rb"data: (\{.*\})\n\n", body) or [body]
@@ -139,7 +139,7 @@ async def until_ready(port: int) -> None:
 
 
 async def leftovers(port: int, wait_s: float = 60.0) -> Figures:
-    """What the server still holds for anybody, once it has had time to let go of it."""
+    """Return the resources that the server still holds, once it has had time to let go of them."""
     deadline = time.monotonic() + wait_s
     while True:
         load = await get_json(port, "/load")
@@ -300,7 +300,7 @@ async def shutdown_under_load(
 
 
 async def _until_open(port: int, streams: Sequence[asyncio.Task[Reply]]) -> None:
-    """Until the server has, or has served, each of them."""
+    """Wait until the server has, or has served, each of them."""
     num_open = -1.0
     async with asyncio.timeout(LIMIT_S):
         while sum(stream.done() for stream in streams) + num_open < len(streams):
@@ -309,7 +309,7 @@ async def _until_open(port: int, streams: Sequence[asyncio.Task[Reply]]) -> None
 
 
 async def _until_gone(server: FakeServer) -> None:
-    """Until no process is left, or for long enough that those that are will stay."""
+    """Wait until no process is left, or so long that the others will stay."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LIMIT_S / 4):
             while members_of(server.process.pid):

@@ -1,4 +1,4 @@
-"""The Responses API through the official client: what tests of it share."""
+"""The Responses API through the official client: shared parts of its tests."""
 
 from __future__ import annotations
 

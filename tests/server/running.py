@@ -57,11 +57,11 @@ class RunningServer:
         return done[0]
 
     def wait_until_open(self, num_requests: int = 1) -> None:
-        """Until the engine has so many."""
+        """Wait until the engine has so many requests."""
         wait_for(lambda: self.call(lambda: self.client.num_unfinished) >= num_requests, "request")
 
     def wait_until_idle(self) -> None:
-        """Until no request is open; then no block may be in use."""
+        """Wait until no request is open; then no block may be in use."""
 
         def is_idle() -> bool:
             return not (self.client.num_unfinished or self.client.engine.core.has_unfinished)

@@ -64,8 +64,8 @@ def hermes_front(folder: Path) -> ModelFront:
 
 
 class Script:
-    """What the engine of a server draws: the texts that it was told, by the seeds of requests. A
-    token that the request's grammar forbids ends the request with an error."""
+    """Texts that the engine of a server draws, by the seeds of requests. A token that the request's
+    grammar forbids ends the request with an error."""
 
     def __init__(self, server: RunningServer, front: ModelFront) -> None:
         assert front.renderer.tokenizer is not None

@@ -30,7 +30,7 @@ def masked(opcode: int, data: bytes, *, first_bits: int = 0x80) -> bytes:
 
 
 class SocketClient:
-    """status: of the answer to the offer; head: all of its lines."""
+    """status: status of the answer to the offer; head: all of its lines."""
 
     def __init__(self, port: int, *more: str, path: str = "/v1/responses") -> None:
         """more: lines of the request's head."""

@@ -1,5 +1,5 @@
-"""What coding agents rely on, on all APIs: a long conversation with tools finds its tokens in the
-cache again."""
+"""Needs of coding agents, on all APIs: a long conversation with tools finds its tokens in the cache
+again."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def server(front: ModelFront) -> Iterator[RunningServer]:
 
 @dataclass
 class Replay:
-    """A conversation as it was: what each request had as its prompt, and what the model wrote.
-    messages: of the whole, in the form of chats, kept by the test itself."""
+    """A conversation as it was: the prompt of each request, and the answers of the model. messages:
+    all messages, in the form of chats, kept by the test itself."""
 
     server: RunningServer
     script: Script
@@ -60,7 +60,7 @@ class Replay:
     num_unchanged: int = 0
 
     def answer_of(self, turn: int) -> str:
-        """The text that the model is told to write."""
+        """Return the text that the model is told to write."""
         if turn % 4 == 3:
             return f"Step {turn} is done: the file has {turn} lines now." + END
         call = {"name": "read", "arguments": {"path": f"src/file_{turn}.py", "line": turn}}

@@ -128,7 +128,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
 def test_an_end_after_the_last_answer_keeps_the_answers(harness: Harness, how: str) -> None:
-    """Fault: what ends a batch between its last answer and the next look loses all of them."""
+    """Fault: an end of a batch between its last answer and the next look loses all of them."""
     batch = harness.add(lines(5))
     target = harness.store.path(f"{batch.id}.out")
 
@@ -375,7 +375,7 @@ def test_a_file_that_cannot_be_kept_leaves_nothing(
 
 
 def test_fronts_open_a_new_folder_together(tmp_path: Path) -> None:
-    """Fault: of several fronts that start at once some end, as the database is locked."""
+    """Fault: some of several fronts that start at once end, since the database is locked."""
     for number in range(30):
         folder, barrier = tmp_path / f"{number}", threading.Barrier(12)
 
@@ -389,7 +389,7 @@ def test_fronts_open_a_new_folder_together(tmp_path: Path) -> None:
 
 
 def test_one_of_several_fronts_runs_the_batches(harness: Harness) -> None:
-    """Fault: where fronts are numbered from 1, none of them runs batches; or each of them does."""
+    """Fault: no front runs batches if fronts are numbered from 1, or each of them does."""
 
     async def work() -> None:
         batches = [harness.add(lines(5))]

@@ -45,7 +45,7 @@ def run(
     faults: Callable[[InMemoryClient], Coroutine[Any, Any, None]] | None = None,
 ) -> BatchCounts | None:
     """Run a file with an engine in memory. stop_after: lines after which the run is cancelled, as
-    by Ctrl-C; then None. faults: what befalls the engine meanwhile."""
+    with Ctrl-C; then return None. faults: faults of the engine meanwhile."""
 
     async def work() -> BatchCounts | None:
         front = bundled_front()

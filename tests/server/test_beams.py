@@ -1,4 +1,4 @@
-"""Beam search over HTTP: what it gives is what the engine finds, whole or as a stream."""
+"""Beam search over HTTP gives the sequences that the engine finds, whole or as a stream."""
 
 from __future__ import annotations
 

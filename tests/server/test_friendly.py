@@ -1,4 +1,4 @@
-"""What clients send and people type, taken as it was meant."""
+"""Input of clients and people, taken as it was meant."""
 
 from __future__ import annotations
 

@@ -43,13 +43,14 @@ TWO_FRONTS = CODE.replace("uds=", "api_server_count=2, uds=").replace(
     "max_model_len=512, num_kv_blocks=256", "max_model_len=2048, num_kv_blocks=1024"
 )
 ENDLESS = {**LONG, "max_tokens": 1900}
-"""As long as the model's context allows: seconds, in which a stream that has begun is met alive."""
+"""An answer as long as the model's context allows. It takes seconds, so a stream that has begun is
+met alive."""
 MANY = 16
 """So many connections all go to the same one of two fronts once in 2^15 runs."""
 
 
 def wait_until_up(server: Serving) -> str:
-    """The address, when all fronts serve."""
+    """Return the address, when all fronts serve."""
     wait_for(lambda: "startup complete" in server.text, "all fronts")
     return server.wait_until_ready()
 
@@ -65,7 +66,7 @@ def fronts_of(server: Serving) -> set[int]:
 
 
 def front_behind(port: int, client_port: int, fronts: set[int]) -> int:
-    """Which front has accepted a connection."""
+    """Return the front that has accepted a connection."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, *rest = line.split()
         if (int(local[-4:], 16), int(remote[-4:], 16)) == (port, client_port):
@@ -95,7 +96,7 @@ def streams_on_both(url: str, fronts: set[int]) -> Any:
 
 
 def last_line(lines: Any) -> str:
-    """Of a stream; "cut" if the connection ended before it did."""
+    """Return the last line of a stream; "cut" if the connection ended before it did."""
     last = ""
     with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
         for line in lines:

@@ -1,4 +1,4 @@
-"""Keys, hosts, headers: what guards every route."""
+"""Keys, hosts and headers, which guard every route."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def test_too_many_headers(guarded: RunningServer) -> None:
 def status_for_host(
     gate: Gate, host: bytes | None, *, method: str = "GET", origin: bytes = b""
 ) -> int:
-    """Of a request with this Host header to the version. origin: of the page that sends it."""
+    """Return the status of a request with this Host header to the version. origin: origin of the
+    page that sends it."""
     statuses: list[int] = []
     headers = [] if host is None else [(b"host", host)]
     headers += [(b"origin", origin)] if origin else []
@@ -277,7 +278,7 @@ def test_a_short_key_is_taken_with_a_warning() -> None:
 
 
 def test_keys_are_tenants_with_weights(guarded: RunningServer) -> None:
-    """What the policy `fair` is told, and the key itself never."""
+    """The policy `fair` gets the tenant and the weight, and never the key itself."""
     for key, weight in zip(KEYS, (1.0, 2.5), strict=True):
         waiting.post(f"{guarded.url}/v1/completions", json=BODY, headers={"x-api-key": key})
         asked = guarded.client.added[-1].scheduling

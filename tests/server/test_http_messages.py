@@ -1,4 +1,5 @@
-"""HTTP/1.x as RFC 9110 and 9112 have it: what a server must accept, and what it must refuse."""
+"""HTTP/1.x of RFC 9110 and 9112: messages that a server must accept, and those that it must
+refuse."""
 
 from __future__ import annotations
 

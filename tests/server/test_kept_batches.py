@@ -317,8 +317,8 @@ def test_keys_see_their_own(tmp_path: Path) -> None:
 
 
 def test_a_second_key_hides_nothing_of_the_first(tmp_path: Path) -> None:
-    """Fault: what a lone key kept is nobody's any more when there is another one; nor may the other
-    one see it. Files that were kept without a key are the lone one's too."""
+    """Fault: files that a lone key kept are nobody's any more when there is another one, which may
+    not see them either. Files that were kept without a key are the lone one's too."""
     sources: list[str] = []
     for number, keys in enumerate(((), KEYS[:1], KEYS, (KEYS[1], KEYS[0]))):
         with (

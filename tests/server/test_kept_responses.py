@@ -1,5 +1,5 @@
-"""The Responses API through the official client: what is kept of conversations, and what is made in
-the background."""
+"""The Responses API through the official client: kept conversations, and responses made in the
+background."""
 
 from __future__ import annotations
 

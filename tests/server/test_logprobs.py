@@ -203,7 +203,7 @@ def bytes_of(name: str) -> bytes:
 
 
 def check_lists(choice: dict[str, Any], token_ids: Sequence[int], size: int) -> None:
-    """What holds for all tokenizers and all tokens."""
+    """Check the laws of all tokenizers and all tokens."""
     logprobs = choice["logprobs"]
     for values in logprobs.values():
         assert len(values) == len(token_ids)
@@ -220,12 +220,13 @@ def check_lists(choice: dict[str, Any], token_ids: Sequence[int], size: int) -> 
 
 
 def check_text(text: str, names: Sequence[str], offsets: Sequence[int], start: int) -> None:
-    """The visible tokens make the text, each at its place. start: of the text in the choice."""
+    """Check that the visible tokens make the text, each at its place. start: start of the text in
+    the choice."""
     data = list(map(bytes_of, names))
     try:
         assert b"".join(data).decode() == text
     except UnicodeDecodeError:
-        # How many U+FFFD stand for it is the decoder's business.
+        # The number of U+FFFD for it is the decoder's business.
         for name, offset in zip(names, offsets, strict=True):
             assert name.startswith("bytes:") or text.startswith(name, offset - start)
         return
@@ -407,7 +408,7 @@ def test_parts_of_characters_have_keys_of_their_own(
 def test_bytes_that_make_no_character(
     tokenizers_by_name: dict[str, Tokenizer],  # noqa: F811
 ) -> None:
-    """Fault: what follows begins with the character that never got complete."""
+    """Fault: the next text begins with the character that never got complete."""
     for name, tokens, text, offsets in (
         ("gpt2", ["ð", "a", "ð", "Ł", "b"], "\ufffda\ufffdb", [0, 1, 2, 2, 3]),
         ("llama2", ["<0xE2>", "<0x82>", "a", "<0xFF>"], "\ufffd\ufffda\ufffd", [0, 0, 2, 3]),
@@ -466,7 +467,7 @@ def test_special_tokens_of_an_echo(
     assert names[:4] == ["<|begin|>", "é", "<|im_start|>", " "]
     assert offsets[:5] == [0, 0, 1, 13, 14]
     assert names[-1] == "<|end|>" and offsets[-1] == len(text) + 2
-    # As ids the same prompt reads as an output does.
+    # The same prompt reads like an output when given as ids.
     ids = tokenizer.encode(text)
     choice = complete(tokenizer, ids, output, echo=True, skip_special_tokens=skip)
     shown = tokenizer.decode([*ids, *output], skip)
@@ -512,7 +513,7 @@ def test_an_echo_has_as_many_as_were_asked(
 
 
 def test_over_the_wire(http: httpx.Client) -> None:
-    """The whole way: as many entries as asked, and the token's own among them."""
+    """The whole way gives as many entries as asked, and the token's own among them."""
     body = {"prompt": "日本 😀", "max_tokens": 8, "logprobs": 20, "echo": True, "ignore_eos": True}
     (choice,) = http.post("/v1/completions", json=body).json()["choices"]
     found = choice["logprobs"]

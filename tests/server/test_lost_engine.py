@@ -55,7 +55,8 @@ def asked(route: str, seed: int, num_tokens: int) -> dict[str, Any]:
 
 
 def ending(route: str, reply: httpx.Response) -> str:
-    """How a stream has ended, which it says once and as the last; "refused" if it never began."""
+    """Return the ending of a stream, which comes once and last; "refused" if the stream never
+    began."""
     if reply.status_code != 200:
         assert reply.status_code in REFUSALS and reply.json()["error"]["message"], reply.text
         return "refused"

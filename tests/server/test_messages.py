@@ -187,7 +187,7 @@ def ask(site: Site, path: str, fields: dict[str, Any]) -> Answer:
     ids=lambda value: str(value).strip("/"),
 )
 def test_all_routes_refuse_alike(site: Site, path: str, more: dict[str, Any]) -> None:
-    """What the check allows can still be refused by the template, in its own words."""
+    """The template may still refuse messages that the check allows, in its own words."""
     for place, body, value, is_allowed in CASES:
         messages = body(value)
         if path != "/v1/chat/completions" and messages is None:

@@ -1,4 +1,4 @@
-"""What the fields of one request mean together, in `LLM` and over HTTP, by a real engine."""
+"""Meaning of the fields of one request together, in `LLM` and over HTTP, with a real engine."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def generate(llm: LLM, fields: dict[str, Any]) -> RequestOutput:
 
 
 class Pair(NamedTuple):
-    """fields: of a request that can never be served. names: of those at fault. where: the routes,
-    and "LLM" if it can be asked of that."""
+    """fields: fields of a request that can never be served. names: names of the fields at fault.
+    where: routes, and "LLM" if `LLM` takes them."""
 
     fields: dict[str, Any]
     names: tuple[str, ...]
@@ -306,7 +306,7 @@ LATE: tuple[dict[str, Any], ...] = (
 def test_bans_that_only_the_second_step_shows_are_the_requests_fault(
     llm: LLM, http: httpx.Client, fields: dict[str, Any]
 ) -> None:
-    """As a response, and as the last event of a stream, whose status is out."""
+    """The fault is a response, or the last event of a stream that has sent its status."""
     with pytest.raises(RequestError, match=r"banned|bans all"):
         generate(llm, {k: v for k, v in fields.items() if k != "logprobs"})
     reply = post(http, TEXT, fields)
@@ -377,7 +377,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 def test_no_fields_together_make_a_fault_of_the_server(
     server: RunningServer, data: st.DataObject
 ) -> None:
-    """Of values that are good by themselves, or nearly: served, or refused with a 4xx."""
+    """Values that are good by themselves, or nearly, are served, or refused with a 4xx."""
     names = data.draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=7, unique=True))
     fields = {"max_tokens": 2} | {name: data.draw(st.sampled_from(FIELDS[name])) for name in names}
     path = data.draw(st.sampled_from([TEXT, CHAT]))
@@ -455,14 +455,14 @@ def test_the_end_token_as_stop_string_holds_with_ignore_eos(llm: LLM, http: http
 
 
 def test_min_tokens_bans_the_token_of_a_stop_string(llm: LLM, http: httpx.Client) -> None:
-    """As it does all that would end the answer, and not for longer."""
+    """It is banned like all other ends of the answer, and not for longer."""
     for least in (0, 1, 5):
         found = answers(llm, http, {**ENDING_WITH_TOOL, "stop": TOOL_TEXT, "min_tokens": least})
         assert found == [("a" * least, TOOL_TEXT, least + 1)] * 3
 
 
 def test_text_that_was_held_back_comes_before_the_stop(llm: LLM, http: httpx.Client) -> None:
-    """What may have become another stop string is shown once the token has come."""
+    """Text that could have become another stop string is shown once the token has come."""
     fields = {**ENDING_WITH_TOOL, "stop": ["aaaa!", TOOL_TEXT], "include_stop_str_in_output": True}
     assert answers(llm, http, fields) == [("aaa" + TOOL_TEXT, TOOL_TEXT, 4)] * 3
 

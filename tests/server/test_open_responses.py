@@ -400,7 +400,7 @@ def test_what_is_not_stored_goes_on_on_its_socket(server: RunningServer, script:
 def test_stored_responses_go_on_anywhere(
     http: httpx.Client, server: RunningServer, script: Script
 ) -> None:
-    """From a socket to HTTP and back."""
+    """A conversation goes from a socket to HTTP and back."""
     with SocketClient(server.port) as client:
         first = complete(client.turn(model=MODEL, input="Hi.", seed=script.tell("Hello." + END)))
         given = {"model": MODEL, "input": "More.", "previous_response_id": first["id"]}

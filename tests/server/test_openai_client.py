@@ -127,7 +127,7 @@ def test_logprobs_of_completion(lenient: openai.OpenAI) -> None:
 
 
 def test_loglikelihood_needs_no_output(lenient: openai.OpenAI) -> None:
-    """What evaluation harnesses send to score a text: echo, logprobs, and no token to generate."""
+    """Evaluation harnesses score a text with echo, logprobs, and no token to generate."""
     answer = lenient.completions.create(
         model=MODEL, prompt="Once upon a time", max_tokens=0, logprobs=1, echo=True
     )
@@ -159,8 +159,8 @@ def test_usage_of_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_answers_have_every_field_that_the_api_always_gives(client: openai.OpenAI) -> None:
-    """Of those that may be null; the client itself asks for the others. A message has annotations,
-    which readers of searches iterate."""
+    """Fields that may be null are there too; the client itself asks for the others. A message has
+    annotations, which readers of searches iterate."""
     chat = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2)
     text = client.completions.create(model=MODEL, prompt="hi", max_tokens=2)
     response = client.responses.create(model=MODEL, input="hi", max_output_tokens=2)

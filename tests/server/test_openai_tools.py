@@ -1,4 +1,4 @@
-"""The official client with tools: what its helpers parse, and the loop that agents run."""
+"""The official client with tools: its helpers' parsing, and the loop that agents run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_stream_helper_follows_reasoning(client: openai.OpenAI, script: Scri
 
 
 def test_a_loop_of_calls_and_results(client: openai.OpenAI, script: Script) -> None:
-    """What the client was given goes back as it is."""
+    """The client sends back its objects unchanged."""
     messages: list[Any] = list(MESSAGES)
     for text in (CALL, "<think>Now I know.</think>18 degrees."):
         answer = client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""What those who run a server see: metrics, timelines, logs, schema, tokenizer."""
+"""The view of operators: metrics, timelines, logs, schema, tokenizer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ DASHBOARD_NAMES = [
 
 
 def samples(text: str) -> dict[str, float]:
-    """By name, summed over labels."""
+    """Return the samples by name, summed over labels."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -222,7 +222,7 @@ def test_a_prefix_that_was_let_go_comes_back() -> None:
 
 
 def test_a_prefix_that_is_refused_keeps_no_other_away(caplog: pytest.LogCaptureFixture) -> None:
-    """Fault: those behind it in the list are not pinned again by the next core."""
+    """Fault: the next core does not pin the prefixes behind it in the list again."""
     prefixes = [RenderedPrefix("large", list(range(40, 60))), RenderedPrefix("small", [6, 7])]
 
     async def work() -> None:

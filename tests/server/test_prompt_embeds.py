@@ -102,7 +102,8 @@ def test_streams_samples_and_logprobs(http: httpx.Client, llm: LLM) -> None:
 
 
 def test_embeddings_come_before_texts(http: httpx.Client, llm: LLM) -> None:
-    """As in vLLM. An empty text beside embeddings is none: OpenAI's client must send one."""
+    """The order is vLLM's. An empty text beside embeddings is none: OpenAI's client must send
+    one."""
     one, other = rows(llm), rows(llm, IDS[::-1])
     found = texts(post(http, prompt="Hello", prompt_embeds=[encoded(one), encoded(other)]))
     alone = [

@@ -30,7 +30,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[httpx.Client]:
-    """Of a model that does not think."""
+    """Serve a model that does not think."""
     with running_server(bundled_front()) as server:
         with waiting.PatientClient(base_url=server.url) as client:
             yield client
@@ -211,7 +211,7 @@ def test_reasoning_of_earlier_turns_reaches_the_template(http: httpx.Client, nam
     ids=str,
 )
 def test_what_asks_for_no_parts_changes_no_byte(plain: httpx.Client, body: dict[str, Any]) -> None:
-    """Of a model that does not think."""
+    """The model does not think."""
     bodies: list[bytes] = []
     for more in ({}, body):
         asked = {"messages": MESSAGES, "seed": 1, "max_tokens": 12, "request_id": "same", **more}
@@ -242,7 +242,7 @@ def test_an_unknown_parser_ends_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
 def test_a_reasoning_parser_names_the_markers(name: str) -> None:
-    """Of a model whose template does not show that it thinks."""
+    """The template of the model does not show that it thinks."""
     from quire.server.generation.served_model import model_dialect
 
     dialect = model_dialect(bundled_front(), None, name)

@@ -389,7 +389,8 @@ def test_no_body_makes_the_server_fail(
 
 @pytest.mark.parametrize("piece", [b"[]", b"[],", b'"",', b'""', b"{}"])
 def test_shape_check_gives_up_early(piece: bytes) -> None:
-    """What cannot be within bounds is not read to its end, in which the event loop would stand."""
+    """A body that cannot be within bounds is not read to its end, which would block the event
+    loop."""
     counted = 0
 
     class Counting(bytes):

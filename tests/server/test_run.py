@@ -183,7 +183,7 @@ def test_streams_outlive_the_core(short_tmp: Path) -> None:
 
 
 def text_of(events: str) -> dict[int, str]:
-    """By sample."""
+    """Return the texts by sample."""
     found: dict[int, str] = {}
     for event in events.split("\n\n"):
         if event.startswith("data: {"):
@@ -223,8 +223,8 @@ def test_requests_that_do_not_end_get_an_error(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_group_drains(short_tmp: Path, number: signal.Signals) -> None:
-    """As shells send Ctrl-C, and service managers send SIGTERM: to the core and to the ranks that
-    it has started as well. Turns red when one of them ends at it, or stays."""
+    """Shells send Ctrl-C, and service managers send SIGTERM, to the core and to the ranks that it
+    has started as well. Turns red when one of them ends at it, or stays."""
     code = CODE.replace("num_threads=1", "num_threads=1, tensor_parallel_size=2")
     with serving(short_tmp, code=code) as server:
         url = server.wait_until_ready()

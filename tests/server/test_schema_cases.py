@@ -51,7 +51,7 @@ def server(front: ModelFront, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def operations(server: RunningServer) -> list[Any]:
-    """Of the schema."""
+    """Return the operations of the schema."""
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     return [result.ok() for result in schema.get_all_operations()]
 

@@ -83,7 +83,7 @@ def test_a_chat_goes_on(http: httpx.Client, server: RunningServer, streams: bool
 
 
 def test_a_session_is_the_whole_conversation(http: httpx.Client) -> None:
-    """As if the client had sent all of it."""
+    """The answer is the same as if the client had sent all of it."""
     messages: list[Any] = [SYSTEM]
     for question in QUESTIONS:
         messages.append(user(question))
@@ -310,7 +310,7 @@ def test_fronts_that_settle_at_once_keep_the_pin(tmp_path: Path) -> None:
 
 
 def test_a_pin_that_fails_leaves_that_of_a_later_turn() -> None:
-    """Fault: what one turn could not have, the next one loses."""
+    """Fault: the next turn loses the pin that one turn could not have."""
 
     async def work() -> None:
         client, store = InMemoryClient(), SessionStore(Limits(), None)

@@ -1,4 +1,4 @@
-"""What a client of a WebSocket may make the server hold, and for how long."""
+"""Bounds of the memory that a client of a WebSocket may take on the server, and of the time."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_pongs_wait_for_a_slow_reader() -> None:
 
 @in_a_loop
 async def test_nothing_follows_the_end() -> None:
-    """Fault: what comes behind a client's end is answered behind the server's."""
+    """Fault: the server answers messages behind a client's end, behind its own end."""
     async with opened() as each:
         await each.server.send(b"y" * 30_000)
         await each.say(masked(8, b""), masked(9, b"there?"), masked(1, b"{}"), masked(2, b""))

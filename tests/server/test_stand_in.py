@@ -1,4 +1,4 @@
-"""What answers on the port until a front does."""
+"""Answers on the port until a front takes over."""
 
 from __future__ import annotations
 

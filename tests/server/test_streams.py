@@ -62,7 +62,7 @@ def events_of(body: bytes) -> list[Any]:
 
 
 def texts_of(body: bytes) -> dict[int, str]:
-    """By index of the choice."""
+    """Return the texts by index of the choice."""
     found: dict[int, str] = {}
     for event in events_of(body)[:-1]:
         for choice in event["choices"]:
@@ -206,8 +206,8 @@ def given_up(
     limits: Limits,
     *news: tuple[float, Callable[[WaitingRoom, RequestStream], None]],
 ) -> tuple[float, str]:
-    """When a prompt of 8,000 tokens was given up that nothing came of, and in what words. news: by
-    the second at which it comes."""
+    """Return the time at which a prompt of 8,000 tokens without an output was given up, and the
+    message. news: (second at which it comes, action)."""
     clock, room = _VirtualTime(), WaitingRoom(limits)
     loop = asyncio.SelectorEventLoop(clock)
     loop.time = lambda: clock.now

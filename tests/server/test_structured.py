@@ -92,7 +92,7 @@ def test_texts(http: httpx.Client, path: str, asked: dict[str, Any], texts: list
 
 
 def test_a_json_object_is_one(http: httpx.Client) -> None:
-    """Cut by its length or whole: what is there begins one."""
+    """Whole or cut by its length, the text begins one."""
     reply = http.post(
         CHAT,
         json={

@@ -111,7 +111,7 @@ async def whole(front: ModelFront, stream: CutStream, params: SamplingParams) ->
 
 
 async def streamed(front: ModelFront, stream: CutStream, params: SamplingParams) -> list[Any]:
-    """As a client reads it: by lines of the wire."""
+    """Return the answer that a client reads, from the lines of the wire."""
     found = generation(front, stream, params)
     head = AnswerHead("chatcmpl-1", "chat.completion.chunk", 1, "m")
     writer = ChunkWriter(head, CHAT_SHAPE, found)

@@ -1,4 +1,5 @@
-"""Tool calls over HTTP, whole and as a stream: what was asked for comes, and can be parsed."""
+"""Tool calls over HTTP, whole and as a stream: the calls that were asked for come, and can be
+parsed."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ END = "<|end|>"
 
 
 class Form(NamedTuple):
-    """call, time_call: of the two tools, as a model writes them, the second behind the first."""
+    """call, time_call: calls of the two tools in the model's form, the second behind the first."""
 
     call: str
     time_call: str
@@ -387,7 +388,7 @@ def test_tools_stand_in_the_prompt_and_are_counted(http: httpx.Client, script: S
 def test_a_conversation_of_calls_and_results_goes_on(
     http: httpx.Client, script: Script, form: Form
 ) -> None:
-    """What the server sent goes back to it as it came."""
+    """The client sends back the server's message unchanged."""
     message = post(http, seed=script.tell(form.call + END))["message"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "18 °C"}
     turns = [*MESSAGES, message, result]

@@ -1,4 +1,4 @@
-"""What an upload may make the server hold, in memory and on its disk."""
+"""Bounds of the memory and disk that an upload may take on the server."""
 
 from __future__ import annotations
 

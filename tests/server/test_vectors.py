@@ -1,4 +1,4 @@
-"""Embeddings, pooling and scores over HTTP: those of the engine, in the forms that clients read."""
+"""Embeddings, pooling and scores over HTTP are the engine's, in the forms that clients read."""
 
 from __future__ import annotations
 

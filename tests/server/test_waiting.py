@@ -68,7 +68,7 @@ def test_patience_follows_the_speed_and_the_prompts() -> None:
 
 
 def test_time_in_which_no_engine_answers_ends_no_wait() -> None:
-    """Fault: those that waited for a hung engine were refused in the second in which it was
+    """Fault: requests that waited for a hung engine were refused in the second in which it was
     replaced."""
     now = 100.0
     room = WaitingRoom(Limits(first_token_timeout_s=7.0), clock=lambda: now)

@@ -89,7 +89,7 @@ def test_messages_that_ask_for_nothing_are_refused(server: RunningServer) -> Non
 
 
 def test_outputs_of_hosted_tools_are_skipped(server: RunningServer) -> None:
-    """As over POST: their calls were not the model's."""
+    """The rule is that of POST: their calls were not the model's."""
     told = {"type": "message", "role": "user", "content": "hi"}
     with SocketClient(server.port) as client:
         for kind in ("computer_call_output", "local_shell_call_output"):

@@ -25,7 +25,7 @@ __all__ = ["Connection", "Reply", "Wire", "replies_of"]
 
 @dataclass
 class Reply:
-    """body: without its framing. is_open_ended: it ends with the connection."""
+    """body: bytes without their framing. is_open_ended: the body ends with the connection."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -64,8 +64,8 @@ class Wire:
 
 
 class Connection(asyncio.Transport):
-    """received: all that the server wrote. is_closed: by the server. num_unsent: bytes that the
-    client has not taken, at each look."""
+    """received: all bytes that the server wrote. is_closed: the server closed it. num_unsent:
+    returns the bytes that the client has not taken."""
 
     def __init__(self, wire: Wire) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class Connection(asyncio.Transport):
             self.protocol.data_received(data)
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Until it holds and the connection has been told of its end, if that has come."""
+        """Wait until the condition holds and the connection knows of its end, if that has come."""
         await asyncio.sleep(0)
         while not condition():
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)
 
     def end(self) -> None:
-        """By the client, if it is still open."""
+        """End the connection from the client's side, if it is still open."""
         self._has_ended = True
         if not self.is_closed:
             self.protocol.connection_lost(None)
@@ -135,8 +135,8 @@ class Connection(asyncio.Transport):
 
 
 def replies_of(data: bytes, is_closed: bool, methods: Iterable[str] = ()) -> list[Reply]:
-    """The responses in what a server sent, each of which must be whole. methods: of the requests,
-    if some were HEAD, which has no body."""
+    """Return the responses in a server's bytes, each of which must be whole. methods: methods of
+    the requests, if some were HEAD, which has no body."""
     replies: list[Reply] = []
     asked = iter(methods)
     while data:
@@ -156,7 +156,7 @@ def replies_of(data: bytes, is_closed: bool, methods: Iterable[str] = ()) -> lis
 
 
 def _take_body(reply: Reply, data: bytes, is_closed: bool, method: str) -> bytes:
-    """What follows the body."""
+    """Take the body, and return the bytes behind it."""
     assert b"date" in reply.headers
     if method == "HEAD":
         return data

@@ -104,8 +104,8 @@ def test_the_better_the_knowledge_the_lower_the_latency() -> None:
 
 
 def test_a_static_batch_ends_with_its_longest_request() -> None:
-    """Who came later waits for all of the first batch, and its short request ends with the long
-    one. Turns red when it batches by iteration."""
+    """A later request waits for all of the first batch, and the short request there ends with the
+    long one. Turns red when it batches by iteration."""
     trace = [TraceRequest(0.0, 50, 5), TraceRequest(0.0, 50, 60), TraceRequest(0.1, 50, 5)]
     served = serve_faster_transformer(trace, CONTIGUOUS, num_slots=15_700)
     assert served.finished_s[0] == served.finished_s[1] < served.first_token_s[2]

@@ -21,7 +21,7 @@ OPT_13B = model_spec("opt-13b")
 
 
 def seconds(cost: StepCost, *rows: tuple[int, int], sampled: int = 0) -> float:
-    """Of a step of rows (computed, tokens)."""
+    """Return the seconds of a step of rows (computed, tokens)."""
     computed, tokens = np.array(rows, np.int64).T
     return cost.seconds(computed, tokens, sampled)
 

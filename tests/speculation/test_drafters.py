@@ -1,4 +1,4 @@
-"""What drafters guess, from token ids alone."""
+"""Guesses of drafters, from token ids alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ints(*tokens: int) -> np.ndarray:
 
 
 def ngram_by_search(tokens: list[int], shortest: int, longest: int, most: int) -> list[int]:
-    """By the definition, looking at every place."""
+    """Find the guess of the definition, looking at every place."""
     for length in range(longest, shortest - 1, -1):
         for place in range(len(tokens) - 1, length - 1, -1):
             if len(tokens) >= length and tokens[place - length : place] == tokens[-length:]:

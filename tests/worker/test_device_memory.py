@@ -1,4 +1,4 @@
-"""What is counted of a GPU's memory, and a GPU that does not start."""
+"""Bytes of a GPU's memory that are counted, and a GPU that does not start."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_the_largest_steps_are_computed_and_measured(plan: StartupPlan, on_devic
     meter = Meter()
     worker = Worker(make_settings(plan, device_state=on_device), meter)
     measured = worker.measure_memory()
-    # Of a pool that is only there for the measurement nothing is counted.
+    # A pool that is only there for the measurement is not counted.
     steps = LargestSteps(4, 64, 128, plan.resolved.layout)
     pool = steps.num_blocks * plan.resolved.layout.page_bytes
     assert measured == MeasuredMemory(80 * GIB, 79 * GIB, 10 * GIB, 11 * GIB, 13 * GIB - pool)
@@ -159,7 +159,7 @@ def test_blocks_are_copied_in_the_order_of_the_steps(
 def test_steps_that_do_not_fit_say_what_to_lower(
     plan: StartupPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the runner saves itself by halves or not."""
+    """This holds whether the runner saves itself by halves or not."""
     with pytest.raises(ConfigError, match=r"64 tokens does not fit.*Lower max_num_batched_tokens"):
         Worker(make_settings(plan), Meter(refused=1)).measure_memory()
 

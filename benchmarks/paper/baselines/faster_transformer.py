@@ -22,8 +22,8 @@ __all__ = ["serve_faster_transformer"]
 def serve_faster_transformer(
     trace: Sequence[TraceRequest], cost: StepCost, *, num_slots: int
 ) -> Served:
-    """Serve a trace in order of arrival, on a clock that starts at 0. cost: of K/V in one piece.
-    ConfigError if not even one sequence fits."""
+    """Serve a trace in order of arrival, on a clock that starts at 0. cost: cost of steps with K/V
+    in one piece. ConfigError if not even one sequence fits."""
     sequences = num_slots // MAX_LEN
     if sequences < max(request.n for request in trace):
         raise ConfigError(f"{num_slots} slots hold no request whose sequences have {MAX_LEN} each")

@@ -43,8 +43,9 @@ RESERVATIONS: Mapping[str, Reservation] = {
 
 @dataclass(slots=True)
 class OrcaMemory:
-    """Slots over time, in slot seconds while requests wait. held: with K/V. reserved: for tokens
-    that will come. internal: never used by their owner. free: of no piece, but requests wait."""
+    """Slots over time, in slot seconds while requests wait. held: slots with K/V. reserved: slots
+    for tokens that will come. internal: slots never used by their owner. free: slots of no piece,
+    though requests wait."""
 
     held: float = 0.0
     reserved: float = 0.0
@@ -79,8 +80,9 @@ def serve_orca(
     max_num_batched_tokens: int,
     memory: OrcaMemory | None = None,
 ) -> Served:
-    """Serve a trace in order of arrival, on a clock that starts at 0. cost: of K/V in one piece.
-    memory: is told how the slots are used. ConfigError if a request can never be served."""
+    """Serve a trace in order of arrival, on a clock that starts at 0. cost: cost of steps with K/V
+    in one piece. memory: takes the use of the slots. ConfigError if a request can
+    never be served."""
     buddies = BuddyAllocator(num_slots)
     rows = _Rows(*np.zeros((4, max_num_seqs), np.int64), pieces={})
     waiting = deque(enumerate(trace))

@@ -30,10 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """bits, kv_bits: of a weight and of an element of the KV cache, both without their scales.
-    group_bits: of the scales and zero points of groups, per weight; those of a whole output channel
-    are less than a hundredth and left out. head_bits: of a weight of the head, as in layers if
-    None."""
+    """bits, kv_bits: bits of a weight and of an element of the KV cache, both without their scales.
+    group_bits: bits per weight for the scales and zero points of groups; those of a whole output
+    channel are less than a hundredth and left out. head_bits: bits of a weight of the head; None:
+    same as in layers."""
 
     bits: int
     kv_bits: int = 16
@@ -59,7 +59,7 @@ class Adapter:
 
 
 def _int4(group_size: int, group_bits: int, kv_bits: int = 16) -> Format:
-    """group_bits: of a scale and, if there is one, a zero point. The head keeps 8 bits."""
+    """group_bits: bits of a scale and, if there is one, a zero point. The head keeps 8 bits."""
     return Format(4, kv_bits, group_bits / group_size, head_bits=8)
 
 

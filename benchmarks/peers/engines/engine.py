@@ -25,10 +25,9 @@ class UnavailableError(Exception):
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """model: folder with a config.json, or a GGUF file. weights: a format that the engine names,
-    which does not count for a file. work_dir: where
-    converted models are kept. max_num_seqs requests of max_model_len tokens must fit at once.
-    widen_16_bits: compute with 16-bit weights in float32, as on a processor that has no products of
-    bfloat16, though this one has."""
+    which does not count for a file. work_dir: folder of converted models. max_num_seqs requests of
+    max_model_len tokens must fit at once. widen_16_bits: compute with 16-bit weights in float32, as
+    on a processor that has no products of bfloat16, though this one has."""
 
     model: Path
     weights: str
@@ -67,7 +66,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """After a step. seconds: since the requests were queued. counts: tokens of every request."""
+    """State after a step. seconds: time since the requests were queued. counts: tokens
+    of every request."""
 
     seconds: float
     counts: tuple[int, ...]

@@ -83,7 +83,8 @@ def _architecture(config: dict[str, Any]) -> str:
 
 
 def _stacked(tensors: Iterable[tuple[str, Floats]], count: int) -> Iterator[tuple[str, Floats]]:
-    """Tensors, with those of all experts of a layer as one [experts, out, in]; count: of these."""
+    """Yield tensors, with those of all experts of a layer as one [experts, out, in]. count: number
+    of experts."""
     waiting: dict[str, list[Floats]] = {}
     for name, tensor in tensors:
         match = _EXPERT.fullmatch(name)

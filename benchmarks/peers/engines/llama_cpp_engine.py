@@ -26,7 +26,7 @@ CONTEXT_STEP = 256
 
 @dataclass(slots=True)
 class _Request:
-    """tokens: prompt and output so far. num_computed: how many of them are in the cache."""
+    """tokens: prompt and output so far. num_computed: number of them in the cache."""
 
     tokens: list[int]
     wanted: int
@@ -110,8 +110,8 @@ class LlamaCppEngine:
         self._lib.llama_model_free(self._model)
 
     def _fill_batch(self) -> list[tuple[int, int]]:
-        """Decoding requests first. Returns (sequence, row) of the rows that end a request's known
-        tokens: those give the next one."""
+        """Fill the batch, decoding requests first. Return (sequence, row) of the rows that end the
+        known tokens of a request, since they give the next one."""
         batch, ends = self._batch, []
         batch.n_tokens = 0
         live = [i for i, r in enumerate(self._requests) if r.num_outputs < r.wanted]

@@ -34,11 +34,11 @@ class EngineRun:
 
 
 class EngineProcess:
-    """An engine that is loaded. settings: its own, for the record.
+    """An engine that is loaded. settings: its own settings, for the record.
 
-    title: in messages. module: the adapter to import there. python: the interpreter. environment:
-    of the process. Raises UnavailableError if the engine cannot run there, EngineEndedError if its
-    process ends meanwhile.
+    title: name in messages. module: the adapter to import there. python: the interpreter.
+    environment: variables of the process. Raises UnavailableError if the engine cannot run there,
+    EngineEndedError if its process ends meanwhile.
     """
 
     def __init__(

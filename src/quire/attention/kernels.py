@@ -31,7 +31,8 @@ class KernelAttention:
         *,
         adds_biases: bool = False,
     ) -> None:
-        """device_type: where metadata must lie; None where the kernels' launcher checks that."""
+        """device_type: device that metadata must lie on; None where the kernels' launcher checks
+        that."""
         self.name = name
         self.adds_biases = adds_biases
         self._paged_attention = paged_attention

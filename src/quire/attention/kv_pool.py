@@ -36,10 +36,9 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """pages: uint8 [N, B, segment_bytes] (`KVLayout`). layers: by model layer index, views of the
-    pages that are made once, since every layer of every step asks. groups: by layer index, its
-    layer group.
-    """
+    """pages: uint8 [N, B, segment_bytes] (`KVLayout`). layers: views of the pages, indexed by model
+    layer. They are made once, since every layer of every step asks. groups: layer group of each
+    layer, by its index."""
 
     pages: torch.Tensor
     layers: Mapping[int, LayerCache]

@@ -176,8 +176,8 @@ def select_backends(
     *,
     preferred: str | None = None,
 ) -> GroupBackends:
-    """`select_backend` for each layer group; groups that need the same share a backend. layers: of
-    each group, for the sentence. A forced backend has to serve all groups."""
+    """Call `select_backend` for each layer group; groups that need the same share a backend.
+    layers: layers of each group, for the sentence. A forced backend has to serve all groups."""
     choices = {
         each: select_backend(platform, each, forced, team, preferred=preferred)
         for each in dict.fromkeys(needs)

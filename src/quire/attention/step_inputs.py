@@ -19,9 +19,9 @@ class GroupInputs:
     """Attention metadata of one layer group for one step.
 
     block_table: int32 [R, M]; entry i of a row is the block of its tokens i·S … (i+1)·S - 1.
-    slot_mapping: int64 [T]; where token t's K/V go: block · S + offset.
+    slot_mapping: int64 [T]; place of token t's K/V: block · S + offset.
     window: sliding window in tokens, the query itself included, or None.
-    plan: what the attention backend prepared for this step and group.
+    plan: data that the attention backend prepared for this step and group.
     last_key: int32 [T], position of the last key that each token sees; None: its own.
     """
 
@@ -66,8 +66,8 @@ class SequenceStates:
         self._num_computed = torch.zeros(count, dtype=torch.int64, device=device)
 
     def inputs(self, starts: Mapping[int, int]) -> StateInputs:
-        """Return those of a step. starts: tokens that each of its sequences has before it. The
-        state before the step is the one that the last step wrote."""
+        """Return the inputs of a step. starts: number of tokens that each of its sequences has
+        before it. The state before the step is the one that the last step wrote."""
         slots = torch.tensor(list(starts), device=self._read.device)
         computed = torch.tensor(list(starts.values()), device=slots.device)
         self._num_computed[slots] = computed
@@ -82,10 +82,10 @@ class StepInputs:
     """One step of a flat batch: row r owns tokens query_start_loc[r] … query_start_loc[r+1] - 1.
 
     query_start_loc: int32 [R + 1]. seq_lens: int32 [R], tokens in the cache after this step's
-    writes. max_query_len, max_seq_len: host integers. groups: per layer group. wanted_tokens:
-    int64 [N], indices of the tokens whose hidden states are asked for; None for all of them.
-    given: what the table of tokens is not asked for; None: nothing. Only steps that are computed
-    call by call have some. states: None if no layer has one.
+    writes. max_query_len, max_seq_len: host integers. groups: metadata of each layer group.
+    wanted_tokens: int64 [N], indices of the tokens whose hidden states are asked for; None for all
+    of them. given: embeddings taken from requests instead of the token table; None: none. Only
+    steps that are computed call by call have some. states: None if no layer has one.
     """
 
     query_start_loc: torch.Tensor

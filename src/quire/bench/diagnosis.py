@@ -33,8 +33,8 @@ MAX_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class ProviderDiagnosis:
-    """unavailable: why it cannot run here, or None. failures: cases that disagree, a sentence
-    each, or the error that ended the comparison."""
+    """unavailable: reason why it cannot run here, or None. failures: cases that disagree, a
+    sentence each, or the error that ended the comparison."""
 
     name: str
     unavailable: str | None
@@ -44,7 +44,7 @@ class ProviderDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class OpDiagnosis:
-    """device: on which it was examined. chosen: the provider that an engine would use here."""
+    """device: device of the examination. chosen: the provider that an engine would use here."""
 
     name: str
     device: str
@@ -54,10 +54,11 @@ class OpDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """gpu_problem: why no engine can compute on a GPU and what to do, None if one can. compiler:
-    its first line of --version, or why there is none. torch_build: for which devices it was made,
-    and its size. kernels: by instruction set, None if they are loaded, else why not. products:
-    which of them an engine would choose for products of 16 bits, and why."""
+    """gpu_problem: reason why no engine can compute on a GPU, and what to do; None if one can.
+    compiler: first line of its --version, or the reason why there is none. torch_build: devices it
+    was made for, and its size. kernels: reason why an instruction set's kernels are not loaded,
+    None if they are. products: kernels that an engine would choose for products of 16
+    bits, and why."""
 
     machine: Machine
     gpu_problem: str | None

@@ -42,7 +42,8 @@ class LengthRange:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Lengths whose logarithm is normal. mean: of the lengths. sigma: of their logarithm."""
+    """Lengths whose logarithm is normal. mean: mean of the lengths. sigma: standard deviation of
+    their logarithm."""
 
     mean: float
     sigma: float

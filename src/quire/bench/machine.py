@@ -47,8 +47,8 @@ _BUT_RESULTS = ("--", ":/", ":(top,exclude)benchmarks/results")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cache_bytes: by level. features: those that matter to kernels. threads: torch's. gpu: what it
-    is, or "none"."""
+    """cache_bytes: sizes by level. features: features that matter to kernels. threads: number of
+    torch's threads. gpu: its description, or "none"."""
 
     cpu: str
     num_cores: int
@@ -147,7 +147,7 @@ class LimitProbe:
         self._calls: dict[str, Callable[[], object]] = {}
 
     def read(self, choose: Callable[[list[float]], float] = min) -> float:
-        """GB/s. choose: which of the seconds of REPEATS reads counts."""
+        """Return GB/s. choose: picks the time that counts from those of REPEATS reads."""
         return self._read_bytes / choose(self._seconds("read")) / 1e9
 
     def product(self, kind: Product) -> float:

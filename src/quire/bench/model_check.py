@@ -40,9 +40,10 @@ CHUNKS = (5, 1, 8, 3, 1, 11)
 @dataclass(frozen=True, slots=True)
 class PassCheck:
     """One way to feed the sequences. error: the largest difference of logits, relative to the
-    largest logit. sequence, token: where it first exceeds the tolerance, or is largest. layer: the
-    first layer behind which the residual stream differs, -1 for the embeddings, the number of
-    layers for what follows the last one, None if nothing differs. layer_error: there."""
+    largest logit. sequence, token: place where the error first exceeds the tolerance, or is
+    largest. layer: the first layer behind which the residual stream differs, -1 for the embeddings,
+    the number of layers for the part behind the last one, None if nothing differs. layer_error:
+    error there."""
 
     name: str
     error: float
@@ -54,9 +55,9 @@ class PassCheck:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """is_generic: `transformers` computed all but attention on both sides. kernels: what computed.
-    windows: the sliding windows of the model's layers that no sequence
-    outgrew, so that they were not tested."""
+    """is_generic: `transformers` computed all but attention on both sides. kernels: kernels that
+    computed. windows: the sliding windows of the model's layers that no sequence outgrew, so that
+    they were not tested."""
 
     architecture: str
     dtype: str

@@ -30,7 +30,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class BenchRecord:
-    """figures: by name with unit. limits: of the machine, measured in the same run, or None."""
+    """figures: values by name with unit. limits: limits of the machine, measured in the same run,
+    or None."""
 
     benchmark: str
     command: tuple[str, ...]
@@ -65,8 +66,9 @@ def new_record(
     workload: dict[str, Any],
     figures: dict[str, Spread],
 ) -> BenchRecord:
-    """A record of what ran just now. resolved: of the engine in this process, None if it was
-    measured from outside. Absolute paths lose their folders: others have none of these."""
+    """Return a record of what ran just now. resolved: settings of the engine in this process, None
+    if it was measured from outside. Absolute paths lose their folders: others have
+    none of these."""
     settings = {} if resolved is None else asdict(resolved.settings)
     return BenchRecord(
         benchmark=benchmark,

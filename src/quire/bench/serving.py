@@ -31,10 +31,11 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """path: of the route. model: the name that requests give; None: the server's first. prompts,
+    """path: route to call. model: the name that requests give; None: the server's first. prompts,
     outputs: distributions of lengths in tokens. vocab_size: prompts are any ids below it; None: ids
     that the server's tokenizer gives for plain text. ignore_eos: answers are exactly as long as
-    drawn. goals_ms: of goodput. repeats: same lengths and arrivals, fresh token ids each."""
+    drawn. goals_ms: limits for goodput. repeats: same lengths and arrivals, fresh
+    token ids each."""
 
     path: str
     model: str | None
@@ -58,7 +59,7 @@ class ServingOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServingRun:
-    """model: as requests named it. workload: as it was drawn. figures: one per repeat."""
+    """model: name in the requests. workload: lengths that were drawn. figures: one per repeat."""
 
     model: str
     workload: Workload

@@ -19,16 +19,16 @@ LATENCIES: Mapping[str, str] = {
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
 }
-"""ttft: from sending to the first chunk with output. itl: between two chunks. tpot: of a request,
-(end - first chunk) / (output tokens - 1). e2el: from sending to the last chunk."""
+"""ttft: time from sending to the first chunk with output. itl: time between two chunks. tpot: (end
+- first chunk) / (output tokens - 1) of a request. e2el: time from sending to the last chunk."""
 
 _PER_REQUEST = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, slots=True)
 class ServingFigures:
-    """counts and rates by name; latencies_ms by name, each value sorted. errors: of the requests
-    that failed, which no other figure counts."""
+    """counts and rates by name; latencies_ms by name, each value sorted. errors: messages of the
+    requests that failed, which no other figure counts."""
 
     num_completed: int
     num_prompt_tokens: int

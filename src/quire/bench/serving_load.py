@@ -49,7 +49,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """path: of the route. bodies: JSON of the requests. arrivals: seconds at which each comes.
+    """path: route to call. bodies: JSON of the requests. arrivals: seconds at which each comes.
     max_concurrency: further ones wait here, and their time counts from when they are sent.
     timeout_s: a request that takes longer has failed."""
 
@@ -64,8 +64,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """duration_s: from the first request to the end of the last. cpu_share: of one processor, what
-    this process took meanwhile; near 1 the generator is what was measured."""
+    """duration_s: time from the first request to the end of the last. cpu_share: part of one
+    processor that this process used meanwhile; near 1 the generator is what was measured."""
 
     answers: tuple[AnswerTimes, ...]
     duration_s: float

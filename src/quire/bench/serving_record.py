@@ -31,7 +31,7 @@ def serving_record(
     *,
     with_limits: bool,
 ) -> BenchRecord:
-    """limits: of this machine, so only of a server that runs on it."""
+    """limits: limits of this machine, so only for a server that runs on it."""
     names = list(run.figures[0].latencies_ms)
     limits = None
     if with_limits and server.address.is_local:

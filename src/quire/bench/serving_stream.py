@@ -41,7 +41,8 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 @dataclass(slots=True)
 class AnswerTimes:
-    """Seconds of one clock. chunks: when each chunk with output arrived. error: why it failed."""
+    """Seconds of one clock. chunks: arrival of each chunk with output. error: reason
+    of a failure."""
 
     start: float
     end: float = 0.0

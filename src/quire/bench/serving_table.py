@@ -47,7 +47,7 @@ def render_serving(
     request_rate: float,
     max_concurrency: int | None,
 ) -> str:
-    """Medians over the runs. names: of the latencies to show."""
+    """Return the medians over the runs as text. names: names of the latencies to show."""
     medians = {
         name: statistics.median(values)
         for name, values in figure_values(runs, names, percentiles).items()

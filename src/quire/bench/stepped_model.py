@@ -42,8 +42,8 @@ class SteppedModel:
     """
 
     def __init__(self, plan: StartupPlan, lengths: Sequence[int]) -> None:
-        """Load the model of the plan. lengths: that the sequences may reach. Raises ConfigError if
-        it cannot be loaded."""
+        """Load the model of the plan. lengths: lengths that the sequences may reach. Raises
+        ConfigError if it cannot be loaded."""
         settings = _worker_settings(plan)
         self._loaded = load(settings, open_device(settings.platform))
         self._layout = settings.layout

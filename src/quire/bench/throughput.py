@@ -38,8 +38,8 @@ class ThroughputOptions:
 def run_throughput(
     options: ThroughputOptions, settings: dict[str, Any], command: Sequence[str]
 ) -> BenchRecord:
-    """Measure. settings: of the engine, as `LLM` takes them. Raises ConfigError if it cannot start
-    or the lengths do not fit, EngineError if a request failed."""
+    """Measure. settings: settings of the engine, in the form `LLM` takes. Raises ConfigError if it
+    cannot start or the lengths do not fit, EngineError if a request failed."""
     with LLM(**settings) as llm:
         resolved = llm.engine.resolved
         workload = draw_workload(

@@ -17,7 +17,7 @@ _CHOICES = re.compile(r"\{([^{}]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """values: those that it takes, empty if any. takes: it takes a value."""
+    """values: values that it takes, empty if any. takes: whether it takes a value."""
 
     name: str
     text: str
@@ -27,7 +27,7 @@ class _Flag:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """words: such as ("bench", "serve"). kinds: what may stand behind it, such as subcommands."""
+    """words: name, such as ("bench", "serve"). kinds: words that may follow."""
 
     words: tuple[str, ...]
     text: str
@@ -83,8 +83,8 @@ def _first(commands: list[_Command]) -> list[_Command]:
 
 
 def _values(commands: list[_Command], reply: str, files: str) -> list[str]:
-    """Return the lines that complete the value of a flag. reply, files: what they do with words,
-    and where any file may stand."""
+    """Return the lines that complete the value of a flag. reply, files: shell code that offers
+    words, and code that offers any file."""
     lines = ['  case "$name $before" in']
     for command in commands:
         chosen = [flag for flag in command.flags if flag.values]

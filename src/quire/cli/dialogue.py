@@ -19,9 +19,10 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """text: without the thinking before it. num_tokens: of both, None where the source did not say;
-    so is num_context_tokens, of the answer and all before it. first_s: to the first of either, None
-    if there was none. total_s: to the end. is_cut: ended by Ctrl-C."""
+    """text: answer without the thinking before it. num_tokens: tokens of both. num_context_tokens:
+    tokens of the answer and all before it. Both are None where the source did not say. first_s:
+    seconds to the first token, None if there was none. total_s: seconds to the end. is_cut: ended
+    by Ctrl-C."""
 
     text: str
     num_tokens: int | None

@@ -1,4 +1,4 @@
-"""`quire doctor`: what this machine is, and whether its kernels agree with their references."""
+"""`quire doctor` describes this machine, and checks its kernels against their references."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`quire plan`: what a model would use here, from its config and file headers alone; and how many
-devices of other kinds serve a workload."""
+"""`quire plan` shows the needs of a model here, from its config and file headers alone; and the
+number of devices of other kinds that serve a workload."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of an answer. reasoning: more of the thinking before it. num_tokens: of the answer so
-    far, with its thinking; None where it is not said. num_prompt_tokens: of what it answers,
-    likewise."""
+    """More of an answer. reasoning: more of the thinking before it. num_tokens: tokens of the
+    answer so far, with its thinking; None where the source does not say. num_prompt_tokens: tokens
+    of the prompt, likewise."""
 
     text: str
     num_tokens: int | None = None
@@ -41,8 +41,9 @@ class ContextFullError(RequestError):
 
 
 class TextSource(Protocol):
-    """Closing an iterator before its end ends the request. sampling: as in the API. RequestError
-    if the request is refused, ContextFullError if it is too long; EngineError if it breaks off."""
+    """Closing an iterator before its end ends the request. sampling: parameters of the API.
+    RequestError if the request is refused, ContextFullError if it is too long; EngineError if it
+    breaks off."""
 
     @property
     def model(self) -> str:
@@ -67,7 +68,7 @@ class TextSource(Protocol):
 
 
 class ServerSource:
-    """card: of the model, as `/v1/models` lists it."""
+    """card: entry of the model in `/v1/models`."""
 
     def __init__(self, server: RemoteServer, card: Mapping[str, Any]) -> None:
         self._server = server
@@ -113,7 +114,7 @@ class ServerSource:
 
 
 class EngineSource:
-    """An engine in this process; starts when it is made. settings: as `LLM` takes them."""
+    """An engine in this process; starts when it is made. settings: arguments of `LLM`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         from quire.llm import LLM

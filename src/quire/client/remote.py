@@ -21,7 +21,7 @@ READ_TIMEOUT_S = 600.0
 """A long prompt may be silent for minutes; servers send a comment into streams meanwhile."""
 
 POLL_S = 0.3
-"""Between two looks at a server that is starting."""
+"""Seconds between two looks at a server that is starting."""
 
 
 @dataclass(frozen=True, slots=True)

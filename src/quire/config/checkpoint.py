@@ -40,9 +40,9 @@ _TEXT_PART = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo(StoredTensor):
-    """A tensor as a model knows it. gguf: how a GGUF file holds it. packed: how it is held in few
-    bits, outside of GGUF files by other tensors; then the shape is that of the numbers, and file,
-    start and end are those of the first of the others."""
+    """A tensor as a model knows it. gguf: its layout in a GGUF file. packed: its layout outside of
+    GGUF files if it is quantized and stored as several tensors; then the shape is that of the
+    numbers, and file, start and end are those of the first stored tensor."""
 
     gguf: GGUFLayout | None = None
     packed: PackedLayout | None = None
@@ -55,10 +55,10 @@ class TensorInfo(StoredTensor):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """files: in the order in which to read them. tensors: by name on disk, without what precedes
-    the names of a text model that is a part of another model. left_out: a sentence for
-    each part of the folder that is not read although its name says that it is the model's.
-    cache_scales: of an 8-bit KV cache, which are no weights."""
+    """files: weight files in reading order. tensors: tensors by name on disk, without the prefix of
+    a text model that is a part of another model. left_out: a sentence for each part of the folder
+    that is not read although its name says that it belongs to the model. cache_scales: scales of an
+    8-bit KV cache, which are no weights."""
 
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]

@@ -48,7 +48,8 @@ _NATIVE_FLOAT16 = ("avx512_fp16", "amx_fp16", "asimdhp")
 
 
 def choose_device(asked: str, platform: Platform) -> tuple[str, str]:
-    """ "cpu" or "cuda", and why; asked: that, or "auto". "cuda" is any GPU, AMD's as well.
+    """Return "cpu" or "cuda", and the reason. asked: one of these, or "auto". "cuda" is any GPU,
+    AMD's as well.
 
     Raises ConfigError with what to do if a GPU is asked for and none can compute.
     """

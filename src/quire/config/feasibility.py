@@ -68,7 +68,7 @@ class Feasibility:
         draws_tokens: bool = True,
         num_classes: int = 0,
     ) -> None:
-        """draws_tokens, num_classes: as in `ModelSpec`."""
+        """draws_tokens, num_classes: see `ModelSpec`."""
         self._draws_tokens, self._num_classes = draws_tokens, num_classes
         self._layout = layout
         self._num_blocks = num_blocks

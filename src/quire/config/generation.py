@@ -64,12 +64,12 @@ only say how one of these works."""
 def read_generation_defaults(
     folder: Path, spec: ModelSpec, *, with_sampling: bool = True
 ) -> GenerationDefaults:
-    """Defaults of a checkpoint folder; all unset if it has no generation_config.json. A line in the
-    log names what of it is not obeyed.
+    """Return the defaults of a checkpoint folder; all are unset if it has no
+    generation_config.json. A line in the log names the settings that are not obeyed.
 
-    spec: of the model; tokens outside of its vocabulary are banned anyway. with_sampling: False
-    reads only what ends a sequence. Raises ConfigError, naming file, key and value, if the file is
-    broken or a value has the wrong type or no meaning.
+    spec: the model; tokens outside of its vocabulary are banned anyway. with_sampling: False reads
+    only the tokens that end a sequence. Raises ConfigError, naming file, key and value, if the file
+    is broken or a value has the wrong type or no meaning.
     """
     path = folder / "generation_config.json"
     if not path.is_file():
@@ -192,8 +192,8 @@ def _read_banned(raw: RawConfig, spec: ModelSpec, ending: set[int]) -> tuple[tup
 
 
 def _check_meaning(raw: RawConfig, values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
-    """Check the values against the ranges that requests have. keys: in the file, of parameters that
-    have another name there."""
+    """Check the values against the ranges that requests have. keys: keys of the file by parameter,
+    where the names differ."""
     from quire.protocol.sampling_params import SamplingParams
 
     for name, value in values.items():

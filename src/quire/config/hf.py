@@ -226,9 +226,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor on disk. dtype: as safetensors spells it ("BF16"), or the name of a GGUF type.
-    start, end: file offsets in bytes. piece: of the tensor of this name, if it is not all of it;
-    then the shape is that of the piece, and so is the number of bytes, from about there on."""
+    """One tensor on disk. dtype: name in safetensors ("BF16"), or of a GGUF type. start, end: file
+    offsets in bytes. piece: part of the tensor of this name, None for all of it; for a part, shape
+    and number of bytes are those of the part, and start is approximate."""
 
     name: str
     shape: tuple[int, ...]

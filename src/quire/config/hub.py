@@ -59,11 +59,11 @@ def resolve_model_folder(
 def resolve_tokenizer_folder(
     tokenizer: str, model: str | None, revision: str | None = None, download_dir: str | None = None
 ) -> Path:
-    """The folder or GGUF file of a tokenizer that is named beside `model`: any local folder, or a
-    Hugging Face id, of which no weights are fetched unless it names a GGUF file.
+    """Return the folder or GGUF file of a tokenizer that is named beside `model`: any local folder,
+    or a Hugging Face id. No weights are fetched for an id unless it names a GGUF file.
 
-    revision, download_dir, errors: as of `resolve_model_folder`, but a revision is of the model's
-    repository alone; others are taken as they are now.
+    revision, download_dir, errors: same as in `resolve_model_folder`, but a revision applies to the
+    model's repository alone; others are taken as they are now.
     """
     path = Path(tokenizer).expanduser()
     if path.is_dir():  # its reader says which file lacks

@@ -54,7 +54,7 @@ class KVFormat:
     """Bytes of one token in one layer.
 
     num_planes: 2 where K and V lie apart; 1 where V is the first `value_dim` elements of K.
-    key_dim, value_dim: elements per head. dtype_bytes, scale_bytes: as in KV_DTYPES.
+    key_dim, value_dim: elements per head. dtype_bytes, scale_bytes: see KV_DTYPES.
     """
 
     num_kv_heads: int
@@ -151,8 +151,9 @@ def most_blocks(
 class KVLayout:
     """Layer groups over one pool of bytes [num_segments, B, segment_bytes].
 
-    groups: in the order of their first layers. block_size: tokens that one block name stands for.
-    state_bytes: of the recurrent state of one sequence, over all layers that have one; 0: none.
+    groups: layer groups in the order of their first layers. block_size: tokens that one block name
+    stands for. state_bytes: size of the recurrent state of one sequence, over all layers that have
+    one; 0: none.
     """
 
     groups: tuple[KVGroup, ...]

@@ -93,7 +93,8 @@ class YarnScaling:
 class LongRopeScaling:
     """One divisor per frequency, a short and a long set (Ding et al. 2024, "LongRoPE").
 
-    attention_factor: multiplies cos and sin; long_attention_factor: with the long set, if another.
+    attention_factor: factor on cos and sin; long_attention_factor: factor for the long set, if it
+    is another.
     """
 
     short_factor: tuple[float, ...]
@@ -127,8 +128,8 @@ class RopeSpec:
     """Rotary position embedding of one layer (Su et al. 2021, "RoFormer", section 3.2).
 
     rotary_dim: leading elements of a head that are rotated, even, at most head_dim.
-    scaling: None for plain rope. axes: by pair of elements, which of a token's three positions
-    turns it (Wang et al. 2024, "Qwen2-VL", section 2.1, M-RoPE); empty: tokens have one position.
+    scaling: None for plain rope. axes: index of the token position, out of three, that turns each
+    pair of elements (Wang et al. 2024, "Qwen2-VL", section 2.1, M-RoPE); empty: one position.
     """
 
     rotary_dim: int
@@ -141,15 +142,16 @@ class RopeSpec:
 class LlamaTraits:
     """Llama and the families of its shape.
 
-    qkv_bias, o_bias, mlp_bias: which projections have a bias. gated: the MLP has a gate.
-    qk_norm: of q and k, by "head" or over the whole "row" of all heads. fused_qkv, fused_gate: q, k
-    and v are one tensor on disk, and so are gate and up. pairs_neighbours: rows of q and k are on
-    disk in the order of the pairs that rope rotates. sinks: heads have a score of a key without a
-    value. draft_layers: behind the last layer on disk there are so many that guess further tokens.
-    norms: where those of a sublayer stand, before it, after it or both.
-    query_growth: beta and length by which queries grow with their positions, None if they do not.
-    attention_scale: the factor on q·k, None for head_dim^-1/2. embedding_factor, residual_factor,
-    logit_factor: on embeddings, on what a sublayer adds, and on logits.
+    qkv_bias, o_bias, mlp_bias: whether these projections have a bias. gated: the MLP has a gate.
+    qk_norm: norm of q and k, over each "head" or over the whole "row" of all heads. fused_qkv,
+    fused_gate: q, k and v are one tensor on disk, and so are gate and up. pairs_neighbours: rows of
+    q and k are on disk in the order of the pairs that rope rotates. sinks: heads have a score of a
+    key without a value. draft_layers: number of layers behind the last one on disk that guess
+    further tokens.
+    norms: place of the norms of a sublayer: before it, after it or both. query_growth: beta and
+    length of the growth of queries with their positions, None if they do not grow. attention_scale:
+    factor on q·k, None for head_dim^-1/2. embedding_factor, residual_factor, logit_factor: factors
+    on embeddings, on the output of a sublayer, and on logits.
     """
 
     qkv_bias: bool = False
@@ -174,11 +176,11 @@ class LlamaTraits:
 class CenteredTraits:
     """StarCoder 2, StableLM, Nemotron, Falcon, Bloom and Phi-3.5-MoE, whose norms are layer norms.
 
-    names: the family whose names tensors have. qkv: how q, k and v lie on disk: as "parts", as one
-    tensor "fused", or as one where each kv "head" has its query heads, k and v side by side.
-    qkv_bias, o_bias, mlp_bias, head_bias: which projections have a bias. gated: the MLP has a gate.
+    names: family whose tensor names are used. qkv: layout of q, k and v on disk: three "parts", one
+    tensor "fused", or one where each kv "head" has its query heads, k and v side by side. qkv_bias,
+    o_bias, mlp_bias, head_bias: whether these projections have a bias. gated: the MLP has a gate.
     mlp_input: the norm "after" attention was added, or in parallel to attention its norm, "shared",
-    or a norm "beside" it. norm_offset: by how much weights of norms are larger than on disk.
+    or a norm "beside" it. norm_offset: number added to the weights of norms on disk.
     embedding_norm: embeddings are normed. alibi: attention has ALiBi; alibi_scaled: times
     head_dim^-1/2, with slopes in bfloat16 (Falcon).
     """
@@ -201,11 +203,11 @@ class CenteredTraits:
 
 @dataclass(frozen=True, slots=True)
 class ClassesSpec:
-    """Classes that a model sorts prompts into. labels: their names. activation: what makes
-    probabilities of the model's numbers. score_activation: what makes a score of the number of a
-    model with one class. pooling: by which states the model tells. answers: tokens of "no" and
-    "yes" of a model that was trained to say one of them; its one number is by how much the logit
-    of the second is greater."""
+    """Classes that a model sorts prompts into. labels: their names. activation: function that turns
+    the model's numbers into probabilities. score_activation: function that turns the number of a
+    model with one class into a score. pooling: choice of the states that the classes are computed
+    from. answers: tokens of "no" and "yes" of a model that was trained to say one of them; its one
+    number is the logit of the second less that of the first."""
 
     labels: tuple[str, ...]
     activation: ClassActivation
@@ -227,15 +229,15 @@ ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite", "gemm
 class Routing:
     """Choice of the experts of a token (Shazeer et al. 2017, arXiv:1701.06538), and their weights.
 
-    score: of an expert, from the router's logits. top_k: experts of a token. renormalise: weights
-    are divided by their sum. scale: what they are multiplied by then. biased: numbers of the
-    checkpoint are added to the scores for the choice, and not to the weights. num_groups,
-    top_groups: experts are in so many groups, of which only the best so many are open to a token; a
-    group counts the two best of its experts (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
-    score "mixer": two experts, each weighted by the softmax of its logit among those that are at
-    most 2 · jitter below it, relative to the larger magnitude, the first one left out for the
-    second (Liu et al. 2024, arXiv:2409.12136, section 2.2). has_factors: each expert has a number
-    in the checkpoint that multiplies its weight at last.
+    score: function that makes scores of experts from the router's logits. top_k: experts of a
+    token. renormalise: weights are divided by their sum. scale: factor on the weights after that.
+    biased: numbers of the checkpoint are added to the scores for the choice, and not to the
+    weights. num_groups: number of groups of experts. top_groups: number of the best groups, which
+    alone are open to a token; the two best experts of a group count (DeepSeek-AI 2024,
+    arXiv:2412.19437, section 2.1.2). score "mixer": two experts, each weighted by the softmax of
+    its logit among those that are at most 2 · jitter below it, relative to the larger magnitude;
+    the first one is left out for the second (Liu et al. 2024, arXiv:2409.12136, section 2.2).
+    has_factors: each expert has a number in the checkpoint that multiplies its weight at last.
     """
 
     num_experts: int
@@ -252,12 +254,12 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Feed-forward networks of which a router chooses some for each token.
+    """Feed-forward networks; a router chooses some of them for each token.
 
-    layers: by layer of the model, whether it has experts; others have one network. inner_size: of
-    an expert. shared_size: of a network that every token takes besides, None for none;
-    shared_gated: its output is multiplied by the sigmoid of a projection to one number. bias: of
-    the router and of experts. names: of the tensors on disk.
+    layers: whether each layer of the model has experts; others have one network. inner_size: inner
+    size of an expert. shared_size: inner size of a network that every token takes besides, None for
+    none; shared_gated: its output is multiplied by the sigmoid of a projection to one number. bias:
+    whether the router and experts have a bias. names: naming of the tensors on disk.
     """
 
     routing: Routing
@@ -296,9 +298,10 @@ class GenericTraits:
 class ParameterCounts:
     """Numbers of parameters, for the memory plan when there are no files to measure.
 
-    embedding: token and position tables with their projections. layer: one layer. head: final
-    norm and LM head; a tied LM head counts as embedding only. extra: what layers of another kind
-    have beyond `layer`, all of them together. idle: those of all layers that a token does not use.
+    embedding: token and position tables with their projections. layer: one layer. head: final norm
+    and LM head; a tied LM head counts as embedding only. extra: parameters that layers of another
+    kind have beyond `layer`, all of them together. idle: parameters of all layers that a token does
+    not use.
     """
 
     embedding: int
@@ -312,7 +315,7 @@ class ParameterCounts:
 class MatrixShape:
     """A matrix [outputs, inputs] that the model multiplies with, merged as the layers merge it.
 
-    count: of such matrices in the model. is_head: the projection to logits.
+    count: number of such matrices in the model. is_head: whether it is the projection to logits.
     """
 
     outputs: int
@@ -325,8 +328,8 @@ class MatrixShape:
 class GenerationDefaults:
     """Sampling defaults in generation_config.json, or in a GGUF file, for requests that name none.
 
-    numbers: by the names of `SamplingParams`, in pairs. banned_words: tokens, or sequences of them,
-    that must not come.
+    numbers: pairs of a name in `SamplingParams` and a value. banned_words: tokens, or sequences of
+    them, that must not come.
     """
 
     numbers: tuple[tuple[str, float], ...] = ()
@@ -354,22 +357,22 @@ class ModelSpec:
     without rope sees no positions. No rope at all and no ALiBi slopes mean that positions are
     learned, and then `max_context` cannot be exceeded.
     kv_shapes: number of kv heads and head_dim of each layer, if they are not `num_kv_heads` and
-    `head_dim`, which are the largest then. num_shared_kv: so many of the last layers read K and V
-    of layers before them, and have none. side_size: elements of a token that a forward holds from
+    `head_dim`, which are the largest then. num_shared_kv: number of the last layers that read K and
+    V of layers before them, and have none. side_size: elements of a token that a forward holds from
     its beginning on, beside the residual stream. states: elements of each layer's recurrent state,
     in the model's dtype; 0 for a layer that attends. () if all layers do.
-    score_options: what attention does to scores besides scaling them, by the names of
-    `quire.attention.ScoreOptions`.
+    score_options: names of `quire.attention.ScoreOptions` for changes of scores besides scaling.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
     prefix LMs), or as far behind it as before it in layers with a window; a prompt is then computed
     in one step. None: causal.
-    matrices: every one that is multiplied with, for the memory plan of quantized weights.
-    experts: of layers that have some in place of one feed-forward network; None if no layer has.
-    is_encoder: it draws no tokens, and is asked for vectors alone. has_head: False of a decoder
-    saved without the projection to logits, which is asked for vectors too. classes: into which it
-    sorts prompts; None if it does not. token_types: rows of a table that tells the second text of a
-    pair from the first; 0 if there is none.
-    eos_token_ids: of config.json, then those that only generation_config.json names.
+    matrices: all matrices to multiply with, for the memory plan of quantized weights.
+    experts: networks of layers with experts in place of one feed-forward network; None if no layer
+    has experts.
+    is_encoder: it draws no tokens, and is asked for vectors alone. has_head: False for a decoder
+    saved without the projection to logits, which is asked for vectors too. classes: classes that it
+    sorts prompts into; None if it does not. token_types: rows of a table that tells the second text
+    of a pair from the first; 0 if there is none.
+    eos_token_ids: ids of config.json, then those that only generation_config.json names.
     """
 
     architecture: str

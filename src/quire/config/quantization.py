@@ -72,8 +72,8 @@ QUANTIZATIONS = ("int8", *INT4_FORMATS)
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """The format of one matrix. name: "plain" or one of `QUANTIZATIONS`. fallback: why it is not
-    the one that was asked for, or None."""
+    """The format of one matrix. name: "plain" or one of `QUANTIZATIONS`. fallback: reason why the
+    format that was asked for is not used, or None."""
 
     name: str
     fallback: str | None = None
@@ -104,7 +104,8 @@ def choose_format(quantization: str | None, shape: MatrixShape) -> FormatChoice:
 
 
 def matrix_bytes(name: str, outputs: int, inputs: int, dtype_bytes: int) -> int:
-    """Bytes of a matrix [outputs, inputs] in a format; dtype_bytes: of an element when plain."""
+    """Return the bytes of a matrix [outputs, inputs] in a format. dtype_bytes: size of an element
+    when plain."""
     if name == "plain":
         return outputs * inputs * dtype_bytes
     if name == "int8":

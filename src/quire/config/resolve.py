@@ -69,8 +69,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """All that start-up needs to know. spec: with the dtype in which the engine computes. platform:
-    the machine, with the device that was chosen. draft: in that dtype too."""
+    """All that start-up needs to know. spec: model in the dtype of the computation. platform: the
+    machine, with the device that was chosen. draft: draft model or heads, in the same dtype."""
 
     settings: ResolvedSettings
     spec: ModelSpec
@@ -92,8 +92,7 @@ class _Steps:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Room in memory. context, num_blocks: with the reason of each. plan: where every byte
-    goes."""
+    """Room in memory. context, num_blocks: value and reason. plan: distribution of all bytes."""
 
     context: tuple[int, str]
     num_blocks: tuple[int, str]
@@ -193,8 +192,8 @@ def _choose_room(
     layout: KVLayout,
     steps: _Steps,
 ) -> _Room:
-    """Share the memory of one process between weights, steps and the KV cache. layout: of all
-    ranks together. ConfigError where it does not suffice."""
+    """Share the memory of one process between weights, steps and the KV cache. layout: KV layout of
+    all ranks together. Raises ConfigError if the memory does not suffice."""
     ranks = settings.tensor_parallel_size
     of_rank, rank_platform = _of_rank(settings, platform)
     own_layout = rank_layout(layout, ranks)
@@ -385,8 +384,8 @@ def _describe_longrope(spec: ModelSpec, context: int) -> tuple[Decision, ...]:
 def _describe_quantization(
     settings: EngineSettings, spec: ModelSpec, layouts: Sequence[PackedLayout], device: str
 ) -> Decision:
-    """Describe the requested format, and which sizes of matrix take another one; else the
-    checkpoint's format. layouts: of matrices that the checkpoint holds quantized."""
+    """Describe the requested format, and the sizes of matrices that take another one; without a
+    request, the checkpoint's format. layouts: layouts of matrices that are quantized on disk."""
     methods = " and ".join(sorted({layout.scheme.name for layout in layouts}))
     if settings.quantization is None:
         reason = describe_layouts(layouts, device) if layouts else "as in the checkpoint"

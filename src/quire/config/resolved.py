@@ -37,7 +37,7 @@ class ResolvedModel(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedCache(CacheSettings):
-    """kv_cache_dtype: name of a torch dtype. num_host_blocks: that `swap_space` holds.
+    """kv_cache_dtype: name of a torch dtype. num_host_blocks: blocks that `swap_space` holds.
     num_state_checkpoints: 0 for models without recurrent states."""
 
     kv_cache_dtype: str = field()

@@ -36,8 +36,8 @@ def read_ropes(
     max_positions: int,
     theta: float = DEFAULT_THETA,
 ) -> tuple[RopeSpec, ...]:
-    """The rope of each layer. `layer_types`: per layer, the key of a nested `rope_parameters`.
-    theta: where the file states none.
+    """Return the rope of each layer. layer_types: key of a nested `rope_parameters` for each layer.
+    theta: default where the file states none.
 
     Raises ConfigError for an unknown type or an inconsistent value.
     """

@@ -86,9 +86,9 @@ _LONGEST = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class SentenceSettings:
-    """pooling, normalize: of vectors, where a request names none. prompts: texts that stand before
-    those of requests, by name; default_prompt: the name of one that stands there unless a request
-    names another. classes: how the model's classes are told."""
+    """pooling, normalize: defaults for vectors, where a request names none. prompts: texts by name,
+    to stand before those of requests; default_prompt: name of the prompt for requests that name
+    none. classes: pooling of a model with classes."""
 
     pooling: Pooling = "last"
     normalize: bool = True
@@ -116,8 +116,8 @@ class SentenceSettings:
 def read_sentence_settings(
     folder: Path, *, is_encoder: bool, classes: Pooling = "classify"
 ) -> SentenceSettings:
-    """Read what is there. is_encoder: the mean of an encoder's states is the default, as
-    sentence-transformers has it; else the last one's. classes: as of `SentenceSettings`.
+    """Read the settings that are there. is_encoder: whether the default is the mean of an encoder's
+    states, as in sentence-transformers; else it is the last state. classes: see `SentenceSettings`.
 
     Raises ConfigError for modules and modes that quire lacks, and for a missing file of a mode.
     """

@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StartupPlan:
-    """folder: of the checkpoint, on this machine. asked: the settings that were resolved.
+    """folder: local folder of the checkpoint. asked: settings before they were resolved.
     checkpoint: headers of the weight files; None if weights are made up."""
 
     folder: Path
@@ -47,7 +47,7 @@ class StartupPlan:
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """folder: of the checkpoint, on this machine. spec: what it says about itself."""
+    """folder: local folder of the checkpoint. spec: its description of the model."""
 
     folder: Path
     spec: ModelSpec

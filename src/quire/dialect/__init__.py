@@ -1,4 +1,5 @@
-"""The format of a model's thinking and tool calls: as a grammar, and read back as tokens arrive."""
+"""The format of a model's thinking and tool calls, written as a grammar, and read back as tokens
+arrive."""
 
 from quire.dialect.detect import find_dialect
 from quire.dialect.grammar import answer_grammar

@@ -1,4 +1,4 @@
-"""The rules of a call's arguments: as one JSON object, or as tagged values."""
+"""The rules of a call's arguments, which are one JSON object or tagged values."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class ChannelReader:
         *,
         is_held: bool,
     ) -> None:
-        """parts: where they go. thinking: OPEN if the prompt ends within an analysis, CLOSED if
-        within another message. is_held: as in `AnswerParser`."""
+        """parts: list that receives the parts. thinking: OPEN if the prompt ends within an
+        analysis, CLOSED if within another message. is_held: see `AnswerParser`."""
         self.text = GrowingText()
         self.num_calls = 0
         self.is_thinking = False
@@ -155,8 +155,9 @@ def channel_grammar(
     response: GrammarSpec | None,
 ) -> GrammarSpec:
     """Return the grammar of an answer: analysis, an optional preamble, then one call or the final
-    text. A call ends the turn. A prompt that ends within a text has it go on; a call may follow.
-    places: of the tools in the request. budget: tokens of the analysis. response: of all text.
+    text. A call ends the turn. If the prompt ends within a text, the text goes on; a call may
+    follow. places: places of the tools in the request. budget: tokens of the analysis. response:
+    grammar of all text.
     """
     rules = Rules(dialect.tokens)
     literal = rules.literal
@@ -187,7 +188,7 @@ def channel_grammar(
 
 
 def _call(rules: Rules, tool: Tool, place: int) -> str:
-    """Return the rule of one call. place: of the tool in the request."""
+    """Return the rule of one call. place: place of the tool in the request."""
     grammar = json_grammar(tool.schema, is_strict=tool.is_strict)
     arguments = rules.grammar(f"args_{place}", grammar, f"tools[{place}].function.parameters")
     name = f"to=functions.{tool.name}"

@@ -13,7 +13,13 @@ from quire.dialect.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.dialect.sample import PartsReader
 from quire.dialect.spec import Dialect, thinking_at_end
 from quire.dialect.tools import tool_of, tools_prompt
-from quire.protocol.outputs import ChatAnswer, CompletionOutput, FunctionCall, ToolCall
+from quire.protocol.outputs import (
+    ChatAnswer,
+    CompletionOutput,
+    FunctionCall,
+    RequestOutput,
+    ToolCall,
+)
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import ChatTemplate, Tokenizer
@@ -35,8 +41,8 @@ class WholeChats:
         eos_token_ids: Collection[int],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> None:
-        """template: that from which the dialect was found. tools: in the form of the OpenAI API;
-        only the template understands others."""
+        """template: template from which the dialect was found. tools: list in the form of the
+        OpenAI API; only the template understands others."""
         tools = [plain_data(given) for given in tools or ()]
         self.template = own_template(dialect, template)
         self._tokenizer = tokenizer
@@ -52,6 +58,21 @@ class WholeChats:
         if not (self._tools and self._dialect.describes_tools):
             return found
         return described(found, tools_prompt(self._tools))
+
+    def answer_all(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        params: Sequence[SamplingParams],
+        outputs: Sequence[RequestOutput],
+    ) -> None:
+        """Split all completions of `outputs` into parts: `CompletionOutput.answer`. params: one for
+        each conversation."""
+        for messages, its, output in zip(conversations, params, outputs, strict=True):
+            for completion in output.outputs:
+                completion.answer = ChatAnswer(None)
+                if completion.token_ids or completion.error is None:
+                    prompt = output.prompt_token_ids
+                    completion.answer = self.answer(messages, prompt, completion, its)
 
     def answer(
         self,
@@ -96,8 +117,8 @@ class ChatReader:
         self._num_taken = 0
 
     def take(self, completion: CompletionOutput, *, is_last: bool) -> list[Part]:
-        """Return the parts that the completion has got since the last call. is_last: it grows no
-        more."""
+        """Return the parts that the completion has got since the last call. is_last: the completion
+        has ended."""
         new = completion.token_ids[self._num_taken :]
         self._num_taken += len(new)
         if not is_last:

@@ -102,7 +102,7 @@ def with_call_ids(messages: Sequence[Message], style: IdStyle) -> list[Message]:
 
 
 def _answered(ids: Mapping[object, Iterator[str]], name: object) -> str | None:
-    """Take the id of the call that a result without one answers. ids: by name; all are at None."""
+    """Take the id of the call that a result without one answers. ids: ids by name; None has all."""
     at_place = next(ids.get(None, iter(())), None)
     return at_place if name is None else next(ids.get(name, iter(())), None)
 

@@ -79,8 +79,8 @@ def find_dialect(
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """calls: number of calls. turn: of the assistant. answer: the same behind the generation
-    prompt, None if that is no part of it."""
+    """turn: text of the assistant's turn. answer: the same behind the generation prompt; None if
+    the turn does not begin with that."""
 
     num_calls: int
     turn: str

@@ -130,8 +130,8 @@ class _Answer:
 
     def with_calls(self, tools: Sequence[Tool], places: Mapping[str, int], *, is_free: bool,
         is_parallel: bool) -> str:  # fmt: skip
-        """Write an answer that may have calls, or must have one if it is not free, from behind the
-        thinking on. places: of the tools in the request."""
+        """Write the part behind the thinking of an answer that may have calls, or must have one if
+        it is not free. places: places of the tools in the request."""
         dialect, rules = self._dialect, self.rules
         self._arguments = {
             tool.name: arguments_rule(

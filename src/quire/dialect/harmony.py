@@ -46,9 +46,9 @@ def render_harmony(
 ) -> str:
     """Return the prompt text of a conversation.
 
-    messages: as clients of chat completions send them, contents as texts. current_date: as
+    messages: chat messages in the form of the OpenAI API, with texts as contents. current_date:
     YYYY-MM-DD. Analysis of earlier turns is left out, unless their calls lead to the present one.
-    RequestError for an effort or a role that there is none of, and for a result without its call.
+    Raises RequestError for an unknown effort or role, and for a result without its call.
     """
     if reasoning_effort not in _EFFORTS:
         raise RequestError(
@@ -130,7 +130,8 @@ def _is_final(message: Message) -> bool:
 
 
 def _assistant(message: Message, names: dict[str, str], *, with_analysis: bool) -> list[str]:
-    """Render one turn of the model. names: of the functions by call ids; this call adds to it."""
+    """Render one turn of the model. names: names of the functions by call ids; this function adds
+    to it."""
     parts: list[str] = []
     thought = message.get("reasoning") or message.get("reasoning_content")
     calls = message.get("tool_calls") or ()
@@ -163,9 +164,9 @@ def _result(message: Message, names: Mapping[str, str], index: int) -> str:
 
 
 class _Types:
-    """Writes functions as types of TypeScript, which have no references: what a schema refers to is
-    written out in its place. A small schema may so mean an endless text. What refers to itself is
-    `any` within itself, and so is every reference once `MAX_COST` is spent."""
+    """Writes functions as types of TypeScript, which have no references: the target of a reference
+    is written out in its place, so a small schema may mean an endless text. A schema that refers to
+    itself is `any` within itself, and so is every reference once `MAX_COST` is spent."""
 
     MAX_COST = 100_000
     """For the references of all tools: characters, and `PART_COST` for each part."""

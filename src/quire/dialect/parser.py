@@ -44,9 +44,9 @@ class AnswerParser:
         skip_special_tokens: bool = True,
         is_held: bool = True,
     ) -> None:
-        """tools: those that the answer may call. thinking: state in which the prompt leaves the
+        """tools: tools that the answer may call. thinking: state in which the prompt leaves the
         model (`thinking_at_end`). prompt_token_ids: the tokens that the text continues.
-        num_prior_calls: of the conversation, from which `IdStyle.COUNTED` counts.
+        num_prior_calls: calls of the conversation so far, from which `IdStyle.COUNTED` counts.
         skip_special_tokens: leave special tokens that are no markers out of the text. is_held: a
         grammar makes all calls whole, so they are passed on as they grow; otherwise each is read
         whole first, and is text if it is malformed."""
@@ -155,7 +155,7 @@ class _AnswerReader:
         *,
         is_held: bool,
     ) -> None:
-        """parts: where they go."""
+        """parts: list that receives the parts."""
         self.text = GrowingText()
         self.num_calls = 0
         self.is_thinking = False

@@ -23,7 +23,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call begins. index: 0, 1, 2, … within the answer. id: of the call, in the family's form."""
+    """A call begins. index: 0, 1, 2, … within the answer. id: call id in the family's form."""
 
     index: int
     id: str

@@ -41,8 +41,8 @@ def regex(text: str) -> str:
 
 
 class Rules:
-    """The rules so far, and the grammars that they refer to by name. tokens: of the markers.
-    left_out: paths of what schemas that are not strict say and the rules do not hold to."""
+    """The rules so far, and the grammars that they refer to by name. tokens: tokens of the markers.
+    left_out: paths of keywords that the rules do not enforce, in schemas that are not strict."""
 
     def __init__(self, tokens: Markers) -> None:
         self.tokens = tokens
@@ -111,9 +111,9 @@ class Rules:
         pattern: tuple[str, str] | None = None,
     ) -> str:
         """Add the terminal `name`, and return a rule for a text up to and including the first
-        `end`. bodies: regular expressions that the text must match. others: those that it must not
-        match. length: fewest and most characters. pattern: one more that it must match, of a
-        client, and the error if the grammar library refuses it; empty to go on without it."""
+        `end`. bodies: regular expressions that the text must match. others: expressions that it
+        must not match. length: fewest and most characters. pattern: a client's expression that it
+        must match too, and the error if the grammar library refuses it, or "" to go on without."""
         parts = self.tokens.split(end)
         marker = next((part for part in parts if isinstance(part, int)), None)
         first = parts[0] if isinstance(parts[0], str) else ""

@@ -81,7 +81,7 @@ class TailSource(MarkerSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Texts that are single tokens of one tokenizer. special: those that never occur in text."""
+    """Texts that are single tokens of one tokenizer. special: markers that never occur in text."""
 
     ids: Mapping[str, int] = field(default_factory=dict[str, int])
     special: frozenset[str] = frozenset()
@@ -156,13 +156,14 @@ class Dialect:
     """The form of one call: open NAME (id_open ID) middle ARGUMENTS (id_close ID ") close. Calls
     stand in the text, or in a section that they share.
 
-    section: before the first call and behind the last one. separator: between two calls. id_open:
-    before an id that follows the name. id_close: before an id that may follow the arguments.
-    is_bare: calls have no marker, so an answer is either calls or text. is_single: a turn has at
-    most one call. text_wrap: around a text written as a JSON string, where an answer is either
-    calls or such a text. describes_tools: the system prompt must describe the tools. thinking: its
-    two markers. stops: tokens that end an answer besides the end of text. markers: texts of calls
-    that are tokens in the family's tokenizers. tokens: those of them that are tokens in this one.
+    section: texts before the first call and behind the last one. separator: text between two calls.
+    id_open: text before an id that follows the name. id_close: text before an id that may follow
+    the arguments. is_bare: calls have no marker, so an answer is either calls or text. is_single: a
+    turn has at most one call. text_wrap: texts around a text written as a JSON string, where an
+    answer is either calls or such a text. describes_tools: the system prompt must describe the
+    tools. thinking: two markers. stops: tokens that end an answer besides the end of text. markers:
+    texts of calls that are tokens in the family's tokenizers. tokens: the markers that are tokens
+    in this tokenizer.
     """
 
     name: str

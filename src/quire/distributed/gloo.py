@@ -31,9 +31,9 @@ LOOK_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class GlooMeeting:
-    """The place where ranks on several hosts meet. host, port: of rank 0's store. address: of this
-    rank's host, under which the others reach it. check: raises once a peer is lost; asked while
-    peers are missing."""
+    """The place where ranks on several hosts meet. host, port: address of rank 0's store. address:
+    address at which the others reach this rank's host. check: raises once a peer is lost; asked
+    while peers are missing."""
 
     size: int
     host: str

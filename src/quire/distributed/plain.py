@@ -107,7 +107,7 @@ class PlainCollectives:
         self._mark = zlib.crc32(decided, self._mark)
 
     def _exchange(self, flat: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-        """For each part of a tensor that fits into a place: which it is, and that of each rank."""
+        """Yield parts of a tensor that fit into a place: the slice, and the part of each rank."""
         most = self._region.slot_bytes // flat.itemsize
         for start in range(0, len(flat), most):
             part = flat[start : start + most]

@@ -63,7 +63,7 @@ HookArgument = str | OutputHook | Mapping[str, OutputHook]
 class Engine:
     """An engine in this process. default_sampling: the model's recommended sampling parameters.
     recovery_costs: costs that decide whether preempted requests are swapped; None if they never
-    are. sentences: how hidden states become vectors where a request does not say."""
+    are. sentences: defaults that turn hidden states into vectors, for requests that name none."""
 
     client: EngineClient
     renderer: Renderer
@@ -77,7 +77,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class BuiltCore:
-    """report: of the executor's start."""
+    """report: the executor's report of its start."""
 
     core: EngineCore
     resolved: Resolved
@@ -92,9 +92,8 @@ def build_engine(
 ) -> Engine:
     """Plan, say what was decided, load, and wire. `settings.model` must be set.
 
-    measure: by which kernels are chosen (`choose_kernels`). hooks: beside those of the settings.
-    Raises ConfigError if the engine cannot
-    start as asked; nothing is left behind then.
+    measure: timing used to choose kernels (`choose_kernels`). hooks: hooks beside those of the
+    settings. Raises ConfigError if the engine cannot start as asked; nothing is left behind then.
     """
     if settings.data_parallel_size > 1:
         raise ConfigError(
@@ -130,12 +129,12 @@ def build_core(
     on_lost: Callable[[str], None],
     free_bytes: int | None = None,
 ) -> BuiltCore:
-    """The core alone, for a process whose requests are rendered elsewhere. Errors as above. Its
-    kernels are those of the settings, or by processor flags: it measures none.
+    """Build the core alone, for a process whose requests are rendered elsewhere. Errors as above.
+    Its kernels are those of the settings, or follow from processor flags: it measures none.
 
     on_phase: told the name of each phase of the start when it begins. on_lost: told why no more
-    steps can be computed, when a process that computes a part of them has ended. free_bytes: as of
-    `Launch`.
+    steps can be computed, when a process that computes a part of them has ended. free_bytes: same
+    meaning as in `Launch`.
     """
     on_phase(FETCHING)
     fetch(settings)

@@ -54,7 +54,7 @@ depend on flags alone."""
 
 @dataclass(frozen=True, slots=True)
 class KernelChoices:
-    """settings: with the kernels that were chosen. decisions: what was chosen and why."""
+    """settings: settings with the chosen kernels. decisions: each choice and its reason."""
 
     settings: EngineSettings
     decisions: tuple[Decision, ...] = ()

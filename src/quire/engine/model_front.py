@@ -22,10 +22,10 @@ _log = logging.getLogger("quire.engine")
 
 @dataclass(frozen=True, slots=True)
 class ModelFront:
-    """eos_token_ids: what ends a sequence: the tokens of the checkpoint's configs and the
-    tokenizer's own, which in a chat model may be the only one that ends a turn.
-    default_sampling: sampling parameters that the model's authors recommend. sentences: what
-    becomes of hidden states. classes, is_encoder: as in `ModelSpec`."""
+    """eos_token_ids: tokens that end a sequence: those of the checkpoint's configs and the
+    tokenizer's own, which in a chat model may be the only one that ends a turn. default_sampling:
+    sampling parameters that the model's authors recommend. sentences: defaults that turn hidden
+    states into vectors. classes, is_encoder: see `ModelSpec`."""
 
     renderer: Renderer
     eos_token_ids: frozenset[int]
@@ -36,12 +36,12 @@ class ModelFront:
 
 
 def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) -> ModelFront:
-    """Read tokenizer and chat template; no weights. folder: of the checkpoint, on this machine.
+    """Read tokenizer and chat template; no weights. folder: local folder of the checkpoint.
 
-    Raises ConfigError if the tokenizer is missing or broken. Without a chat template that works
-    the model can't chat.
+    Raises ConfigError if the tokenizer is missing or broken. Without a chat template that works the
+    model can't chat.
     """
-    renderer = _load_renderer(settings, folder, spec.vocab_size)
+    renderer = _load_renderer(settings, folder, spec)
     tokenizer = renderer.tokenizer
     if renderer.chat_template is not None:
         for words in renderer.chat_template.why_broken.values():
@@ -90,11 +90,12 @@ def _tokenizer_folder(settings: EngineSettings, folder: Path) -> Path:
     )
 
 
-def _load_renderer(settings: EngineSettings, folder: Path, vocab_size: int) -> Renderer:
+def _load_renderer(settings: EngineSettings, folder: Path, spec: ModelSpec) -> Renderer:
     return Renderer.from_folder(
         _tokenizer_folder(settings, folder),
-        vocab_size=vocab_size,
+        vocab_size=spec.vocab_size,
         skip_tokenizer_init=settings.skip_tokenizer_init,
         chat_template=settings.chat_template,
         control_tokens_in_content=settings.control_tokens_in_content,
+        finds_message_ends=bool(spec.states),
     )

@@ -1,4 +1,4 @@
-"""Structured output: which tokens may follow an output. Never imports torch."""
+"""Structured output: the tokens that may follow an output. Never imports torch."""
 
 from quire.grammar.matcher import ANY_TOKEN, Grammar, Grammars, Mask, Matcher
 

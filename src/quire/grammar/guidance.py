@@ -38,8 +38,8 @@ class GuidanceGrammars:
     and why others were refused, are kept, as the request wrote them: the order of keys counts."""
 
     def __init__(self, load: LoadVocabulary, eos_token_ids: Collection[int]) -> None:
-        """load: the model's tokens, asked for when the first grammar comes, in the thread that
-        compiles. eos_token_ids: what ends a text, for requests that state no ends."""
+        """load: reads the model's tokens when the first grammar comes, in the thread that compiles.
+        eos_token_ids: ends of a text, for requests that state none."""
         self._load = load
         self._eos_token_ids = frozenset(eos_token_ids)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-grammar")
@@ -152,7 +152,8 @@ class _Stops:
 
 @dataclass(frozen=True, slots=True)
 class _Guided:
-    """A `Grammar`. prototype: the matcher of an empty output. eos_id: of its tokenizer."""
+    """A `Grammar`. prototype: the matcher of an empty output. eos_id: end token of its
+    tokenizer."""
 
     prototype: LLMatcher
     vocab_size: int

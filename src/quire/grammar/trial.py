@@ -49,13 +49,13 @@ MEMORY_BYTES = 2**30
 MASK_SECONDS = 0.1
 """Processor time for one mask after the first, which fills caches: a step would wait for it."""
 NUM_STEPS = 8
-"""Masks that a trial makes: what a grammar costs shows at the first ones only."""
+"""Masks that a trial makes: the cost of a grammar shows at the first ones only."""
 
 END_SECONDS = 10.0
-"""For the end of a child whose pipe has closed."""
+"""Seconds for the end of a child whose pipe has closed."""
 GRAMMAR_DEATHS = frozenset({-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV})
-"""Statuses of a child that a grammar kills: by its processor time, its memory, its stack. Any other
-death, SIGKILL of a machine without memory among them, says nothing of the grammar."""
+"""Statuses of a child that a grammar kills with its processor time, its memory or its stack. Any
+other death, SIGKILL of a machine without memory among them, says nothing of the grammar."""
 
 TOO_MUCH = (
     f"the grammar takes more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to compile. Make it "
@@ -70,14 +70,14 @@ session an equal share of the processors (autogroup, sched(7)), and counts prior
 
 
 _UNASKED = "no tokenizer"
-"""So begins what the library says of tokens in a grammar, because it has none for warnings."""
+"""Beginning of the library's warnings about tokens in a grammar: it has no tokenizer there."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """text: of the grammar, for the library. refusal: why there is none, for the client.
+    """text: grammar for the library. refusal: reason why there is none, for the client.
 
-    dropped: by digest of each schema that is not strict, what it has that is not held to. ignored:
-    the same of the whole grammar, in the words of the library.
+    dropped: keywords that are not enforced, by the digest of each schema that is not strict.
+    ignored: the same for the whole grammar, in the words of the library.
     """
 
     text: str = ""
@@ -222,7 +222,7 @@ def _refusal(spec: GrammarSpec, fault: str) -> str:
 
 
 def _with_warnings(text: str, schemas: list[str], *, drops_refused: bool) -> Verdict:
-    """Return a verdict of a good grammar. schemas: those that are not strict. drops_refused: see
+    """Return a verdict of a good grammar. schemas: schemas that are not strict. drops_refused: see
     `grammar_text`."""
     is_error, words = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
     ignored = [] if is_error else [word for word in words if not word.startswith(_UNASKED)]

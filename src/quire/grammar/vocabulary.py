@@ -15,15 +15,15 @@ Encode = Callable[[str], Sequence[int]]
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """tokens: bytes of each id, as many as the model has logits; empty for an id without a token.
-    special_ids: never part of a text. eos_id: what ends one."""
+    special_ids: ids that are never part of a text. eos_id: end of a text."""
 
     tokens: Sequence[bytes]
     special_ids: Sequence[int]
     eos_id: int
 
     def tokenizer(self, encode: Encode) -> llguidance.LLTokenizer:
-        """Make the tokenizer of the grammar library. encode: how the model spells a text. Takes
-        seconds for a large vocabulary."""
+        """Make the tokenizer of the grammar library. encode: spells a text in tokens. Takes seconds
+        for a large vocabulary."""
         return llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Source(self, encode)),
             n_vocab=len(self.tokens),

@@ -45,10 +45,10 @@ class WatchedSequence:
 class Unsent:
     """The tokens that the client has not got, the newest one last.
 
-    texts: what each of them adds to the text as the client will read it, without special tokens if
-    the request leaves them out; a character that takes several tokens comes with the last of these.
-    is_last: the output ends here, by a stop token or
-    its length, unless tokens are replaced; it may then be asked about without a new token.
+    texts: text that each token adds to the client's, without special tokens if the request leaves
+    them out. A character that takes several tokens comes with the last of them. is_last: the output
+    ends here, by a stop token or its length, unless tokens are replaced. Then the hook may be asked
+    without a new token.
     """
 
     token_ids: tuple[int, ...]
@@ -82,7 +82,7 @@ class Replace:
 @dataclass(frozen=True, slots=True)
 class End:
     """End the output after the first `num_kept` of the unsent tokens, with finish_reason
-    "content_filter". reason: for the log of the engine and `SequenceFinish.message`."""
+    "content_filter". reason: text for the log of the engine and `SequenceFinish.message`."""
 
     reason: str
     num_kept: int = 0

@@ -16,11 +16,11 @@ __all__ = ["BlockTables"]
 class BlockTables:
     """Tables of the sequences that have a slot.
 
-    by_group: per group, block ids by slot and index, int32 [max_num_seqs, blocks of the longest
+    by_group: block ids of each group by slot and index, int32 [max_num_seqs, blocks of the longest
         sequence].
-    num_blocks: per group and by slot, the logical length of its table.
-    first: per group and by slot, the first index that is held; a sliding group has released the
-        entries before it, and they are 0.
+    num_blocks: logical length of the table, per group and slot.
+    first: first index that is held, per group and slot; a sliding group has released the entries
+        before it, and they are 0.
     """
 
     def __init__(self, groups: Sequence[KVGroup], max_num_seqs: int, max_model_len: int) -> None:

@@ -25,8 +25,8 @@ EXTRAS_DOMAIN = b"block extras"
 class BlockExtras:
     """Inputs beside tokens that change the K/V of a sequence.
 
-    adapter: name of what is added to the model's weights, for all blocks. media: in their order;
-    they change the block that they stand in, and by its name all blocks after it.
+    adapter: name of what is added to the model's weights, for all blocks. media: media in their
+    order; each changes the block that it stands in, and by its name all blocks after it.
     """
 
     adapter: str = ""
@@ -69,7 +69,7 @@ class BlockHasher:
     cannot construct a prompt that takes another's blocks; engines with the same `key` and
     `fingerprint` agree on the names.
 
-    key: at most 64 bytes, secret. block_size: tokens per block.
+    key: secret of at most 64 bytes. block_size: tokens per block.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class BlockHasher:
         return self._digest(seed).digest()
 
     def name(self, parent: bytes, block: bytes, extras: bytes = b"") -> bytes:
-        """The name of one block. block: its token ids as int32, in memory order. extras: as in
-        `BlockExtras.of`."""
+        """Return the name of one block. block: its token ids as int32, in memory order. extras:
+        bytes of `BlockExtras.of`."""
         if extras:
             return self._digest_of_extras(parent + block + extras).digest()
         return self._digest(parent + block).digest()

@@ -24,7 +24,7 @@ class HostTier:
     """
 
     def __init__(self, num_blocks: int, num_groups: int) -> None:
-        """num_groups: of layers."""
+        """num_groups: number of layer groups."""
         self._pool = BlockPool(num_blocks, num_groups, "host")
         self._tables: set[SavedTables] = set()
         self._held = Counter[int]()  # of copies that have not ended

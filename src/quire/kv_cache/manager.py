@@ -49,9 +49,9 @@ class _Publication(NamedTuple):
 class KVManager:
     """Blocks of the sequences that have a slot. Every count here is a plan-side upper bound.
 
-    layout: the layer groups. prefixes: finds what is cached. swaps: copies to the host and back.
-    sources: who else holds blocks by name. all_prefixes: finds what the device or a source has.
-    transfers: copies to the device. ticket_numbers: never used before.
+    layout: the layer groups. prefixes: finds cached blocks. swaps: copies to the host and back.
+    sources: others that hold blocks by name. all_prefixes: finds blocks of the device or of a
+    source. transfers: copies to the device. ticket_numbers: numbers that were never used before.
     states: checkpoints of recurrent states; None if the model has none.
     """
 
@@ -100,6 +100,10 @@ class KVManager:
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
         self._held: set[SavedTables] = set()
+        # States of slots: the name of the last one that was kept in passing; and those that wait
+        # for names, oldest first, each with the number of its blocks and its checkpoint.
+        self._passing: dict[int, bytes] = {}
+        self._unnamed: dict[int, deque[tuple[int, int]]] = {}
         self._mark = 0
         self._log: deque[_Publication] = deque()
 
@@ -244,6 +248,10 @@ class KVManager:
             self._release_backwards(blocks)
         self._num_published[slot] = 0
         self._shares_tail[slot] = False
+        if self.states is not None:
+            self._passing.pop(slot, None)
+            for _, checkpoint in self._unnamed.pop(slot, ()):
+                self.states.release(checkpoint)
 
     def _release_backwards(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
@@ -345,19 +353,53 @@ class KVManager:
         for group, step in enumerate(self._names_per_block):
             self.sources.touch(group, names[step - 1 : num_names : step])
 
-    def save_state(self, slot: int, name: bytes) -> None:
+    def save_state(self, slot: int, name: bytes, *, in_passing: bool = False) -> None:
         """Keep the recurrent state that a slot has after the next step, which ends the block with
-        this name, for sequences that enter after that step."""
+        this name, for sequences that enter after that step. in_passing: keep it only until the
+        slot's next state is kept, unless a sequence has started from it."""
         checkpoint = None if self.states is None else self.states.save(name)
         if checkpoint is not None:
             self._updates.save_state(slot, checkpoint)
+        self._state_kept(slot, name, is_new=checkpoint is not None, in_passing=in_passing)
+
+    def save_unnamed_state(self, slot: int, num_names: int) -> None:
+        """Keep the recurrent state that a slot has after the next step, which ends its block
+        `num_names - 1`. Nobody finds it before `name_states`."""
+        checkpoint = None if self.states is None else self.states.reserve()
+        if checkpoint is not None:
+            self._updates.save_state(slot, checkpoint)
+            self._unnamed.setdefault(slot, deque()).append((num_names, checkpoint))
+
+    @property
+    def slots_with_unnamed_states(self) -> tuple[int, ...]:
+        """Slots for which `name_states` is due when more of their tokens are known."""
+        return tuple(self._unnamed)
+
+    def name_states(self, slot: int, names: Sequence[bytes]) -> None:
+        """Give the states of a slot the names of their last blocks, as far as `names` go. They are
+        kept in passing: within an output only the newest one counts."""
+        waiting = self._unnamed[slot]
+        while waiting and waiting[0][0] <= len(names):
+            num_names, checkpoint = waiting.popleft()
+            name = names[num_names - 1]
+            is_new = self.states is not None and self.states.give_name(checkpoint, name)
+            self._state_kept(slot, name, is_new=is_new, in_passing=True)
+        if not waiting:
+            del self._unnamed[slot]
+
+    def _state_kept(self, slot: int, name: bytes, *, is_new: bool, in_passing: bool) -> None:
+        """Note that there is a checkpoint after the block with this name, which a slot has. is_new:
+        True if the slot has just saved it."""
+        if self.states is None:
+            return
+        before = self._passing.pop(slot, None)
+        if before is not None and before != name:
+            self.states.forget(before, unless_used=True)
+        if is_new:
             first_name = int(self._num_published[slot])
             self._log.append(_Publication(self._mark, slot, first_name, _STATE, name))
-
-    def forget_state(self, name: bytes) -> None:
-        """Let go of the checkpoint after the block with this name."""
-        if self.states is not None:
-            self.states.forget(name)
+            if in_passing:
+                self._passing[slot] = name
 
     def drop_cached(self) -> None:
         """Forget all names of blocks and of states in memory; their owners keep the blocks."""
@@ -365,6 +407,7 @@ class KVManager:
         self.sources.clear()
         if self.states is not None:
             self.states.forget_all()
+            self._passing.clear()
 
     def mark(self) -> int:
         """A new mark in the order of publications, for `retract` and `settle`."""

@@ -23,7 +23,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, num_groups: int, medium: str = "device") -> None:
-        """medium: where the blocks are, for notices."""
+        """medium: place of the blocks, for notices."""
         self.num_blocks = num_blocks
         self._medium = medium
         self._listeners: list[Listener] = []

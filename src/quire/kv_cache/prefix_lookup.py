@@ -19,16 +19,20 @@ __all__ = ["PrefixHit", "PrefixLookup"]
 class PrefixHit:
     """The longest cached prefix.
 
-    num_tokens: that it covers; less than its blocks hold if the last one is that of a pinned prefix
-        and partly filled.
+    num_tokens: tokens that it covers; less than its blocks hold if the last one is that of a pinned
+        prefix and partly filled.
     blocks: `blocks[g][i]` is block i of group g, or None where the group's window no longer
         reaches.
-    checkpoint: of the recurrent state after these tokens; None without tokens or without states.
+    checkpoint: checkpoint of the recurrent state after these tokens; None without tokens
+        or without states.
+    num_named: tokens up to which blocks have names, of a model with states; more than `num_tokens`
+        if the state there is not kept.
     """
 
     num_tokens: int
     blocks: tuple[tuple[int | None, ...], ...]
     checkpoint: int | None = None
+    num_named: int = 0
 
 
 class NamedBlocks(Protocol):
@@ -52,7 +56,7 @@ class PrefixLookup:
     def __init__(
         self, named: NamedBlocks, pool: BlockPool, states: StatePool | None, layout: KVLayout
     ) -> None:
-        """named: where blocks are found; the pool itself, or all that hold some. states: None if
+        """named: index that finds blocks: the pool itself, or all that hold some. states: None if
         the model has none."""
         self._named = named
         self._pool = pool
@@ -67,12 +71,13 @@ class PrefixLookup:
     def lookup(
         self, names: Sequence[bytes], max_tokens: int, held: SavedTables | None = None
     ) -> PrefixHit:
-        """The longest prefix of at most `max_tokens` tokens of which every group has what it needs.
+        """Return the longest prefix of at most `max_tokens` tokens that has all blocks
+        every group needs.
 
-        names: of the sequence's full blocks, `block_size` tokens each. held: of a held sequence
-        with which this one starts: its full blocks are there whatever they are called, so that a
-        tenant's own blocks behind a prefix that all share are found; if there are none, its partly
-        filled block is shared too.
+        names: names of the sequence's full blocks, `block_size` tokens each. held: blocks of a held
+        sequence that this one starts with. Its full blocks are there whatever they are called, so
+        that a tenant's own blocks behind a prefix that all share are found; if there are none, its
+        partly filled block is shared too.
         """
         hit = self._of_full_blocks(names, max_tokens, self._full_blocks(held))
         if held is None or min(held.num_tokens, max_tokens) <= hit.num_tokens:
@@ -109,6 +114,7 @@ class PrefixLookup:
         for group in self._full:
             runs[group] = self._run(group, names, limit, given[group])
             limit = self._whole(len(runs[group]) * self._names_per_block[group])
+        num_named = 0 if self._states is None else self._bound_of_windows(names, limit, given)
         while limit > 0:
             bound = self._bound_of_states(names, self._bound_of_windows(names, limit, given))
             if bound == limit:
@@ -126,7 +132,9 @@ class PrefixLookup:
             )
             for index, group in enumerate(self._groups)
         )
-        return PrefixHit(num_tokens, blocks, self._checkpoint(names, limit))
+        return PrefixHit(
+            num_tokens, blocks, self._checkpoint(names, limit), num_named * self._block_size
+        )
 
     def _whole(self, num_names: int) -> int:
         """The largest length of a hit, in names, that is not above `num_names`."""

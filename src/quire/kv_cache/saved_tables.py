@@ -11,8 +11,8 @@ __all__ = ["SavedTables"]
 class SavedTables:
     """Blocks that a sequence left behind: swapped to the host, or pinned on the device.
 
-    num_tokens: whose K/V there are. first: per layer group, the index of the first block that its
-    window still needed. blocks: per group, host or device blocks from there on.
+    num_tokens: tokens with K/V. first: index of the first block that the window of each layer group
+    still needed. blocks: host or device blocks of each group from there on.
     """
 
     num_tokens: int

@@ -72,8 +72,9 @@ class BlockSource(Protocol):
 
 @dataclass(slots=True)
 class SourceTotals:
-    """Blocks since the start. stored, removed: by sources. loaded, lost: copies to the device that
-    succeeded, and that failed. unstored: copies to sources that failed."""
+    """Blocks since the start. stored, removed: blocks that sources stored and removed. loaded,
+    lost: copies to the device that succeeded, and that failed. unstored: copies to
+    sources that failed."""
 
     stored: int = 0
     removed: int = 0
@@ -107,8 +108,8 @@ class Sources:
         unsettled: Callable[[], Collection[int]],
         disk: DiskIndex | None = None,
     ) -> None:
-        """ticket_numbers: for tickets that no group waits for. unsettled: returns blocks whose
-        publication may still be retracted. disk: the last source."""
+        """ticket_numbers: numbers for tickets that no group waits for. unsettled: returns blocks
+        whose publication may still be retracted. disk: the last source."""
         self._pool = pool
         self._disk = disk
         self._sources: tuple[BlockSource, ...] = (*sources, *([] if disk is None else [disk]))

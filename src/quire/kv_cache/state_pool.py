@@ -14,8 +14,14 @@ __all__ = ["StatePool"]
 
 
 class StatePool:
-    """Checkpoints `0 … num_checkpoints - 1`, each of the state after one named prefix. The name is
-    that of the prefix's last block. The least recently used one is replaced first.
+    """Checkpoints `0 … num_checkpoints - 1`, each of the state after one named prefix, or of one
+    that gets its name when its last tokens are known. The name is that of the prefix's last block.
+
+    The one that is worth least is replaced first. Worth counts the sequences that have started from
+    a checkpoint, the first one excepted: the end of a turn is continued once, a system prompt
+    often. It is counted from the worth of what was replaced last, so that what was popular once
+    goes too (GreedyDual with frequencies, Cherkasova 1998). Of equal ones the least recently used
+    goes.
 
     A plan loads checkpoints before it computes and saves them after it, so one that a plan loads
     may be replaced in the same plan.
@@ -24,8 +30,12 @@ class StatePool:
     def __init__(self, num_checkpoints: int) -> None:
         self.num_checkpoints = num_checkpoints
         self._free = list(range(num_checkpoints - 1, -1, -1))
+        self._unnamed = set[int]()
         self._index: dict[bytes, int] = {}  # insertion order is LRU order
         self._name: list[bytes | None] = [None] * num_checkpoints
+        self._num_loads = [0] * num_checkpoints
+        self._worth = [0] * num_checkpoints
+        self._base = 0  # the worth of what was replaced last
 
     @property
     def num_used(self) -> int:
@@ -40,22 +50,59 @@ class StatePool:
         name = self._name[checkpoint]
         if name is not None:
             self._index[name] = self._index.pop(name)
+            self._num_loads[checkpoint] += 1
+            self._worth[checkpoint] = self._base + self._num_loads[checkpoint]
 
     def save(self, name: bytes) -> int | None:
         """A checkpoint for the state after a block; None if it is kept already, or none may be."""
-        if name in self._index or not self.num_checkpoints:
+        if name in self._index:
             return None
-        if not self._free:
-            self.forget(next(iter(self._index)))
-        checkpoint = self._free.pop()
-        self._index[name] = checkpoint
-        self._name[checkpoint] = name
+        checkpoint = self.reserve()
+        if checkpoint is not None:
+            self.give_name(checkpoint, name)
         return checkpoint
 
-    def forget(self, name: bytes) -> None:
-        """Drop the state after this block: no sequence may start from it any more."""
-        checkpoint = self._index.pop(name, None)
-        if checkpoint is not None:
+    def reserve(self) -> int | None:
+        """A checkpoint that nobody finds until `give_name`; None if all others are such too."""
+        if not self._free:
+            if not self._index:
+                return None
+            least = min(self._index.values(), key=self._worth.__getitem__)
+            self._base = self._worth[least]
+            self._forget(least)
+        checkpoint = self._free.pop()
+        self._unnamed.add(checkpoint)
+        return checkpoint
+
+    def give_name(self, checkpoint: int, name: bytes) -> bool:
+        """Let sequences find a reserved checkpoint after the block with this name. False, and the
+        checkpoint is free, if there is one for it already."""
+        self._unnamed.remove(checkpoint)
+        if name in self._index:
+            self._free.append(checkpoint)
+            return False
+        self._index[name] = checkpoint
+        self._name[checkpoint] = name
+        self._num_loads[checkpoint] = 0
+        self._worth[checkpoint] = self._base + 1
+        return True
+
+    def release(self, checkpoint: int) -> None:
+        """Take back a reserved checkpoint that gets no name."""
+        self._unnamed.remove(checkpoint)
+        self._free.append(checkpoint)
+
+    def forget(self, name: bytes, *, unless_used: bool = False) -> None:
+        """Drop the state after this block: no sequence may start from it any more. unless_used:
+        drop it only if none has done so."""
+        checkpoint = self._index.get(name)
+        if checkpoint is not None and not (unless_used and self._num_loads[checkpoint]):
+            self._forget(checkpoint)
+
+    def _forget(self, checkpoint: int) -> None:
+        name = self._name[checkpoint]
+        if name is not None:
+            del self._index[name]
             self._name[checkpoint] = None
             self._free.append(checkpoint)
 
@@ -65,12 +112,13 @@ class StatePool:
             self.forget(name)
 
     def check_invariants(self) -> None:
-        """EngineError unless each checkpoint is free or named exactly once."""
+        """EngineError unless each checkpoint is free, reserved or named exactly once."""
         named = list(self._index.values())
-        if sorted(named + self._free) != list(range(self.num_checkpoints)) or any(
+        every = sorted([*named, *self._free, *self._unnamed])
+        if every != list(range(self.num_checkpoints)) or any(
             self._name[checkpoint] != name for name, checkpoint in self._index.items()
         ):
             raise EngineError(
-                f"checkpoints of states are lost: {named} are named and {self._free} are free "
-                f"of {self.num_checkpoints}"
+                f"checkpoints of states are lost: {named} are named, {sorted(self._unnamed)} "
+                f"reserved and {self._free} free of {self.num_checkpoints}"
             )

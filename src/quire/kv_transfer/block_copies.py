@@ -27,16 +27,16 @@ class BlockCopies(Protocol):
     earlier one wrote, and so do kernels that are launched after it."""
 
     def out(self, src: torch.Tensor, dst: torch.Tensor) -> None:
-        """Device blocks `src` to host blocks `dst`."""
+        """Copy device blocks `src` to host blocks `dst`."""
         ...
 
     def back(self, src: torch.Tensor, dst: torch.Tensor) -> None:
-        """Host blocks `src` to device blocks `dst`."""
+        """Copy host blocks `src` to device blocks `dst`."""
         ...
 
 
 class DirectCopies:
-    """Copies where device and host are one memory. pages: those of the KV pool, uint8 [N, B, S,
+    """Copies where device and host are one memory. pages: pages of the KV pool, uint8 [N, B, S,
     token_bytes]. swap_blocks: the operation."""
 
     def __init__(
@@ -54,11 +54,11 @@ class DirectCopies:
 
 
 class StagedCopies:
-    """Between a GPU and pinned memory, beside the kernels of a step.
+    """Copies between a GPU and pinned memory, beside the kernels of a step.
 
     A block lies in as many places of the pool as there are planes. One kernel gathers blocks into a
-    buffer, where each is whole, and whole they go over the bus, one asynchronous copy each, while
-    the next kernels run; on the way back one kernel scatters them. Host memory has blocks whole.
+    buffer, where each is whole. They go over the bus whole, one asynchronous copy each, while the
+    next kernels run. On the way back one kernel scatters them. Host memory has blocks whole.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class StagedCopies:
         upload: Callable[[np.ndarray], torch.Tensor],
         lane: CopyLane,
     ) -> None:
-        """pages: as in `DirectCopies`, on any device. upload: an array as a tensor beside them,
-        without waiting for the device."""
+        """pages: see `DirectCopies`; on any device. upload: makes a tensor beside them from an
+        array, without waiting for the device."""
         self._lane = lane
         self._upload = upload
         word = next(each for each in _WORDS if pages.shape[-1] % each.itemsize == 0)

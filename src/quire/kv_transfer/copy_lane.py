@@ -14,24 +14,24 @@ Mark = Any
 
 
 class CopyLane(Protocol):
-    """The lane does what it is given in order, the current stream too; between the two there is
-    no order but by marks."""
+    """The lane and the current stream each do their work in order. Only marks order one against the
+    other."""
 
     def mark(self) -> Mark:
-        """The point at which the current stream is."""
+        """Return the point at which the current stream is."""
         ...
 
     def beside(self, work: Callable[[], None], after: Mark | None) -> Mark:
-        """Let the lane do `work` when `after` is reached. The point at which it is done."""
+        """Let the lane do `work` when `after` is reached. Return the point at which it is done."""
         ...
 
     def wait(self, mark: Mark) -> None:
-        """Nothing that the current stream is given from now on begins before `mark`."""
+        """Let later work of the current stream begin only after `mark`."""
         ...
 
 
 class NoLane:
-    """For a CPU: everything is done when it is given."""
+    """A lane for a CPU: everything is done when it is given."""
 
     def mark(self) -> Mark:
         return None
@@ -66,5 +66,5 @@ class CudaLane:
 
 
 def lane_of(device: torch.device) -> CopyLane:
-    """The lane of a device."""
+    """Return the lane of a device."""
     return NoLane() if device.type == "cpu" else CudaLane(device)

@@ -38,7 +38,7 @@ class Tiers:
     """
 
     def __init__(self, host: HostPages, *others: TierPages) -> None:
-        """others: by number of the tier, from 1 on."""
+        """others: further tiers, in the order of their numbers from 1 on."""
         self.host = host
         self._pages = (host, *others)
         self._lost: dict[int, list[int]] = {}  # by ticket

@@ -94,8 +94,8 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class _TablesPlace:
-    """Part of a projection's outputs. order: as of `PackedWeights`. outputs, inputs: of this
-    rank."""
+    """Part of a projection's outputs. order: see `orders` of `PackedWeights`. outputs, inputs:
+    shares of this rank."""
 
     tables: LowRankTables
     part: int
@@ -116,8 +116,8 @@ class _TablesPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A projection that adapters may change. inputs: of this rank. parts: outputs of this rank, by
-    name."""
+    """A projection that adapters may change. inputs: share of this rank. parts: outputs of this
+    rank, by name."""
 
     weights: PackedWeights[Any]
     tables: LowRankTables
@@ -129,7 +129,8 @@ class _Changed:
 class AdaptedLayers:
     """Memory for adapters of all layers that they may change, by the weights of the layers.
 
-    table, head: for the embedding and the projection to logits, if the model has been built.
+    table, head: places for the embedding and the projection to logits, once the model has been
+    built.
     """
 
     def __init__(
@@ -162,8 +163,9 @@ class AdaptedLayers:
         parts: Mapping[str, Share],
         of_all_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> Additions:
-        """Reserve memory for adapters of a layer. weights: of the layer. inputs: of this rank.
-        parts: outputs by name; "" if there is only one. of_all_ranks: as of `Additions`."""
+        """Reserve memory for adapters of a layer. weights: weights of the layer. inputs: share of
+        this rank. parts: outputs of this rank by name; "" if there is only one. of_all_ranks: see
+        `Additions`."""
         sizes = [share.count for share in parts.values()]
         tables = LowRankTables(
             self.num_slots, self.max_rank, inputs.count, sizes, self._dtype, self._device
@@ -173,7 +175,7 @@ class AdaptedLayers:
         return Additions(tables, self._slots, self._low_rank, biases, of_all_ranks)
 
     def norm_biases(self, weights: DenseWeights) -> SlotContents[torch.Tensor]:
-        """Reserve memory for the biases of a norm. weights: of the norm."""
+        """Reserve memory for the biases of a norm. weights: weights of the norm."""
         contents = self._kept(SlotContents[torch.Tensor](self._slots))
         self._norms[id(weights)] = weights, contents
         return contents
@@ -209,7 +211,7 @@ class AdaptedLayers:
 
     def find(self, weights: LayerWeights, part: str) -> Place | None:
         """Return the place of a weight's low-rank matrices, None if adapters cannot change it.
-        part: as `LayerWeights` names it."""
+        part: its name in `LayerWeights`."""
         if (expert := self._experts.get((id(weights), part))) is not None:
             return expert
         found = self._changed.get(id(weights))
@@ -221,8 +223,8 @@ class AdaptedLayers:
         return _TablesPlace(found.tables, part_index, order, found.parts[owner], found.inputs)
 
     def find_bias(self, weights: LayerWeights, part: str) -> BiasPlace | None:
-        """Return the place of a bias, None if adapters cannot change it. part: as in `find`. Call
-        it after the model has been loaded."""
+        """Return the place of a bias, None if adapters cannot change it. part: see `find`. Call it
+        after the model has been loaded."""
         if (norm := self._norms.get(id(weights))) is not None:
             base = norm[0].part(part).float()
             return BiasPlace(norm[1], len(base), 0, base, Share.whole(len(base)))

@@ -57,8 +57,8 @@ class NewRows:
     rows: torch.Tensor
 
     def of(self, found: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        """Return the rows [T, E] that a table has for the tokens `asked`, int64 [T]. found: those
-        of the base."""
+        """Return the rows [T, E] that a table has for the tokens `asked`, int64 [T]. found: rows of
+        the base."""
         same = asked[:, None] == self.ids
         new = self.rows[same.int().argmax(1)].to(found.dtype)
         return torch.where(same.any(1, keepdim=True), new, found)
@@ -132,7 +132,7 @@ class TablePlace:
         self.contents.put(slot, rows)
 
     def change(self, found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows [T, E] of ids [T] with the changes of their adapters. found: those of the
+        """Return the rows [T, E] of ids [T] with the changes of their adapters. found: rows of the
         base."""
         for rows, content in self.contents.of_rows():
             asked = ids[rows].long()
@@ -182,7 +182,8 @@ class HeadPlace:
 @dataclass(frozen=True, slots=True)
 class BiasPlace:
     """A slice of a layer's bias: outputs `first` to `last` of `size`. base: the layer's bias;
-    float32. share: the rank's part of the model's outputs. order: as of `PackedWeights`."""
+    float32. share: the rank's part of the model's outputs. order: see `orders` of `PackedWeights`.
+    """
 
     contents: SlotContents[torch.Tensor]
     size: int

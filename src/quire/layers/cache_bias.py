@@ -62,8 +62,8 @@ class CacheBiases:
         norm: RMSNorm | LayerNorm,
     ) -> torch.Tensor:
         """Return the bias without the parts that are taken out. parts: matrices of the merged
-        projection, stacked to [(H + 2K)·D, I]. bias: [(H + 2K)·D]. norm: of the projection's input.
-        """
+        projection, stacked to [(H + 2K)·D, I]. bias: [(H + 2K)·D]. norm: norm of the projection's
+        input."""
         num_heads, num_kv_heads, head_dim = self._heads
         bias = bias.clone()
         rows = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)

@@ -55,9 +55,9 @@ class Vocabulary:
         parts: LogitParts,
         adapted: tuple[TablePlace, HeadPlace] | None = None,
     ) -> None:
-        """given: what a request may bring in place of rows. parts: whether ranks keep logits.
-        adapted: what adapters change in the table, and in logits when all are gathered. Raises
-        ConfigError as `Shard.vocabulary`."""
+        """given: embeddings that requests bring in place of rows. parts: switch for logits that
+        stay in parts. adapted: places for changes that adapters make to the table, and to logits
+        when all are gathered. Raises ConfigError like `Shard.vocabulary`."""
         self.share = shard.vocabulary(size)
         self.most = shard.most_rows(size)
         (self._own,) = self.share.ranges

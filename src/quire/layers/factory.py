@@ -57,15 +57,15 @@ class LayerFactory:
     """Makes the layers of one model.
 
     attention: the backend of each layer, which is that of its layer group. max_positions: length of
-    the rope tables. formats: of matrices; None keeps them in `dtype`. quantized_cache: K and V are
-    stored in 8 bits, without the biases that attention can add. shard: the rank whose layers are
-    made. collectives: its connection to the other ranks. columns: per-row facts that layers read.
-    adapters: additions to the outputs of projections, or None. taps: readers of states between
-    layers. rank_invariant: sums over inputs that ranks may share have the same bits on 1, 2, 4 and
-    8 ranks.
+    the rope tables. formats: formats of matrices; None keeps them in `dtype`. quantized_cache: K
+    and V are stored in 8 bits, without the biases that attention can add. shard: the rank whose
+    layers are made. collectives: its connection to the other ranks. columns: per-row facts that
+    layers read. adapters: additions to the outputs of projections, or None. taps: readers of states
+    between layers. rank_invariant: sums over inputs that ranks may share have the same bits on 1,
+    2, 4 and 8 ranks.
 
-    given: embeddings that requests bring; the token table reads them there. state_bytes: of the
-    recurrent states that the layers made so far have, for one sequence.
+    given: embeddings that requests bring; the token table reads them there. state_bytes: bytes of
+    one sequence's recurrent states in the layers made so far.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class LayerFactory:
         gate: str | None = None,
         fused: bool = False,
     ) -> Projection:
-        """Make a merged projection; each rank has an equal part of each part's outputs. gate: as in
+        """Make a merged projection; each rank has an equal part of each part's outputs. gate: see
         `MergedLinear`. fused: the parts are one tensor on disk."""
         shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
         shape = MatrixShape(sum(parts.values()), in_features)
@@ -190,8 +190,8 @@ class LayerFactory:
         """Make the projection to "q", "k" and "v" for `attention`; each rank has the outputs of its
         heads.
 
-        norm: of the input, None if it has none. fused: the parts are one tensor on disk.
-        pairs_neighbours: on disk the two rows of a rotated pair of q or k are adjacent.
+        norm: norm of the input, None if there is none. fused: the parts are one tensor on disk.
+        pairs_neighbours: the two rows of a rotated pair of q or k are adjacent on disk.
         """
         on_disk = _parts(attention.parts, fused=fused)
         merged = MergedLinear(
@@ -288,7 +288,7 @@ class LayerFactory:
         self, vocab_size: int, size: int, *, tied: bool, head_bias: bool = False
     ) -> tuple[TokenEmbedding | TiedEmbedding, LMHead]:
         """Make the token table and the projection to logits, one matrix for both if tied. Each rank
-        has a share of the tokens in both. head_bias: of a separate projection."""
+        has a share of the tokens in both. head_bias: whether a separate projection has a bias."""
         self.given.width = size
         adapted = None if self._adapters is None else self._adapters.vocabulary(vocab_size, size)
         vocabulary = Vocabulary(
@@ -331,7 +331,8 @@ class LayerFactory:
     def normed_class_head(
         self, size: int, num_classes: int, activation: str, norm: LayerNorm, *, bias: bool
     ) -> NormedClassHead:
-        """A head with a norm before its projection. bias: of the layer before the norm."""
+        """Make a head with a norm before its projection. bias: whether the layer before the norm
+        has one."""
         dense = self._unquantized(size, size, bias=bias)
         projection = self._unquantized(size, num_classes, bias=True)
         return NormedClassHead(self._ops, dense, activation, norm, projection)
@@ -348,7 +349,7 @@ class LayerFactory:
     def rms_norm(
         self, size: int, eps: float, *, offset: float = 0.0, part: str = "weight"
     ) -> RMSNorm:
-        """part: as of `RMSNorm`."""
+        """part: see `RMSNorm`."""
         return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset, part=part)
 
     def layer_norm(
@@ -412,7 +413,7 @@ class LayerFactory:
         head_dim^-1/2. qk_norm_eps: set if q and k have norms; qk_norm_offset: difference between
         their weights and those on disk; qk_norm_over_row: they are over the row of all heads.
         query_growth: beta and length of `QueryGrowth`. v_norm: heads of V have a norm without a
-        weight. keys_are_values, kv_layer: as of `Attention`.
+        weight. keys_are_values, kv_layer: see `Attention`.
         """
         num_heads, num_kv_heads, head_dim = heads
         shared = Heads(self._query_heads(num_heads), self._shard.kv_heads(num_kv_heads), head_dim)
@@ -468,8 +469,8 @@ class LayerFactory:
     def token_side(
         self, num_rows: int, size: int, side_size: int, num_layers: int, eps: float
     ) -> TokenSide:
-        """Make per-layer embeddings. num_rows: of their table. side_size: width of a layer's vector
-        of a token. Each rank has them whole."""
+        """Make per-layer embeddings. num_rows: rows of their table. side_size: width of a token's
+        vector in one layer. Each rank has them whole."""
         total = side_size * num_layers
         scales = (
             self.scale(side_size**0.5),

@@ -37,8 +37,8 @@ class Tree:
 class Linear:
     """y = x Wᵀ + b; x [T, I] → [T, O], where O are the outputs of this rank.
 
-    transposed: the checkpoint stores W as [I, O] (GPT-2's Conv1D). num_outputs: if larger than the
-    rank's share; the others are zero.
+    transposed: the checkpoint stores W as [I, O] (GPT-2's Conv1D). num_outputs: number of outputs
+    if larger than the rank's share; the others are zero.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MergedLinear:
     """Projections of one input, with their outputs side by side; x [T, I] → [T, sum of the parts].
 
     parts: outputs of this rank by name, in order. gate: an activation that is applied to the first
-    of two equal parts and multiplied with the second; [T, size of a part]. orders: as of
+    of two equal parts and multiplied with the second; [T, size of a part]. orders: see
     `PackedWeights`.
     """
 
@@ -114,8 +114,8 @@ class RowLinear:
     [T, O], the same on each rank.
 
     The whole matrix is converted to its format, and the rank keeps its part of it. So integer
-    layers sum, over all ranks, to the bits of the undivided matrix. transposed: as in `Linear`.
-    tree: adds partial sums of a plain matrix, as in `ProductInPieces`; None for one product.
+    layers sum, over all ranks, to the bits of the undivided matrix. transposed: see `Linear`. tree:
+    adds partial sums of a plain matrix (`ProductInPieces`); None for one product.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ __all__ = ["ShortConv"]
 class ShortConv:
     """C · conv(B · v) over the channels of this rank, by row.
 
-    state_bytes: of one sequence, from byte `at` of its place on.
+    state_bytes: bytes of one sequence's state, from byte `at` of its place on.
     """
 
     def __init__(

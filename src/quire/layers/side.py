@@ -25,7 +25,7 @@ class TokenSide:
         norm: RMSNorm,
         scales: tuple[Scale, Scale, Scale],
     ) -> None:
-        """scales: of the table's rows, of the projection, and of the sum."""
+        """scales: scales of the table's rows, the projection and the sum."""
         self.table, self.projection, self.norm = table, projection, norm
         self._of_table, self._of_projection, self._of_sum = scales
         self._add = ops.add

@@ -13,7 +13,7 @@ class StateTaps:
     """States of the residual stream at the inputs of some layers, for all tokens of the last
     forward.
 
-    layers: in the order of `take`.
+    layers: indices of the layers, in the order of `take`.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:

@@ -91,9 +91,9 @@ class WeightedLayer(Protocol):
 class DenseWeights:
     """Weights kept as they are stored, in the dtype of `storage`.
 
-    storage: by part, the tensor to copy into; a view if the part is a slice of a merged weight or
-    stored transposed. offset: added to each element except biases. cuts: by part, if the storage
-    has only a part of the tensor. is_loaded: True once all parts are.
+    storage: the tensor to copy each part into; a view if the part is a slice of a merged weight or
+    stored transposed. offset: added to each element except biases. cuts: the cut of each part whose
+    storage has only a piece of the tensor. is_loaded: True once all parts are loaded.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class PackedWeights(Generic[Matrix]):
     """A matrix and its bias, kept as they arrive until the last part, then packed and released.
 
     While a model loads, one layer at a time exists twice. weight_format: format of the packed
-    matrix. inputs: of this rank. parts: outputs of this rank by name, in order; "" if there is only
-    one. transposed: plain parts are [I, O] on disk. gate: of the first of two parts, as in
-    `quire.ops.linear.plain`. num_outputs: if larger than the rank's share; the others are zero.
-    orders: by part, the index on disk of each of the rank's outputs, int64 [outputs]; parts without
-    one keep their order.
+    matrix. inputs: share of this rank. parts: outputs of this rank by name, in order; "" if there
+    is only one. transposed: plain parts are [I, O] on disk. gate: activation of the first of two
+    parts (`quire.ops.linear.plain`). num_outputs: number of outputs if larger than the rank's
+    share; the others are zero. orders: index on disk of each of the rank's outputs, int64
+    [outputs], by part; parts without one keep their order.
     """
 
     def __init__(

@@ -47,12 +47,12 @@ class ModelPlaces:
     """Places for adapters of a model, by module as its weights are named; None for a module that
     adapters cannot change.
 
-    projections: of low-rank matrices. tables: of those of embeddings. whole: layers whose weight an
-    adapter may replace. biases: of projections and norms.
+    projections: places of low-rank matrices. tables: places of embeddings. whole: layers whose
+    weight an adapter may replace. biases: places of the biases of projections and norms.
     """
 
     def __init__(self, model: CausalLM, layers: AdaptedLayers) -> None:
-        """model: after it was loaded."""
+        """model: the loaded model."""
         self.names = model.weight_map
         self.projections: dict[str, Place | None] = {}
         self.biases: dict[str, BiasPlace | None] = {}
@@ -91,7 +91,8 @@ class ModelShapes:
     """Shapes that parts of adapters have in a model, by module as its weights are named; None for a
     module that adapters cannot change. Keeps nothing of the model alive.
 
-    projections, tables: outputs and inputs of both matrices together. whole, biases: of the tensor.
+    projections, tables: outputs and inputs of both matrices together. whole, biases: shapes of the
+    tensors.
     """
 
     def __init__(self, places: ModelPlaces) -> None:
@@ -148,9 +149,9 @@ def _shape(place: Place | BiasPlace | None) -> Shape | None:
 
 
 class AdapterTensors(NamedTuple):
-    """Each by module as the model's weights name it. matrices: of projections. tables: of
-    embeddings. whole: weights in place of the model's. biases: in place of the model's. rows: of
-    tokens, in place of the model's."""
+    """Tensors by module, under the names of the model's weights. matrices: low-rank matrices of
+    projections. tables: low-rank matrices of embeddings. whole, biases, rows: weights, biases and
+    rows of tokens in place of the model's."""
 
     matrices: dict[str, LowRank]
     tables: dict[str, LowRank]

@@ -32,8 +32,8 @@ SHARD_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """index: of the files, None for a single one. is_tied: whether the head is the embedding.
-    quantization: `quantization_config`, None if all is plain."""
+    """index: index of the files, None for a single file. is_tied: whether the head is the
+    embedding. quantization: `quantization_config`, None if all is plain."""
 
     index: Mapping[str, Any] | None
     is_tied: bool
@@ -101,7 +101,7 @@ class NamedFormats:
 
 
 class NamedFormat(PlainFormat):
-    """name: of `quire.config.quantization`."""
+    """name: a format of `quire.config.quantization`."""
 
     def __init__(self, ops: OpSet, name: str) -> None:
         super().__init__(ops)

@@ -25,7 +25,7 @@ _SHARED = {
 
 
 class _Names(NamedTuple):
-    """block, stacked: as in `WeightMap`."""
+    """block, stacked: see `WeightMap`."""
 
     block: Mapping[str, str]
     stacked: Mapping[str, Stacked]
@@ -36,8 +36,8 @@ def _under(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _stacked(prefix: str, gate_up: str, down: str) -> dict[str, Stacked]:
-    """Return the parts of two tensors of all experts, by the names of each expert's. prefix: with
-    the dot behind it."""
+    """Return the parts of two tensors of all experts, by the names of each expert's. prefix: prefix
+    that ends with a dot."""
     experts = f"{prefix}experts.{{}}"
     return {
         f"{prefix}{gate_up}": Stacked((f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight")),

@@ -73,9 +73,9 @@ def load_model(
 ) -> CausalLM:
     """Build the model of `spec` and fill it.
 
-    load_format: "auto" and "safetensors" read the folder's files; "dummy" fills with random
-    numbers from `seed` and reads no weight file. progress: tell on stderr how far it has come.
-    replaced: by name as in the checkpoint, what is loaded instead (see `check_replacements`).
+    load_format: "auto" and "safetensors" read the folder's files; "dummy" fills with random numbers
+    from `seed` and reads no weight file. progress: tell on stderr how far it has come.
+    replaced: tensors to load instead (`check_replacements`), by name in the checkpoint.
     Raises ConfigError: unknown architecture or format, broken or missing file, tensors that are
     missing, unexpected, of a wrong shape, or not finite in the model's dtype.
     """
@@ -340,8 +340,8 @@ def _read_gguf(
 def _refuse_not_finite(
     weight: torch.Tensor, tensor: TensorInfo, dtype: torch.dtype, cut: Cut | None = None
 ) -> None:
-    """Raises ConfigError unless every number of `weight` is finite on disk and in `dtype`. One pass
-    over memory, as fast as the copy that follows. cut: by which `weight` is part of `tensor`."""
+    """Raise ConfigError unless every number of `weight` is finite on disk and in `dtype`. One pass
+    over memory, as fast as the copy that follows. cut: the cut that made `weight` from `tensor`."""
     extremes = torch.stack(weight.aminmax())  # NaN if any number is
     if extremes.to(dtype).isfinite().all():
         return

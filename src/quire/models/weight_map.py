@@ -59,16 +59,15 @@ class Stacked:
 class WeightMap:
     """Checkpoint names of one model family.
 
-    prefix: of everything but the head; some checkpoints leave it out. outer, block: the layer's
-    name on disk to its place in the model or block object, "attribute.attribute", and ":part" if
-    it is one part of a merged layer; a name with {} is that of each expert by its number, whose
-    layers are in a mapping there, None for those of other ranks. The model has every place that its
-    map names. blocks: the name of a block on
-    disk, with its index as {}.
-    stacked: tensors of all experts of a block, to how they hold those of each one.
+    prefix: prefix of all names but the head's; some checkpoints leave it out. outer, block: the
+    layer's name on disk to its place in the model or block object, "attribute.attribute", and
+    ":part" if it is one part of a merged layer; a name with {} stands for each expert by its
+    number. Layers of experts are in a mapping there, None for those of other ranks. The model has
+    every place that its map names. blocks: the name of a block on disk, with its index as {}.
+    stacked: name of a tensor of all experts of a block, to its layout.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
-    tensors that are not weights. beside: as outer, of layers whose names have no prefix. endings:
-    of names in old files, to what they are now.
+    tensors that are not weights. beside: names like those of outer, of layers without the prefix.
+    endings: endings of names in old files, to the present ones.
     """
 
     prefix: str

@@ -13,7 +13,7 @@ from quire.ops.operation import Case, Op, Provider, Tolerance
 __all__ = ["CheckReport", "Outcomes", "check_provider", "compare", "reference_outcomes"]
 
 Outcomes = list[list[torch.Tensor]]
-"""For each case the results of a call, then the contents of its tensor arguments afterwards."""
+"""Results of a call for each case, then the contents of its tensor arguments afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ def check_provider(
     """Run every case of `op` that the provider supports on both, and compare. The provider must be
     available here.
 
-    device: of the provider; the reference computes on the CPU. expected: `reference_outcomes` of
-    this seed, if known.
+    device: device of the provider; the reference computes on the CPU. expected:
+    `reference_outcomes` of this seed, if known.
     """
     call = provider.load()
     if provider.tolerance is not None:

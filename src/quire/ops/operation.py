@@ -62,9 +62,9 @@ def _call(implementation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 class Op:
     """providers: best first; the reference always exists and comes last.
 
-    make_inputs: yields cases from a seeded generator. tolerance: by dtype of the first tensor
-    argument. apply: computes a case with an implementation, `apply(implementation, *args,
-    **kwargs)`.
+    make_inputs: yields cases from a seeded generator. tolerance: allowed error, by dtype of the
+    first tensor argument. apply: computes a case with an implementation, `apply(implementation,
+    *args, **kwargs)`.
     """
 
     name: str

@@ -13,9 +13,9 @@ _SYS = Path("/sys")
 
 
 def search_gpus(visible: str | None, system: Path = _SYS) -> GpuSearch:
-    """The GPUs that a list of numbers such as "1,0" leaves; all of them if it is None.
+    """Return the GPUs that a list of numbers such as "1,0" leaves; all of them if it is None.
 
-    system: where the files of the driver lie.
+    system: folder of the files of the driver.
     """
     nodes = (system / "class/kfd/kfd/topology/nodes").glob("*/properties")
     ordered = sorted(nodes, key=lambda path: int(path.parent.name))

@@ -23,8 +23,9 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 class GroupLimits:
     """The least of each over all groups; None where none sets it.
 
-    memory_bytes: that may be used in all. free_bytes: what is left of it now, copies of files not
-    counted as used. swap_bytes: that may be used beside memory. cores: CPU time per time.
+    memory_bytes: most memory that may be used. free_bytes: rest of it that is free now, copies of
+    files not counted as used. swap_bytes: most swap that may be used beside memory. cores: CPU time
+    per time.
     """
 
     memory_bytes: int | None = None
@@ -35,7 +36,8 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """controllers: of version 1; none of version 2. top: the group that is mounted, at folder."""
+    """controllers: controllers of version 1; none in version 2. top: the group that is
+    mounted, at folder."""
 
     controllers: frozenset[str]
     top: PurePosixPath

@@ -22,7 +22,7 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # as in csrc/nat
 
 @dataclass(frozen=True, slots=True)
 class CpuFacts:
-    """architecture: as the kernel names it (x86_64, aarch64). features: the kernel's flag names.
+    """architecture: name in the kernel (x86_64, aarch64). features: the kernel's flag names.
 
     num_cores: cores that this process may use (affinity and container quota respected).
     cache_bytes: data or unified cache size by level, of the first core; empty when unknown.

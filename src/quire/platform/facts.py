@@ -19,13 +19,14 @@ __all__ = ["Platform", "detect_platform"]
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """device: where tensors live and ops run ("cpu", "cuda").
+    """device: place of tensors and ops ("cpu", "cuda").
 
-    memory_bytes: host memory this process may use in all. free_bytes: what is left of it now.
-    swap_bytes: that it may use beside it; no plan counts on any. gpu: the first one that this
-    process may see, whether it is the device or not. gpu_problem: why no engine can compute on a
-    GPU here and what to do; None if one can. kernels: instruction sets whose compiled kernels run
-    on the processor; None if nobody looked. kernels_problem: why none run, and what to do.
+    memory_bytes: host memory this process may use in all. free_bytes: part of it that is free now.
+    swap_bytes: swap that it may use beside it; no plan counts on any. gpu: the first one that this
+    process may see, whether it is the device or not. gpu_problem: reason why no engine can compute
+    on a GPU here, and what to do; None if one can. kernels: instruction sets whose compiled kernels
+    run on the processor; None if nobody looked. kernels_problem: reason why none run, and
+    what to do.
     """
 
     device: str

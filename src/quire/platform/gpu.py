@@ -23,7 +23,7 @@ _AMD_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 @dataclass(frozen=True, slots=True)
 class FoundGpu:
     """gpu: the first that this process may see, whether it can serve or not; None if there is none.
-    problem: why no engine can compute on a GPU here and what to do; None if one can."""
+    problem: reason why no engine can compute on a GPU here, and what to do; None if one can."""
 
     gpu: GpuFacts | None
     problem: str | None
@@ -36,7 +36,7 @@ def detect_gpu(
 ) -> FoundGpu:
     """Look for a GPU of either vendor, as the variables that choose among several of them say.
 
-    The searches take the value of such a variable, None if it is unset. torch: what is installed.
+    The searches take the value of such a variable, None if it is unset. torch: the installed build.
     """
     torch = torch or find_torch_build()
     for search, variables in ((search_nvidia, _NVIDIA_VARIABLES), (search_amd, _AMD_VARIABLES)):

@@ -41,9 +41,9 @@ class _Memory(ctypes.Structure):
 
 
 def search_gpus(visible: str | None, library: Any = None) -> GpuSearch:
-    """The GPUs that CUDA_VISIBLE_DEVICES=`visible` leaves; all of them if it is None.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES=`visible` leaves; all of them if it is None.
 
-    library: with NVML's functions; the driver's own if None.
+    library: library with NVML's functions; the driver's own if None.
     """
     if library is None:
         try:

@@ -19,8 +19,8 @@ _READ_OF_A_MODEL = ("*.safetensors*", "*.gguf", "*.bin*", "*config.json", "token
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """path: of the file itself, behind symbolic links. is_stream: a pipe or a device, which keeps
-    its place and takes what is written in order."""
+    """path: path of the file itself, behind symbolic links. is_stream: a pipe or a device, which
+    keeps its place and takes what is written in order."""
 
     path: Path
     is_stream: bool
@@ -38,9 +38,9 @@ def check_output(
     beside: Sequence[str] = (),
     makes_folder: bool = False,
 ) -> OutputFile:
-    """Raises ConfigError for a path that cannot be written, or at which something would be lost.
+    """Raise ConfigError for a path that cannot be written, or at which something would be lost.
 
-    name: of the path, for the error. inputs: files and folders that the command reads. beside:
+    name: name of the path, for the error. inputs: files and folders that the command reads. beside:
     endings of further files that are written next to a file. makes_folder: the command makes the
     folders in which the file will be.
     """

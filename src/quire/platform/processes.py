@@ -14,8 +14,8 @@ _STATE, _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 0, 11, 12, 21
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """cpu_seconds: of all threads since the process began. resident_bytes: in memory now.
-    is_stopped: whether the system does not run it (SIGSTOP, a debugger)."""
+    """cpu_seconds: CPU time of all threads since the process began. resident_bytes: memory in use
+    now. is_stopped: whether the system does not run it (SIGSTOP, a debugger)."""
 
     cpu_seconds: float = 0.0
     resident_bytes: int = 0

@@ -33,7 +33,8 @@ class SharedRegion:
     """The region of `size` ranks, mapped in this process. Linux alone has such memory."""
 
     def __init__(self, descriptor: int) -> None:
-        """descriptor: of a region that `create` has made, in this process or in a parent."""
+        """descriptor: descriptor of a region that `create` has made, in this process or
+        in a parent."""
         self.descriptor = descriptor
         self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._bytes = np.frombuffer(self._map, np.uint8)

@@ -28,7 +28,7 @@ class TorchBuild:
 
 
 def find_torch_build(folder: Path | None = None) -> TorchBuild:
-    """folder: of the package; the installed one if None."""
+    """folder: folder of the package; the installed one if None."""
     if folder is None:
         spec = find_spec("torch")
         if spec is None or spec.origin is None:
@@ -44,7 +44,7 @@ def find_torch_build(folder: Path | None = None) -> TorchBuild:
 
 def torch_sizes(path: list[str] | None = None) -> tuple[int, int]:
     """Return the bytes of torch and the packages that it brings for GPUs, and of these alone, as
-    they were installed. path: where packages are looked for; all of Python's if None."""
+    they were installed. path: folders to look for packages; all of Python's if None."""
     where: dict[str, Any] = {} if path is None else {"path": path}
     sizes: dict[str, int] = {}
     for found in distributions(**where):

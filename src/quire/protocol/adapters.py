@@ -13,8 +13,8 @@ __all__ = ["AdapterArgument", "AdapterRef", "LoRARequest", "adapters_for"]
 
 @dataclass(frozen=True, slots=True)
 class AdapterRef:
-    """An adapter that a request is computed with. digest: of its contents, so that a folder that
-    was written anew is another adapter, whatever its name."""
+    """An adapter that a request is computed with. digest: hash of its contents, so that a rewritten
+    folder is another adapter, whatever its name."""
 
     name: str
     path: str
@@ -25,7 +25,7 @@ class AdapterRef:
 class LoRARequest:
     """An adapter for the prompts of a call; the names are those of vLLM.
 
-    lora_name: to tell adapters apart in messages. lora_int_id: at least 1. lora_path: a folder of
+    lora_name: tells adapters apart in messages. lora_int_id: at least 1. lora_path: a folder of
     PEFT's. Raises RequestError for a value that names no adapter.
     """
 

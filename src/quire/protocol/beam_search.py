@@ -1,4 +1,4 @@
-"""Beam search: what a user may ask of it, and the rules that the engine follows."""
+"""Beam search: parameters for users, and the rules that the engine follows."""
 
 from __future__ import annotations
 

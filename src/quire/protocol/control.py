@@ -1,8 +1,8 @@
-"""Operations beside steps: what an engine is asked to do or to tell, and its one kind of answer.
+"""Operations beside steps: commands and questions to an engine, and its one kind of answer.
 
-They run while no step is in flight. Those of clients cross to the engine's process as they are;
-those of a start go to the ranks of a model alone, and new weights never leave the process that
-gives them.
+They run while no step is in flight. Operations of clients cross to the engine's process unchanged;
+those of a start go only to the ranks of a model, and new weights never leave the process that gives
+them.
 """
 
 from __future__ import annotations
@@ -182,10 +182,11 @@ ControlOp = AdminOp | ExtendPrompt | UpdateWeights | Allocate | MeasureRecovery 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:
-    """Bytes of a device. total: that it has. free: of all programs, before this one took any.
+    """Bytes of a device. total: memory of the device. free: memory that no program used before this
+    one started.
 
-    weights: in tensors, after loading. loaded: all that this process has then. peak: the most that
-    it had while the largest steps were computed, the KV cache excepted.
+    weights: tensors after loading. loaded: memory of this process then. peak: most memory of the
+    process during the largest steps, without the KV cache.
     """
 
     total: int
@@ -199,13 +200,13 @@ class MeasuredMemory:
 class Report:
     """The engine after an operation, or after its start.
 
-    kernels: a sentence on what computes. kernel_family: the kernels of attention, in one word.
+    kernels: a sentence on the kernels. kernel_family: the kernels of attention, in one word.
     numerics: "invariant" if the bits of a row do not depend on the rows beside it, else "fast".
-    weights_version: how often weights were replaced. sleep_level: 0 while it is awake. was_there:
-    whether the operation found what it was about. measured: sizes on the device, where it can be
-    measured. recovery_costs, pins, profile: what the operation asked for. lost_pins: keys of those
-    for every salt that the engine let go by itself, if it was asked for pins. media: what the
-    engine was given.
+    weights_version: number of times that weights were replaced. sleep_level: 0 while it is awake.
+    was_there: whether the operation found its object. measured: sizes on the device, where it can
+    be measured. recovery_costs, pins, profile: result, if the operation asked for it. lost_pins:
+    keys of the pins for every salt that the engine let go by itself, if it was asked for pins.
+    media: facts about the media that the engine was given.
     """
 
     kernels: str = ""

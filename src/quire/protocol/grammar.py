@@ -33,11 +33,11 @@ class GrammarKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """source: of `kind`: a JSON Schema, nothing, a regular expression, a JSON array of texts, a
-    Lark or GBNF grammar, a JSON object of tags, or for an answer `{"lark": rules, "grammars":
-    {name: spec}}`, where a spec has the fields of this class, and in `where` the field of the
-    request that states it. is_strict: what cannot be held to is refused, else it is dropped.
-    whitespace: a regular expression of what may stand between the parts of JSON, None for at most
+    """source: a JSON Schema, nothing, a regular expression, a JSON array of texts, a Lark or GBNF
+    grammar, a JSON object of tags, or for an answer `{"lark": rules, "grammars": {name: spec}}`,
+    according to `kind`. Such a spec has the fields of this class, and in `where` the field of the
+    request that states it. is_strict: refuse keywords that cannot be enforced, instead of dropping
+    them. whitespace: a regular expression for the text between the parts of JSON; None for at most
     8 spaces, tabs and line breaks.
     """
 
@@ -58,14 +58,13 @@ _FOREIGN: Mapping[str, ForeignName] = {
 @explaining(RequestError, "a field of structured outputs", _FOREIGN)
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """To which language the output belongs: exactly one of the first six fields. The names are
-    those of vLLM.
+    """Language of the output: exactly one of the first six fields. The names are those of vLLM.
 
-    json: JSON Schema, an object or its text. regex: for the whole output. choice: the texts that
-    the output may be. grammar: Lark or GBNF. json_object: any JSON object. structural_tag: texts
-    that begin a part under a schema, within free text. disable_any_whitespace: JSON without
-    whitespace. whitespace_pattern: a regular expression of what may stand between parts of JSON.
-    strict: of `json`: refuse keywords that cannot be held to, instead of dropping them.
+    json: JSON Schema, an object or its text. regex: pattern of the whole output. choice: the texts
+    that the output may be. grammar: Lark or GBNF. json_object: any JSON object. structural_tag:
+    texts that begin a part under a schema, within free text. disable_any_whitespace: JSON without
+    whitespace. whitespace_pattern: a regular expression for the text between parts of JSON. strict:
+    with `json`, refuse keywords that cannot be enforced, instead of dropping them.
 
     Raises RequestError naming the field, its value and what it may be.
     """

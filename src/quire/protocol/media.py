@@ -17,7 +17,7 @@ __all__ = ["Media", "MediaInfo", "check_media"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """digest: of the content, as `MediaInfo` has it; what is equal shares cached blocks. Only the
+    """digest: hash of the content, from `MediaInfo`; equal media share cached blocks. Only the
     client that owns the handle may name it."""
 
     digest: bytes
@@ -26,7 +26,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class MediaInfo:
-    """A worker's answer to media that it was given. num_tokens: how many places of a prompt they
+    """A worker's answer to media that it was given. num_tokens: places of a prompt that they
     take."""
 
     num_tokens: int

@@ -86,7 +86,7 @@ class Control(msgspec.Struct, frozen=True, array_like=True, tag="control"):
 
 class PutMedia(msgspec.Struct, frozen=True, array_like=True, tag="put_media"):
     """Media of requests that will name `handle`, one of the client's; answered by `Answer`, at
-    once. data: opaque. query: as in `Control`."""
+    once. data: opaque. query: see `Control`."""
 
     query: int
     handle: int
@@ -94,7 +94,7 @@ class PutMedia(msgspec.Struct, frozen=True, array_like=True, tag="put_media"):
 
 
 class DropMedia(msgspec.Struct, frozen=True, array_like=True, tag="drop_media"):
-    """Media that no request names which has not ended. Those of a client that leaves go with it."""
+    """Media that no open request names. The media of a client that leaves go with it."""
 
     handles: list[int]
 
@@ -107,8 +107,8 @@ ClientMessage = Hello | Add | Abort | Extend | Control | PutMedia | DropMedia | 
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """Answer to `Hello`. instance: how many cores there were before this one. state_version,
-    sleep_level: as in `Heartbeat`."""
+    """Answer to `Hello`. instance: number of cores before this one. state_version, sleep_level: see
+    `Heartbeat`."""
 
     instance: int
     capacity: EngineCapacity
@@ -136,8 +136,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
-    """report: None if the operation was refused, with a sentence that says why in `message`.
-    state_version: that of the engine's state in `Heartbeat`."""
+    """report: None if the operation was refused; `message` then says why. state_version: version of
+    the engine's state, see `Heartbeat`."""
 
     query: int
     report: Report | None
@@ -158,8 +158,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
     It carries progress and not a verdict: whoever watches tells a long step from a hung one by
     `step_seconds`, the age of the step that is in flight (None between steps), against
-    `slowest_step_seconds`, the longest of those that ended of late. state_version: how many
-    operations may have changed `sleep_level`; an answer to one may come before an older beat.
+    `slowest_step_seconds`, the longest of those that ended of late. state_version: number of
+    operations that may have changed `sleep_level`; an answer to one may come before an older beat.
     """
 
     instance: int
@@ -176,7 +176,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 class Launch(msgspec.Struct, frozen=True):
     """Launch of a core process, on its standard input, which then stays open while its parent
-    lives. settings: those of `EngineSettings`, by name. free_bytes: memory that all cores share and
+    lives. settings: values of `EngineSettings` by name. free_bytes: memory that all cores share and
     that was free before the first of them; None to measure it."""
 
     version: int

@@ -63,7 +63,7 @@ class ToolCall:
 @dataclass(slots=True)
 class ChatAnswer:
     """The parts of an answer. content: None if it is calls or thinking alone. reasoning: None
-    without thinking. tool_calls: in the order in which they came."""
+    without thinking. tool_calls: calls in the order in which they came."""
 
     content: str | None
     reasoning: str | None = None
@@ -98,9 +98,9 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When what came of a request. arrival_time: in seconds as `time.time` counts them, and all
-    others as `time.monotonic` does; 0.0 until it has happened. queued_ts: of the arrival.
-    scheduled_ts: of the first step. last_token_ts: of the last token so far, of any sample."""
+    """Times of a request's events. arrival_time: seconds of `time.time`; all others are seconds of
+    `time.monotonic`, and 0.0 until the event. queued_ts: arrival. scheduled_ts: first step.
+    last_token_ts: last token so far, of any sample."""
 
     arrival_time: float
     queued_ts: float
@@ -121,7 +121,7 @@ class RequestMetrics:
 
     @property
     def first_scheduled_time(self) -> float | None:
-        """`scheduled_ts`, as `time.time` counts; None before it. So are the others."""
+        """`scheduled_ts` in seconds of `time.time`; None before it. So are the others."""
         return self._as_time(self.scheduled_ts)
 
     @property
@@ -138,13 +138,13 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and what came of it.
+    """A request and its outputs.
 
     prompt_logprobs: one entry per prompt token, the first of which is None, if asked.
     num_cached_tokens: prompt tokens whose K/V came from the prefix cache.
-    error: why the request failed; its other fields hold what there was before. One that was refused
-    has one output with this error and no text. metrics: when what came of it; None if it was
-    refused. lora_request: the adapter that computed it.
+    error: reason of the failure; the other fields hold the output before it. A refused request has
+    one output with this error and no text. metrics: times of its events; None if it was refused.
+    lora_request: the adapter that computed it.
     """
 
     request_id: str
@@ -202,7 +202,7 @@ class ClassificationOutput:
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """score: of a pair of texts."""
+    """score: similarity or relevance of a pair of texts."""
 
     score: float
 
@@ -223,8 +223,8 @@ class ClassificationRequestOutput(PoolingRequestOutput):
 
 @dataclass(slots=True)
 class ScoringRequestOutput(PoolingRequestOutput):
-    """A pair of texts and its score. prompt_token_ids: of the pair, or of the second text where the
-    model gives each text a vector."""
+    """A pair of texts and its score. prompt_token_ids: ids of the pair, or of the second text where
+    the model gives each text a vector."""
 
     outputs: ScoringOutput  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -233,10 +233,10 @@ class ScoringRequestOutput(PoolingRequestOutput):
 class BeamSearchSequence:
     """A sequence that a beam search found.
 
-    tokens, text: of the prompt and the output, as in vLLM; the stop token is a token, and special
-        tokens have no text. cum_logprob: sum over the output tokens. score: that, normalised by the
-        length penalty; sequences stand in its order. logprobs: one entry per output token, if
-        asked.
+    tokens, text: the prompt and the output, as in vLLM; the stop token is a token, and special
+        tokens have no text. cum_logprob: sum over the output tokens. score: `cum_logprob`
+        normalised by the length penalty; sequences stand in the order of their scores. logprobs:
+        one entry per output token, if asked.
     """
 
     tokens: list[int]

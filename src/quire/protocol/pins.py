@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import IntArray
 
-__all__ = ["PIN_PARAMS", "PinnedPrefix", "prefix_key"]
+__all__ = ["PIN_PARAMS", "PinnedPrefix", "pin_seconds", "prefix_key"]
 
 PIN_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
 """Parameters of a request that pins its prompt: it is computed like any other, up to the draw of
@@ -20,10 +22,11 @@ one token."""
 
 @dataclass(frozen=True, slots=True)
 class PinnedPrefix:
-    """handle, name, tenant: of the request that pinned it (`EngineRequest.request_id`,
+    """handle, name, tenant: identity of the request that pinned it (`EngineRequest.request_id`,
     `SchedulingParams.tenant`). num_blocks: KV blocks that it holds. hits: requests that started
-    from it. seconds_left: until it is let go, inf for ever. is_shared: for requests of every salt.
-    key: `prefix_key`. Equal keys are one pin, whose handle and name are those of the first request.
+    from it. seconds_left: time until it is let go, inf for ever. is_shared: it serves requests of
+    every salt. key: `prefix_key`. Equal keys are one pin, whose handle and name are those of the
+    first request.
     """
 
     handle: int
@@ -46,3 +49,13 @@ def prefix_key(
     tokens = np.asarray(token_ids, np.int32).tobytes()
     head = b"".join(len(part).to_bytes(8, "little") + part for part in (owner, adapter.encode()))
     return hashlib.blake2b(head + tokens, digest_size=16).hexdigest()
+
+
+def pin_seconds(ttl_s: object) -> float:
+    """Return the seconds for which to keep a prefix; None asks for no end. RequestError unless they
+    are above 0."""
+    if ttl_s is None:
+        return math.inf
+    if isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool) and ttl_s > 0:
+        return ttl_s
+    raise RequestError(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for no end")

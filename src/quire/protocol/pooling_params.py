@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 Pooling = Literal["last", "cls", "mean", "classify", "classify_last", "classify_mean"]
-"""Hidden states after the final norm that count: that of the last token, that of the first one, or
-the mean of all. "classify": the numbers that the model has for its classes, by the first token;
-"classify_last": by the last one; "classify_mean": by the mean of all."""
+"""Hidden states after the final norm that count: the last token's, the first one's, or the mean of
+all. "classify": numbers of the model's classes at the first token; "classify_last": at the last
+one; "classify_mean": at the mean of all."""
 
 CLASSIFYING: tuple[Pooling, ...] = ("classify", "classify_last", "classify_mean")
 """Ways to pool that give the numbers of classes."""
@@ -54,14 +54,14 @@ class PoolingParams:
     field and what to change.
 
     pooling: "last" takes the hidden state of the prompt's last token, "cls" that of its first, and
-        "mean" averages those of all its tokens; "classify" takes the numbers of the classes, by the
-        token that the model tells them by. None: as the model's files say.
-    normalize: scale the vector to length 1; None: as the model's files say.
-    truncate_prompt_tokens: cut the prompt to its last tokens, so many; -1 for as many as fit. Of an
-        encoder's the first ones are kept, with the closing one.
-    dimensions: the first so many numbers of the vector, which is then scaled to length 1.
-    use_activation: of classes, make probabilities of the model's numbers, and of a cross-encoder's
-        number a score.
+        "mean" averages those of all its tokens; "classify" takes the numbers of the classes at the
+        token by which the model tells them. None: choice of the model's files.
+    normalize: scale the vector to length 1; None: choice of the model's files.
+    truncate_prompt_tokens: number of last tokens to keep of the prompt; -1 for as many as fit.
+        Encoders keep the first ones instead, with the closing one.
+    dimensions: number of first components to keep of the vector, which is then scaled to length 1.
+    use_activation: turn the model's numbers of classes into probabilities, and a cross-encoder's
+        number into a score.
     """
 
     pooling: Pooling | None = None

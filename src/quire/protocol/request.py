@@ -56,14 +56,14 @@ class EngineRequest:
     salt: tenants with different salts never share cached blocks.
     beams: if set, the samples are the best sequences that a beam search finds, best first, and each
         comes whole with its finish.
-    is_open: more of the prompt will come (`ExtendPrompt`); what is there is computed
+    is_open: more of the prompt will come (`ExtendPrompt`); the tokens that are there are computed
         meanwhile, and nothing is generated before the end of the prompt is known.
-    max_prompt_tokens: of an open request, how many there will be at most; None: whatever fits.
-    pin_seconds: None, or for how long (inf: for ever) the prompt stays in the cache once it is
-        computed, for other requests that start with it; n and max_tokens are 1 then.
-    pin_is_shared: the pinned prefix is for requests of every salt: whoever may ask for this says
+    max_prompt_tokens: most prompt tokens of an open request; None: as many as fit.
+    pin_seconds: time for which the computed prompt stays in the cache (inf: for ever), for other
+        requests that start with it, or None; n and max_tokens are 1 then.
+    pin_is_shared: the pinned prefix serves requests of every salt; whoever asks for this declares
         that its text is no secret.
-    grammar: to which the outputs belong. adapter: that changes the model for this request.
+    grammar: language of the outputs. adapter: changes the model for this request.
     max_tokens_is_default: no client asked for `params.max_tokens`, so it is cut to what fits.
     media: parts of the prompt that are embeddings, in order. The token ids there stand for nothing
         and lie outside of the vocabulary.
@@ -71,8 +71,10 @@ class EngineRequest:
         computed; `params` are `POOLED_PARAMS` then.
     second_start: index of the first token of the second text, if the prompt is a pair of texts that
         models may tell apart; 0 if it is not.
-    prediction_token_ids: int32, of an output that the client expects. What is right of it costs
-        less time; the output is the same with and without it.
+    message_ends: int32, numbers of tokens, in order; a message of the prompt ends after each, and
+        other prompts may go on differently there. They are hints: empty if nobody knows.
+    prediction_token_ids: int32, ids of an output that the client expects. The parts that are right
+        cost less time; the output is the same with and without it.
     """
 
     request_id: str
@@ -97,6 +99,7 @@ class EngineRequest:
     adapter: AdapterRef | None = None
     pooling: Pooling | None = None
     second_start: int = 0
+    message_ends: IntArray = field(default_factory=no_ints)
     prediction_token_ids: IntArray = field(default_factory=no_ints)
 
     @property
@@ -138,9 +141,9 @@ class WholeSequence:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The last word on a sequence. `stop_token_id` is set if one ended it; `message` on errors,
-    missed deadlines and ends by a hook; `whole` if its tokens were not given as they came.
-    is_request_fault: of an error, that the request asked for what cannot be."""
+    """End of a sequence. `stop_token_id` is set if one ended it; `message` on errors, missed
+    deadlines and ends by a hook; `whole` if its tokens were not given as they came.
+    is_request_fault: the request caused the error."""
 
     handle: int
     reason: FinishReason
@@ -156,11 +159,11 @@ class EngineOutput:
 
     handles (int64), token_ids (int32) [N]: sequence `handles[i]` grew by `token_ids[i]`.
         A sequence that grew by several tokens is there several times, in their order.
-    logprobs: by handle, one per token, for sequences that asked. prompt_logprobs: likewise by
-        handle; they arrive in pieces, and a piece may come again after a preemption.
-    num_cached_tokens: by handle, once, when its first step is planned: of sample 0, and of every
-        sample that does not branch off from another one.
-    vectors: by handle, float32 [E], of sequences that pool; they have ended with this step.
+    logprobs: one per token, indexed by handle, for sequences that asked. prompt_logprobs: pieces,
+        indexed by handle; one may come again after a preemption.
+    num_cached_tokens: indexed by handle; comes once, when the first step is planned, for sample 0
+        and every sample that does not branch off from another one.
+    vectors: float32 [E], indexed by handle, of sequences that pool; they have ended with this step.
     finished: sequences that ended with this step (their last token is in `token_ids`, or they are
         whole).
     """

@@ -20,14 +20,15 @@ MAX_PRIORITY = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class SchedulingParams:
-    """RequestError if a value cannot be.
+    """Raises RequestError for an invalid value.
 
     priority: smaller ones go first, under a policy that knows priorities.
     deadline_s: seconds after arrival by which the first token must come. A request that can no
         longer make it is dropped before its prompt is computed.
-    tenant: who shares with whom under the policy `fair`; weight: the share of that tenant.
-    is_spare: it is computed with what others leave: admitted only while no other request waits, and
-        the first to give way.
+    tenant: name under which requests share one part of the capacity under the policy `fair`;
+        weight: size of that part.
+    is_spare: run on spare capacity: admitted only while no other request waits, and the first to
+        give way.
     """
 
     priority: int = 0

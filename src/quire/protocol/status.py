@@ -19,7 +19,7 @@ CORE_STARTS = "starting the engine core"
 """The phase of a start until the core itself names one."""
 
 FETCHING = "fetching the checkpoint"
-"""The phase of a start in which a checkpoint is fetched, if it is not there: it may take hours."""
+"""The phase of a start that fetches a missing checkpoint: it may take hours."""
 
 PLANNING = "planning"
 
@@ -44,7 +44,7 @@ class EngineState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartPhase:
-    """One phase of a start ("planning", "loading", …). seconds: how long it took, or has taken."""
+    """One phase of a start ("planning", "loading", …). seconds: duration of the phase so far."""
 
     name: str
     seconds: float
@@ -55,11 +55,12 @@ class StartPhase:
 class EngineCapacity:
     """Capacity of a core that has started.
 
-    max_model_len: tokens of one sequence, prompt and output. capacity_tokens: of all together.
+    max_model_len: tokens of one sequence, prompt and output. capacity_tokens: tokens of all
+        sequences together.
     groups: window (None is full attention) and tokens per block, of each layer group. All blocks
         come from one pool.
-    uses_priority: requests may name a priority. draws_tokens, num_classes: as in `ModelSpec`.
-    description: a sentence on the kernels that serve. device: on which the KV cache is.
+    uses_priority: requests may name a priority. draws_tokens, num_classes: see `ModelSpec`.
+    description: a sentence on the kernels that serve. device: device of the KV cache.
     """
 
     max_model_len: int
@@ -78,9 +79,9 @@ class EngineCapacity:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """phases: of the latest start, in order; the last one is not done while it goes on.
-    capacity: None until a core has been ready. restarts: cores that had to be replaced so far.
-    message: why the engine is not ready, for people; empty when it is.
+    """phases: phases of the latest start, in order; the last one is not done while it goes on.
+    capacity: None until a core has been ready. restarts: number of cores that had to be replaced so
+    far. message: reason why the engine is not ready, for people; empty when it is.
     """
 
     state: EngineState

@@ -108,23 +108,23 @@ class MediaSpan:
 
 @dataclass(frozen=True, slots=True)
 class EnterRow:
-    """A sequence takes a slot: everything that the data side must know of it.
+    """Entry of a sequence into a slot, with everything that the data side must know of it.
 
     token_ids: int32 [num_prompt_tokens + output tokens so far]; a sequence that comes with output
         resumes as if it had been preempted.
-    num_computed_tokens: how many of them have their K/V in the blocks already (prefix hit, or
-        swapped in by this plan).
+    num_computed_tokens: number of them whose K/V are in the blocks already (prefix hit, or swapped
+        in by this plan).
     block_tables: per layer group, int32 block ids by block index; an entry that lies wholly
         before the group's window is 0 and never read.
     seed: 64-bit seed of the request; a draw depends on (seed, sample_index, position, token id).
     stop_token_ids: banned while there are fewer than `params.min_tokens` output tokens.
-    num_candidates: 0 if the row draws its next token; else it gives so many of the most likely ones
-        instead, and waits for the plan side to choose.
-    checkpoint: from which the row takes its recurrent state, that after `num_computed_tokens`; None
-        if it starts from the initial one, or the model has none.
+    num_candidates: 0 if the row draws its next token; else the row gives this many of the most
+        likely ones instead, and waits for the plan side to choose.
+    checkpoint: holds the row's recurrent state after `num_computed_tokens`; None if the row starts
+        from the initial state, or the model has none.
     adapter: index of the adapter that layers apply to the row's tokens.
     media: parts of the prompt that are embeddings, in order.
-    waits_for_masks: in every step in which the row samples it waits for `LateInput`.
+    waits_for_masks: the row waits for `LateInput` in every step in which it samples.
     pooling: None if the row draws tokens; else it gives one vector with the step that computes its
         last token, and nothing more. All but "last" enter with `num_computed_tokens` 0.
     second_start: index of the first token of the second text, if the prompt is a pair of texts.
@@ -183,8 +183,8 @@ class StepPlan:
     counts of the plan side are upper bounds until it has the result; the row knows its own, and no
     plan names a position.
 
-    A row of a recurrent model has a state beside its blocks: that after its computed tokens. A row
-    that enters loads one before the step computes, a fork copies that of its source, and a step
+    A row of a recurrent model has a state beside its blocks, the one after its computed tokens. A
+    row that enters loads one before the step computes, a fork copies that of its source, and a step
     saves states when it has committed its rows. So a plan may replace a checkpoint that it loads,
     and the next plan may load what this one saves. What a failed row saves is worth nothing.
 
@@ -198,8 +198,8 @@ class StepPlan:
     extend: rows whose prompts go on.
     table_group, table_slot, table_index, table_block: [number of updates]: entry `table_index` of
         the block table of `table_slot` in layer group `table_group` is `table_block` from now on.
-    rewind_slot, rewind_tokens: [number of rows]: the row forgets its last tokens, so many, and what
-        it computed of them. The plan side names rows whose results it has, all of them.
+    rewind_slot, rewind_tokens: [number of rows]: the row forgets this many of its last tokens, and
+        the results of them. The plan side names only rows whose results it has, all of them.
     start_fork_src, start_fork_dst: slots, [number of forks]: before the forward, row `dst` becomes
         a copy of row `src`, and computes nothing until a delta says so.
     append_slot, append_token: [number of tokens], row after row in the order of their positions,
@@ -275,14 +275,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class LateInput:
-    """The only message that may follow a plan: for the rows that wait for masks and sample in that
-    step, forked ones included, the tokens that they may draw. The step awaits it just before it
-    samples.
+    """The only message that may follow a plan: the tokens that rows may draw. It holds for the rows
+    that wait for masks and sample in that step, forked ones included. The step awaits it just
+    before it samples.
 
     slots: int32 [R]. counts: int32 [R], positions of each row: one for its next token, and one for
-        the token after each of its drafts. index: int32 [sum of counts], row after row: which of
-        `masks` [M, ceil(V / 32)] holds at each position, -1 where any token is allowed. So equal
-        masks are sent once.
+        the token after each of its drafts. index: int32 [sum of counts], row after row: index in
+        `masks` [M, ceil(V / 32)] at each position, -1 where any token is allowed. So equal masks
+        are sent once.
     failed: rows that have no masks; their requests fail, nobody else's.
     """
 
@@ -298,7 +298,7 @@ class LateInput:
 class TokenLogprobs:
     """Log-probabilities at one position, natural log.
 
-    token_id, logprob, rank: of the token that is there (rank 1 is the most likely).
+    token_id, logprob, rank: the token at the position (rank 1 is the most likely).
     top_ids, top_logprobs: the most likely ones, best first; [number asked].
     """
 
@@ -314,8 +314,8 @@ class TokenCandidates:
     """Possible next tokens of a row whose next token the plan side chooses.
 
     token_ids: int32 [C], best first. scores: float64 [C]: the model's log-probability, at the
-        request's temperature, plus what the request's edits change the logit by; -inf is a ban.
-    logprobs: of each candidate, for rows that asked; else empty.
+        request's temperature, plus the change of the logit by the request's edits; -inf is a ban.
+    logprobs: one per candidate, for rows that asked; else empty.
     """
 
     token_ids: IntArray
@@ -403,20 +403,20 @@ class StepResult:
     """Result of one step.
 
     slots: int32 [N], the rows that sampled, forked ones included. token_ids: int32 [sum of counts],
-        what they drew, row after row. counts: int32 [N], how many tokens each of them got; None is
+        the drawn tokens, row after row. counts: int32 [N], number of tokens of each row; None is
         one for each.
-    candidates: by slot, of the rows that give candidates instead of drawing: for the next token,
-        and for the token after each draft. Where there are fewer, the row could not compute the
-        drafts after them and has not got these.
-    logprobs: by slot, one per token, for rows that asked.
-    prompt_logprobs: by slot, for rows that asked: the prompt tokens that this step's chunk
+    candidates: for the next token, and for the token after each draft, indexed by the slot of rows
+        that give candidates instead of drawing. Where there are fewer, the row could not compute
+        the later drafts and does not have them.
+    logprobs: one per token, indexed by slot, for rows that asked.
+    prompt_logprobs: indexed by slot, for rows that asked: the prompt tokens that this step's chunk
         predicted (the token after each computed position, while that is a prompt token).
-    vectors: by slot, of the rows that pool and have computed their last token: float32 [E].
+    vectors: float32 [E], indexed by slot, of the rows that pool and have computed their last token.
     failed: rows that produced nothing valid; their requests fail, nobody else's.
     done, failed_tickets: tickets that have ended, of this step and of earlier ones; each once.
-    num_drafts: int32 [N], drafts that each of `slots` has verified; None is as many as the plan
-        has for it. A model may make fewer than it is asked for.
-    seconds: that the step computed, 0.0 if nobody measured it.
+    num_drafts: int32 [N], drafts that each of `slots` has verified; None is as many as the plan has
+        for it. A model may make fewer than the plan asks for.
+    seconds: computing time of the step; 0.0 if nobody measured it.
     """
 
     step_id: int

@@ -113,7 +113,7 @@ class _FlatLate:
 
 
 class _Layout:
-    """Layout of a message: which fields are arrays, and how its other ones are read. may_be_none:
+    """Layout of a message: the fields that are arrays, and the reading of the others. may_be_none:
     arrays for which None and an empty one differ."""
 
     def __init__(self, kind: type[StepPlan] | type[StepResult] | type[_FlatLate]) -> None:

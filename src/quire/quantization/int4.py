@@ -117,8 +117,8 @@ _Grid = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Fit(NamedTuple):
-    """Groups on a grid. levels: values less the zero point, [O, groups, group_size]. gain: by how
-    much the squared error is smaller than that of zeros; like scale and zero [O, groups, 1]."""
+    """Groups on a grid. levels: values less the zero point, [O, groups, group_size]. gain: squared
+    error of zeros less that of the fit. gain, scale, zero: [O, groups, 1]."""
 
     levels: torch.Tensor
     zero: torch.Tensor
@@ -146,7 +146,7 @@ def _grids_between_extremes(groups: torch.Tensor) -> Iterator[_Grid]:
 
 
 def _best_fit(groups: torch.Tensor, grids: Iterator[_Grid]) -> _Fit:
-    """For each group the grid with the largest gain."""
+    """Return for each group the grid with the largest gain."""
     best = _fit(groups, *next(grids))
     for grid in grids:
         other = _fit(groups, *grid)

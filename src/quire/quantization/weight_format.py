@@ -14,11 +14,11 @@ from quire.quantization.packed import StoredMatrix
 __all__ = ["CutFormat", "CuttableFormat", "WeightFormat", "WidensStored", "row_blocks"]
 
 BLOCK_ELEMENTS = 1 << 18
-"""Quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches and the
-largest matrix of a model never exists in float32."""
+"""Elements quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches
+and the largest matrix of a model never exists in float32."""
 
 DEVICE_BLOCK_ELEMENTS = 1 << 24
-"""On a GPU, which would wait for the host over smaller ones."""
+"""Elements quantized at a time on a GPU, which would wait for the host over smaller blocks."""
 
 
 class WeightFormat(Protocol):
@@ -31,7 +31,7 @@ class WeightFormat(Protocol):
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PackedMatrix:
-        """weight [O, I] and bias [O] of one dtype, which may be let go afterwards. gate: as in
+        """Pack weight [O, I] and bias [O] of one dtype, which may be released afterwards. gate: see
         `quire.ops.linear.plain`."""
         ...
 

@@ -31,9 +31,9 @@ __all__ = ["AssemblerUpdate", "OutputAssembler", "beam_search_output"]
 
 @dataclass(slots=True)
 class AssemblerUpdate:
-    """Changes by one engine output. requests: those that grew or ended, by id, each once. pooled:
-    likewise, of those for vectors. aborts: handles whose sequences ended here, by a stop string,
-    and not yet in the engine."""
+    """Changes by one engine output. requests: outputs that grew or ended, by id, each once. pooled:
+    the same for vectors. aborts: handles whose sequences ended here, by a stop string, and not yet
+    in the engine."""
 
     requests: dict[str, RequestOutput] = field(default_factory=dict[str, RequestOutput])
     pooled: dict[str, PoolingRequestOutput] = field(default_factory=dict[str, PoolingRequestOutput])
@@ -72,7 +72,7 @@ class OutputAssembler:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """clock: by which metrics of requests are taken."""
+        """clock: clock for the metrics of requests."""
         self._clock = clock
         self._renderer = renderer
         self._eos_token_ids = eos_token_ids

@@ -12,8 +12,8 @@ __all__ = ["check_bans", "check_beam_bans"]
 
 
 class _TokensLeft(NamedTuple):
-    """Numbers of tokens that a request does not ban wherever they stand. ending: those that stop
-    a sequence, once it has min_tokens tokens. going_on: all others."""
+    """Numbers of tokens that a request allows somewhere. ending: tokens that stop a sequence, once
+    it has min_tokens tokens. going_on: all others."""
 
     going_on: int
     ending: int
@@ -67,8 +67,8 @@ def check_beam_bans(
 
 
 def _num_sequences(left: _TokensLeft, params: SamplingParams) -> int:
-    """Sequences that the tokens left make, counted no further than `params.n`. A search finds as
-    many, up to its width: it drops none as long as there are no more."""
+    """Return the number of sequences that the tokens left make, at most `params.n`. A search finds
+    as many, up to its width: it drops none while there are no more."""
     longest = 2**31 if params.max_tokens is None else params.max_tokens
     if left.going_on <= 1:
         num_ends = longest - params.min_tokens if left.going_on else int(not params.min_tokens)

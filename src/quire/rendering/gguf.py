@@ -342,8 +342,8 @@ def _add_tokens(
     *,
     takes_spaces: bool,
 ) -> None:
-    """Control tokens and those of users are matched whole, before anything else. takes_spaces: they
-    take the spaces and line breaks behind them too, which files do not say."""
+    """Add control tokens and those of users, which are matched whole, before anything else.
+    takes_spaces: they take the spaces and line breaks behind them too; files do not say so."""
     from tokenizers import AddedToken
 
     added = [

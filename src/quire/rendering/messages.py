@@ -65,10 +65,10 @@ def checked_messages(messages: object, *, text_only: bool = False) -> list[Messa
 
 
 def plain_messages(messages: Sequence[Any]) -> list[Message]:
-    """Copies of `messages` as plain data, reasoning under all of its names. None values stay.
+    """Return `messages` copied as plain data, reasoning under all of its names. None values stay.
 
-    For any role and content: what clients may send, `check_messages` says. RequestError when there
-    are none or one is no object with a role.
+    Any role and content passes here; `check_messages` bounds what clients may send. Raises
+    RequestError when there are none or one is no object with a role.
     """
     if isinstance(messages, str | Mapping) or not messages:
         check_messages(plain_data(messages))

@@ -41,7 +41,7 @@ class Ending(NamedTuple):
 
 
 class OutputUpdate(NamedTuple):
-    """Growth of one output. num_tokens_kept: as in `TextDelta`. ending: once, with the last one."""
+    """Growth of one output. num_tokens_kept: see `TextDelta`. ending: only set in the last one."""
 
     text: str
     num_tokens_kept: int

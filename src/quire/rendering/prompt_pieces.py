@@ -10,15 +10,15 @@ from quire.rendering.renderer import RenderedPrompt, Renderer
 __all__ = ["PromptPieces"]
 
 NUM_HELD_BACK = 8
-"""Last tokens of an unfinished text: those that follow may join them. A text whose earlier tokens
-change nevertheless is seen at its end."""
+"""Last tokens of an unfinished text, which later ones may join. A text whose earlier tokens change
+nevertheless is seen at its end."""
 GROWTH = 1 / 64
 """A text is tokenized again when so much of it is new: in all that costs about as much as 64 times
 the whole, however small the pieces are, and leaves so much of it to compute at its end."""
 
 
 class PromptPieces:
-    """Pieces are all text or all token ids. token_ids: what was given out so far."""
+    """Pieces are all text or all token ids. token_ids: ids returned so far."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer

@@ -13,7 +13,7 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.codec import is_unicode
 from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
-from quire.protocol.step import MediaSpan
+from quire.protocol.step import IntArray, MediaSpan, no_ints
 from quire.rendering.chat_template.control_tokens import ChatText, Spans
 from quire.rendering.chat_template.template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
@@ -45,9 +45,9 @@ class RenderedPrompt:
     """Token ids for the engine, with the text they came from (None when ids were given).
 
     salt: prompts of other salts share no cached prefix with it. media: parts of the prompt that are
-    embeddings; the token ids there are 0. embeds: what has to be given to the engine before it is
-    known how many tokens the prompt has; there are none then. prediction: token ids of the output
-    that the client expects. adapter: that computes it. second_start: as in `EngineRequest`.
+    embeddings; the token ids there are 0. embeds: embeddings to give to the engine; until then the
+    number of tokens is unknown, and there are none. prediction: token ids of the output that the
+    client expects. adapter: adapter that computes it. second_start: see `EngineRequest`.
     own: control tokens of the text that its template wrote, if content has others (`ChatText`).
     """
 
@@ -84,9 +84,9 @@ class RenderedPrompt:
         return replace(self, token_ids=self.token_ids[-length:], text=None)
 
     def first(self, length: int) -> "RenderedPrompt":
-        """Its first tokens and the closing one, `length` in all, or itself if it is no longer: what
-        encoders are given of a long text. RequestError for a pair of texts, which is cut when it is
-        rendered."""
+        """Return its first tokens and the closing one, `length` in all, or itself if it is no
+        longer: the form in which encoders get a long text. Raises RequestError for a pair of texts,
+        which is cut when it is rendered."""
         if len(self.token_ids) <= length or length < 1:
             return self
         if self.second_start:
@@ -123,10 +123,11 @@ class RendersChats(Protocol):
 class Renderer:
     """Everything about text for one model; safe to share between threads.
 
-    `tokenizer` None is an engine without tokenizer: only token ids go in, and outputs have no
-    text. `vocab_size` is the number of embeddings of the model, which bounds the token ids that a
-    request may send; None takes the tokenizer's. control_tokens_in_content: what spells a control
-    token in a message is one, and no text.
+    Without a `tokenizer` only token ids go in, and outputs have no text. `vocab_size` is the number
+    of embeddings of the model, which bounds the token ids that a request may send; None takes the
+    tokenizer's. control_tokens_in_content: text of a message that spells a control token is that
+    token. finds_message_ends: the engine asks where messages end, since the model has recurrent
+    states.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Renderer:
         vocab_size: int | None = None,
         *,
         control_tokens_in_content: bool = False,
+        finds_message_ends: bool = False,
     ) -> None:
         if vocab_size is None and tokenizer is None:
             raise ConfigError(
@@ -145,6 +147,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._takes_control_tokens = control_tokens_in_content
+        self._finds_message_ends = finds_message_ends
         self._vocab_size = vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
     @classmethod
@@ -156,6 +159,7 @@ class Renderer:
         skip_tokenizer_init: bool = False,
         chat_template: str | Path | None = None,
         control_tokens_in_content: bool = False,
+        finds_message_ends: bool = False,
     ) -> "Renderer":
         """Load tokenizer and chat template of a model folder or GGUF file.
 
@@ -173,7 +177,11 @@ class Renderer:
         else:
             template = ChatTemplate(_template_text(chat_template), special, is_given=True)
         return cls(
-            tokenizer, template, vocab_size, control_tokens_in_content=control_tokens_in_content
+            tokenizer,
+            template,
+            vocab_size,
+            control_tokens_in_content=control_tokens_in_content,
+            finds_message_ends=finds_message_ends,
         )
 
     @property
@@ -303,6 +311,13 @@ class Renderer:
             )
         return RenderedPrompt(self._within_vocabulary(token_ids), text, own=chat.own)
 
+    def message_ends(self, token_ids: IntArray) -> IntArray:
+        """Return where messages of a prompt end (`ControlTokens.message_ends`); empty if the model
+        has no use for it."""
+        if self._tokenizer is None or not self._finds_message_ends:
+            return no_ints()
+        return self._tokenizer.control_tokens.message_ends(token_ids)
+
     def request_template(self, source: str) -> ChatTemplate:
         """The chat template that a request brought itself; RequestError when it is broken.
 
@@ -371,8 +386,8 @@ class Renderer:
     def prompt_offsets(
         self, prompt: RenderedPrompt, params: SamplingParams, add_special_tokens: bool = True
     ) -> list[int]:
-        """Return where in `prompt_text` each token of the prompt begins. add_special_tokens: as
-        when the prompt was rendered."""
+        """Return where in `prompt_text` each token of the prompt begins. add_special_tokens: same
+        as when the prompt was rendered."""
         if self._tokenizer is None:
             return [0] * len(prompt.token_ids)
         if prompt.text is not None:

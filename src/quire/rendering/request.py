@@ -46,7 +46,7 @@ class RequestRenderer:
     """Turns text-level parameters (bad words, the model's end-of-sequence tokens, a missing seed)
     into the integers that the engine core knows.
 
-    seed: of the seeds that requests get which name none; None for ones that nobody can predict.
+    seed: seed from which requests without one draw theirs; None for unpredictable ones.
     """
 
     def __init__(
@@ -93,10 +93,11 @@ class RequestRenderer:
         seed = params.seed
         if seed is None:
             seed = self._random.getrandbits(64)
+        token_ids = self._token_ids(prompt)
         return EngineRequest(
             request_id=request_id,
             first_handle=first_handle,
-            prompt_token_ids=self._token_ids(prompt),
+            prompt_token_ids=token_ids,
             params=params,
             seed=seed & SEED_MASK,
             stop_token_ids=ending,
@@ -107,6 +108,7 @@ class RequestRenderer:
             media=prompt.media,
             grammar=None if structured is None else structured.spec,
             adapter=prompt.adapter,
+            message_ends=self._renderer.message_ends(token_ids),
             prediction_token_ids=np.array(prompt.prediction, np.int32),
         )
 
@@ -173,7 +175,7 @@ class PromptAdapters:
     """Finds adapters in their folders; safe to share between threads."""
 
     def __init__(self, max_rank: int) -> None:
-        """max_rank: of the engine."""
+        """max_rank: bound of the engine."""
         self._folders = AdapterFolders(max_rank)
 
     def put(self, prompt: RenderedPrompt, lora: LoRARequest | None) -> RenderedPrompt:

@@ -16,8 +16,8 @@ class StopDelta(NamedTuple):
 class StopMatcher:
     """Finds the first stop string in text that arrives in pieces.
 
-    The match that ends first wins, and of those that end together the longest: what a reader who
-    takes one character at a time would see, so the result does not depend on how text is cut.
+    The match that ends first wins, and the longest one of those that end together. A reader who
+    takes one character at a time would see the same, so the result does not depend on the cuts.
     Text that may still become a stop string is held back, and nothing else.
     """
 

@@ -85,7 +85,7 @@ class Tokenizer:
 
     @property
     def declared_special_tokens(self) -> list[str]:
-        """Special tokens that the files name one by one: those of `special_tokens`, and others."""
+        """Special tokens that the files name one by one, in `special_tokens` or elsewhere."""
         extra = (token.content for token in self._files.extra)
         return list(dict.fromkeys((*self._named.values(), *extra)))
 

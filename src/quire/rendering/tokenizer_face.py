@@ -91,7 +91,8 @@ class TokenizerFace:
         max_length: int | None = None,
         **others: Any,
     ) -> list[int]:
-        """Token ids of one text. truncation: to the first `max_length`, or `model_max_length`."""
+        """Return token ids of one text. truncation: keep `max_length` of them, or
+        `model_max_length`."""
         _check("encode", {"text_pair": text_pair, **others})
         found = self._own.encode(text, add_special_tokens)
         return found[: max_length or self.model_max_length] if truncation else found

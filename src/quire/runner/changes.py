@@ -24,7 +24,7 @@ Upload = Callable[[np.ndarray], torch.Tensor]
 class PlanChanges:
     """Applies differences to the rows, their sampling parameters and the KV pool.
 
-    num_prompt_logprobs: by slot of the rows that ask for those of their prompt, how many.
+    num_prompt_logprobs: number of log-probabilities per prompt token, by slot; only rows that ask.
     """
 
     def __init__(
@@ -39,9 +39,10 @@ class PlanChanges:
         whole_prompts: bool = False,
         states: RecurrentStates | None = None,
     ) -> None:
-        """pages: of the KV pool. tiers: where blocks are copied to and from.
+        """pages: pages of the KV pool. tiers: memory that blocks are copied to and from.
         whole_prompts: each token of a prompt sees all of the prompt, so a row that computes only a
-        part of its prompt fails. states: those of the rows; None if the model has none."""
+        part of its prompt fails. states: recurrent states of the rows; None if the model has none.
+        """
         self._rows = rows
         self._sampling = sampling
         self._pages = pages

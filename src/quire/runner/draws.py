@@ -59,9 +59,9 @@ class DrawnPiece:
 @dataclass(slots=True)
 class Sampled:
     """Tokens that the rows of a step have been given, and have appended. pieces: drawn by kernels,
-    so that the host learns the tokens later. drawn: by the host. kept: drafts that rows with
-    candidates have accepted. candidates, logprobs: by slot, of rows that the host has drawn for.
-    failed: rows with neither tokens nor candidates."""
+    so that the host learns the tokens later. drawn: tokens drawn by the host. kept: drafts that
+    rows with candidates have accepted. candidates, logprobs: results of rows that the host has
+    served, by slot. failed: rows with neither tokens nor candidates."""
 
     pieces: list[DrawnPiece] = field(default_factory=list[DrawnPiece])
     drawn: RowTokens = NOTHING_DRAWN
@@ -195,7 +195,8 @@ class Draws:
         extras: DeviceExtras | None = None,
         state: DeviceState | None = None,
     ) -> None:
-        """draw: the operation `ops.sampling.draw`, on the host. state: where `extras` work."""
+        """draw: the operation `ops.sampling.draw`, on the host. state: rows on the device, which
+        `extras` reads."""
         self._sampling = sampling
         self._rows = rows
         self._sampler = Sampler(sampling, draw)
@@ -220,7 +221,7 @@ class Draws:
     ) -> Sampled:
         """Draw for `slots` [N] from rows `index` [N] of logits [L, V], and verify their drafts by
         the rows of logits that follow. Find the candidates of rows that do not draw. The host must
-        know all tokens of the rows that it serves. masks: of the rows that wait for some."""
+        know all tokens of the rows that it serves. masks: masks for the rows that wait for some."""
         result = Sampled()
         by_kernels = self.by_kernels(slots)
         if not by_kernels.all():

@@ -101,10 +101,10 @@ class ForwardPass:
         states: KeptStates | None = None,
         classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """build: the inputs of a batch. num_prompt_logprobs: as of `PlanChanges`. media: what rows
-        name in theirs. columns: that the model's layers read. collectives: of the ranks that
-        compute the same rows. states: keeps some of each forward. classify: `Classifies.scores` of
-        a model with classes."""
+        """build: makes the inputs of a batch. num_prompt_logprobs: see `PlanChanges`. media:
+        embeddings that prompts refer to. columns: columns that the model's layers read.
+        collectives: connection to the ranks that compute the same rows. states: keeps some states
+        of each forward. classify: `Classifies.scores` of a model with classes."""
         self._model = model
         self._rows = rows
         self._build = build

@@ -33,9 +33,9 @@ class ModelInputs:
 @dataclass(frozen=True, slots=True)
 class BatchBuffers:
     """Memory in which a batch is gathered. token_ids int32 [T], positions int64 [T], seq_lens int32
-    [R]; per layer group slot_mapping int64 [T] and tables int32 [R, M]. columns: by name, what
-    layers read of each token's row, int64 [T]. last_keys: per layer group int32 [T], as in
-    `GroupInputs`; none for causal attention."""
+    [R]; per layer group slot_mapping int64 [T] and tables int32 [R, M]. columns: values of each
+    token's row that layers read, int64 [T], by name. last_keys: int32 [T] per layer group
+    (`GroupInputs`); empty for causal attention."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -77,12 +77,12 @@ class InputGatherer:
         values: Callable[[str, Slots], Slots] | None = None,
         states: RecurrentStates | None = None,
     ) -> None:
-        """send: says which rows compute next, and brings what kernels read up to date. backends: of
-        each layer group. decode_inputs, step_inputs: the operations. columns: that the model's
-        layers read. whole_prompts: tokens of a prompt see all of it, and a step that computes one
-        of them computes all. position_axes: as in `ModelSpec`; 1 if the position of a token is its
-        index. values: as `RowTable.values`; None to gather optional columns in every step.
-        states: of the rows; None if the model has none."""
+        """send: passes the rows that compute next, and brings what kernels read up to date.
+        backends: backend of each layer group. decode_inputs, step_inputs: the operations. columns:
+        columns that the model's layers read. whole_prompts: tokens of a prompt see all of it, and a
+        step that computes one of them computes all. position_axes: see `ModelSpec`; 1 if the
+        position of a token is its index. values: `RowTable.values`; None to gather optional columns
+        in every step. states: recurrent states of the rows; None if the model has none."""
         self._rows = rows
         self._values = values
         self._states = states
@@ -152,7 +152,7 @@ class InputGatherer:
         return ModelInputs(batch.token_ids, batch.positions, starts[:-1], step)
 
     def buffers(self, num_tokens: int, num_rows: int, *, empty: bool = False) -> BatchBuffers:
-        """For batches of so many tokens, padding included, and rows; zero unless `empty`."""
+        """Return buffers for so many tokens, padding included, and rows; zero unless `empty`."""
         make = torch.empty if empty else torch.zeros
         batch = self._buffers(num_tokens, num_rows, make)
         if not self._whole_prompts:
@@ -239,7 +239,7 @@ class InputGatherer:
         wanted: torch.Tensor | None = None,
     ) -> StepInputs:
         """Return attention's inputs for a batch whose forward comes next: layers read its columns.
-        starts, wanted: as in `StepInputs`."""
+        starts, wanted: `query_start_loc` and `wanted_tokens` of `StepInputs`."""
         self._columns.set(batch.columns)
         windows = [group.window for group in self._groups]
         last_keys = batch.last_keys or (None,) * len(windows)

@@ -24,13 +24,13 @@ class RowList:
 
 @dataclass(frozen=True, slots=True)
 class KernelRows:
-    """Columns of all slots, and which rows a step computes, in memory that stays.
+    """Columns of all slots, and the rows that a step computes, in memory that stays.
 
     num_computed, num_tokens, num_prompt, adapter, position_offset, second_start (`KERNEL_COLUMNS`):
     int64 [S].
-    token_ids: int32 [S, L]. tables: per layer group, int32 [S, M]. slots: int64 [R], starts: int32
-    [R + 1] of the rows of a step, as in `RowList`. spare: the slot of the row that pads steps, -1
-    if none.
+    token_ids: int32 [S, L]. tables: int32 [S, M] per layer group. slots: int64 [R], starts: int32
+    [R + 1]; both of a step's rows (`RowList`). spare: the slot of the row that pads steps, -1 if
+    none.
     """
 
     num_computed: torch.Tensor

@@ -52,9 +52,10 @@ class Runner:
         drafter: StepDrafter | None = None,
         collectives: Collectives = ALONE,
     ) -> None:
-        """decode: for steps in which every row computes one token and draws; forward: others.
-        state: of the device, None where kernels read the host's rows. drafter: makes the drafts
-        that plans leave to a model. collectives: of the ranks that compute the same rows."""
+        """decode: computes steps in which every row computes one token and draws. forward: computes
+        all other steps. state: rows on the device; None where kernels read the host's rows.
+        drafter: makes the drafts that plans leave to a model. collectives: connection to the ranks
+        that compute the same rows."""
         self.late_inputs = LateInputs()
         self.made_drafts = MadeDrafts()
         self._rows = rows
@@ -162,8 +163,8 @@ class Runner:
         return masks, self._decode.draw_masked(logits, (masks.words, masks.index(slots, 0)))
 
     def _settle(self, *, wait: bool) -> None:
-        """Take in the results of finished steps; wait: of all steps. A step that failed as a whole
-        has no results: the next plan removes all its rows."""
+        """Take in the results of finished steps. wait: whether to wait for all steps. A step that
+        failed as a whole has no results: the next plan removes all its rows."""
         while self._in_flight and (wait or self._in_flight[0].is_over):
             step = self._in_flight.popleft()
             try:
@@ -216,8 +217,8 @@ class Runner:
         failed: list[RowFailure],
         num_drafts: IntArray | None = None,
     ) -> PendingStep:
-        """A step that has drawn and committed all its tokens [R], NO_TOKEN in rows without one.
-        num_drafts: as of `StepResult`."""
+        """Return a step that has drawn and committed all its tokens [R], NO_TOKEN in rows without
+        one. num_drafts: see `StepResult`."""
         self._note(token_ids)
         drawn = token_ids.tolist()
         if NO_TOKEN in drawn:
@@ -239,8 +240,8 @@ class Runner:
         host: HostPart,
         masks: RowMasks | None = None,
     ) -> None:
-        """decoded: the logits of all rows, if a graph has computed them. masks: of the step, if
-        they were awaited already."""
+        """decoded: the logits of all rows, if a graph has computed them. masks: the step's masks,
+        if they were awaited already."""
         if decoded is not None and decoded.logits is not None:
             slots = rows.slots.tolist()
             forward = Forward(slots, list(range(len(slots))), [decoded.logits])

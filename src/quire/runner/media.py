@@ -19,7 +19,7 @@ class MediaStore:
     requests adds them; they are removed in the order of the steps."""
 
     def __init__(self, device: torch.device) -> None:
-        """device: where steps compute."""
+        """device: device of the steps."""
         self._device = device
         self._rows: dict[int, torch.Tensor] = {}
 

@@ -35,7 +35,7 @@ class FinishedStep:
     is_over: bool = True
 
     def result(self) -> StepResult:
-        """At once."""
+        """Return the result at once."""
         return self.step
 
 
@@ -52,7 +52,7 @@ class DrawnStep(NamedTuple):
     is_over: bool = True
 
     def result(self) -> StepResult:
-        """At once."""
+        """Return the result at once."""
         slots, token_ids = self.slots.astype(np.int32), np.array(self.token_ids, np.int32)
         failed = tuple(self.failed)
         return StepResult(self.step_id, slots, token_ids, failed=failed, num_drafts=self.num_drafts)

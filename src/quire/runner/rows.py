@@ -66,14 +66,13 @@ class RowTable:
     absolute position. A step's outcome is committed after sampling, by the last kernel of a step
     that draws itself, so a step can be run again.
 
-    token_ids: int32 [slots, max_model_len + 1]. tables: per layer group, int32 [slots, max blocks].
+    token_ids: int32 [slots, max_model_len + 1]. tables: int32 [slots, max blocks] per layer group.
     num_tokens, num_computed, num_prompt, adapter, standing (tokens per step), num_drafts: int64
     [slots]. The drafts of a step lie behind the row's tokens.
     read_state, write_state: int64 [slots], of 2 · slots places for recurrent states. A step reads
         one and writes the other, however often it is computed; its commit swaps them.
-    media: of rows that have embeddings in their prompts, where. pooling: of rows that pool, how.
-    position_offset: int64 [slots], what is added to the index of a token after all media for its
-        position.
+    media: spans of embeddings in prompts, by slot. pooling: method of each row that pools, by slot.
+    position_offset: int64 [slots], position minus index of a token after all media.
     second_start: int64 [slots], index of the first token of the second text, if the row is a pair
         of texts that the model tells apart.
     """
@@ -88,8 +87,8 @@ class RowTable:
         position_axes: int = 1,
         token_types: int = 0,
     ) -> None:
-        """tokens_per_block: per layer group. has_states: rows have recurrent states.
-        position_axes, token_types: as in `ModelSpec`."""
+        """tokens_per_block: number for each layer group. has_states: rows have recurrent states.
+        position_axes, token_types: see `ModelSpec`."""
         self._has_states = has_states
         self._tells_texts_apart = token_types > 1
         self._has_axes = position_axes > 1

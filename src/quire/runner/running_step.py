@@ -72,7 +72,8 @@ class Tenancy:
 
 @dataclass(slots=True)
 class _OnDevice:
-    """Rows [N] of which the device brings one array. positions: of the drawn tokens."""
+    """Rows [N] whose results come from the device in one array. positions: places of the tokens
+    that they draw."""
 
     slots: Slots
     numbers: Slots
@@ -91,7 +92,8 @@ class RunningStep:
         host: HostPart,
         pools: VectorPools,
     ) -> None:
-        """before: the step launched before, if its result is not there yet. pools: of all steps."""
+        """before: the step launched before, if its result is not there yet. pools: partial vectors
+        of all steps."""
         self._step_id = step_id
         self._before = before
         self._tenancy = tenancy
@@ -206,7 +208,8 @@ class RunningStep:
     def _pool(
         self, arrays: Sequence[np.ndarray], failed: list[RowFailure]
     ) -> dict[int, FloatArray]:
-        """Vectors of prompts that are complete, by slot. arrays: of each piece."""
+        """Return the vectors of prompts that are complete, by slot. arrays: hidden states of each
+        piece."""
         vectors: dict[int, FloatArray] = {}
         for (piece, row), hidden in zip(self._pooled, arrays, strict=True):
             if self._tenancy.has_failed(row.slots, row.numbers).any():
@@ -223,8 +226,8 @@ class RunningStep:
     def _read_logprobs(
         self, live_tokens: Sequence[npt.NDArray[np.int32]], arrays: Sequence[np.ndarray]
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Return log-probabilities by slot. live_tokens: of each piece; NO_TOKEN where a row has
-        failed."""
+        """Return log-probabilities by slot. live_tokens: drawn tokens of each piece; NO_TOKEN where
+        a row has failed."""
         found: dict[int, tuple[TokenLogprobs, ...]] = {}
         start = 0
         for tokens, logprobs in zip(live_tokens, self._logprobs, strict=False):

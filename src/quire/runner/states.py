@@ -19,7 +19,7 @@ class RecurrentStates:
     take zeros for rows without computed tokens."""
 
     def __init__(self, rows: RowTable, num_checkpoints: int, state_bytes: int) -> None:
-        """state_bytes: of the states of all layers of a sequence, on this rank."""
+        """state_bytes: bytes of the states of all layers of a sequence, on this rank."""
         self._rows = rows
         self._first = 2 * len(rows.num_tokens)
         self._places = torch.empty((self._first + num_checkpoints, state_bytes), dtype=torch.uint8)

@@ -25,7 +25,7 @@ __all__ = ["CandidateOutput", "find_candidates"]
 
 @dataclass(slots=True)
 class CandidateOutput:
-    """candidates: by slot. failed: a sentence for each row that has none."""
+    """candidates: candidates of rows, by slot. failed: a sentence for each row that has none."""
 
     candidates: dict[int, TokenCandidates] = field(default_factory=dict[int, TokenCandidates])
     failed: list[RowFailure] = field(default_factory=list[RowFailure])

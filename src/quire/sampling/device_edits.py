@@ -48,7 +48,7 @@ def _is(one: RowEdits, other: RowEdits) -> bool:
 
 
 def _arrays(rows: Sequence[RowEdits]) -> list[np.ndarray]:
-    """In the order of the operation's arguments."""
+    """Return arrays in the order of the operation's arguments."""
     allowed = [() if row.allowed_ids is None else row.allowed_ids for row in rows]
     bans, words = _bans(rows)
     return [

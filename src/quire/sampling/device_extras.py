@@ -39,8 +39,9 @@ class DeviceHistory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLogprobs:
-    """asked: int64 [M], which of the N rows of a sample want them; their slots and counts, int64
-    [M]. tensors: what `quire.ops.sampling.token_logprobs` gives for them, on the device."""
+    """asked: int64 [M], indices of the rows that want them, among the N of a sample. slots, counts:
+    int64 [M], for these rows. tensors: results of `quire.ops.sampling.token_logprobs` for them, on
+    the device."""
 
     asked: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
@@ -50,8 +51,9 @@ class DeviceLogprobs:
     def by_slot(
         self, token_ids: npt.NDArray[np.int32], values: Sequence[np.ndarray]
     ) -> dict[int, TokenLogprobs]:
-        """Return log-probabilities by slot, in the form of the host's sampler. token_ids: of all N
-        rows; negative ones have none. values: of `tensors`, once they have come to the host."""
+        """Return log-probabilities by slot, in the form of the host's sampler. token_ids: tokens of
+        all N rows; negative ones have no log-probabilities. values: contents of `tensors`, once
+        they have come to the host."""
         logprobs, ranks, top_ids, top_logprobs = values
         found: dict[int, TokenLogprobs] = {}
         for i, token_id in enumerate(token_ids[self.asked].tolist()):
@@ -120,7 +122,7 @@ class DeviceExtras:
         masks: RowsOfMasks | None = None,
     ) -> ExtraSample:
         """Sample like `DeviceSampler.sample`. host_slots: a copy of the slots on the host [N].
-        masks: on the host."""
+        masks: masks on the host."""
         if rows is None:
             rows = torch.arange(len(host_slots), device=logits.device)
         is_edited = self._state.edited[host_slots]

@@ -34,7 +34,7 @@ class DeviceSampler:
     """
 
     def __init__(self, state: SamplingState, columns: DeviceColumns, draw: Draw) -> None:
-        """state: of the host, the source of `columns`; its owner keeps these up to date
+        """state: parameters on the host, the source of `columns`; its owner keeps these up to date
         (`DeviceColumns.updates`). draw: `ops.sampling.draw`, on tensors of the device."""
         self._state = state
         self._columns = columns

@@ -48,8 +48,9 @@ _MOST_GROWING = 1024
 
 @dataclass(frozen=True, slots=True)
 class RepetitionEnd:
-    """DRY of one row; the numbers are those of `SamplingParams`. breakers: by their first token,
-    the tokens behind it. longest_breaker: tokens of the longest one."""
+    """DRY of one row; the numbers are those of `SamplingParams`. breakers: tokens behind the first
+    one of each breaker, by its first token. longest_breaker: number of tokens of the longest one.
+    """
 
     multiplier: float
     base: float
@@ -136,7 +137,7 @@ def _excludes_top(params: SamplingParams) -> bool:
 def edits_of(params: SamplingParams, stop_token_ids: Collection[int]) -> RowEdits | None:
     """Return the changes that `params` makes to logits; None if there are none.
 
-    stop_token_ids: those that end the sequence, beside `params.stop_token_ids`.
+    stop_token_ids: tokens that end the sequence, beside `params.stop_token_ids`.
     """
     biases = params.logit_bias or {}
     allowed = params.allowed_token_ids

@@ -31,10 +31,10 @@ NOT_FINITE_ADVICE = (
 
 
 def token_logprobs(row: LogitArray, token_id: int, k: int) -> TokenLogprobs:
-    """Log-probabilities at one position.
+    """Return the log-probabilities at one position.
 
     row: raw logits [V] whose largest is finite. token_id: the token that is there.
-    k: how many of the most likely to list; -1 for all. Equal logits are ranked by token id.
+    k: number of most likely tokens to list; -1 for all. Equal logits are ranked by token id.
     """
     return logprobs_of(row, (token_id,), k)[0]
 
@@ -82,9 +82,9 @@ def prompt_logprobs(
 ) -> tuple[TokenLogprobs, ...]:
     """Log-probabilities of prompt tokens.
 
-    logits: [C, V], of C positions of a chunk; the caller chooses C to bound memory, as one row at
+    logits: [C, V], for C positions of a chunk; the caller chooses C to bound memory, as one row at
         a time is worked on here. targets: int [C], the token after each of these positions.
-    k: as in `token_logprobs`.
+    k: see `token_logprobs`.
     Raises EngineError if a row of logits is not finite.
     """
     rows = logits.detach().to("cpu", torch.float32).numpy()

@@ -77,7 +77,8 @@ class SampleOutput:
     """Result of a draw.
 
     token_ids: int32 [N]; NO_TOKEN (-1) in rows that failed, which must not be read on.
-    logprobs: by slot, for rows that asked. failed: a sentence for each row that has no token.
+    logprobs: log-probabilities of rows that asked, by slot. failed: a sentence for each row that
+    has no token.
     """
 
     token_ids: IntArray
@@ -137,8 +138,8 @@ class Sampler:
 
         logits: [L, V], left as they are. slots: [N]; rows forked from one another may share a row
             of logits. positions: [N], absolute position of the drawn token.
-        masks: of grammars, and which of them each row has. rows: int64 [N], which logits each draws
-            from; None for its own, in order.
+        masks: masks of grammars, and the index of each row's mask. rows: int64 [N], row of logits
+            that each draws from; None: its own, in order.
         A row that cannot be sampled is in `failed`; the others are not affected.
         """
         logits = logits.detach().to("cpu", torch.float32).contiguous()
@@ -234,8 +235,8 @@ def _check_edited(largest: float) -> None:
 class _Batch:
     """The rows of one call on their way to tokens.
 
-    slots, positions, rows: int64 [N], the last one which logits each draws from. masks: as of
-    `Sampler.sample`. token_ids: int32 [N]. failed: by index.
+    slots, positions: int64 [N]. rows: int64 [N], row of logits that each draws from. masks: see
+    `Sampler.sample`. token_ids: int32 [N]. failed: failures by index.
     """
 
     slots: IdArray

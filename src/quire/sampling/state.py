@@ -58,11 +58,12 @@ class SamplingState:
         *,
         is_masked: bool = False,
     ) -> None:
-        """A row takes `slot`.
+        """Let a row take `slot`.
 
-        seed: any integer; its lower 64 bits count. stop_token_ids: what ends the sequence beside
-            `params.stop_token_ids`; banned while the output is shorter than `params.min_tokens`.
-        num_candidates: of the most likely tokens that the row gives in place of drawing one.
+        seed: any integer; its lower 64 bits count.
+        stop_token_ids: tokens that end the sequence beside `params.stop_token_ids`; banned while
+            the output is shorter than `params.min_tokens`.
+        num_candidates: number of most likely tokens that the row gives in place of drawing one.
         is_masked: each token is drawn, or given, under a mask.
         Raises RequestError if a token id is outside the vocabulary, EngineError if the slot is
         taken; then nothing has changed.

@@ -49,8 +49,8 @@ class Admission:
     def admit(self, slots: Slots, tokens: Slots, now: float) -> tuple[Slots, Slots]:
         """Admit waiting groups in order until one does not fit; it holds back all groups behind it.
         They compute with the tokens that are left, or that were given to running prompts behind
-        them in the order. slots, tokens: what running sequences compute, [R]. Return what all
-        sequences compute then."""
+        them in the order. slots, tokens: slots of running sequences and the tokens that each
+        computes, [R]. Return the same for all sequences after the admission."""
         if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
             self._was_short = True
             return slots, tokens
@@ -67,6 +67,8 @@ class Admission:
             if self._allocation.has_nothing_to_compute(group):
                 self._lifecycle.await_input(group)
                 continue
+            if self._awaits_state(group, step.chosen()[0]):
+                break
             if self._loads.start(group, now):
                 self._state.roster.block(group)
                 continue
@@ -86,6 +88,16 @@ class Admission:
             self._state.roster.run(group)
             step.admit(chunks, is_spare=group.is_spare)
         return step.chosen()
+
+    def _awaits_state(self, group: SequenceGroup, slots: Slots) -> bool:
+        """Return whether a group had better wait: one of `slots`, which compute in this step, is
+        about to keep a recurrent state from which it can start. Blocks are shared within a step,
+        states are not."""
+        prefixes, states = self._state.prefixes, self._state.states
+        first = group.sequences[0]
+        if states is None or first.swapped is not None or not prefixes.may_serve(first):
+            return False
+        return states.is_coming(first, prefixes.lookup(first).num_tokens, slots)
 
     def drop_late(self, now: float) -> None:
         """End the waiting groups whose first token can no longer come before their deadline."""

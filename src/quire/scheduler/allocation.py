@@ -79,7 +79,10 @@ class Allocation:
         """Give the sequence a slot that starts with its cached prefix, and blocks for as many
         tokens as the budget allows. None if there is no room."""
         num_ready = len(sequence.token_ids) - sequence.group.request.is_open
-        end = self._end_of_chunk(hit.num_tokens, min(num_ready, hit.num_tokens + budget))
+        end = min(num_ready, hit.num_tokens + budget)
+        if (states := self._state.states) is not None:
+            states.choose_places(sequence, hit)
+            end = states.stop_of(sequence, hit.num_tokens, end)
         if not self.has_room(self._state.kv.prefixes.num_blocks_to_enter(hit, end)):
             return None
         slot = self._state.table.enter(sequence, hit.num_tokens)
@@ -89,9 +92,6 @@ class Allocation:
             raise EngineError("an admission was given fewer blocks than were counted for it")
         self._state.prefixes.publish_to(slot, end)
         return slot, end - hit.num_tokens
-
-    def _end_of_chunk(self, start: int, end: int) -> int:
-        return int(self._state.prefixes.stops_at(np.array([start]), np.array([end]))[0])
 
     def _swap_in(self, group: SequenceGroup, budget: int) -> list[Chunk]:
         """Return the chunks as `place` does, for a group whose K/V wait in the host."""

@@ -40,8 +40,8 @@ class DraftProposer(Protocol):
     ) -> IntArray:
         """Guess at most `max_drafts` tokens, int32 [D]; none to decode as usual.
 
-        known: int32 [N], the tokens whose values have arrived. num_in_flight: how many more the
-            steps in flight bring, at most. The drafts follow all of these.
+        known: int32 [N], the tokens whose values have arrived. num_in_flight: most tokens that the
+            steps in flight can bring. The drafts follow all of these.
         """
         ...
 
@@ -99,9 +99,9 @@ class MethodProposer:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """found: guesses by slot. counts: how many of each should be verified; None where that cannot
-    be told. room: drafts that the step may have. not_asked: slots of which no guess could pay.
-    missed: slots of which there is none."""
+    """found: guesses by slot. counts: number of guesses to verify for each slot; None if it cannot
+    be told. room: drafts that the step may have. not_asked: slots for which no guess could pay.
+    missed: slots without a guess."""
 
     found: dict[int, IntArray]
     counts: list[int] | None
@@ -124,8 +124,9 @@ class Offers:
 
 @dataclass(slots=True)
 class DraftTotals:
-    """Since the engine started. rows: that had drafts in a step. drafts: of these rows. accepted:
-    of these drafts. accepted_at: by place of a draft among those of its row."""
+    """Counts since the engine started. rows: rows with drafts in a step. drafts: drafts of these
+    rows. accepted: drafts that were accepted. accepted_at: accepted drafts by place
+    in their row."""
 
     rows: int = 0
     drafts: int = 0
@@ -164,9 +165,9 @@ class Drafts:
         methods: DraftMethods | None = None,
         vocab_size: int = 2**31,
     ) -> None:
-        """proposer: whose drafts are all verified. methods: without a proposer, by which drafts are
-        made; a policy says how many of them are verified. vocab_size: ids from there on are no
-        drafts."""
+        """proposer: source of drafts that are all verified. methods: methods that make drafts
+        without a proposer; a policy says how many of them are verified. vocab_size: ids from there
+        on are no drafts."""
         self._table = table
         self._kv = kv
         self._max_tokens = max_num_batched_tokens

@@ -68,6 +68,9 @@ class RequestIntake:
         if request.media or request.adapter is not None:
             extras = BlockExtras(request.adapter_digest, request.media)
         root, names = self._state.prefixes.name_prompt(request.salt, tokens, extras)
+        states, message_ends = self._state.states, ()
+        if states is not None:
+            message_ends = states.spaced_ends(request.message_ends)
         pins_hit = set[int]()
         is_watched = (
             self._watches is not None and request.pooling is None and self._watches(request)
@@ -88,6 +91,7 @@ class RequestIntake:
                 is_guessed=self._guesses(request),
                 pins_hit=pins_hit,
                 extras=extras,
+                message_ends=message_ends,
             )
             self._num_groups += 1
             first, *unborn = samples

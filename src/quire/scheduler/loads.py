@@ -37,7 +37,7 @@ class Loads:
         costs: RecoveryCosts | None,
         seconds: float,
     ) -> None:
-        """costs: what a load costs, and what it saves; None loads all that there is. seconds: see
+        """costs: costs and savings of a load; None loads all that there is. seconds: see
         `LOAD_SECONDS`."""
         self._state = state
         self._lifecycle = lifecycle

@@ -22,8 +22,9 @@ MAX_PINNED_SHARE = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Pin:
-    """A held sequence. root: of its tenant, None if it is for all. expires: on the clock of
-    `plan`. hits: requests that have used it. key: of equal prefixes, which are one pin."""
+    """A held sequence. root: root of its tenant's block names, None if it is for all. expires: time
+    on the clock of `plan`. hits: requests that have used it. key: name of the prefix, the same for
+    equal prefixes, which are one pin."""
 
     request: EngineRequest
     root: bytes | None

@@ -23,9 +23,8 @@ class PrefixCache:
     """A block is published as soon as the step that completes it is planned and the values of its
     tokens are known: rows of the same plan and of later ones may read it.
 
-    keeps_states: whether there are checkpoints of recurrent states, without which nothing is found.
-    A step can save only the state that it ends with, and a prefix can end only where every layer
-    group has a whole block. So prompts are computed up to such places.
+    keeps_states: whether there are checkpoints of recurrent states, without which nothing is found
+    (`KeptStates`).
     """
 
     def __init__(
@@ -61,10 +60,15 @@ class PrefixCache:
             for sequence in group.sequences:
                 sequence.names = []
 
+    def may_serve(self, sequence: Sequence) -> bool:
+        """Return whether a sequence may start from a cached prefix. A request that asks for prompt
+        logprobs must see all of its prompt computed, and so must one that pools it."""
+        request = sequence.group.request
+        is_whole = request.params.prompt_logprobs is not None
+        return not (is_whole or reads_whole_prompt(request.pooling))
+
     def lookup(self, sequence: Sequence) -> PrefixHit:
-        """Find the cached prefix of a waiting sequence, its last token excepted. A request that
-        asks for prompt logprobs must see all of its prompt computed, and so must one that pools
-        it."""
+        """Find the cached prefix of a waiting sequence, its last token excepted."""
         return self._lookup(self._kv.prefixes, sequence)
 
     def lookup_all(self, sequence: Sequence) -> PrefixHit:
@@ -72,8 +76,7 @@ class PrefixCache:
         return self._lookup(self._kv.all_prefixes, sequence)
 
     def _lookup(self, prefixes: PrefixLookup, sequence: Sequence) -> PrefixHit:
-        request = sequence.group.request
-        if request.params.prompt_logprobs is not None or reads_whole_prompt(request.pooling):
+        if not self.may_serve(sequence):
             return prefixes.lookup([], 0)
         if self._enabled:
             group = sequence.group
@@ -93,31 +96,6 @@ class PrefixCache:
             len(sequence.token_ids) - self.lookup(sequence).num_tokens
             for sequence in group.sequences
         )
-
-    def stops_at(self, starts: Slots, ends: Slots) -> Slots:
-        """Return where steps from `starts` [R] that could go to `ends` [R] end, so that their
-        states can be kept: at the last such place, if there is one."""
-        whole = ends - ends % self._kv.layout.hit_tokens
-        return np.where(whole > starts, whole, ends) if self.keeps_states else ends
-
-    def save_states(self, slots: Slots) -> None:
-        """Keep the states of these slots after the step that is being planned, where a prefix can
-        end and its tokens are known. For those who are looked up later: a step loads states before
-        it saves others."""
-        if not self.keeps_states:
-            return
-        table = self._table
-        computed = table.num_computed[slots]
-        may_end = (computed % self._kv.layout.hit_tokens == 0) & (
-            computed <= table.num_known[slots]
-        )
-        for i in may_end.nonzero()[0].tolist():
-            slot, num_names = int(slots[i]), int(computed[i]) // self._kv.block_size
-            names = table.at(slot).names
-            self._kv.save_state(slot, names[num_names - 1])
-            before = int(computed[i]) - self._kv.layout.hit_tokens
-            if before > table.num_prompt[slot]:  # within the output, only the newest one counts
-                self._kv.forget_state(names[before // self._kv.block_size - 1])
 
     def publish(self, slots: Slots) -> None:
         """Publish the full blocks of these slots, each a token's K/V that are planned and known."""

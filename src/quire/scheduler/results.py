@@ -29,14 +29,14 @@ Slots = npt.NDArray[np.int64]
 class InFlight:
     """A step that was planned and whose result has not been applied.
 
-    generation, starts, sequences: by slot, as of the plan; `starts` are the computed counts before
-        the step, corrected by what earlier steps did not accept. A sequence whose results are not
-        wanted any more is struck off `sequences`.
+    generation, starts, sequences: state of each slot when the step was planned; `starts` are the
+        computed counts before the step, corrected by the tokens that earlier steps did not accept.
+        A sequence whose results are not wanted any more is struck off `sequences`.
     dropped: slots that compute with a token that was refused, with the generation that they had;
         what they are given is refused too.
-    drafts: by slot, how many of them the step verifies; None if none does. are_forced: they are no
-        guesses.
-    mark: what this step's rows publish has this mark or a later one (`KVManager.mark`).
+    drafts: number of drafts that the step verifies, by slot; None if it verifies none. are_forced:
+        whether the drafts are certain instead of guesses.
+    mark: earliest mark of the blocks that this step's rows publish (`KVManager.mark`).
     swapped_in: slots whose blocks came from the host with this step.
     """
 
@@ -70,6 +70,7 @@ class ResultIntake:
         self._table = state.table
         self._kv = state.kv
         self._prefixes = state.prefixes
+        self._states = state.states
         self._recovery = state.recovery
         self._outputs = state.outputs
         self._lifecycle = lifecycle
@@ -221,6 +222,8 @@ class ResultIntake:
         table.num_known[slots] = ends
         self._give(slots, tokens)
         self._prefixes.publish(slots)
+        if self._states is not None:
+            self._states.give_names()
         for i in table.may_end(slots, tokens).nonzero()[0].tolist():
             slot = int(slots[i])
             self._end_if_due(table.at(slot), table.known_tokens(slot))

@@ -13,9 +13,10 @@ __all__ = ["Roster"]
 
 class Roster:
     """Knows which groups are in which state; `Lifecycle` gives and takes slots and blocks. waiting:
-    held by the policy. running: sorted by key. blocked: groups that wait for tickets, some of them
-    with slots. branching: groups with slots that may branch. arriving: running groups whose prompts
-    were open when they began to run. groups: by handle of each live sequence."""
+    groups held by the policy. running: groups sorted by key. blocked: groups that wait for tickets,
+    some of them with slots. branching: groups with slots that may branch. arriving: running groups
+    whose prompts were open when they began to run. groups: group of each live
+    sequence, by handle."""
 
     def __init__(self, waiting: SpareLast) -> None:
         self.waiting = waiting

@@ -39,6 +39,7 @@ from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState, Tickets
+from quire.scheduler.states.kept import KeptStates
 from quire.scheduler.table import SequenceTable
 from quire.scheduler.token_budget import TokenBudget
 from quire.speculation import DraftMethods
@@ -79,12 +80,14 @@ class Scheduler:
         whole_prompts: bool = False,
         load_seconds: float = LOAD_SECONDS,
     ) -> None:
-        """recovery_costs: by which preempted groups are swapped to the host blocks of `kv`.
-        proposer: whose drafts are all verified. methods: by which drafts are made where there is no
-        proposer, and as many verified as pay. vocab_size: token ids from there on stand for media.
-        watches: whose tokens wait for verdicts before clients get them; None: nobody's.
-        whole_prompts: a step computes all of a prompt or nothing; none is longer than a step.
-        load_seconds: for which a prompt waits for blocks of a source; see `LOAD_SECONDS`."""
+        """recovery_costs: costs that decide which preempted groups are swapped to the host blocks
+        of `kv`.
+        proposer: source of drafts that are all verified. methods: methods that make drafts without
+        a proposer; as many are verified as pay. vocab_size: token ids from there on
+        stand for media.
+        watches: tells the requests whose tokens wait for verdicts before clients get them; None: no
+        request. whole_prompts: a step computes all of a prompt or nothing; none is longer than a
+        step. load_seconds: time that a prompt waits for blocks of a source; see `LOAD_SECONDS`."""
         queue = SpareLast(policy)
         table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
         pins = PinnedPrefixes(kv)
@@ -96,14 +99,14 @@ class Scheduler:
             builder=PlanBuilder(table, kv),
             pins=pins,
             prefixes=prefixes,
+            states=KeptStates(table, kv) if prefixes.keeps_states else None,
             recovery=Recovery(table, kv, recovery_costs),
             deadlines=Deadlines(prefixes.num_uncached),
             outputs=outputs,
             unsent=UnsentTokens(table, outputs),
             tickets=Tickets(kv.ticket_numbers),
         )
-        stops_at = prefixes.stops_at if prefixes.keeps_states else None
-        self._budget = TokenBudget(table, settings, stops_at, whole_prompts=whole_prompts)
+        self._budget = TokenBudget(table, settings, state.states, whole_prompts=whole_prompts)
         max_tokens = settings.max_num_batched_tokens
         self._drafts = Drafts(table, kv, proposer, max_tokens, methods, vocab_size)
         self._lifecycle = Lifecycle(state, self._drafts.ended)
@@ -317,7 +320,8 @@ class Scheduler:
         table, roster = self.state.table, self.state.roster
         table.num_computed[slots] += tokens
         self.state.prefixes.publish(slots)
-        self.state.prefixes.save_states(slots)
+        if self.state.states is not None:
+            self.state.states.save(slots)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
         table.num_total[reached] += table.draws[reached]
         if len(drafts.slots):

@@ -29,10 +29,10 @@ class GroupState(enum.Enum):
 class Unsent:
     """Tokens of a watched sequence that its client has not got.
 
-    logprobs: one per token, if asked; else empty. num_told, num_judged: the first ones, which a
-    question has had and a verdict has answered. finish: how the sequence ends if nobody objects.
-    is_asked: whether a question waits for its verdict. is_end_told: whether one has said that the
-    sequence ends.
+    logprobs: one per token, if asked; else empty. num_told, num_judged: number of first tokens that
+    a question has had, and that a verdict has answered. finish: end of the sequence if nobody
+    objects. is_asked: whether a question waits for its verdict. is_end_told: whether one has said
+    that the sequence ends.
     """
 
     handle: int
@@ -56,13 +56,15 @@ class Sequence:
     """One sample of a request. With a slot its counts live in the `SequenceTable`; without one,
     `token_ids` holds all tokens whose values are known.
 
-    names: hash chain of its full blocks with known tokens. num_pending: tokens that steps in
-    flight will still bring to a sequence that was preempted after they were planned. swapped: its
-    K/V in host memory, if that is where they wait, or from where they are being copied. matcher: of
-    the group's grammar, once it was asked for masks. drafter, acceptance: of drafts, once it was
-    asked for some. forced_rests, forced_patience: steps for which no tokens without alternative are
-    asked for, and how many will be after the next time that there are none. unsent: of a watched
-    sequence, once it has tokens.
+    names: hash chain of its full blocks with known tokens. num_pending: tokens that steps in flight
+    will still bring to a sequence that was preempted after they were planned. swapped: its K/V in
+    host memory, if they wait there or are being copied from there. matcher: state in the group's
+    grammar, None until it is asked for masks. drafter, acceptance: source and success of drafts,
+    None until some are asked for. forced_rests: number of steps for which no tokens without
+    alternative are asked for. forced_patience: value of forced_rests after the next time that there
+    are none. unsent: unsent tokens of a watched sequence, None until it has tokens. places: numbers
+    of tokens at which its steps end so that its recurrent states are kept, and last all its tokens,
+    chosen when it enters.
     """
 
     group: SequenceGroup
@@ -78,6 +80,7 @@ class Sequence:
     forced_rests: int = 0
     forced_patience: int = 0
     unsent: Unsent | None = None
+    places: list[int] = field(default_factory=list[int])
 
     @property
     def handle(self) -> int:
@@ -93,8 +96,8 @@ class Sequence:
 class BeamGroup:
     """Beam search of a group whose sequences are the live beams, in the search's order.
 
-    num_candidates: that each row is asked for. wanted: ranks of the sequences found that a client
-    waits for; their handles are the group's. candidates: those that have come since the last token.
+    num_candidates: candidates that each row is asked for. wanted: ranks of the sequences found that
+    a client waits for; their handles are the group's. candidates: candidates since the last token.
     """
 
     search: BeamSearch
@@ -111,15 +114,16 @@ class SequenceGroup:
     """The sequences of one request: scheduled, preempted and resumed together.
 
     number: order of arrival at this scheduler. unborn: sample indices that branch off when the
-    prompt has been computed. root: parent name of the first block. max_total_tokens: prompt and
-    output of one sequence at most. key, account: from the policy; see `Policy`. beams: if they are
-    beams. blocked_on: tickets that must end before the group goes on. pins_hit: handles of the
-    pinned prefixes that the request has used; its groups share it. extras: what changes its K/V
-    beside tokens. grammar: to which the outputs belong. adapter: the slot of its adapter, counted
-    from 1; 0 for none. is_watched: whether verdicts decide what its client gets. is_guessed:
-    whether its next tokens are guessed. input_ticket: on which it is blocked while it has nothing
-    to compute before its prompt goes on. verdict_ticket: on which it is blocked while it has no
-    slots and one of its sequences has all its tokens.
+    prompt has been computed. root: parent name of the first block. max_total_tokens: most tokens of
+    one sequence, prompt and output. key, account: values of the policy; see `Policy`. beams: search
+    whose beams they are; None without one. blocked_on: tickets that must end before the group goes
+    on. pins_hit: handles of the pinned prefixes that the request has used; its groups share it.
+    extras: inputs beside tokens that change its K/V. message_ends: places in its prompt at which
+    recurrent states are worth keeping. grammar: grammar of the outputs. adapter: the slot of its
+    adapter, counted from 1; 0 for none. is_watched: whether verdicts decide what its client gets.
+    is_guessed: whether its next tokens are guessed. input_ticket: ticket that blocks it while it
+    has nothing to compute before its prompt goes on. verdict_ticket: ticket that blocks it while it
+    has no slots and one of its sequences has all its tokens.
     """
 
     request: EngineRequest
@@ -141,6 +145,7 @@ class SequenceGroup:
     blocked_on: set[int] = field(default_factory=set[int])
     pins_hit: set[int] = field(default_factory=set[int])
     extras: BlockExtras = NO_EXTRAS
+    message_ends: tuple[int, ...] = ()
     grammar: Grammar | None = None
     adapter: int = 0
 

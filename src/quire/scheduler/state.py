@@ -16,6 +16,7 @@ from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.states.kept import KeptStates
 from quire.scheduler.table import SequenceTable
 
 __all__ = ["SchedulerState", "Tickets"]
@@ -71,10 +72,11 @@ class Tickets:
 class SchedulerState:
     """The parts never change; each changes what it holds through its own methods.
 
-    table: running sequences, by slot. kv: their blocks. roster: groups by what becomes of them.
-    builder: changes for the next plan. outputs: news for clients. prefixes, pins: cached and
-    pinned K/V. recovery: way back of preempted groups. tickets: what groups are blocked on.
-    deadlines, speed: who comes too late. unsent: tokens that wait for verdicts.
+    table: running sequences, by slot. kv: their blocks. roster: groups by state. builder: changes
+    for the next plan. outputs: news for clients. prefixes, pins: cached and pinned K/V. states:
+    keeper of recurrent states, None if none are kept. recovery: way back of preempted groups.
+    tickets: tickets that groups are blocked on. deadlines, speed: tell which requests come too
+    late. unsent: tokens that wait for verdicts.
     """
 
     kv: KVManager
@@ -83,6 +85,7 @@ class SchedulerState:
     builder: PlanBuilder
     pins: PinnedPrefixes
     prefixes: PrefixCache
+    states: KeptStates | None
     recovery: Recovery
     deadlines: Deadlines
     outputs: OutputCollector

@@ -24,19 +24,18 @@ NEVER = np.iinfo(np.int64).max
 class SequenceTable:
     """The running sequences.
 
-    num_total: tokens, those still in flight counted. num_known: tokens whose values have
-    arrived. num_computed: tokens whose K/V are in the cache once all planned steps have run.
-    With drafts in flight both are upper bounds, and num_drafted says by how much they may be
-    too large. The values of the tokens are `token_ids[slot, :num_known]`. standing: tokens per
-    step that the data side was told. account: that of the group. draws: 1 where the data side
-    draws the next token, 0 where the plan side chooses it or none follows. num_held_back: known
-    tokens that must not be computed yet: the last one while the prompt is open, since the row
-    would then draw; all while a rewind is due. is_watched: whether verdicts decide what the
-    client gets. is_paused: whether the slot computes nothing before the next verdict.
-    is_masked: whether a grammar says what is drawn. looks_back: whether any token may end the
-    sequence. guesses_from: number of the step from which
-    on drafts are asked for (`Drafts`). generation: rises when a slot changes
-    hands, so that late results find no stranger.
+    num_total: tokens, those still in flight counted. num_known: tokens whose values have arrived.
+    num_computed: tokens whose K/V are in the cache once all planned steps have run. With drafts in
+    flight both are upper bounds, too large by num_drafted at most. The values of the tokens are
+    `token_ids[slot, :num_known]`. standing: tokens per step that the data side was told. account:
+    account of the group. draws: 1 where the data side draws the next token, 0 where the plan side
+    chooses it or none follows. num_held_back: known tokens that must not be computed yet: the last
+    one while the prompt is open, since the row would then draw; all while a rewind is due.
+    is_watched: whether verdicts decide what the client gets. is_paused: whether the slot computes
+    nothing before the next verdict. is_masked: whether a grammar says what is drawn. looks_back:
+    whether any token may end the sequence. guesses_from: number of the first step that drafts are
+    asked for (`Drafts`). generation: rises when a slot changes hands, so that late results
+    find no stranger.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -11,14 +10,12 @@ import numpy.typing as npt
 from quire.config.resolved import ResolvedScheduler
 from quire.scheduler.policies.spare import SPARE_ACCOUNT
 from quire.scheduler.sequence import SequenceGroup
+from quire.scheduler.states.kept import KeptStates
 from quire.scheduler.table import SequenceTable
 
 __all__ = ["MAX_STEPS_PAUSED", "PrefillLimits", "StepTokens", "TokenBudget"]
 
 Slots = npt.NDArray[np.int64]
-
-StopsAt = Callable[[Slots, Slots], Slots]
-"""Starts and ends of chunks [R] → where they end, at the latest at these ends."""
 
 UNLIMITED = 2**62
 MAX_STEPS_PAUSED = 16
@@ -63,18 +60,19 @@ class TokenBudget:
         self,
         table: SequenceTable,
         settings: ResolvedScheduler,
-        stops_at: StopsAt | None = None,
+        states: KeptStates | None = None,
         *,
         whole_prompts: bool = False,
     ) -> None:
-        """stops_at: shortens chunks; None leaves them as they are. whole_prompts: waiting prompts
-        are not cut, and wait for a step that has room for all of them."""
+        """states: keeper of recurrent states, which shortens chunks; None leaves them as they are.
+        whole_prompts: waiting prompts are not cut, and wait for a step that has room for all
+        of them."""
         self.whole_prompts = whole_prompts
         self.is_spare_paused = False
         self._num_paused = 0  # steps in a row
         self._table = table
         self._max_tokens = settings.max_num_batched_tokens
-        self._stops_at = stops_at
+        self._states = states
         self.limits = PrefillLimits.of(settings)
 
     def choose_running(self, *, has_spare: bool) -> tuple[Slots, Slots]:
@@ -125,16 +123,16 @@ class TokenBudget:
         return bool((self._table.num_computed[slots] < self._table.num_prompt[slots]).any())
 
     def _shortened(self, slots: Slots, tokens: Slots) -> Slots:
-        if self._stops_at is None:
+        if self._states is None:
             return tokens
         starts = self._table.num_computed[slots]
-        return self._stops_at(starts, starts + tokens) - starts
+        return self._states.stops_at(slots, starts + tokens) - starts
 
-    def first_chunk(self, num_tokens: int) -> int:
-        """Return the part of `num_tokens` that a prompt of which nothing is computed takes."""
-        if self._stops_at is None:
+    def first_chunk(self, group: SequenceGroup, num_tokens: int) -> int:
+        """Return the part of `num_tokens` that a group of which nothing is computed takes."""
+        if self._states is None:
             return num_tokens
-        return int(self._stops_at(np.zeros(1, np.int64), np.array([num_tokens]))[0])
+        return self._states.first_stop(group.sequences[0], num_tokens)
 
     def _share_out(self, left: int, slots: Slots, tokens: Slots, part: list[int]) -> int:
         """Cut the `tokens` at the places in `part` down to `left` in all, by key; what is left."""
@@ -156,9 +154,9 @@ class TokenBudget:
         return StepTokens(self, wanted, left, order, spare, decodes)
 
     def num_partial(self, wanted: Slots, *, is_spare: bool) -> tuple[int, int]:
-        """Prompts of which a part is left after a step that computes `wanted` by slot, and how
-        many of them are long. is_spare: those on spare capacity, which may have to sit steps out,
-        count too; else they keep nobody out."""
+        """Return the number of prompts that are not finished after a step that computes `wanted` by
+        slot, and the number of long ones among them. is_spare: whether prompts on spare capacity
+        count too, which may have to sit steps out; else they keep nobody out."""
         todo = self._table.todo()
         left = (todo > 1) & (todo > wanted)
         if not is_spare:
@@ -170,8 +168,9 @@ class TokenBudget:
 class StepTokens:
     """The tokens of one step while waiting groups are admitted.
 
-    wanted: by slot. left: that nobody wants yet. prompts: (key, slot) of running prompts, by key.
-    spare, spare_decodes: running slots on spare capacity, and those of them that decode.
+    wanted: tokens wanted by each slot. left: tokens that nobody wants yet. prompts: (key, slot) of
+    running prompts, by key. spare, spare_decodes: running slots on spare capacity, and those of
+    them that decode.
     """
 
     def __init__(
@@ -219,7 +218,7 @@ class StepTokens:
         if not limits.bounds_partial or group.was_admitted:
             return True
         num_tokens = len(group.sequences[0].token_ids)
-        given = self._budget.first_chunk(min(num_tokens, self.offered_to(group)))
+        given = self._budget.first_chunk(group, min(num_tokens, self.offered_to(group)))
         is_partial = given < num_tokens
         is_long = is_partial and num_tokens > limits.long_prefill_token_threshold
         is_spare = group.is_spare
@@ -240,8 +239,8 @@ class StepTokens:
     def admit(self, chunks: list[tuple[int, int]], *, is_spare: bool) -> None:
         """Note that a group has entered: (slot, tokens) of each sequence. Tokens that running
         prompts had been given and this group takes are taken from them; blocks that they got
-        meanwhile stay theirs. is_spare: of the group; one that is not pauses running ones
-        that are."""
+        meanwhile stay theirs. is_spare: whether the group is on spare capacity; another group
+        pauses running ones that are."""
         slots = np.array([slot for slot, _ in chunks], np.int64)
         if not is_spare and self._budget.are_in_prompts(slots) and self._budget.pause_spare():
             self._left += int(self._wanted[self._spare].sum())

@@ -26,17 +26,17 @@ class Device:
     """One device that computes.
 
     bytes_per_s, flop_per_s: peaks of its memory and of its products of 16-bit numbers. read_share,
-        arithmetic_share: of these that kernels reach.
+        arithmetic_share: shares of these peaks that kernels reach.
     overlaps: whether it reads and multiplies at the same time, or one after the other.
-    link_bytes_per_s: to devices beside it, in one direction. host_bytes_per_s: to the host's
-        memory, in one direction.
-    launch_s: between two kernels. all_reduce_s: of an exchange of nothing. copy_call_s: of one
-        call that copies to or from the host.
+    link_bytes_per_s: rate to devices beside it, in one direction. host_bytes_per_s: rate to the
+        host's memory, in one direction.
+    launch_s: time between two kernels. all_reduce_s: time of an exchange of nothing. copy_call_s:
+        time of one call that copies to or from the host.
     host_change_s, host_enter_s: host time where the device itself is the host, 0 where it hides
-        behind the step before: between two kernels of a step whose rows change, beside `launch_s`;
-        and for each sequence that enters.
-    load_latency_s: of one load from its memory. max_warps: groups of threads that wait for loads
-        at the same time.
+        behind the step before. The first is between two kernels of a step whose rows change, beside
+        `launch_s`; the second is for each sequence that enters.
+    load_latency_s: latency of one load from its memory. max_warps: groups of threads that wait for
+        loads at the same time.
     """
 
     name: str

@@ -93,7 +93,7 @@ class SimulatedExecutor:
         max_num_seqs: int,
         seed: int = 0,
     ) -> None:
-        """seed: of the candidates of beams."""
+        """seed: random seed of the candidates of beams."""
         self._cost, self._clock = cost, clock
         self._rows = RowCounts(max_num_seqs)
         self._tokens = np.full(max_num_seqs, TOKEN, np.int32)

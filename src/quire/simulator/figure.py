@@ -18,7 +18,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """y_limit: where the axis ends, None at the largest value."""
+    """y_limit: end of the axis, None at the largest value."""
 
     title: str
     x_label: str

@@ -21,10 +21,11 @@ Seconds = npt.NDArray[np.float64]
 class Served:
     """A trace as a system served it.
 
-    arrival_s, first_token_s, finished_s: float64 [requests], on the clock of the simulation; of the
-        last sequence of a request, the latter two of a search come together. output_tokens: of one
-        sequence of each request.
-    mean_running: sequences in a step, averaged over busy time. num_steps, busy_s: of the device.
+    arrival_s, first_token_s, finished_s: float64 [requests], on the clock of the simulation; times
+        of the last sequence of a request, the latter two of a search come together. output_tokens:
+        tokens of one sequence of each request.
+    mean_running: sequences in a step, averaged over busy time. num_steps, busy_s: steps and busy
+    time of the device.
     trace_hash: equal for equal runs.
     """
 

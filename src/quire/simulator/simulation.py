@@ -119,7 +119,7 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def default_shape(cost: StepCost, **changes: Any) -> SystemShape:
-    """Return the settings of a server that fills its devices. changes: by name."""
+    """Return the settings of a server that fills its devices. changes: other values by name."""
     values = {"max_model_len": cost.spec.max_context, **changes}
     if values.get("num_kv_blocks") is None:
         values["num_kv_blocks"] = num_kv_blocks(cost)

@@ -63,8 +63,9 @@ class StepCost:
         weight_bits: int | None = None,
         kv_bytes: int | None = None,
     ) -> None:
-        """weight_bits: of matrices, None as in the dtype of `spec`. kv_bytes: of an element of the
-        cache, likewise. ConfigError if the heads cannot be shared by so many devices."""
+        """weight_bits: bits per element of matrices; None: those of the dtype of `spec`. kv_bytes:
+        bytes per element of the cache, likewise. ConfigError if the heads cannot be shared by so
+        many devices."""
         if spec.num_heads % num_devices:
             raise ConfigError(
                 f"{spec.num_heads} heads cannot be shared by {num_devices} devices: give a number "

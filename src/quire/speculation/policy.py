@@ -96,8 +96,9 @@ class DraftPolicy:
         """Return the number of drafts to verify for each sequence [R], or None while no gain can be
         estimated. Has no side effect; `took` records what was done.
 
-        num_tokens: tokens that the step computes anyway. chances: of each sequence's drafts [R].
-        offered: number of drafts of each sequence [R]. most: limit for all together.
+        num_tokens: tokens that the step computes anyway. chances: acceptance chance of each
+        sequence's drafts [R]. offered: number of drafts of each sequence [R]. most: limit for all
+        together.
         """
         if not self.knows(num_tokens):
             return None

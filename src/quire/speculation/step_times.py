@@ -107,8 +107,8 @@ class StepTimes:
             self._measured(steps[0], seconds)
 
     def applied(self, seconds: float = 0.0) -> None:
-        """The result of the oldest step has arrived. seconds: how long it computed, 0 if
-        unknown."""
+        """Note that the result of the oldest step has arrived. seconds: duration of its
+        computation, 0 if unknown."""
         self._applied.append((self._in_flight.popleft(), seconds))
 
     @property

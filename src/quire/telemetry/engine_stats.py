@@ -1,4 +1,4 @@
-"""Readings of the engine, each declared once: what it counts, and how /metrics names it."""
+"""Readings of the engine, each declared once, with its meaning and its name in /metrics."""
 
 from __future__ import annotations
 
@@ -35,28 +35,32 @@ def _reading(*metrics: tuple[str, str], default: Any = 0) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A reading of the scheduler. Gauges are of the moment; names in `_total` count since the core
+    """A reading of the scheduler. Gauges show the moment; names in `_total` count since the core
     started, and start again at 0 when it is restarted.
 
     num_running, num_waiting: requests. num_blocks = free + used + cached. num_used_blocks: held by
     sequences. num_cached_blocks: free, but with a prefix that may be hit.
     num_table_entries: blocks that the block tables name; 1 - num_used_blocks / num_table_entries is
         what sharing saves (PagedAttention, section 6.3).
-    num_host_blocks, num_used_host_blocks: of the swap space.
+    num_host_blocks, num_used_host_blocks: blocks of the swap space.
     swapped_out_total, swapped_in_total: preempted requests that went there, and that came back.
-    num_named_host_blocks: that hold evicted blocks; a prefix may be loaded from them.
-    blocks_stored_total, blocks_removed_total: by sources of K/V beyond the device, under names.
-    blocks_unstored_total: whose copies there failed. blocks_loaded_total, blocks_lost_total: copies
-        to the device that succeeded and failed.
-    late_loads_total: loads that their requests did not wait for. loads_started_total: requests
-        that something was loaded for. loads_declined_total: requests that computed what could have
-        been loaded, since that was cheaper.
-    num_disk_blocks, num_named_disk_blocks: that the disk may hold, and that it holds.
-    disk_read_seconds_total, disk_write_seconds_total: that its threads took.
-    prompt_tokens_total, cached_tokens_total: of admitted requests; of these, found in the cache.
-    prefill_tokens_per_s: over the last steps that computed prompts; 0.0 before there was one.
-    drafted_rows_total: rows that verified drafts in a step. draft_tokens_total: of these rows.
-    accepted_drafts_total: of these drafts. accepted_drafts_at: by place among those of a row.
+    num_named_host_blocks: host blocks with evicted blocks; a prefix may be loaded from them.
+    blocks_stored_total, blocks_removed_total: blocks that sources of K/V beyond the device stored
+        and removed, under names.
+    blocks_unstored_total: blocks whose copies there failed. blocks_loaded_total, blocks_lost_total:
+        copies to the device that succeeded and failed.
+    late_loads_total: loads that their requests did not wait for.
+    loads_started_total: requests that something was loaded for. loads_declined_total: requests that
+        computed what could have been loaded, since that was cheaper.
+    num_disk_blocks, num_named_disk_blocks: blocks that fit on the disk, and those that are there.
+    disk_read_seconds_total, disk_write_seconds_total: time of its threads.
+    prompt_tokens_total, cached_tokens_total: tokens of admitted requests, and those found in the
+        cache.
+    prefill_tokens_per_s: rate of the last steps that computed prompts; 0.0 before the first one.
+    drafted_rows_total: rows that verified drafts in a step. draft_tokens_total: drafts of these
+        rows.
+    accepted_drafts_total: drafts that were right. accepted_drafts_at: the same, indexed by place in
+        the row.
     """
 
     num_running: int = _reading(("vllm:num_requests_running", "Requests that compute."))
@@ -136,13 +140,14 @@ class SchedulerStats:
 class EngineStats(SchedulerStats):
     """A reading of the engine core, reported with every heartbeat.
 
-    generation_tokens_total: sampled and sent. step_seconds_total: time spent in steps.
-    step_tokens: per bucket of `STEP_TOKEN_BOUNDS`, steps that sampled at most so many tokens.
-    requests_total: taken. refused_total: requests that the core could never serve. aborted_total:
-    sequences that clients ended early. garbled_messages_total: messages of clients that could not
-    be read. max_adapters: slots of adapters. running_adapters, waiting_adapters: names of those
-    that requests have, or wait for. rank_cpu_seconds, rank_resident_bytes: of the process of each
-    rank of the model; empty with one rank, and of ranks on several hosts.
+    generation_tokens_total: tokens sampled and sent. step_seconds_total: time spent in steps.
+    step_tokens: number of steps that sampled at most so many tokens, per bucket of
+    `STEP_TOKEN_BOUNDS`. requests_total: requests taken. refused_total: requests that the core could
+    never serve. aborted_total: sequences that clients ended early. garbled_messages_total: messages
+    of clients that could not be read. max_adapters: slots of adapters. running_adapters,
+    waiting_adapters: names of adapters that requests have, or wait for. rank_cpu_seconds,
+    rank_resident_bytes: usage of the process of each rank of the model; empty with one rank, and
+    with ranks on several hosts.
     """
 
     generation_tokens_total: int = 0
@@ -169,7 +174,7 @@ class EngineStats(SchedulerStats):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One reading. is_counter: it only grows; others are of the moment."""
+    """One reading. is_counter: the reading only grows; others show the moment."""
 
     name: str
     value: float

@@ -46,7 +46,7 @@ CACHE_LINE = 64
 def assemble(
     loaded: LoadedModel, settings: WorkerSettings, size: PoolSize, media: MediaStore
 ) -> Assembly:
-    """Allocate what steps need beside the model. media: where they find that of requests."""
+    """Allocate what steps need beside the model. media: embeddings that requests bring."""
     build = assemble_on_device if settings.device_state else _on_host
     return build(loaded, settings, size, media)
 

@@ -47,10 +47,10 @@ def assemble_on_device(
     queue: DeviceQueue | None = None,
     make_recorder: MakeRecorder | None = None,
 ) -> Assembly:
-    """media: as of `assemble`. queue: in which order the device works; its own if None.
-    make_recorder: of graphs; where there is none, nor CUDA's, steps are computed call by call. The
-    pool has one block more than the plan side knows, and the sampling parameters one slot more:
-    those of the spare row."""
+    """media: see `assemble`. queue: order in which the device works; a new one if None.
+    make_recorder: makes the recorder of graphs; without one, and without CUDA's, steps are computed
+    call by call. The pool has one block more than the plan side knows, and the sampling parameters
+    one slot more: those of the spare row."""
     queue = queue or queue_of(loaded.device)
     with queue.computing():  # what is allocated here is filled in the order of the queue
         return _assemble(loaded, settings, size, media, queue, make_recorder)

@@ -129,8 +129,8 @@ def _parts(
     ops: OpSet,
     columns: TokenColumns,
 ) -> tuple[DraftBlocks, InputGatherer, Slots]:
-    """Return a pool of K/V, inputs over it, and the computed counts that these read. group: of the
-    rows' block tables. of_kv: layout, dtype and device of the pool."""
+    """Return a pool of K/V, inputs over it, and the computed counts that these read. group: layer
+    group of the rows' block tables. of_kv: layout, dtype and device of the pool."""
     layout, dtype, device = of_kv
     kv = KVPool.allocate(layout, size.num_blocks, dtype, device)
     num_computed = np.zeros(len(rows.num_tokens), np.int64)

@@ -16,8 +16,9 @@ __all__ = ["Assembly", "PoolSize"]
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """num_blocks: of the KV pool. max_model_len: the longest sequence. num_host_blocks: of the swap
-    space. max_captured_rows: of decode steps that are captured, 0 for none."""
+    """num_blocks: blocks of the KV pool. max_model_len: tokens of the longest sequence.
+    num_host_blocks: blocks of the swap space. max_captured_rows: most rows of a captured decode
+    step; 0 captures none."""
 
     num_blocks: int
     max_model_len: int
@@ -27,8 +28,8 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Parts that compute steps. tiers: where blocks are beyond the device. computing: a context in
-    which torch's work is done in the order of the steps."""
+    """Parts that compute steps. tiers: memory for blocks beyond the device. computing: makes a
+    context in which torch's work is done in the order of the steps."""
 
     runner: Runner
     pages: torch.Tensor

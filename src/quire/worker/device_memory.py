@@ -10,17 +10,18 @@ __all__ = ["CudaMemory", "DeviceMemory"]
 
 
 class DeviceMemory(Protocol):
-    """Bytes of one device. total: that it has. free: of all programs, before this one took any."""
+    """Bytes of one device. total: all bytes of the device. free: bytes that all programs left free
+    before this one took any."""
 
     total: int
     free: int
 
     def tensors(self) -> int:
-        """In tensors now."""
+        """Return the bytes in tensors now."""
         ...
 
     def held(self) -> int:
-        """Taken by this process now, what it holds in reserve given back before."""
+        """Return the bytes that this process holds, after it has given back its reserve."""
         ...
 
     def watch(self) -> None:
@@ -28,7 +29,7 @@ class DeviceMemory(Protocol):
         ...
 
     def most_held(self) -> int:
-        """The most that was taken at any time since `watch`."""
+        """Return the most bytes held at any time since `watch`."""
         ...
 
     def num_refused(self) -> int:
@@ -41,7 +42,8 @@ class CudaMemory:
     context, code of kernels, workspaces of libraries."""
 
     def __init__(self, device: torch.device, free: int) -> None:
-        """free: of all programs, before this process touched the device; 0 if nobody looked."""
+        """free: bytes that all programs left free before this process touched the device; 0 if
+        nobody looked."""
         free_now, self.total = torch.cuda.mem_get_info(device)
         self.free = free or free_now
         self._device = device

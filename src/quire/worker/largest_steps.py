@@ -17,8 +17,8 @@ __all__ = ["LargestSteps"]
 @dataclass(frozen=True, slots=True)
 class LargestSteps:
     """A step of as many tokens as there may be, dealt out to as many rows as there may be, then one
-    in which each row decodes; all rows sample in both. pooling: of rows that draw nothing, as those
-    of encoders; then there is no second step.
+    in which each row decodes; all rows sample in both. pooling: method of rows that draw nothing,
+    such as those of encoders; then there is no second step.
 
     All rows have the same blocks, so that a small pool serves: what is in them does not matter.
     """

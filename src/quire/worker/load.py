@@ -36,14 +36,15 @@ _log = logging.getLogger("quire.worker")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """spec: with the dtype of the computation. team: the threads that compute on a CPU. columns:
-    that the model's layers read. given: where the model finds embeddings that requests bring.
-    by_torch: whether torch computes some layers, or multiplies with some matrices, as no kernel
-    serves the checkpoint's format. cache_scales: of a cache in float8, by layer. adapters: places
-    for those of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
-    `draft_layout`. heads: what guesses them from states of the model. taps: where those are read
-    that lie between layers. collectives: of the ranks that hold the model together. parts: whether
-    these keep logits. state_bytes: of the recurrent states of a sequence on this rank."""
+    """spec: spec with the dtype of the computation. team: the threads that compute on a CPU.
+    columns: columns that the model's layers read. given: embeddings that requests bring. by_torch:
+    whether torch computes some layers, or multiplies with some matrices, as no kernel serves the
+    checkpoint's format. cache_scales: scales of a cache in float8, by layer. adapters: memory for
+    adapters of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
+    `draft_layout`. heads: heads that guess tokens from states of the model. taps: readers of states
+    between layers. collectives: connection to the ranks that hold the model together. parts: switch
+    for logits that stay in parts. state_bytes: bytes of a sequence's recurrent states on this rank.
+    """
 
     spec: ModelSpec
     device: torch.device

@@ -24,8 +24,8 @@ __all__ = ["LoadedEagle", "LoadedHeads", "load_heads", "taps_of"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedEagle:
-    """layout: of its K/V. backends: of the layer groups of that. columns: that its layers read.
-    state_width: numbers of the model's states per token."""
+    """layout: layout of its K/V. backends: backend of each layer group of the layout. columns:
+    columns that its layers read. state_width: numbers of the model's states per token."""
 
     head: EagleHead
     layout: KVLayout

@@ -25,10 +25,11 @@ class WorkerSettings:
 
     chosen: its `max_model_len` is the longest that `Worker.allocate` may be asked for.
     device_state: rows live on the device and steps are launched ahead; else on the host.
-    forced_ops: op name → provider. attention_backend: the one to take. preferred_attention: the
-    backend to take if it serves and none is forced. max_captured_rows: of decode steps that are
-    captured, 0 for none. draft: weights that guess tokens. shard: what of the model this worker
-    has; `layout` is that of its part. meeting: where the ranks meet; None for one alone.
+    forced_ops: op name → provider. attention_backend: the backend to take. preferred_attention: the
+    backend to take if it serves and none is forced. max_captured_rows: most rows of a captured
+    decode step; 0 captures none. draft: weights that guess tokens. shard: part of the model that
+    this worker has; `layout` covers only this part. meeting: place where the ranks meet; None for
+    one alone.
     """
 
     chosen: ResolvedSettings

@@ -60,7 +60,7 @@ class Worker:
     """
 
     def __init__(self, settings: WorkerSettings, memory: DeviceMemory | None = None) -> None:
-        """memory: how to measure that of the device; its own meter if None, which a CPU has not."""
+        """memory: meter of the device's memory; None takes the device's own, which a CPU lacks."""
         self._settings = settings
         self._device = open_device(settings.platform)
         self._memory = memory or _own_memory(settings, self._device)

@@ -24,7 +24,8 @@ AMD = GPUTarget("hip", "gfx942", 64)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a call would have launched. signature: type by argument; constants: of the kernel."""
+    """A launch that a call would have made. signature: type by argument. constants: constants of
+    the kernel."""
 
     grid: tuple[int, ...]
     kernel: JITFunction[Any]
@@ -108,7 +109,7 @@ def _launch(
 
 
 def _is_divisible(value: object) -> bool:
-    """By 16, as Triton's own launches find out."""
+    """Return whether 16 divides a value, by the rule of Triton's own launches."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr() % 16 == 0
     return isinstance(value, int) and value % 16 == 0

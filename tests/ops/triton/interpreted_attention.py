@@ -116,13 +116,13 @@ def test_one_query_per_row_needs_no_kernel_for_prompts() -> None:
 
 
 def test_rows_without_queries_are_nothing_to_do() -> None:
-    """As the C++ kernels: tests/ops/test_paged_attention.py."""
+    """The same test as for the C++ kernels: tests/ops/test_paged_attention.py."""
     cpu.test_rows_without_queries_are_nothing_to_do(paged_attention)
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
 def test_nan_stays_in_its_own_row(cache_dtype: torch.dtype) -> None:
-    """As the C++ kernels."""
+    """The same test as for the C++ kernels."""
     cpu.test_nan_stays_in_its_own_row(paged_attention, cache_dtype)
 
 
@@ -132,7 +132,7 @@ def test_nan_stays_in_its_own_row(cache_dtype: torch.dtype) -> None:
 def test_a_broken_token_stays_hidden_from_earlier_queries(
     bad: float, window: int | None, cache_dtype: torch.dtype
 ) -> None:
-    """As the C++ kernels."""
+    """The same test as for the C++ kernels."""
     cpu.test_a_broken_token_stays_hidden_from_earlier_queries(
         paged_attention, 40, cache_dtype, window, bad
     )

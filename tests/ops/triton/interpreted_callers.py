@@ -27,13 +27,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, o
 
 @pytest.mark.parametrize("name", ["decode-tiles", "prompt-tiles"])
 def test_the_benchmark_of_tiles_runs_dry(name: str, tmp_path: Path) -> None:
-    """As the other parts: tests/bench/test_gpu_script.py; these call kernels by themselves."""
+    """The same test as for the other parts: tests/bench/test_gpu_script.py. These parts call
+    kernels by themselves."""
     script = import_module("benchmarks.gpu.__main__")
     test_gpu_script.test_a_part_runs_dry(name, script, tmp_path)
 
 
 def test_the_backend_serves_a_layer_of_a_pool() -> None:
-    """As the other backends: tests/attention/test_select.py."""
+    """The same test as for the other backends: tests/attention/test_select.py."""
     assert test_select.BACKENDS["triton"].refusal(test_select.PLATFORM, test_select.NEEDS) is None
     test_select.test_plan_and_run_serve_a_layer_of_a_pool("triton")
     test_select.test_metadata_that_a_kernel_cannot_read_are_refused("triton")

@@ -76,7 +76,7 @@ def test_the_invariant_product_of_a_row_has_the_same_bits_in_any_batch(dtype: to
 
 @pytest.mark.parametrize("zero_points", [False, True])
 def test_sums_of_4_bit_groups_have_one_order_in_any_batch(zero_points: bool) -> None:
-    """As above, in groups; across the number from which one program adds all pieces."""
+    """The same in groups, across the number from which one program adds all pieces."""
     generator = torch.Generator().manual_seed(0)
     weight, scale, zero = int4_weight(generator, 20, 15 * 32, 32)
     provider = ALL_OPS["linear_int4"].provider("triton")

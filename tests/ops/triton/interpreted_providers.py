@@ -21,7 +21,7 @@ from quire.platform import detect_platform
 repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf
 PLATFORM = detect_platform()
-# Of what takes long every n-th case: each shape and each dtype, not each pair; and all of the last.
+# Every n-th case of slow operations, and all of the last: each shape and each dtype, not each pair.
 # A soak takes twice as many.
 SAMPLED = {
     "linear_int8": (5, 0),

@@ -25,16 +25,15 @@ def add_field_flags(
     prefix: str,
     spellings: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
-    """A flag for each field. prefix: of the names under which `given_fields` finds the values
-    again. spellings: further flags by field name."""
+    """Add a flag for each field. prefix: start of the names under which `given_fields` finds the
+    values again. spellings: further flags by field name."""
     for item in items:
         names = (as_flag(item.name), *(spellings or {}).get(item.name, ()))
         group.add_argument(*names, **_arguments(item, prefix))
 
 
 def given_fields(options: argparse.Namespace, prefix: str) -> dict[str, Any]:
-    """The values that were given, by field name, several as a tuple; what was not given is left
-    out."""
+    """Return the values that were given, by field name, several as a tuple. Others are left out."""
     found = {
         name.removeprefix(prefix): value
         for name, value in vars(options).items()

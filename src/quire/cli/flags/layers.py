@@ -18,9 +18,9 @@ _SWITCH |= {"false": False, "0": False, "no": False, "off": False}
 
 @dataclass(frozen=True, slots=True)
 class LayerValue:
-    """The value of one flag. source: where it stands, for an error. content: text, or what YAML
-    reads: a number, a truth value, a list, a mapping (for flags that take JSON), None. is_default:
-    it is of the user's file for all commands, and asks for nothing by itself."""
+    """The value of one flag. source: place of the value, for errors. content: text, or a value of
+    YAML: a number, a truth value, a list, a mapping (for flags that take JSON), None. is_default:
+    the value comes from the user's file for all commands, and asks for nothing by itself."""
 
     flag: str
     source: str

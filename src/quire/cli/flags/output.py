@@ -20,7 +20,7 @@ def check_output_flag(
     makes_folder: bool = False,
 ) -> None:
     """Raises ConfigError if the flag's file cannot be written, or if another flag or the model's
-    name leads to it. beside, makes_folder: as `check_output` has them."""
+    name leads to it. beside, makes_folder: see `check_output`."""
     if not given:
         return
     inputs = [Path(each) for each in _texts(options) if each != str(given)]

@@ -40,8 +40,8 @@ def given_sampling(options: argparse.Namespace) -> dict[str, Any]:
 def chat_sampling(
     given: Mapping[str, Any], stated: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], str]:
-    """The parameters of a chat, and a line that says which of them are ours; it is empty if none
-    is. stated: by the model or its server; None where that is not known."""
+    """Return the parameters of a chat, and a line that says which of them are ours; it is empty if
+    none is. stated: parameters from the model or its server; None where these are not known."""
     if stated is None or any(name in stated for name in _SHAPE):
         return dict(given), ""
     ours: dict[str, Any] = {}

@@ -21,10 +21,11 @@ _KUBERNETES = re.compile(
 def warn_of_unknown_variables(
     parser: CommandParser, other_parsers: Callable[[], Iterable[CommandParser]]
 ) -> None:
-    """A line on stderr for each variable `QUIRE_…`, and each key of the user's file, that no
-    command knows. It is no error: the variables of other programs may begin alike.
+    """Write a line to stderr for each variable `QUIRE_…`, and each key of the user's file, that no
+    command knows. That is no error: the variables of other programs may begin alike.
 
-    parser: of the command that runs. other_parsers: of all commands; made only where it is needed.
+    parser: parser of the command that runs. other_parsers: makes the parsers of all commands, where
+    they are needed.
     """
     unknown, keys = _unknown([parser]), _unknown_keys(parser)
     if not (unknown or keys):

@@ -21,7 +21,7 @@ DEFAULT_RATE, DEFAULT_SECONDS = 2.0, 600.0
 def add_workload_flags(
     parser: CommandParser | argparse._ArgumentGroup, default: str | None = "sharegpt"
 ) -> None:
-    """Add flags for when requests come and how long they are. default: of the workload."""
+    """Add flags for the times and lengths of requests. default: default of the workload."""
     parser.add_argument(
         "--workload",
         default=default,

@@ -92,11 +92,12 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """Each by the name that the base model gives the module. modules: projections; the name of
-    experts ends as PEFT has it, with ".base_layer" for each matrix that was wrapped later. tables:
-    embeddings, a: [rank, rows], b: [width, rank]. whole: weights in place of the base's. biases: in
-    place of the base's. tokens: new rows of tables. base: its name, if the folder says.
-    swaps_experts: widths of experts' matrices that could be both are those of the transposed ones.
+    """Tensors of an adapter, by the names that the base model gives its modules. modules:
+    projections; the name of experts ends as PEFT has it, with ".base_layer" for each matrix that
+    was wrapped later. tables: embeddings, a: [rank, rows], b: [width, rank]. whole: weights that
+    replace the base's. biases: biases that replace the base's. tokens: new rows of tables. base:
+    name of the base model, if the folder says. swaps_experts: widths of experts' matrices that
+    could be both are those of the transposed ones.
     """
 
     folder: Path

@@ -16,7 +16,7 @@ class AdapterFolders:
     """Remembers what was found in folders of adapters; safe to share between threads."""
 
     def __init__(self, max_rank: int) -> None:
-        """max_rank: of the engine."""
+        """max_rank: largest rank that the engine takes."""
         self._max_rank = max_rank
         self._lock = threading.Lock()
         self._found: dict[str, tuple[object, str]] = {}

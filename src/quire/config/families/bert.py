@@ -25,9 +25,9 @@ __all__ = ["EncoderTraits", "FAMILIES"]
 
 @dataclass(frozen=True, slots=True)
 class EncoderTraits:
-    """BERT and RoBERTa. prefix: of names on disk. first_position: of the num_positions in their
-    table, that of a prompt's first token. head: the layers that give classes, as one of the two has
-    them."""
+    """BERT and RoBERTa. prefix: beginning of names on disk. first_position: position of a prompt's
+    first token in their table, which has num_positions rows. head: layers before the classes,
+    "pooler" in BERT and "dense" in RoBERTa; None: there are no classes."""
 
     prefix: Literal["bert.", "roberta."]
     first_position: int

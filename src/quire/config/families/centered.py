@@ -164,8 +164,8 @@ def read_centered(
     tied: bool = False,
     slides: bool = False,
 ) -> ModelSpec:
-    """Read what these families share. eps: the key of that of norms. tied: where the file does not
-    say. slides: all layers do."""
+    """Read what these families share. eps: key of the epsilon of norms. tied: whether the LM head
+    is the embedding where the file does not say. slides: whether all layers slide."""
     layer_types = (SLIDING if slides else FULL,) * read_num_layers(raw)
     spec = read_llama_like(raw, dtype, LlamaTraits(), layer_types, tied=tied)
     if traits.alibi:

@@ -12,7 +12,7 @@ from quire.config.families.gguf_names import (
     GGUFNames,
     expert_block,
 )
-from quire.config.families.lfm2 import read_lfm2
+from quire.config.families.lfm2 import GGUF_NAMES, read_lfm2
 from quire.config.families.llama import (
     GRANITE_NUMBERS,
     read_granite,
@@ -223,8 +223,8 @@ def read_gpt_oss(raw: RawConfig, dtype: str) -> ModelSpec:
 def _routing(
     raw: RawConfig, key: str, num_experts: int, *, top_k: int, renormalise: bool | None = None
 ) -> Routing:
-    """key: of the number of experts. renormalise: where the file does not say so; None for a family
-    that always does."""
+    """key: key of the number of experts. renormalise: default where the file does not say; None for
+    a family that always renormalises."""
     num_experts = raw.read_size(key, "num_experts", "num_local_experts", default=num_experts)
     top_k = raw.read_size("num_experts_per_tok", default=top_k)
     if top_k > num_experts:
@@ -262,7 +262,7 @@ def _with_experts(
     shared_gated: bool = False,
     bias: bool = False,
 ) -> ModelSpec:
-    """Put experts in place of MLPs. layers: that have some, all if None."""
+    """Put experts in place of MLPs. layers: whether each layer has experts; all have if None."""
     experts = ExpertsSpec(
         routing,
         (True,) * spec.num_layers if layers is None else layers,
@@ -333,6 +333,19 @@ _GPT_OSS_BLOCK = {
     **expert_block("mlp.router", "mlp.experts", PROJECTIONS),
     "post_attention_norm": "post_attention_layernorm",
 }
+_LFM2_NAMES = replace(
+    GGUF_NAMES,
+    name="lfm2moe",
+    block={
+        **GGUF_NAMES.block,
+        "ffn_gate_inp": "feed_forward.gate",
+        "exp_probs_b.bias": "feed_forward.expert_bias",
+        "ffn_gate_exps": "feed_forward.experts.{}.w1",
+        "ffn_up_exps": "feed_forward.experts.{}.w3",
+        "ffn_down_exps": "feed_forward.experts.{}.w2",
+    },
+    numbers={**GGUF_NAMES.numbers, "num_dense_layers": "leading_dense_block_count"},
+)
 
 FAMILIES = (
     Family(
@@ -384,6 +397,7 @@ FAMILIES = (
         "quire.models.lfm2:LFM2Model",
         "lfm2_moe",
         {"Lfm2MoeForCausalLM": read_lfm2_moe},
+        _LFM2_NAMES,
     ),
     Family(
         "gpt-oss",

@@ -50,10 +50,10 @@ _SHAPE_KEYS = {"head_dim", "num_key_value_heads"}
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Traits:
-    """Gemma 4's text model. keys_are_values: by layer, whether V is K before its norm. kv_sources:
-    by layer, the one whose K and V it reads. inner_sizes: by layer, of its MLP. token_size: of what
-    each layer has of each token besides, in a table of token_vocab rows; 0: nothing. logit_cap: of
-    logits."""
+    """Gemma 4's text model. keys_are_values: whether V is K before its norm, by layer. kv_sources:
+    number of the layer that each layer reads K and V from. inner_sizes: inner size of each layer's
+    MLP. token_size: elements per token and layer in a second table, which has token_vocab rows; 0:
+    there is no such table. logit_cap: cap on the logits."""
 
     keys_are_values: tuple[bool, ...]
     kv_sources: tuple[int, ...]

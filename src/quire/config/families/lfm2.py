@@ -13,7 +13,7 @@ from quire.config.model_spec import MatrixShape, ModelSpec, ParameterCounts
 from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 
-__all__ = ["FAMILIES", "LFM2Traits", "read_lfm2"]
+__all__ = ["FAMILIES", "GGUF_NAMES", "LFM2Traits", "read_lfm2"]
 
 CONV = "conv"
 MAX_TAPS = 8
@@ -22,8 +22,8 @@ MAX_TAPS = 8
 
 @dataclass(frozen=True, slots=True)
 class LFM2Traits:
-    """conv_taps: tokens that a convolution sees, its own included. conv_bias: of the convolution
-    and the projections around it."""
+    """conv_taps: tokens that a convolution sees, its own included. conv_bias: whether the
+    convolution and the projections around it have a bias."""
 
     conv_taps: int
     conv_bias: bool
@@ -142,25 +142,27 @@ _BLOCK = {
     "ffn_down": "feed_forward.w2",
 }
 
+GGUF_NAMES = GGUFNames(
+    "lfm2",
+    _BLOCK,
+    numbers={
+        "norm_eps": "attention.layer_norm_rms_epsilon",
+        "conv_L_cache": "shortconv.l_cache",
+    },
+    constants={"block_auto_adjust_ff_dim": False},
+    outer={
+        "token_embd_norm": "model.embedding_norm",
+        "output_norm": "model.embedding_norm",
+    },
+    rest_type=CONV,
+)
+
 FAMILIES = (
     Family(
         "LFM2",
         "quire.models.lfm2:LFM2Model",
         "lfm2",
         {"Lfm2ForCausalLM": read_lfm2},
-        GGUFNames(
-            "lfm2",
-            _BLOCK,
-            numbers={
-                "norm_eps": "attention.layer_norm_rms_epsilon",
-                "conv_L_cache": "shortconv.l_cache",
-            },
-            constants={"block_auto_adjust_ff_dim": False},
-            outer={
-                "token_embd_norm": "model.embedding_norm",
-                "output_norm": "model.embedding_norm",
-            },
-            rest_type=CONV,
-        ),
+        GGUF_NAMES,
     ),
 )

@@ -51,7 +51,7 @@ BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.
 class GGUFLayout:
     """Mapping of a tensor's rows on disk to those of its Hugging Face counterpart.
 
-    entry: where and what it is. paired_heads: number of heads whose rows are in the order of the
+    entry: the tensor in the file. paired_heads: number of heads whose rows are in the order of the
     rotated pairs (first element of each half, then second, ...); 0 leaves rows as they are.
     adds_one: each number is larger by 1 than in the Hugging Face tensor.
     """
@@ -153,7 +153,7 @@ def _hugging_face_names(match: re.Match[str] | None, gguf: GGUFNames) -> tuple[s
     if match["layer"] is not None:
         names, prefix = gguf.block, f"model.layers.{int(match['layer'])}."
         full = f"{match['part']}.{match['kind']}"
-        whole = _WHOLE_NAMES.get(full) or names.get(full)
+        whole = names.get(full) or _WHOLE_NAMES.get(full)
         if whole is not None:
             return (prefix + whole,)
     parts = _GATE_AND_UP if match["part"] == _GATE_UP else (match["part"],)

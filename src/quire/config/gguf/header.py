@@ -60,7 +60,7 @@ class GGUFEntry:
 
 @dataclass(frozen=True, slots=True)
 class _LazyArray:
-    """An array that was checked and left in the file. start: of its first element."""
+    """An array that was checked and left in the file. start: file offset of its first element."""
 
     kind: int
     count: int
@@ -69,7 +69,7 @@ class _LazyArray:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """metadata: single values by key. arrays: where arrays are, by key; see `array`."""
+    """metadata: single values by key. arrays: places of arrays by key; see `array`."""
 
     file: Path
     metadata: Mapping[str, Any]

@@ -291,7 +291,7 @@ def _experts(header: GGUFHeader, name: str) -> dict[str, Any]:
         "num_local_experts": count,
         "num_experts_per_tok": header.integer(f"{name}.expert_used_count"),
         "clip_qkv": _float32(_value(header, f"{name}.attention.clamp_kqv")) or None,
-        "norm_topk_prob": name == "qwen3moe",
+        "norm_topk_prob": name in ("qwen3moe", "lfm2moe"),
         "moe_intermediate_size": _value(header, f"{name}.expert_feed_forward_length"),
         "shared_expert_intermediate_size": _value(
             header, f"{name}.expert_shared_feed_forward_length"

@@ -21,10 +21,10 @@ used."""
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """free: bytes that no program has, 0 if the machine does not say. limit: the most that the
-    engine may take in all, None if `free` is unknown. words: what the limit is, for people.
-    is_shared: other programs of the machine need this memory too, so that the KV cache does not
-    take all that is left unless told to. spare: bytes more that memory_utilization=1 would give."""
+    """free: bytes that no program has, 0 if the machine does not say. limit: most bytes that the
+    engine may take in all, None if `free` is unknown. words: description of the limit. is_shared:
+    other programs of the machine need this memory too, so that the KV cache does not take all that
+    is left unless told to. spare: bytes more that memory_utilization=1 would give."""
 
     free: int
     limit: int | None

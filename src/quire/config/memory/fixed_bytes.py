@@ -51,8 +51,8 @@ def host_fixed(
     num_threads: int,
     captures: bool,
 ) -> FixedOf:
-    """Return the bytes of an engine on a CPU, where all is in one memory. num_checkpoints: of
-    recurrent states. captures: whether steps are captured."""
+    """Return the bytes of an engine on a CPU, where all is in one memory. num_checkpoints: number
+    of checkpoints of recurrent states. captures: whether steps are captured."""
     captured = min(max_num_seqs, MAX_CAPTURED_ROWS) if captures else 0
     tokens, rows = (max_num_batched_tokens, captured + max_num_seqs) if captures else (0, 0)
     # If steps are captured, one that is computed call by call first gives back their memory.

@@ -15,10 +15,10 @@ __all__ = ["render_measured", "replan"]
 
 
 def replan(asked: EngineSettings, planned: Resolved, measured: MeasuredMemory) -> Resolved:
-    """The plan with measured sizes in place of predicted ones: another number of KV blocks, and a
-    shorter context if the predicted one does not fit after all.
+    """Return the plan with measured sizes in place of predicted ones: another number of KV blocks,
+    and a shorter context if the predicted one does not fit after all.
 
-    asked: what `planned` was resolved from. Raises ConfigError as `resolve` does.
+    asked: settings that `planned` was resolved from. Raises ConfigError as `resolve` does.
     """
     chosen, predicted = planned.settings, planned.memory.fixed
     fixed = FixedBytes(

@@ -66,11 +66,11 @@ _LOOKED_UP = re.compile(r"(^|\.)(embed_tokens_per_layer|embed_positions|wpe)\.we
 
 @dataclass(frozen=True, slots=True)
 class FixedBytes:
-    """Bytes needed before the first KV block. activations: of the largest step, which on a CPU may
-    be a captured one, with what threads keep for experts. tables: token ids, block tables and rope
-    tables, which grow with the context. swap: blocks in host memory, 0 where that is not the
-    device's. graphs: held back on a GPU for steps that are captured later. states: recurrent ones,
-    and their checkpoints."""
+    """Bytes needed before the first KV block. activations: memory of the largest step, which on a
+    CPU may be a captured one, and buffers of threads for experts. tables: token ids, block tables
+    and rope tables, which grow with the context. swap: blocks in host memory, 0 if the device has
+    memory of its own. graphs: memory held back on a GPU for steps that are captured later. states:
+    recurrent states and their checkpoints."""
 
     weights: int
     runtime: int
@@ -91,10 +91,11 @@ class FixedBytes:
 class MemoryPlan:
     """Distribution of the memory. All sizes in bytes.
 
-    free: of the machine before start, 0 if it does not say. budget: the most that the engine may
-    take; None if `free` is unknown. kv_per_token: over all layers. capacity_tokens: held by the
-    pool at once, counting a sliding layer like a full one. longest_context: of one sequence alone.
-    max_concurrency: sequences of max_model_len that fit together.
+    free: free memory of the machine before start, 0 if it does not say. budget: most that the
+    engine may take; None if `free` is unknown. kv_per_token: K and V of a token over all layers.
+    capacity_tokens: tokens that the pool holds at once, counting a sliding layer like a full one.
+    longest_context: longest context of a sequence that runs alone. max_concurrency: sequences of
+    max_model_len that fit together.
     """
 
     free: int
@@ -245,9 +246,11 @@ def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
 def table_bytes(
     spec: ModelSpec, layout: KVLayout, max_num_seqs: int, max_model_len: int, copies: int
 ) -> int:
-    """Token ids and block tables of all rows, and cos and sin by position for each kind of rope.
+    """Return the bytes of token ids and block tables of all rows, and of cos and sin by position
+    for each kind of rope.
 
-    copies: of the rows in this memory: the plan side's and the data side's, or one of them."""
+    copies: number of copies of the rows in this memory: 2 if both the plan side's and the data
+    side's are in it, else 1."""
     row = _INT32_BYTES * (max_model_len + 1 + layout.blocks_for(max_model_len))
     ropes = {rope for rope in spec.ropes if rope is not None}
     rope_tables = sum(rope.rotary_dim for rope in ropes) * max_model_len * _FLOAT32_BYTES

@@ -42,8 +42,8 @@ class PoolSizing:
         longest: int | None = None,
         draft_page: int = 0,
     ) -> None:
-        """fixed: what is needed beside the KV cache. longest: the longest context that there may
-        be, if it is not the model's. draft_page: bytes of each block for a draft model."""
+        """fixed: bytes needed beside the KV cache, by context. longest: longest context allowed, if
+        it is not the model's. draft_page: bytes of each block for a draft model."""
         self._settings = settings
         self._spec = spec
         self._layout = layout

@@ -22,10 +22,10 @@ Microscaling Formats 1.0, 5.3.3)."""
 class BlockKind:
     """A weight is scale · factor · level + offset.
 
-    bits: of a code. levels: by code; without, a level is the code less `zero_code`. group_size:
-    inputs that share a factor. factors: whether groups have one (int8), else it is 1. offset: of a
-    group "minimum" · low (a low is a byte, 1 without factors), or - scale · "zero" (int8) of the
-    block, or nothing.
+    bits: bits of a code. levels: levels by code; without, a level is the code less `zero_code`.
+    group_size: inputs that share a factor. factors: whether groups have one (int8), else it is 1.
+    offset: offset of a group: "minimum" · low (a low is a byte, 1 without factors), or - scale ·
+    "zero" (int8) of the block, or nothing.
     """
 
     name: str

@@ -31,8 +31,8 @@ class SchemeRule:
 
 @dataclass(frozen=True, slots=True)
 class PackedSettings:
-    """source: where this stands, for messages. default: of modules that no rule is for. rules: the
-    first that matches holds."""
+    """source: place of these settings, for messages. default: scheme of modules without a rule.
+    rules: rules in order; the first that matches holds."""
 
     source: str
     default: Scheme

@@ -22,8 +22,8 @@ __all__ = ["PackedLayout", "describe_layouts", "layouts_of"]
 class PackedLayout:
     """A matrix [outputs, inputs] in several tensors.
 
-    tensors: by what follows the module's name. dropped: tensors that say nothing of the weights.
-    kernels: names of formats that have equal weights, as of `Scheme`.
+    tensors: tensors by the end of their name, after the module's. dropped: tensors that say nothing
+    of the weights. kernels: names of formats with equal weights; see `Scheme`.
     """
 
     module: str

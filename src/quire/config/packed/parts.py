@@ -19,8 +19,8 @@ MAX_SMALL_BYTES = 1 << 16
 
 
 class Parts:
-    """Tensors by what follows the module's name, such as "qweight". settings: where it is said how
-    they are to be read, for messages."""
+    """Tensors by the end of their name, after the module's, such as "qweight". settings: place of
+    the settings that tell how to read them, for messages."""
 
     def __init__(self, module: str, tensors: Mapping[str, StoredTensor], settings: str) -> None:
         self.module = module

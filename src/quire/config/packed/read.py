@@ -120,7 +120,7 @@ class UncutError(Exception):
 
 
 class Part(NamedTuple):
-    """outputs, inputs: what a rank has of a matrix of `shape`."""
+    """outputs, inputs: ranges of a matrix of `shape` that a rank has."""
 
     outputs: range
     inputs: range
@@ -158,7 +158,8 @@ def axes_of(part: Part) -> tuple[Axis, Axis]:
 
 
 class BrokenError(Exception):
-    """A tensor holds what it must not. kind: what follows the module's name. what: a noun."""
+    """A tensor holds what it must not. kind: end of its name, after the module's. what: noun phrase
+    for the fault."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(kind, what)

@@ -28,7 +28,7 @@ __all__ = ["Draft", "DraftModel", "draft_folder", "draft_layout", "find_draft"]
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """folder: of its checkpoint, on this machine. checkpoint: headers of the weight files; None if
+    """folder: local folder of its checkpoint. checkpoint: headers of the weight files; None if
     weights are made up."""
 
     folder: Path

@@ -36,10 +36,9 @@ class EagleSpec:
     """The decoder layer of EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-3 (Li et al. 2025,
     arXiv:2503.01840).
 
-    layer: a Llama of one layer, with the tokens of the model. state_layers: layers of the model, of
-    which the states that enter them are read; empty for the state after the final norm.
-    norm_before_residual: the stream goes on from the normed state. norm_output: so does the next
-    guess.
+    layer: a Llama of one layer, with the tokens of the model. state_layers: layers of the model
+    whose input states are read; empty for the state after the final norm. norm_before_residual: the
+    stream goes on from the normed state. norm_output: the next guess goes on from the normed state.
     """
 
     layer: ModelSpec
@@ -55,8 +54,9 @@ class EagleSpec:
 
 @dataclass(frozen=True, slots=True)
 class DraftHeads:
-    """file: of the weights. target: the model that they read. eagle: their layer; None for Medusa
-    (Cai et al. 2024, arXiv:2401.10774), which has none. num_drafts: of a row in a step at most."""
+    """file: file of the weights. target: the model that they read. eagle: their layer; None for
+    Medusa (Cai et al. 2024, arXiv:2401.10774), which has none. num_drafts: most drafts of a row in
+    a step."""
 
     method: HeadMethod
     folder: Path

@@ -45,11 +45,11 @@ _INTEGERS = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSettings:
-    """method: of `METHODS`. num_speculative_tokens: drafts per row and step at most.
-    prompt_lookup_min, prompt_lookup_max: tokens that must occur before, and that are compared at
-        most (ngram).
-    max_tree_depth: tokens of context that are compared at most (suffix). min_token_prob: a draft is
-        left out where what went before makes it less likely than that.
+    """method: one of `METHODS`. num_speculative_tokens: most drafts per row and step.
+    prompt_lookup_min, prompt_lookup_max: fewest tokens that must have occurred before, and most
+    that are compared (ngram).
+    max_tree_depth: most tokens of context that are compared (suffix). min_token_prob: a draft is
+    left out if the tokens before it make it less likely than this.
     model: a folder or a Hugging Face id (`OF_MODELS`).
     """
 

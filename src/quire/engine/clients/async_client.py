@@ -35,8 +35,9 @@ class SampleUpdate(msgspec.Struct, gc=False):
 
 class RequestUpdate(msgspec.Struct, gc=False):
     """Updates of one request since the last read. samples: the samples with updates, by index.
-    prompt_logprobs: in pieces, of which one may come twice. num_cached_tokens: once, when the
-    request's first step was planned. vector: float32 [E], with the end of a request that pools."""
+    prompt_logprobs: pieces of the list; a piece may come twice. num_cached_tokens: sent once, when
+    the request's first step was planned. vector: float32 [E], sent with the end of a
+    request that pools."""
 
     samples: list[SampleUpdate]
     prompt_logprobs: Sequence[PromptLogprobs] = ()
@@ -52,9 +53,9 @@ class UpdateStream(Protocol):
     Every sample gets exactly one `finish`, and the iteration ends after the last of them. A sample
     that failed, or that the engine could not complete, finishes with reason ERROR and a message.
     Reading raises RequestError, before any token, if the core refuses the request, as one may that
-    holds less than the one before it: then no finish comes. A reader that is slow gets larger
-    updates: what waits holds at most max_tokens token ids per sample. Leaving the `async with`
-    aborts what has not finished.
+    holds less than the one before it: then no finish comes. A slow reader gets larger updates;
+    waiting updates hold at most max_tokens token ids per sample. Leaving the `async with` aborts
+    samples that have not finished.
     """
 
     def __aiter__(self) -> AsyncIterator[RequestUpdate]: ...

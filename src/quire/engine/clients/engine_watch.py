@@ -27,7 +27,7 @@ class EngineWatch:
     event loop."""
 
     def __init__(self, stalled_step_s: float, stuck_step_s: float) -> None:
-        """stalled_step_s: in one step for so long, a core counts as stalled. stuck_step_s: no
+        """stalled_step_s: a core counts as stalled after so long in one step. stuck_step_s: no
         shorter step holds up those who wait."""
         self._stalled_step_s = stalled_step_s
         self._stuck_step_s = stuck_step_s

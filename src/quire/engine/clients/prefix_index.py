@@ -38,12 +38,12 @@ class PrefixIndex:
         self._names: OrderedDict[bytes, None] = OrderedDict()  # used longest ago first
 
     def num_known(self, names: Sequence[bytes]) -> int:
-        """Return how many tokens the longest known beginning has. names: as of `prefixes_of`."""
+        """Return the number of tokens of the longest known beginning. names: see `prefixes_of`."""
         known = next((i for i, name in enumerate(names) if name not in self._names), len(names))
         return known * CHUNK
 
     def note(self, names: Sequence[bytes], capacity_tokens: int) -> None:
-        """Note a prompt that goes to the engine. capacity_tokens: of its cache."""
+        """Note a prompt that goes to the engine. capacity_tokens: tokens that its cache holds."""
         for name in reversed(names):  # a cache too keeps beginnings longest
             self._names[name] = None
             self._names.move_to_end(name)

@@ -64,11 +64,11 @@ CLOSED = "the server is shutting down"
 class ProcessEngineClient:
     """Talks to whichever core serves in a directory, and to the next one when that dies.
 
-    client_id: different for every front of a core. handles: of this id, if other clients have them
-    too; then streams may move between these. max_replays: see `Replays`. max_message_bytes:
-    of a request as sent. restart_timeout_s: streams fail when no core has come back for so long.
-    silence_s: without a heartbeat for so long, and stalled_step_s: in one step for so long, the
-    core counts as stalled. stuck_step_s: see `EngineWatch`.
+    client_id: different for every front of a core. handles: counter shared with other clients of
+    this id, if there are any; then streams may move between them. max_replays: see `Replays`.
+    max_message_bytes: largest size of an encoded request. restart_timeout_s: streams fail when no
+    core has come back for so long. silence_s, stalled_step_s: the core counts as stalled after so
+    long without a heartbeat, or in one step. stuck_step_s: see `EngineWatch`.
 
     Create it within the event loop that will use it, and `close` it there.
     """

@@ -18,8 +18,8 @@ __all__ = ["RequestStream", "SampleProgress"]
 
 @dataclass(slots=True)
 class SampleProgress:
-    """token_ids: all that the sample has had so far, of which the reader has taken `num_read`.
-    logprobs: those not read yet. is_finish_read: the reader has had the last word."""
+    """token_ids: all tokens of the sample so far; the reader has taken `num_read` of them.
+    logprobs: entries not read yet. is_finish_read: whether the reader has had the last word."""
 
     token_ids: list[int] = field(default_factory=list[int])
     num_read: int = 0
@@ -30,11 +30,11 @@ class SampleProgress:
 
 class RequestStream:
     """See `UpdateStream` for the reader's side. The other side is for the client, in the same event
-    loop: what it gives after the end of a sample is dropped, so that each ends once. When it has
-    given all that there is for now it calls `announce`.
+    loop. Whatever it gives after the end of a sample is dropped, so that each ends once. It calls
+    `announce` when it has given all that there is for now.
 
-    crashes: how many cores died while they computed this request. has_left_silence: it was taken
-    from a core that went silent while it computed this request.
+    crashes: number of cores that died while they computed this request. has_left_silence: it was
+    taken from a core that went silent while it computed this request.
     """
 
     def __init__(

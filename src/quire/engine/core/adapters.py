@@ -19,7 +19,7 @@ slots are left to drain."""
 
 @dataclass(slots=True)
 class _Slot:
-    """ref: of the adapter that it has, or gets. done: once it has it."""
+    """ref: adapter that the slot has, or gets. done: ends when the slot has it."""
 
     ref: AdapterRef
     done: Future[None]

@@ -87,12 +87,12 @@ class EngineCore:
         takes_functions: bool = True,
         rank_pids: Callable[[], Sequence[int]] = tuple,
     ) -> None:
-        """on_plan: told the handles of the running sequences before a step is executed. report:
-        the executor's, of its start. grammars: None where requests may state none. hooks: whose
-        `watches` the scheduler has; None where nothing is watched. num_adapter_slots: adapters that
-        may be in use at a time; 0 where requests may name none. takes_functions: whether the
-        executor can call those that requests bring. rank_pids: processes of the ranks of the model;
-        empty with one."""
+        """on_plan: told the handles of the running sequences before a step is executed. report: the
+        executor's report of its start. grammars: None if requests may state none. hooks: runner of
+        the hooks; the scheduler has its `watches`; None if nothing is watched. num_adapter_slots:
+        adapters that may be in use at a time; 0 if requests may name none. takes_functions: whether
+        the executor can call functions that requests bring. rank_pids: returns the processes of the
+        ranks of the model, empty with one rank."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth

@@ -29,7 +29,7 @@ class HookRunner:
     """Threads are started as they are needed: a hook that hangs keeps its own one, and no other
     sequence waits for it.
 
-    num_threads: that were started. num_calls: how often hooks were asked, of sequences that ended.
+    num_threads: number of threads started. num_calls: calls of hooks for sequences that ended.
     """
 
     def __init__(self, hooks: HookSet, text: HookText, time_limit_s: float) -> None:

@@ -75,8 +75,8 @@ class TokenTexts:
 class HookSession:
     """The hooks that watch one sequence. One thread at a time runs it.
 
-    handle: of the sequence. asked: the hook that is being asked and since when, on the monotonic
-    clock; None between calls. num_calls: how often a hook was asked.
+    handle: handle of the sequence. asked: name of the hook that is being asked and the time of the
+    call, on the monotonic clock; None between calls. num_calls: number of calls of hooks.
     """
 
     def __init__(self, hooks: Mapping[str, OutputHook], first: Question, text: HookText) -> None:

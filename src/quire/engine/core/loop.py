@@ -219,7 +219,7 @@ class CoreLoop:
             self._drop(client, "is gone")
 
     def _look_around(self, now: float, *, is_idle: bool = False) -> None:
-        """Do the periodic work beside steps. is_idle: there will be no next time soon."""
+        """Do the periodic work beside steps. is_idle: whether there will be no next time soon."""
         if is_idle or now >= self._stats_due:
             self._report_stats(now)
         if now >= self._probe_due:

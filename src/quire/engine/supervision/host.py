@@ -27,8 +27,9 @@ _log = logging.getLogger("quire.engine")
 
 @dataclass(frozen=True, slots=True)
 class EngineHost:
-    """directory: in which further clients find the core, of the first replica. supervisors: of the
-    replicas. supervision: ends, with an error, when no core will come any more."""
+    """directory: folder of the first replica, where further clients find its core. supervisors:
+    supervisors of the replicas. supervision: task that ends, with an error, when no core will come
+    any more."""
 
     directory: Path
     client: ProcessEngineClient | ReplicatedClient
@@ -53,8 +54,8 @@ async def host_engine(
     leave nothing of it at the end.
 
     The client is there at once; its status tells how the start goes on. Each core that is started
-    gets the same kernels. measure: by which they are chosen; ConfigError if a setting asks for some
-    that cannot run here (`choose_kernels`).
+    gets the same kernels. measure: timing used to choose them; ConfigError if a setting asks for
+    kernels that cannot run here (`choose_kernels`).
     make_supervisor, make_client: their classes, or partials of them with other limits.
     """
     chosen = await asyncio.to_thread(_with_kernels, settings, measure)

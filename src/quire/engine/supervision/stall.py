@@ -15,9 +15,9 @@ MAX_LOOK_INTERVAL_S = 1.0
 @dataclass(frozen=True, slots=True)
 class StallLimits:
     """min_s: no step or silence that is shorter counts as a hang. steps: nor does a step that is
-    shorter than so many of the slowest recent ones. first_beat_s: from the spawn to the first
-    heartbeat, in which the interpreter starts. phase_s: each phase of a start may take so long, but
-    for the one that fetches a checkpoint, which a network makes as long as it likes."""
+    shorter than so many of the slowest recent ones. first_beat_s: limit from the spawn to the first
+    heartbeat, while the interpreter starts. phase_s: limit of each phase of a start, except the one
+    that fetches a checkpoint, which a network makes as long as it likes."""
 
     min_s: float = 60.0
     steps: float = 20.0
@@ -29,7 +29,7 @@ class StallWatch:
     """Follows the heartbeats of one core. No clock of its own: `now` is in seconds."""
 
     def __init__(self, limits: StallLimits, now: float) -> None:
-        """now: when the core was spawned."""
+        """now: time of the core's spawn."""
         self._limits = limits
         self._spawned = self._heard = self._looked = now
         self._beat: Heartbeat | None = None

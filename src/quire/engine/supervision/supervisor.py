@@ -59,9 +59,9 @@ class RestartPolicy:
 class EngineSupervisor:
     """One core at a time, in the given directory, where clients find it.
 
-    settings: of `EngineSettings`, by name. command: what runs a core. on_dead: called once, with
-    the reason, when no core will come any more. Use it within one event loop: `run` until it ends,
-    or `stop`.
+    settings: values by name in `EngineSettings`. command: command that runs a core. on_dead: called
+    once, with the reason, when no core will come any more. Use it within one event loop: `run`
+    until it ends, or `stop`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EngineSupervisor:
         restart_policy: RestartPolicy | None = None,
         free_bytes: int | None = None,
     ) -> None:
-        """free_bytes: as of `Launch`."""
+        """free_bytes: see `Launch`."""
         self._free_bytes = free_bytes
         self._directory = directory
         self._settings = dict(settings)

@@ -69,7 +69,8 @@ class RankGroup:
         command: tuple[str, ...] = RANK_COMMAND,
         ranks: Sequence[int] = (),
     ) -> None:
-        """launch: of rank 0, without descriptors. ranks: the ranks to start here; all if empty."""
+        """launch: launch of rank 0, without descriptors. ranks: ranks to start here;
+        all if empty."""
         self.region = SharedRegion.create(launch.size)
         self._launch = launch
         self._on_lost = on_lost

@@ -49,11 +49,11 @@ class RankMeeting(msgspec.Struct, frozen=True):
 class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to the process of a rank, on its standard input.
 
-    settings: of `EngineSettings`, by name, with all measured values. free_bytes, memory_bytes: of
-    the host as the core saw them, so that each rank makes the core's plan. meeting: for ranks on
-    several hosts; None if they meet in the region. region, ring, wakeup, replies: descriptors that
-    the process inherits. reader: its number among the ring's readers. `RankGroup` fills in the last
-    six.
+    settings: values by name in `EngineSettings`, with all measured values. free_bytes,
+    memory_bytes: memory of the host as the core saw it, so that each rank makes the core's plan.
+    meeting: meeting of ranks on several hosts; None if they meet in the region. region, ring,
+    wakeup, replies: descriptors that the process inherits. reader: its number among the ring's
+    readers. `RankGroup` fills in the last six.
     """
 
     rank: int
@@ -86,8 +86,8 @@ class RankAdapter(msgspec.Struct, frozen=True):
 
 class RankReply(msgspec.Struct, frozen=True):
     """The end of a start or an operation. error: its message, empty for success. at_fault: the
-    engine, its settings, or a request. computes_with: after a start, the rank's version and
-    kernels."""
+    engine, its settings, or a request. computes_with: version and kernels of the rank,
+    after a start."""
 
     error: str = ""
     at_fault: Literal["engine", "settings", "request"] = "engine"
@@ -96,6 +96,5 @@ class RankReply(msgspec.Struct, frozen=True):
 
 
 def computes_with(report: Report) -> str:
-    """Describe what must be equal on all ranks: version and kernels. report: of a worker's
-    start."""
+    """Describe what must be equal on all ranks: version and kernels. report: a worker's report."""
     return f"quire {quire.__version__}, {report.kernels}"

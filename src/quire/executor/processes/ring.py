@@ -59,7 +59,7 @@ class RingWriter:
     def __init__(
         self, descriptor: int, wakeups: Sequence[int], is_over: Callable[[], bool]
     ) -> None:
-        """is_over: if it returns True, a write stops waiting for readers that make no room."""
+        """is_over: returns True to stop a write that waits for readers that make no room."""
         self._ring = _Ring(descriptor)
         self._readers = self._ring.counts[1 : 1 + len(wakeups)]
         self._wakeups = tuple(wakeups)

@@ -32,9 +32,9 @@ class RayHosts:
     a new one for this engine. Make all calls in one thread."""
 
     def __init__(self, num_ranks: int, num_cpus: int, num_bytes: int, host_bytes: int) -> None:
-        """num_ranks: to be placed, with so many CPUs and so much memory for each. host_bytes: free
-        on this host for all ranks here, rank 0 among them. ConfigError if there is no Ray, or no
-        room."""
+        """num_ranks: ranks to place, with so many CPUs and so much memory for each. host_bytes:
+        free memory on this host for all ranks here, rank 0 among them. ConfigError if there is no
+        Ray, or no room."""
         self._ray = _import_ray()
         self._started_it = not self._ray.is_initialized()
         if self._started_it:
@@ -126,7 +126,7 @@ class RayHosts:
 
 def check_nodes(nodes: Sequence[Mapping[str, Any]], num_cpus: int, num_bytes: int) -> None:
     """Raise ConfigError if no node with so many CPUs offers so much memory, whatever else runs
-    there. nodes: as Ray lists them."""
+    there. nodes: nodes in Ray's own format."""
     offers = [node["Resources"] for node in nodes if node["Alive"]]
     memories = [each.get("memory", 0) for each in offers if each.get("CPU", 0) >= num_cpus]
     if memories and max(memories) < num_bytes:
@@ -139,8 +139,8 @@ def check_nodes(nodes: Sequence[Mapping[str, Any]], num_cpus: int, num_bytes: in
 
 def check_own_host(num_here: int, cpus: tuple[int, float], memory: tuple[int, int]) -> None:
     """Raise ConfigError if Ray has placed ranks on the CPUs or in the memory of this host that rank
-    0 needs. It computes here without Ray's knowledge. num_here: ranks without it. cpus, memory: of
-    each rank, and of this host; memory in bytes."""
+    0 needs. It computes here without Ray's knowledge. num_here: ranks without it. cpus, memory:
+    amount for each rank, and of this host; memory in bytes."""
     (num_cpus, all_cpus), (num_bytes, host_bytes) = cpus, memory
     placed = f"Ray has placed {num_here} ranks on this host, beside rank 0: "
     elsewhere = "Start Ray here with --num-cpus=0, so that it places ranks on other hosts, or"

@@ -38,7 +38,7 @@ HELLO_BYTES, HELLO_S = 4096, 3.0
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """ranks: on that host. pid: of the process that holds them."""
+    """ranks: ranks on that host. pid: id of the process that holds them."""
 
     ranks: tuple[int, ...]
     pid: int
@@ -56,8 +56,8 @@ class RayRankGroup:
         rank_bytes: int,
         host_bytes: int,
     ) -> None:
-        """launch: of rank 0, without descriptors. on_lost: as of `RankGroup`, in any thread.
-        rank_bytes: memory that each rank plans with. host_bytes: as of `RayHosts`."""
+        """launch: launch of rank 0, without descriptors. on_lost: same as in `RankGroup`, called in
+        any thread. rank_bytes: memory that each rank plans with. host_bytes: see `RayHosts`."""
         self._launch = launch
         self._rank_bytes, self._host_bytes = rank_bytes, host_bytes
         self._on_lost = on_lost

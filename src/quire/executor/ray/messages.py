@@ -21,8 +21,9 @@ class HostMessage(IntEnum):
 
 
 class HostLaunch(msgspec.Struct, frozen=True):
-    """The argument of a host's process. head, port: where the process of rank 0 listens. token: to
-    send there. host: number of this host. ranks: on this host. launch: of rank 0."""
+    """The argument of a host's process. head, port: address on which the process of rank 0 listens.
+    token: secret to send there. host: number of this host. ranks: ranks on this host. launch:
+    launch of rank 0."""
 
     head: str
     port: int
@@ -33,7 +34,7 @@ class HostLaunch(msgspec.Struct, frozen=True):
 
 
 class HostHello(msgspec.Struct, frozen=True):
-    """The first message of a host. pid: of its process."""
+    """The first message of a host. pid: id of its process."""
 
     token: str
     host: int

@@ -38,7 +38,7 @@ class EagleLayer:
     attention, which whoever makes x has done."""
 
     def __init__(self, spec: ModelSpec, make: LayerFactory, width: int) -> None:
-        """width: of x."""
+        """width: numbers of x per token."""
         traits = spec.traits
         assert isinstance(traits, LlamaTraits)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)

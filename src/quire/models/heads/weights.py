@@ -108,7 +108,7 @@ def read_head_weights(file: Path) -> HeadWeights:
 def fill_layer(
     layer: WeightedLayer, weights: HeadWeights, names: Mapping[str, str], dtype: torch.dtype
 ) -> None:
-    """Give a layer all its parts. names: of the tensors, by part."""
+    """Give a layer all its parts. names: names of the tensors, by part."""
     for part, shape in layer.weights.shapes().items():
         layer.weights.load(part, weights.take(names[part], shape, dtype))
     layer.weights.finish()

@@ -138,7 +138,7 @@ ISAS = (_AMX, _AVX512_BF16, _AVX512_VNNI, _AVX512, _AVX2)
 class CompileError(Exception):
     """Kernels could not be compiled; the message is the reason on one line.
 
-    libraries: those in place all the same, the best one first.
+    libraries: libraries that are in place all the same, best first.
     """
 
     def __init__(self, message: str, libraries: tuple[Path, ...] = ()) -> None:

@@ -132,10 +132,11 @@ def replay_list(calls: Sequence[KernelCall]) -> ReplayList:
 
 @dataclass(frozen=True, slots=True)
 class SizedCalls:
-    """Calls in which some words follow the sizes of a computation: `words[index]` is factor ·
+    """Calls with words that follow the sizes of a computation: `words[index]` is factor ·
     sizes[size].
 
-    result: for the largest sizes, in the arena; read it before the next capture or replay there.
+    result: tensor for the largest sizes, in the arena; read it before the next capture or replay
+    there.
     """
 
     calls: ReplayList

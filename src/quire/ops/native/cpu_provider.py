@@ -53,7 +53,7 @@ def cpu_providers(
     bind: Callable[[NativeLibrary], Callable[..., Any]], lacks: frozenset[str] = frozenset()
 ) -> tuple[Provider, ...]:
     """Return the providers `cpu_avx512`, `cpu_avx2`, … around `bind`, which makes the operation
-    from a library. lacks: as in `Provider`."""
+    from a library. lacks: see `Provider`."""
     return tuple(
         Provider(
             name=_PREFIX + isa.name,

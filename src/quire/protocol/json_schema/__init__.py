@@ -1,4 +1,4 @@
-"""JSON Schemas: what stands where, what no grammar can hold to, and what patterns mean."""
+"""JSON Schemas: their structure, the keywords that no grammar can enforce, and patterns."""
 
 from quire.protocol.json_schema.tree import LISTS, Node, modernize, resolved, subschemas
 from quire.protocol.json_schema.unsupported import (

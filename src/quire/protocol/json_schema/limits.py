@@ -1,4 +1,4 @@
-"""Numbers that bound values, as the grammar library can hold to them: it counts in 64 bits."""
+"""Numbers that bound values, within the reach of the grammar library, which counts in 64 bits."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class LimitError(ValueError):
 
 
 def held_bounds(node: Mapping[str, Any], types: frozenset[str]) -> dict[str, int | float]:
-    """Return the bounds of a schema, where needed a little narrower. types: of its values.
+    """Return the bounds of a schema, a little narrower where needed. types: types of its values.
 
-    Raises LimitError for one that leaves nothing that the library could write.
+    Raises LimitError for a bound that leaves nothing that the library could write.
     """
     if "integer" in types and "number" not in types:
         return _of_integers(node)

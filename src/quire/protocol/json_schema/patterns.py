@@ -23,7 +23,7 @@ MAX_CHARS = 50_000
 MAX_CHARS_OF_ANY_CASE = 2_000
 """Longest pattern with the flag i, of which a class may stand for thousands of characters."""
 MAX_ANCHORED = 40
-"""Most parts of a row with anchors in them: what follows from one is written for each."""
+"""Most parts of a row with anchors in them; the consequences of one are written for each."""
 MAX_COUNT = 10_000
 """Largest number of repetitions; the grammar library takes no larger ones."""
 
@@ -411,7 +411,7 @@ _NO_EDGES: _Edges = {(False, False): EMPTY}
 
 
 def _edges(node: Node, *, is_repeated: bool = False) -> _Edges:
-    """Return the parts of a language with anchors in it. is_repeated: it is in a repetition."""
+    """Return the parts of a language with anchors in it. is_repeated: it is repeated."""
     if not _has_anchor(node):
         return {(False, False): node}
     match node:

@@ -86,8 +86,8 @@ def num_chars_to_read(schema: object) -> int:
 
 
 def find_malformed(schema: object) -> str | None:
-    """The path of a keyword with a value of a kind that it does not take, with the value; None if
-    there is none. schema: in the words of `modernize`."""
+    """Return the path of a keyword whose value has a kind that it does not take, with the value;
+    None if there is none. schema: result of `modernize`."""
     own = copy.deepcopy(schema)
     return next(iter(_without_malformed(own, _placed(own))), None)
 

@@ -1,4 +1,4 @@
-"""Sampling parameters: how they are declared, the objects that some of them are, and names of other
+"""Sampling parameters: their declarations, the objects that some of them are, and names of other
 engines. `quire.protocol.sampling_params` declares them."""
 
 from quire.protocol.parameters.declaration import Declared, Parameter, declared, parameter

@@ -43,8 +43,8 @@ def keep(
     *,
     gate: str | None = None,
 ) -> Kept:
-    """One matrix of parts one below the other; plain ones [O, I] have the model's `dtype`, and
-    bias [O] is of all. gate: as in `quire.ops.linear.plain`.
+    """Return one matrix of parts one below the other; plain ones [O, I] have the model's `dtype`,
+    and bias [O] is for all. gate: see `quire.ops.linear.plain`.
 
     Parts of one kind become one matrix of the kernel; others are multiplied one after the other.
     """
@@ -69,7 +69,7 @@ def keep(
 
 
 class KeptPartial(NamedTuple):
-    """Some inputs of a matrix; by_torch: as of `Kept`."""
+    """Some inputs of a matrix. by_torch: see `Kept`."""
 
     matrix: PartialMatrix
     by_torch: bool
@@ -175,7 +175,8 @@ def _kernel_form(ops: OpSet, part: StoredMatrix | torch.Tensor) -> _Form | None:
 
 
 def form_of(found: Blocks | Integers | Tables, kernel: str) -> _Form | None:
-    """kernel: as `PackedLayout` names it. None if it does not hold these weights."""
+    """Return the weights in the form of a kernel; None if it cannot hold them. kernel: its name in
+    `PackedLayout`."""
     if isinstance(found, Tables):
         size, inputs = found.block_size, found.codes.shape[1]
         fits = size % 4 == 0 and (size >= LEAST_BLOCK or size == inputs)

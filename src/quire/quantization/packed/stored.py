@@ -39,8 +39,9 @@ READINGS: Mapping[type, Reading] = MappingProxyType(
 
 
 class StoredMatrix:
-    """A matrix [outputs, inputs]. tensors: as stored, by what follows the module's name. order:
-    index in them of each output, int64 [outputs]; None if they keep their order."""
+    """A matrix [outputs, inputs]. tensors: stored tensors, by the end of their names after the
+    module's. order: index in them of each output, int64 [outputs]; None if they keep their order.
+    """
 
     def __init__(
         self,

@@ -55,8 +55,8 @@ class RenderBudget:
         self._next_check = self._steps_left - _STEPS_PER_CLOCK_READ
 
     def spend(self, num_steps: int) -> None:
-        """Take `num_steps`; TemplateLimitError when none are left, or the time is over or not
-        enough for them: what C code does at one go can't be stopped."""
+        """Take `num_steps`. Raises TemplateLimitError when none are left, or the time is over or
+        too short for them: one call of C code can't be stopped."""
         self._steps_left -= num_steps
         if self._steps_left > self._next_check:
             return

@@ -1,9 +1,9 @@
 """Control tokens of a model, told apart from texts of the same spelling in what users wrote.
 
 A template writes turns with tokens such as `<|im_end|>`. Where a message has that text, the
-tokenizer would make the token of it, and the message could end its turn and open another one. So a
-conversation is rendered twice if it could: as it is, and with the signs of control tokens in it
-replaced. Control tokens that are left in the second text are the template's own.
+tokenizer would make the token of it, and the message could end its turn and open another one. Where
+that could happen, a conversation is rendered twice: unchanged, and with the signs of control tokens
+in it replaced. Control tokens that are left in the second text are the template's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
+
 from quire.errors import RequestError
+from quire.protocol.step import IntArray
 from quire.rendering.messages import plain_data
 
 if TYPE_CHECKING:
@@ -46,8 +49,8 @@ class ChatText(NamedTuple):
 
 class ControlTokens:
     """The control tokens of one tokenizer: its special tokens, and other added tokens whose names
-    have bars. Markers of thinking are none, since they open no turn. texts: its added tokens;
-    special: those of them that are special. unknown: ids that stand for any text."""
+    have bars. Markers of thinking are none, since they open no turn. texts: its added tokens.
+    special: ids of the special ones. unknown: ids that stand for any text."""
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class ControlTokens:
             and (token_id in special or _BARRED.fullmatch(text))
         }
         self._signs = frozenset("".join(map(_signs_of, self.ids)))
+        self._sorted_ids = np.array(sorted(self.ids.values()), np.int32)
         longest_first = sorted(self.ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
@@ -111,6 +115,12 @@ class ControlTokens:
     def spans(self, text: str) -> Spans:
         """Return where control tokens stand in a text, whoever wrote them."""
         return tuple(match.span() for match in self._pattern.finditer(text)) if self.ids else ()
+
+    def message_ends(self, token_ids: IntArray) -> IntArray:
+        """Return the numbers of tokens after which a control token follows one that is none: int32,
+        in order. Each message ends at one of them, and so does the description of tools."""
+        is_control = np.isin(token_ids, self._sorted_ids)
+        return (np.flatnonzero(is_control[1:] & ~is_control[:-1]) + 1).astype(np.int32)
 
     def encode(self, text: str, own: Spans) -> list[int]:
         """Token ids of a text in which only the tokens at `own` are control tokens."""
@@ -209,8 +219,8 @@ def _unused(text: str) -> Iterator[str]:
 
 
 def _veiled(data: Any, codes: Mapping[str, str], of_roles: Mapping[str, str]) -> Any:
-    """Return a copy of a value in whose strings other characters stand for signs. of_roles: those
-    that stand for the first letters of unusual roles."""
+    """Return a copy of a value in whose strings other characters stand for signs. of_roles:
+    characters for the first letters of unusual roles."""
 
     def veiled(value: Any) -> Any:
         if isinstance(value, str):

@@ -25,9 +25,9 @@ Renders = Callable[[list[Message]], str | None]
 class InstructionPlaces:
     """Places in which a template shows instructions; by default wherever they stand.
 
-    developer_is_system: it knows no developer. joins_first: it shows one system message at the
-    beginning. has_later: it shows system messages between turns. passed_over: roles that it never
-    shows.
+    developer_is_system: the template knows no developer. joins_first: it shows one system message
+    at the beginning. has_later: it shows system messages between turns. passed_over: roles that it
+    never shows.
     """
 
     developer_is_system: bool = False
@@ -36,8 +36,8 @@ class InstructionPlaces:
     passed_over: frozenset[str] = frozenset()
 
     def placed(self, messages: list[Message]) -> list[Message]:
-        """Return messages whose instructions the template shows: as the system's, joined to the one
-        before, or as part of a message of the user."""
+        """Return messages whose instructions the template shows. They become the system's, join the
+        message before, or go into a message of the user."""
         found = messages
         if self.developer_is_system:
             roles = {"developer": "system"}

@@ -267,7 +267,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return cast("nodes.Template", LimitInserter().visit(tree))
 
     def _check_method(self, context: Context, name: str, owner: Any, args: tuple[Any, ...]) -> None:
-        """Check a method of a Python value: what the call would build, and what it goes through."""
+        """Check a method of a Python value: the size of its result, and of the data that it
+        reads."""
         if isinstance(owner, list | tuple):
             measured(context, owner)  # `count` and `index` compare
         else:

@@ -115,8 +115,8 @@ def int_bits(operator: str, left: int, right: int) -> int:
 def num_formatted(
     pattern: str, values: Iterable[Any], spend: Callable[[int], None], widest: int
 ) -> int:
-    """At most so many characters give `pattern % values` and `pattern.format(values)`, where each
-    field may show the longest value. widest: what a field may be as wide as, or OverflowError."""
+    """Return the most characters that `pattern % values` and `pattern.format(values)` give, if each
+    field shows the longest value. Raises OverflowError for a field wider than `widest`."""
     values = tuple(values)
     longest = max((walk(value, spend) for value in values), default=0)
     borrowed = max((abs(value) for value in values if isinstance(value, int)), default=0)

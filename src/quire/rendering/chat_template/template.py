@@ -75,7 +75,7 @@ _PROBED_ROLES = ("user", "system", "developer", "tool", "function", _ANY_OTHER_R
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """content: by role, and whether the message has tool calls. roles: all that it knows."""
+    """content: form by (role, message has tool calls). roles: all roles that it knows."""
 
     template: "jinja2.Template"
     source: str

@@ -74,9 +74,9 @@ def _used_names(tree: nodes.Template) -> Iterator[tuple[str, str]]:
 
 
 class LimitInserter(NodeTransformer):
-    """Puts the counters into the syntax tree: what is looped over, what is built (by `~`, filters,
-    slices, or in place), and what is gone through as a whole (by filters, comparisons, slices).
-    What is printed gets its text here too."""
+    """Puts the counters into the syntax tree. They count loops, built values (by `~`, filters,
+    slices, or in place), and values that are gone through as a whole (by filters, comparisons,
+    slices). Printed values get their texts here too."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)

@@ -21,7 +21,8 @@ _MAX_WORDS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """dtype: of 4 or 8 bytes. width: elements per slot, None for a column without a second axis."""
+    """dtype: a type of 4 or 8 bytes. width: elements per slot; None for a column without a second
+    axis."""
 
     dtype: torch.dtype
     width: int | None = None

@@ -56,7 +56,7 @@ class DeviceQueue(Protocol):
 
 
 class HostQueue:
-    """For tensors of the CPU: everything is done when it is given."""
+    """A queue for tensors of the CPU: everything is done when it is given."""
 
     device = torch.device("cpu")
 

@@ -32,8 +32,8 @@ class DraftBlocks:
         num_blocks: int,
         copy_blocks: CopyBlocks,
     ) -> None:
-        """group: of the rows' block tables, whose blocks these are. copy_blocks: (src, dst) int64
-        [N], within the draft model's pool."""
+        """group: layer group of the model whose block tables are followed. copy_blocks: copies
+        blocks src to dst, int64 [N], within the draft model's pool."""
         self._rows = rows
         self._group = group
         self._size = block_size

@@ -40,7 +40,7 @@ class EagleDrafter(LayerDrafter):
         max_tokens: int,
         states: StatePages,
     ) -> None:
-        """Arguments as of `LayerDrafter`; states: of the model."""
+        """states: kept states of the model. Other arguments: see `LayerDrafter`."""
         super().__init__(rows, blocks, build, num_computed, draw, max_tokens)
         self._head = head
         self._states = states

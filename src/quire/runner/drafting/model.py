@@ -40,7 +40,7 @@ class LayerDrafter(ABC):
         max_tokens: int,
     ) -> None:
         """build: gathers the rows' tokens and the layers' blocks, with `num_computed` [S] in place
-        of the rows' own. max_tokens: of one forward."""
+        of the rows' own. max_tokens: most tokens of one forward."""
         self.rows = rows
         self._blocks = blocks
         self._build = build
@@ -165,7 +165,7 @@ class ModelDrafter(LayerDrafter):
         draw: DraftDraws,
         max_tokens: int,
     ) -> None:
-        """steps: of the model; other arguments as of `LayerDrafter`."""
+        """steps: forwards of the draft model. Other arguments: see `LayerDrafter`."""
         super().__init__(rows, blocks, steps.build, num_computed, draw, max_tokens)
         self._steps = steps
 

@@ -19,8 +19,8 @@ __all__ = ["KeptStates", "LastStates", "StatePages"]
 class KeptStates(Protocol):
     """Keeps states of each forward.
 
-    of_all_tokens: whether forwards are to give the states of all their tokens. taps: which read
-    others than the states after the final norm.
+    of_all_tokens: whether forwards give the states of all their tokens. taps: readers of states
+    between layers; None for the states after the final norm.
     """
 
     of_all_tokens: bool
@@ -44,7 +44,8 @@ class LastStates:
     """
 
     def __init__(self, rows: RowTable, width: int, most_drafts: int, dtype: torch.dtype) -> None:
-        """most_drafts: of a row in a step; of more, the last ones are kept."""
+        """most_drafts: most drafts of a row in a step. If there are more, only the last states are
+        kept."""
         self.of_all_tokens = False
         self.taps: StateTaps | None = None
         self._rows = rows
@@ -112,8 +113,8 @@ class StatePages:
         dtype: torch.dtype,
         taps: StateTaps | None,
     ) -> None:
-        """group: of the rows' block tables, whose blocks these are. width: of all states of a
-        token. taps: where they come from; None for those after the final norm."""
+        """group: layer group of the model whose block tables are followed. width: numbers of all
+        states of a token. taps: readers of the states; None for the states after the final norm."""
         self.of_all_tokens = True
         self.taps = taps
         self._rows = rows

@@ -39,8 +39,8 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """result: token ids or logits of all its rows, where a replay leaves them. states: those that
-    are kept of its forward, likewise."""
+    """result: token ids or logits of all its rows; a replay overwrites them. states: states of its
+    forward to keep; a replay overwrites them too."""
 
     graph: Graph
     result: torch.Tensor
@@ -67,10 +67,11 @@ class DecodeSteps:
         collectives: Collectives = ALONE,
         kept: KeptStates | None = None,
     ) -> None:
-        """slots: where `inputs` reads which rows compute. recorder: None with empty ladders.
-        has_spare_row: rows are padded to the size of a graph, also where they are computed without
-        one, since sums of another size may round differently. collectives: of the ranks that
-        compute the same rows. kept: keeps states of the steps that graphs compute."""
+        """slots: tensor from which `inputs` reads the rows that compute. recorder: None with empty
+        ladders. has_spare_row: rows are padded to the size of a graph, also where they are computed
+        without one, since sums of another size may round differently. collectives: connection to
+        the ranks that compute the same rows. kept: keeps states of the steps that graphs compute.
+        """
         self.drawing = drawing
         self.logits = logits
         self.failures = ReplayFailures("decode steps")

@@ -1,4 +1,4 @@
-"""When to stop replaying: steps that fail again and again only cost time."""
+"""The end of replays: steps that fail again and again only cost time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_FAILURES = 3
 class ReplayFailures:
     """Counts captured steps that failed, each of which is computed another way.
 
-    steps: what they are called in the log.
+    steps: name of the steps in the log.
     """
 
     def __init__(self, steps: str) -> None:

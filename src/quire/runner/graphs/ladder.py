@@ -46,8 +46,8 @@ class LazyGraphs(Generic[Recorded]):
     times, so that a start waits for none. If recording fails, steps go on without graphs. All ranks
     record at the same time: if one of them cannot, none does, as they would meet in other steps.
 
-    recorded: by size. of_variants: of all variants (`TokenColumns`), of which `recorded` is that
-    without optional columns.
+    recorded: recordings without optional columns, by size. of_variants: recordings of all variants
+    (`TokenColumns`), `recorded` included.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class LazyGraphs(Generic[Recorded]):
         name: str = "",
         collectives: Collectives = ALONE,
     ) -> None:
-        """name: of the steps, for the log; empty if others take over when these cannot be
-        captured. collectives: of the ranks that record the same steps."""
+        """name: name of the steps in the log; empty if others take over when these cannot be
+        captured. collectives: connection to the ranks that record the same steps."""
         self._name = name
         self._collectives = collectives
         self._sizes = sizes
@@ -79,7 +79,7 @@ class LazyGraphs(Generic[Recorded]):
         self, size: int, record: Callable[[int], Recorded], variant: Variant = ()
     ) -> Recorded | None:
         """Return the recording for a size; record it now if it is due. None: compute the step
-        without a graph. variant: of the step; each variant has recordings of its own."""
+        without a graph. variant: variant of the step; each variant has recordings of its own."""
         self._since_last += 1
         recorded, key = self._of(variant), (size, variant)
         known = recorded.get(size)

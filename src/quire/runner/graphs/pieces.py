@@ -53,7 +53,7 @@ class PieceGraphs:
         graphs: LazyGraphs[Pieces],
         recorder: GraphRecorder,
     ) -> None:
-        """attention: of each layer group of the model."""
+        """attention: backend of each layer group of the model."""
         self._model = model
         self._inputs = inputs
         self._attention = tuple(attention)

@@ -35,9 +35,9 @@ class SizedGraph:
         max_rows: int,
         taps: StateTaps | None = None,
     ) -> None:
-        """team: that computes the model's kernels. taps: that read the model. Raises
-        NotCapturableError for a model that does more than call kernels, or needs more than the
-        arena has."""
+        """team: threads that compute the model's kernels. taps: readers of the model's states.
+        Raises NotCapturableError for a model that does more than call kernels, or needs more than
+        the arena has."""
         self._model = model
         self._inputs = inputs
         self._max_tokens = max_tokens

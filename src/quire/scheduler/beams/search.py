@@ -40,7 +40,8 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """cum_logprob: sum over the output tokens. trail: if log-probabilities were asked for."""
+    """cum_logprob: sum over the output tokens. trail: kept only if log-probabilities
+    were asked for."""
 
     cum_logprob: float = 0.0
     trail: Trail | None = None
@@ -57,7 +58,8 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class FoundSequence:
-    """output: its tokens after the prompt. stop_token_id: what ended it; None is its length."""
+    """output: its tokens after the prompt. stop_token_id: token that ended it; None if it reached
+    its length."""
 
     output: IntArray
     beam: Beam
@@ -66,8 +68,8 @@ class FoundSequence:
 
 
 class BeamSearch:
-    """One search. max_tokens: of the output. is_stop(token, num_output): whether `token` ends an
-    output of `num_output` tokens, itself counted."""
+    """One search. max_tokens: length limit of the output. is_stop(token, num_output): whether
+    `token` ends an output of `num_output` tokens, itself counted."""
 
     def __init__(
         self, rules: BeamRules, max_tokens: int, is_stop: Callable[[int, int], bool]
@@ -83,8 +85,8 @@ class BeamSearch:
         self, candidates: Sequence[TokenCandidates], outputs: Sequence[IntArray]
     ) -> list[Continuation]:
         """Advance by one token. Return the beams that are live now, best first; none once
-        `is_done`. candidates: of each live beam, in their order. outputs: the beams' tokens after
-        the prompt."""
+        `is_done`. candidates: candidates of each live beam, in their order. outputs: the beams'
+        tokens after the prompt."""
         width, num_output = self._rules.width, len(outputs[0]) + 1
         going_on: list[Continuation] = []
         for rank, step in enumerate(self._in_order(candidates)):

@@ -17,9 +17,9 @@ __all__ = ["Question", "UnsentTokens", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question about the unsent tokens of a sequence, int32 [N]. num_known: how many of the first
-    tokens an earlier question had, or a verdict has written. is_last: the sequence ends with these
-    tokens, unless the verdict replaces some."""
+    """Question about the unsent tokens of a sequence, int32 [N]. num_known: number of first tokens
+    that an earlier question had, or that a verdict has written. is_last: the sequence ends with
+    these tokens, unless the verdict replaces some."""
 
     handle: int
     request: EngineRequest
@@ -31,9 +31,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Answer to a question. num_passed: how many of the question's unsent tokens may be sent.
-    num_kept: how many stay; None: all. The tokens `instead` follow these. end: why the sequence
-    ends after the tokens that stay. failure: why its request fails."""
+    """Answer to a question. num_passed: number of the question's unsent tokens that may be sent.
+    num_kept: number of tokens that stay, None: all; the tokens `instead` follow them. end: reason
+    why the sequence ends after the tokens that stay. failure: reason why its request fails."""
 
     handle: int
     num_passed: int = 0

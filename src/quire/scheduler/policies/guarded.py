@@ -32,7 +32,7 @@ class Guarded:
     that it did."""
 
     def __init__(self, policy: Policy, name: str) -> None:
-        """name: of the setting, for the log."""
+        """name: name of the setting, for the log."""
         self._policy = policy
         self._name = name
         self._waiting: dict[SequenceGroup, bool] = {}  # whether the policy has it

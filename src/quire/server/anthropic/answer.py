@@ -37,8 +37,9 @@ class MessageOutputDetails(msgspec.Struct):
 
 
 class MessageUsage(msgspec.Struct):
-    """Token counts. input_tokens: of the prompt, without cached ones. Writing to the cache is free,
-    so no such tokens are counted. The API's own services, such as tools of its servers, are null.
+    """Token counts. input_tokens: tokens of the prompt, without cached ones. Writing to the cache
+    is free, so no such tokens are counted. Fields of the API's own services, such as tools of its
+    servers, are null.
     """
 
     input_tokens: int

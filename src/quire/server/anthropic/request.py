@@ -22,8 +22,9 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A request as a chat. removed_lines: of its system prompt, see `volatile`. skipped_tools:
-    tools that only another service could run. hides_thinking: blocks of thinking have no text."""
+    """A request as a chat. removed_lines: lines removed from its system prompt, see `volatile`.
+    skipped_tools: tools that only another service could run. hides_thinking: blocks of thinking
+    have no text."""
 
     chat: ChatRequest
     removed_lines: list[str]

@@ -71,9 +71,9 @@ def texts_of_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def read_line(text: bytes, seen: set[str], max_bytes: int, route: str | None = None) -> BatchLine:
-    """Read one line. seen: ids of earlier lines, to which this one's is added. max_bytes: of a
-    line, the bound of a request's body. route: the route that all lines must name; None for any. A
-    bad line has its fault, and harms no other line."""
+    """Read one line. seen: ids of earlier lines, to which this one's is added. max_bytes: most
+    bytes of a line, the bound of a request's body. route: the route that all lines must name; None
+    for any. A bad line carries its fault, and harms no other line."""
     key = hashlib.blake2b(text, digest_size=16).hexdigest()
     if len(text) > max_bytes:
         fault = f"The line has more than {max_bytes} bytes (max_body_bytes). Send less."

@@ -93,11 +93,11 @@ class BatchRunner:
         has_room: Callable[[int], bool] | None = None,
         opener: Callable[[str, int], int] | None = None,
     ) -> None:
-        """backend: of the app. max_line_bytes: a longer line is a bad one. caller: identity of the
-        requests. max_tries: attempts at a line that finds no room. route: the route that all lines
-        must name, if any. has_room: returns True if this many bytes of answers may be kept.
-        opener: of the files that are written, for `open`. Raises
-        ConfigError if a file cannot be read or written."""
+        """backend: backend of the app. max_line_bytes: size above which a line is bad. caller:
+        identity of the requests. max_tries: attempts at a line that finds no room. route: the route
+        that all lines must name, if any. has_room: returns True if this many bytes of answers may
+        be kept. opener: argument of `open` for the files that are written. Raises ConfigError if a
+        file cannot be read or written."""
         if not source.is_file():
             raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
         if not target.absolute().parent.is_dir():

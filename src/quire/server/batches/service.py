@@ -53,7 +53,7 @@ class BatchService:
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """app: answers the lines. backend: of the app."""
+        """app: answers the lines. backend: backend of the app."""
         self._app = app
         self._backend = backend
         self._store = store

@@ -282,7 +282,7 @@ class BatchStore:
         return kept
 
     def path(self, file_id: str) -> Path:
-        """Return where a file's contents are. file_id: of a file that was found, or made here."""
+        """Return the path of a file's contents. file_id: id of a file found or made here."""
         return self._contents / file_id
 
     def find_file(self, file_id: str, tenant: str) -> KeptFile:
@@ -342,9 +342,8 @@ class BatchStore:
     def _totals(
         self, tenant: str, besides: NewFile | None = None
     ) -> Iterator[tuple[str, int, int, int, int]]:
-        """Yield for the files of all, and of one caller: whose they are, their number and its
-        bound, their bytes and their bound. Files that this process is writing count, but for
-        `besides`."""
+        """Yield (owner, number, its bound, bytes, their bound) for the files of all callers, and
+        for those of one. Files that this process is writing count, except `besides`."""
         limits = self._limits
         writing = [each for each in tuple(self._writing) if each is not besides]
         own = [each for each in writing if each.tenant == tenant]

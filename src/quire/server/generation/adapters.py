@@ -34,10 +34,10 @@ class ServedAdapters:
         *,
         max_names: int = 1024,
     ) -> None:
-        """modules: folders by name. folder: whose sub-folders are adapters by their own names,
-        found when a request names one. max_rank: of the engine. taken: names of the model.
-        max_names: that are loaded, and that are listed. ConfigError for an adapter that cannot be
-        used, a name of the model, or one that is none."""
+        """modules: folders by name. folder: its sub-folders are adapters under their own names,
+        found when a request names one. max_rank: bound of the engine. taken: names of the model.
+        max_names: bound of the loaded adapters, and of the listed ones. Raises ConfigError for an
+        adapter that cannot be used, a name of the model, or an invalid name."""
         self._taken = frozenset(taken)
         self._folder = folder
         self._folders = AdapterFolders(max_rank)
@@ -77,7 +77,7 @@ class ServedAdapters:
         return name in self._paths or self._in_folder(name) is not None
 
     def path(self, name: str) -> str:
-        """Return the folder of an adapter that there is."""
+        """Return the folder of an adapter that exists."""
         return self._paths.get(name) or str(self._in_folder(name))
 
     async def ref(self, name: str) -> AdapterRef:

@@ -23,11 +23,11 @@ __all__ = ["Backend", "Ready", "ServedModel", "describe"]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """names: what requests may call it, the first in responses. root: folder or hub id.
-    created: Unix seconds, the same for the life of the server. seed: of the seeds of requests that
-    name none; None for ones that nobody can predict. dialect: how it writes calls and thinking;
-    None without a chat. adapters: that requests may name in its place; None if the engine takes
-    none."""
+    """names: names that requests may use; responses have the first. root: folder or hub id.
+    created: Unix seconds, the same for the life of the server. seed: seed from which requests
+    without one draw theirs; None for unpredictable ones. dialect: form of its calls and thinking;
+    None without a chat. adapters: adapters that requests may name in its place; None if the engine
+    takes none."""
 
     names: tuple[str, ...]
     root: str

@@ -32,7 +32,7 @@ class AnswerForm:
     """The form of the answers to one request, in the dialect of its model. The engine is held to
     it, and answers are read by it.
 
-    tools: those that an answer may call. thinking_budget: most tokens of its thinking.
+    tools: tools that an answer may call. thinking_budget: most tokens of its thinking.
     num_prior_calls: calls in the conversation so far; some families count ids from there. thinking:
     state in which the prompt leaves the model.
     """

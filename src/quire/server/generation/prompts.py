@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class EmbedsPrompt:
-    """A prompt of embeddings. base64: of their file."""
+    """A prompt of embeddings. base64: their file."""
 
     base64: str
 
@@ -135,8 +135,8 @@ class PromptRenderer:
         tools_text: str = "",
     ) -> RenderedPrompt:
         """Render messages through the model's chat template or, if trusted, the request's own.
-        dialect: of the model. tools_text: describes the tools to templates that have no place for
-        them."""
+        dialect: dialect of the model. tools_text: describes the tools to templates that have no
+        place for them."""
         messages = self._checked_messages(body.messages)
         if dialect is not None:
             messages = prepared(messages, dialect)
@@ -171,7 +171,7 @@ class PromptRenderer:
         return replace(prompt, prediction=tuple(token_ids[:max_model_len]))
 
     async def run(self, work: Callable[[], Result], size: int) -> Result:
-        """Run other work on text. size: in characters or tokens."""
+        """Run other work on text. size: number of characters or tokens."""
         return await self._run(work, size)
 
     async def _run(self, work: Callable[[], Result], size: int) -> Result:
@@ -198,7 +198,7 @@ class PromptRenderer:
         tools_text: str,
         template: RendersChats | None,
     ) -> RenderedPrompt:
-        """template: of the model."""
+        """template: chat template of the model."""
         continues = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
         documents = None

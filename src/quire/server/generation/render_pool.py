@@ -42,7 +42,7 @@ class RenderPool:
     """A pool for one event loop. `close` may be called during work; its results are dropped."""
 
     def __init__(self, num_threads: int, timeout_s: float) -> None:
-        """timeout_s: from the call of `run` to the result."""
+        """timeout_s: most seconds from the call of `run` to the result."""
         self._timeout_s = timeout_s
         self._max_left = LEFT_PER_THREAD * num_threads
         self._num_left = 0

@@ -44,8 +44,8 @@ TextEnding = Literal["stop", "length", "content_filter", "repetition"]
 
 class SampleDelta(msgspec.Struct, gc=False):
     """One sample's growth by one update. logprobs: one per token, if asked. finish_reason,
-    stop_reason (a stop string or token id): with the last delta only. parts: of a parsed answer,
-    which has no text beside them."""
+    stop_reason (a stop string or token id): only set in the last delta. parts: parts of a parsed
+    answer, which has no text beside them."""
 
     index: int
     text: str
@@ -68,8 +68,8 @@ class _Sample:
 class Generation:
     """A prompt in the engine, opened and closed by `GenerationService.open`; call `run` once.
 
-    num_tokens: of all samples so far. num_cached_tokens: of the prompt. prompt_logprobs: by
-    position, if asked; complete when the first token arrives.
+    num_tokens: tokens of all samples so far. num_cached_tokens: cached tokens of the prompt.
+    prompt_logprobs: one per position, if asked; complete when the first token arrives.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Generation:
         has_grammar: bool = False,
         grammar_field: str | None = None,
     ) -> None:
-        """beams: rules of a beam search, whose samples come at its end. form: of parsed answers.
-        has_grammar: the engine must compile a grammar first. grammar_field: the request's field
-        with that grammar."""
+        """beams: rules of a beam search, whose samples come at its end. form: form of parsed
+        answers. has_grammar: the engine must compile a grammar first. grammar_field: the request's
+        field with that grammar."""
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
@@ -374,8 +374,8 @@ class GenerationService:
         grammar_field: str | None = None,
     ) -> AsyncGenerator[Generation]:
         """Render and add one prompt; on leaving, abort what is unfinished. limit_field: the
-        request's field that bounds the answer; None if a default does. form: of parsed answers.
-        grammar_field: the request's field with the grammar.
+        request's field that bounds the answer; None if a default does. form: form of parsed
+        answers. grammar_field: the request's field with the grammar.
 
         Raises RefusedError if too much waits or the prompt does not fit, RequestError if it cannot
         be served as asked, and EngineUnavailableError.

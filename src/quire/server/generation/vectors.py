@@ -24,8 +24,8 @@ __all__ = ["PooledPrompt", "VectorService"]
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """vector: float32 [E]. num_tokens: of the prompt. num_cached: tokens of these that were not
-    computed."""
+    """vector: float32 [E]. num_tokens: tokens of the prompt. num_cached: number of them taken from
+    the cache."""
 
     vector: FloatArray
     num_tokens: int

@@ -24,9 +24,9 @@ PATIENT_S = 30 * 86_400.0
 
 
 class Party:
-    """The prompts of one HTTP request, which are admitted together. num_together: most of them that
-    wait at once. is_in: one of them was admitted; the others follow. is_spare: they run on capacity
-    that others leave, and wait for it."""
+    """The prompts of one HTTP request, which are admitted together. num_together: most prompts that
+    wait at once. is_in: one prompt was admitted; the others follow. is_spare: the prompts run on
+    capacity that others leave, and wait for it."""
 
     __slots__ = ("is_in", "is_spare", "num_requests", "num_together", "num_tokens")
 
@@ -76,7 +76,8 @@ class Place:
         return room.silent_s - self._silent_before_s
 
     def total_s(self, limit_s: float) -> float:
-        """Seconds from arrival within which its last token must come. limit_s: of the server."""
+        """Return the seconds from arrival within which its last token must come. limit_s: limit of
+        the server."""
         return limit_s
 
     def start(self) -> None:

@@ -48,7 +48,7 @@ class BytesInFlight:
 
 
 class BodyReader:
-    """Reads bodies for all connections. in_flight: what it holds of them; WebSockets add to it."""
+    """Reads bodies for all connections. in_flight: count of their bytes; WebSockets add to it."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -62,7 +62,7 @@ class BodyReader:
 
     async def read_upload(self, request: Request, take: Callable[[bytes], None]) -> None:
         """Give the body of a form with a file to `take`, which a thread calls for each piece of it,
-        one after the other. Errors as of `read`, but for the media type."""
+        one after the other. Raises the errors of `read`, except for the media type."""
         limit = self._limits.max_file_bytes
         rest = await self._read(request, limit, "max_file_bytes", take)
         await asyncio.to_thread(take, rest)

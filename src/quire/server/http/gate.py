@@ -36,8 +36,8 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 @dataclass(frozen=True, slots=True)
 class InternalCaller:
-    """Identity of the server's own requests. tenant, weight: as of the key. is_spare: whether they
-    run on spare capacity."""
+    """Identity of the server's own requests. tenant, weight: name and weight of a key. is_spare:
+    whether they run on spare capacity."""
 
     tenant: str
     weight: float
@@ -78,7 +78,7 @@ class Gate:
     def __init__(
         self, app: ASGIApp, settings: ServerSettings, open_paths: Iterable[str] = ()
     ) -> None:
-        """open_paths: those that need no key."""
+        """open_paths: paths that need no key."""
         self._app = app
         self._limits = settings.limits
         self._keys = ApiKeys(settings.api_key)

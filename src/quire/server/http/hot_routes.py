@@ -20,7 +20,7 @@ class _HasPath(Protocol):
 
 
 class _Endpoint(Protocol):
-    """route: as the scope of a request holds it."""
+    """route: object in the scope of a request."""
 
     @property
     def route(self) -> _HasPath: ...

@@ -20,7 +20,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 @dataclass(slots=True)
 class FormPart:
-    """One field. filename: None if it is no file. data: what has come and was not taken."""
+    """One field. filename: None if it is no file. data: bytes that have come and were not taken."""
 
     filename: str | None
     data: bytearray = field(default_factory=bytearray)
@@ -40,11 +40,11 @@ class FormPart:
 class FormReader:
     """Takes the body of a form piece by piece. parts: fields by name, the last one not whole yet.
 
-    All methods raise RefusedError if it is no such form.
+    All methods raise RefusedError if the body is no such form.
     """
 
     def __init__(self, content_type: str, large: str) -> None:
-        """large: name of the field that may be long; its data are to be taken as they come."""
+        """large: name of the field that may be long; take its data as they come."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind != "multipart/form-data":
             raise RefusedError(

@@ -46,7 +46,8 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
 
 class _OfRequest:
-    """The transport as a request sees it. is_closing, close: of the connection, in its place."""
+    """The transport as a request sees it. is_closing, close: methods of the connection that replace
+    its own."""
 
     __slots__ = ("close", "is_closing", "write")
 

@@ -80,7 +80,7 @@ class FrameReader:
     """Reads what a client sends, in pieces of any size. FrameError where it is wrong."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of one message."""
+        """max_bytes: bound of one message."""
         self._max_bytes = max_bytes
         self._held = bytearray()
         self._message = bytearray()
@@ -157,8 +157,9 @@ class WebSocket:
         limits: Limits,
         on_accept: Callable[[WebSocket], None],
     ) -> None:
-        """cycle: of the request. key: as `offered_key` has it. limits: a message is bounded as a
-        body is. on_accept: bytes of the client go to `data_received` from then on."""
+        """cycle: cycle of the request. key: result of `offered_key`. limits: bounds of bodies,
+        which hold for messages too. on_accept: called before the client's bytes go to
+        `data_received`."""
         self._cycle = cycle
         self._key = key
         self._reader = FrameReader(limits.max_body_bytes)

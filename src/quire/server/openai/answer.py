@@ -110,8 +110,8 @@ class ChunkWriter:
         has_ids: bool = False,
         usage_in_each: bool = False,
     ) -> None:
-        """logprobs: one writer per sample, if asked. first_index: of the choices. echo: text before
-        each sample. has_ids: token ids are shown."""
+        """logprobs: one writer per sample, if asked. first_index: index of the first choice. echo:
+        text before each sample. has_ids: token ids are shown."""
         n, start = generation.params.n, head.event_start()
         starts = [start + b'{"index":%d,' % (first_index + i) for i in range(n)]
         self._openings = [each + shape.opening for each in starts]
@@ -177,7 +177,7 @@ class ChunkWriter:
 
 @dataclass(slots=True)
 class WholeSample:
-    """A finished sample. parts: of a parsed one, which has no text."""
+    """A finished sample. parts: parts of a parsed answer, which has no text."""
 
     texts: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])

@@ -69,7 +69,7 @@ class ChatCompletion(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """The answer to one request, whole or streamed. form: of parsed answers."""
+    """The answer to one request, whole or streamed. form: form of parsed answers."""
 
     job: Job
     body: ChatRequest

@@ -47,10 +47,10 @@ def tenant_salt(tenant: str, cache_salt: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """tenant: separates the cached prefixes of different API keys. weight: of the key, for the
-    policy `fair`. always_usage: streams report their usage even if not asked. party,
-    logprobs_budget: of all prompts of the request. adapter: named by the request. is_spare: the
-    request runs on spare capacity. session: the conversation that the request continues, if the
+    """tenant: separates the cached prefixes of different API keys. weight: weight of the key, for
+    the policy `fair`. always_usage: streams report their usage even if not asked. party,
+    logprobs_budget: shared by all prompts of the request. adapter: name in the request. is_spare:
+    the request runs on spare capacity. session: the conversation that the request continues, if the
     server keeps it."""
 
     ready: Ready
@@ -94,7 +94,7 @@ class Job:
         return self.ready.model.front.renderer
 
     async def render_chat(self, body: ChatRequest, form: AnswerForm | None) -> RenderedPrompt:
-        """Render the prompt of a chat. form: of parsed answers."""
+        """Render the prompt of a chat. form: form of parsed answers."""
         prompts, ready, renderer = self.prompts, self.ready, self.renderer
         max_model_len, dialect = ready.capacity.max_model_len, ready.model.dialect
         tools_text = "" if form is None else form.tools_text

@@ -159,8 +159,8 @@ class LogprobsWriter:
     async def prompt_by_turns(
         self, entries: Sequence[TokenLogprobs | None]
     ) -> list[dict[str, dict[str, object]] | None]:
-        """Return the field `prompt_logprobs`: by token id, in vLLM's form, as JSON for its place.
-        See `encoded_by_turns`. Errors as in `chat`."""
+        """Return the field `prompt_logprobs`, indexed by token id in vLLM's form, as JSON for its
+        place. See `encoded_by_turns`. Raises the errors of `chat`."""
         self._charge(len(entries))
         return await encoded_by_turns(
             None if entry is None else self._by_id(entry) for entry in entries

@@ -25,7 +25,7 @@ __all__ = ["GeneratedTokens", "TokensAnswer", "sampling_of"]
 
 
 class TokensChoice(msgspec.Struct):
-    """token_ids: of the answer, or of one piece of it. logprobs: in the form of chats."""
+    """token_ids: ids of the answer, or of one piece. logprobs: object in the form of chats."""
 
     index: int
     token_ids: list[int]
@@ -35,7 +35,7 @@ class TokensChoice(msgspec.Struct):
 
 
 class GeneratedTokens(msgspec.Struct):
-    """An answer, or one piece of it. prompt_logprobs: in the form of completions, if asked."""
+    """An answer, or one piece of it. prompt_logprobs: list in the form of completions, if asked."""
 
     request_id: str
     choices: list[TokensChoice]

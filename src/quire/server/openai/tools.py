@@ -27,8 +27,8 @@ _CHOICE = (
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:
-    """tools: those that the answer may call; the prompt shows all of the request's. parallel: there
-    may be several calls."""
+    """tools: tools that the answer may call; the prompt shows all tools of the request. parallel:
+    allow several calls."""
 
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = "none"
@@ -36,8 +36,7 @@ class AskedTools:
 
     @property
     def must_call(self) -> bool:
-        """Return True if the answer must be a call. Then there is no text that a format could be
-        about."""
+        """Return True if the answer must be a call. Then no format applies to its text."""
         return self.choice not in ("none", "auto")
 
 

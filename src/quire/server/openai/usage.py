@@ -17,8 +17,8 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _CompletionDetails(msgspec.Struct):
-    """reasoning_tokens: of parsed answers. accepted and rejected tokens: of predictions, those that
-    appeared in the outputs and the others."""
+    """reasoning_tokens: tokens of thinking in parsed answers. accepted_prediction_tokens,
+    rejected_prediction_tokens: tokens of predictions that the outputs have, and the rest."""
 
     reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET

@@ -80,7 +80,7 @@ class PoolingList(msgspec.Struct):
 
 
 class ClassData(msgspec.Struct):
-    """label: of the most likely class. probs: of all classes."""
+    """label: name of the most likely class. probs: probabilities of all classes."""
 
     index: int
     label: str
@@ -312,7 +312,7 @@ async def score_list(
     second: str | list[str],
     most: int,
 ) -> ScoreList:
-    """Score pairs of texts: by a cross-encoder, otherwise by the cosine of their vectors. Raises
+    """Score pairs of texts with a cross-encoder, or with the cosine of their vectors. Raises
     RefusedError if the lists' lengths make no pairs."""
     lefts = [first] if isinstance(first, str) else first
     rights = [second] if isinstance(second, str) else second
@@ -340,8 +340,8 @@ async def rerank_results(
     top_n: int | None,
     shows_documents: bool,
 ) -> RerankResults:
-    """Order documents by their scores with the query, best first. most_tokens: of each document
-    that count."""
+    """Order documents by their scores with the query, best first. most_tokens: bound of the tokens
+    read from each document."""
     read = documents
     if most_tokens is not None:
         read = [await job.first_tokens(each, most_tokens) for each in documents]

@@ -44,8 +44,8 @@ async def pin_prefix(
     scheduling: SchedulingParams | None = None,
     is_shared: bool = False,
 ) -> PinnedPrefix:
-    """Compute a prefix and keep it. name: of the pin. If an equal prefix is pinned, that one stays,
-    for the longer of the two times.
+    """Compute a prefix and keep it. name: name of the pin. If an equal prefix is pinned, that one
+    stays, for the longer of the two times.
 
     Raises RequestError if the engine refuses it or it expires at once, EngineError if it was not
     pinned, and EngineUnavailableError.

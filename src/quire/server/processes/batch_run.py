@@ -57,7 +57,7 @@ def run_batch(
     named: settings with the adapters that requests may name. Raises ConfigError if a file is wrong
     or the engine cannot start with these settings, EngineError if the engine ends for good. On
     KeyboardInterrupt the answers so far are kept for the next run, unless the target is a pipe or a
-    device, which gets them all at the end. make_supervisor: as in `host_engine`.
+    device, which gets them all at the end. make_supervisor: see `host_engine`.
     """
     server = replace(named, limits=BATCH_LIMITS, disable_log_stats=True)
     output = check_output("The file of answers", target, [source], beside=BESIDE)

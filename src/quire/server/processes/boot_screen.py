@@ -37,7 +37,7 @@ class BootScreen:
             self._line(f"  {phase.name:<24}{phase.seconds:8.2f} s")
 
     def ready(self, status: EngineStatus, name: str, root: str) -> None:
-        """Write the capacity, and lines to copy. name, root: as in `ServedModel`."""
+        """Write the capacity, and lines to copy. name, root: see `ServedModel`."""
         capacity, url = status.capacity, self._settings.url
         if capacity is None:
             return

@@ -15,8 +15,8 @@ BAD_CONFIG = 2
 
 class FrontLaunch(msgspec.Struct, frozen=True):
     """front: number of this process and of its engine client, never used before. listener: open
-    descriptor of the listening socket. directory: of the engine core. engine: `EngineSettings`, by
-    name. heartbeat_s: seconds between heartbeats."""
+    descriptor of the listening socket. directory: directory of the engine core. engine: values of
+    `EngineSettings` by name. heartbeat_s: seconds between heartbeats."""
 
     front: int
     listener: int

@@ -47,9 +47,9 @@ class Fronts:
         on_listening: Callable[[socket.socket], None] = lambda _: None,
         hang_limit_s: float = 30.0,
     ) -> None:
-        """directory: of the engine core. listeners: one for each process. on_listening: called when
-        a process takes connections from its listener. hang_limit_s: a process whose event loop does
-        not turn for this long is replaced."""
+        """directory: directory of the engine core. listeners: one for each process. on_listening:
+        called when a process takes connections from its listener. hang_limit_s: time after which a
+        process with a stuck event loop is replaced."""
         self.board = FrontBoard(directory)
         self._directory = directory
         self._listeners = listeners

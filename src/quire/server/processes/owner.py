@@ -51,8 +51,8 @@ class Owner:
         signals: StopSignals,
         make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
     ) -> None:
-        """make_supervisor: as in `host_engine`. Raises ConfigError if a file of `pin_prefix` is
-        bad, or for replicas, which only a single front can serve. The owner pins prefixes, since it
+        """make_supervisor: see `host_engine`. Raises ConfigError if a file of `pin_prefix` is bad,
+        or for replicas, which only a single front can serve. The owner pins prefixes, since it
         outlives its fronts."""
         if engine.data_parallel_size > 1:
             raise ConfigError(

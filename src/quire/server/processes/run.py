@@ -38,7 +38,7 @@ def run_server(
     The first signal refuses new requests and gives open ones `shutdown_timeout` seconds to end; a
     second one ends at once. Raises ConfigError if the port is taken, a file of `pin_prefix` cannot
     be read or pinned, or the engine cannot start with these settings; EngineError if the engine or
-    the HTTP server ends for good without a signal. make_supervisor: as in `host_engine`.
+    the HTTP server ends for good without a signal. make_supervisor: see `host_engine`.
     """
     log_to_stderr(server.log_level)
     if server.key_warning is not None:

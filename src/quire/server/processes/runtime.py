@@ -22,7 +22,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def log_to_stderr(level: str = "info") -> None:
-    """The line format that users of such servers know. level: as in `ServerSettings`."""
+    """Log to stderr, in the usual line format of such servers. level: see `ServerSettings`."""
     logging.basicConfig(
         level=level.upper(),
         format="%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",

@@ -42,7 +42,7 @@ class SoleFront:
         signals: StopSignals,
         make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
     ) -> None:
-        """make_supervisor: as in `host_engine`. Raises ConfigError if a file of `pin_prefix` is
+        """make_supervisor: see `host_engine`. Raises ConfigError if a file of `pin_prefix` is
         bad."""
         self._make_supervisor = make_supervisor
         self._prefixes = read_prefix_files(server.pin_prefix)

@@ -1,4 +1,4 @@
-"""The end of a server: by signals, or because a part of it ended."""
+"""The end of a server, by signals or because a part of it ended."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ PROBES = frozenset({"/livez", "/health", "/readyz"})
 
 
 class ShortStatus(msgspec.Struct, frozen=True):
-    """status: value of an `EngineState`. phase, seconds: of the start, while it goes on."""
+    """status: value of an `EngineState`. phase, seconds: phase of the start and its duration, while
+    it goes on."""
 
     status: str
     phase: str | None = None

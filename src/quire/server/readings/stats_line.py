@@ -32,7 +32,7 @@ class StatsLine:
         self._was_idle = True
 
     def tick(self, stats: EngineStats, metrics: ServerMetrics, device: str) -> None:
-        """Call it more often than lines are due. device: of the KV cache, empty if unknown."""
+        """Call it more often than lines are due. device: device of the KV cache, if known."""
         now = _Reading(self._clock(), metrics.prompt_tokens, metrics.generation_tokens)
         seconds = now.time - self._last.time
         if seconds < self._interval_s:

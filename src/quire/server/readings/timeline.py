@@ -19,16 +19,16 @@ class Timeline:
     """Times in seconds since arrival; None for events that have not happened.
 
     rendered: the prompt was tokenized. queued: it was sent to the engine. scheduled: its first step
-    was planned. first_token, finished: of the answer. chunk_times, chunk_sizes: times at which the
-    engine gave tokens, and their numbers. A request of several prompts has the times of the first
-    prompt to get there, and chunks of all. tenant: name of the caller's key, as in `Gate`; not
-    shown.
+    was planned. first_token, finished: the answer began and ended. chunk_times, chunk_sizes: times
+    at which the engine gave tokens, and their numbers. A request of several prompts has the times
+    of the first prompt to get there, and chunks of all. tenant: name of the caller's key (see
+    `Gate`); not shown.
 
-    num_history_tokens: of the conversation that the request continues. num_kept_tokens: the first
-    of these, which the prompt has unchanged; the rest was tokenized again. num_dropped_turns: turns
-    that had no room. dropped_keywords: paths in the request's schemas that are not enforced.
-    removed_lines: of the system prompt. ignored: fields and tools that had no effect. Each is shown
-    if it is not empty.
+    num_history_tokens: tokens of the conversation that the request continues. num_kept_tokens:
+    number of the first ones that the prompt has unchanged; the rest was tokenized again.
+    num_dropped_turns: number of turns that had no room. dropped_keywords: paths in the request's
+    schemas that are not enforced. removed_lines: lines removed from the system prompt. ignored:
+    fields and tools that had no effect. Each is shown if it is not empty.
     """
 
     request_id: str

@@ -210,7 +210,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class AdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/load_lora_adapter and /v1/unload_lora_adapter.
 
-    lora_path: in the folder for adapters; default is the name. load_inplace: replace another
+    lora_path: path in the folder for adapters; default is the name. load_inplace: replace another
     adapter of this name. lora_int_id is accepted and has no effect.
     """
 

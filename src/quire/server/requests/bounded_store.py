@@ -35,9 +35,9 @@ class BoundedStore:
         max_bytes: int,
         columns: str = "id",
     ) -> None:
-        """path: of the file that several fronts share; None for memory. order: in which rows make
-        room, as SQL terms; `{has_less}` is true of rows of any caller but the one with the most.
-        columns: of these rows, which `_make_room` returns."""
+        """path: file that several fronts share; None for memory. order: SQL terms that sort the
+        rows, the first to make room first; `{has_less}` is true for rows of any caller but the one
+        with the most. columns: columns of deleted rows that `_make_room` returns."""
         self._clock = clock
         self._database = open_database(path, schema, is_lasting=False)
         self._table, self._order, self._columns = table, order, columns

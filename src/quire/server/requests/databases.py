@@ -24,9 +24,9 @@ def private(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
 
 
 def open_database(path: Path | None, schema: str, *, is_lasting: bool) -> sqlite3.Connection:
-    """Open a database, and create missing tables. path: of the file that fronts share; None for
-    memory. is_lasting: it must survive a crash of the machine. Raises sqlite3.Error if the file is
-    no database.
+    """Open a database, and create missing tables. path: file that fronts share; None for memory.
+    is_lasting: it must survive a crash of the machine. Raises sqlite3.Error if the file is no
+    database.
 
     Fronts that start together write to a new file at once. SQLite does not wait for a change of the
     journal's mode, so this is tried again.

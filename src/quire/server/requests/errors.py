@@ -169,8 +169,8 @@ class MessagesErrorResponse(msgspec.Struct):
 
 
 class ErrorReply(msgspec.Struct):
-    """One error in its wire form: as a response of its own, or as an event in a stream. request_id:
-    for the shape of the Messages API, which names the request; may be empty."""
+    """One error in its wire form, a response of its own or an event in a stream. request_id: id for
+    the shape of the Messages API, which names the request; may be empty."""
 
     status: int
     message: str
@@ -219,10 +219,10 @@ def is_messages_path(path: str) -> bool:
 
 
 def error_reply(error: BaseException, scope: Mapping[str, Any]) -> ErrorReply:
-    """Return the reply to any exception; all routes and streams use it. scope: of the request,
-    whose path decides the shape.
+    """Return the reply to any exception; all routes and streams use it. scope: scope of the
+    request, whose path decides the shape.
 
-    The words of an exception that quire did not raise on purpose stay in the log.
+    The message of an exception that quire did not raise on purpose stays in the log.
     """
     request_id: str = scope.get("state", {}).get("request_id", "")
     path = scope.get("path", "")

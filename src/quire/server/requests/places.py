@@ -22,7 +22,8 @@ def fields_of(value: object, place: str) -> Fields:
 
 
 def string_of(fields: Fields, name: str, place: str) -> str:
-    """Return the text of a field. Raises RefusedError for anything else. place: of the object."""
+    """Return the text of a field. Raises RefusedError for anything else. place: path of the object,
+    such as `tools[0]`."""
     value: object = fields.get(name)
     if not isinstance(value, str):
         raise refused(f"{place}.{name}", value, "Send a string.")

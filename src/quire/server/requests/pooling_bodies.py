@@ -13,7 +13,7 @@ __all__ = [
 
 
 class Pooled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that all of them have. pooling: which hidden states count, if not those that the
+    """Fields that all of them have. pooling: hidden states that count; None for those that the
     model's files name."""
 
     model: str | None = None

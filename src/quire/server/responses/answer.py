@@ -107,8 +107,8 @@ class InputTokens(msgspec.Struct):
 
 @dataclass(slots=True)
 class ResponsesAnswer:
-    """The answer to one request. items: of the request itself, with ids. store: None if the answer
-    is not kept. previous: token ids of the conversation so far, if known."""
+    """The answer to one request. items: items of the request itself, with ids. store: None if the
+    answer is not kept. previous: token ids of the conversation so far, if known."""
 
     job: Job
     body: ResponsesRequest

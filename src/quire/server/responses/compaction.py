@@ -56,8 +56,8 @@ def summary_request(body: CompactRequest) -> ResponsesRequest:
 
 
 def compacted(response: Response, usage: ResponseUsage, items: list[Fields]) -> Compaction:
-    """Make the answer from the response to `summary_request`. items: of the whole conversation,
-    with ids. Raises RefusedError if there is no usable summary."""
+    """Make the answer from the response to `summary_request`. items: items of the whole
+    conversation, with ids. Raises RefusedError if there is no usable summary."""
     parts = [
         part["text"]
         for item in response.output

@@ -55,8 +55,8 @@ def chat_messages(
     instructions: str | None, items: Iterable[Fields], tools: GivenTools
 ) -> list[Fields]:
     """Return a conversation as messages. Items of one answer become one message of the assistant.
-    tools: of the request, for the names of earlier calls. RefusedError names an item that cannot be
-    read."""
+    tools: tools of the request, for the names of earlier calls. RefusedError names an item that
+    cannot be read."""
     messages: list[Fields] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})

@@ -34,7 +34,7 @@ class ItemReader:
     """
 
     def __init__(self, name: str, tools: GivenTools, *, seals: bool) -> None:
-        """name: of the answer; ids of items contain it. seals: reasoning is also given in its
+        """name: name of the answer; ids of items contain it. seals: reasoning is also given in its
         opaque form."""
         self.items: list[Fields] = []
         self._name = name
@@ -48,8 +48,8 @@ class ItemReader:
         """Log-probabilities of tokens whose text has not come yet."""
 
     def take(self, parts: Sequence[Part], logprobs: Sequence[Any] = ()) -> Iterator[Event]:
-        """Yield the events of the next parts. logprobs: of their tokens, if these are only text.
-        Without parts they are kept for the text that follows."""
+        """Yield the events of the next parts. logprobs: values of their tokens, if these are only
+        text. Without parts, logprobs are kept for the text that follows."""
         if not parts and self._expects_text:
             self._held += logprobs
         for part in parts:

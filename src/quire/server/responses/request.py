@@ -35,8 +35,8 @@ class ReadRequest:
 
 
 def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields]) -> ReadRequest:
-    """Return a request as a chat. items: of the whole conversation. RefusedError names the field at
-    fault."""
+    """Return a request as a chat. items: items of the whole conversation. RefusedError names the
+    field at fault."""
     _check_absent(body)
     tools = given_tools(body.tools)
     chat = ChatRequest(

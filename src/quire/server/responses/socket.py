@@ -53,13 +53,13 @@ class LocalResponses:
     """The last response of one connection, if it is kept nowhere else."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of a conversation; a longer one is not kept."""
+        """max_bytes: bound of a conversation; a longer one is not kept."""
         self._max_bytes = max_bytes
         self._items: list[Fields] = []
         self._last: StoredResponse | None = None
 
     def keep(self, response: StoredResponse, items: list[Fields]) -> None:
-        """Keep a response in place of the one before it. items: of the conversation up to its
+        """Keep a response in place of the one before it. items: items of the conversation up to its
         output."""
         kept = [*items, *response.body["output"]]
         is_short = len(msgspec.json.encode(kept)) <= self._max_bytes
@@ -81,7 +81,7 @@ class LocalStore:
     """A `KeepsResponses` for one response, of which nothing else is stored."""
 
     def __init__(self, local: LocalResponses, items: list[Fields]) -> None:
-        """items: of the conversation up to its output."""
+        """items: items of the conversation up to its output."""
         self._local = local
         self._items = items
 
@@ -101,7 +101,7 @@ class SocketResponse(Response):
     def __init__(
         self, app: ASGIApp, socket: WebSocket, limits: Limits, in_flight: BytesInFlight
     ) -> None:
-        """app: that answers requests. in_flight: counts what is held of messages."""
+        """app: answers requests. in_flight: counts the bytes held of messages."""
         super().__init__()
         self._app = app
         self._socket = socket
@@ -197,7 +197,7 @@ class SocketResponse(Response):
 
 
 class _Turn:
-    """Answer to one message: its events go to the socket. body: of the request. has_failed:
+    """Answer to one message: its events go to the socket. body: body of the request. has_failed:
     it ended without a response, or with a failed one."""
 
     def __init__(self, socket: WebSocket, body: bytes) -> None:

@@ -43,8 +43,8 @@ _LOST = "The process that made the response has ended. Send the request again."
 
 
 class StoredResponse(msgspec.Struct):
-    """body: the response as it was given. input: the items of its request, with ids. token_ids: of
-    its prompt and output, if known. previous: id of the one before it."""
+    """body: response sent to the client. input: the items of its request, with ids. token_ids: ids
+    of its prompt and output, if known. previous: id of the response before it."""
 
     id: str
     previous: str | None

@@ -34,10 +34,10 @@ _CHOICE = (
 
 @dataclass(slots=True)
 class GivenTools:
-    """functions: in the form of a chat. custom: names of those that take a text, which the model
-    writes as the only argument of a function. namespaces, names: by the name that the model sees;
-    `names` has those that the client gave, where these differ. skipped: types of tools that only
-    another service could run."""
+    """functions: all tools in the form of a chat. custom: names of tools that take a text, which
+    the model writes as the only argument of a function. namespaces, names: mappings from the name
+    that the model sees; `names` has the name that the client gave, where it differs. skipped: types
+    of tools that only another service could run."""
 
     functions: list[Fields] = field(default_factory=list[Fields])
     custom: set[str] = field(default_factory=set[str])
@@ -64,7 +64,7 @@ class GivenTools:
 
 
 class _Named(NamedTuple):
-    """One function or custom tool. place: in the request."""
+    """One function or custom tool. place: its place in the request."""
 
     tool: Fields
     name: str

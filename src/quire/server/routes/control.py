@@ -53,7 +53,7 @@ class CacheReset(msgspec.Struct):
 
 
 class ProfileStart(msgspec.Struct):
-    """directory: for the recording, on the server."""
+    """directory: folder for the recording, on the server."""
 
     directory: str
 

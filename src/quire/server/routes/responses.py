@@ -238,8 +238,8 @@ def _before(
     tenant: str,
     local: LocalResponses | None = None,
 ) -> tuple[list[Fields], StoredResponse | None]:
-    """Return the conversation that a request continues, and its last response. local: of the
-    WebSocket over which it came."""
+    """Return the conversation that a request continues, and its last response. local: responses of
+    the WebSocket over which it came."""
     if body.previous_response_id is None:
         return [], None
     if body.session_id is not None:
@@ -262,7 +262,7 @@ def _input_items(
     tenant: str,
     local: LocalResponses | None = None,
 ) -> list[Fields]:
-    """Return the input, with items of earlier answers in place of references. local: as in
+    """Return the input, with items of earlier answers in place of references. local: see
     `_before`."""
 
     def answers(response_id: str) -> tuple[list[Fields], int]:

@@ -1,4 +1,4 @@
-"""Routes as rows of a table: what each takes, gives and needs, and who may call it."""
+"""Routes as rows of a table, with their inputs, outputs, needs and callers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Needs(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parameter of a query. schema: in the form of JSON schema, with its default."""
+    """A parameter of a query. schema: JSON schema, with the default."""
 
     name: str
     schema: Mapping[str, Any]
@@ -121,7 +121,7 @@ class Route(Generic[Body, Made]):
     handler: a function, with the name and the words that the schema shows. It returns an object to
     send as JSON, a text, or a response of its own. body: decoded from JSON. answer: None for an
     object without fixed fields. media: type of the answer; `streams` if it can also be events.
-    statuses: those that have the answer. refuses: statuses of errors beside those that follow from
+    statuses: statuses with the answer. refuses: statuses of errors beside those that follow from
     the other fields. form: schema of a body that is a form, which the handler reads. is_listed:
     True if the schema has it.
     """

@@ -47,7 +47,7 @@ GROUPS: tuple[tuple[str, tuple[Route[Any, Any], ...]], ...] = (
 
 
 class RouteTable:
-    """The routes of one server. opened: those that it serves. closed: those that a setting would
+    """The routes of one server. opened: routes that it serves. closed: routes that a setting would
     open."""
 
     def __init__(self, settings: ServerSettings) -> None:

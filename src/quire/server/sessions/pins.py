@@ -29,8 +29,8 @@ _SLACK_S = 1.0
 
 
 class _Settling:
-    """Settlings of one conversation follow each other. settled: what the last one found in the
-    store and the engine holds now; None if that is not known. It lasts while others wait."""
+    """Settlings of one conversation follow each other. settled: state that the last one found in
+    the store and the engine holds now; None if unknown. It lasts while others wait."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -58,7 +58,7 @@ class SessionPins:
 
     def follow(self, session: Session, tenant: str, weight: float) -> None:
         """Settle, beside the caller, a conversation after a kept turn, and the pinned ones that
-        made room for it. weight: of the caller's key."""
+        made room for it. weight: weight of the caller's key."""
         changed = [(session.id, tenant)] if session.is_pinned else []
         for session_id, owner in (*changed, *self._store.take_evicted()):
             self._start(session_id, owner, weight)

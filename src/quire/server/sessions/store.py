@@ -27,9 +27,9 @@ CREATE TABLE IF NOT EXISTS sessions (
 
 
 class Session(msgspec.Struct):
-    """A conversation up to its last answer. messages: in the form of chats. token_ids: of its
-    prompt and the answer. salt: of its cached prefixes. version: number of its turns. ttl_s:
-    seconds for which it is kept without use."""
+    """A conversation up to its last answer. messages: all messages, in the form of chats.
+    token_ids: ids of its prompt and the answer. salt: salt of its cached prefixes. version: number
+    of its turns. ttl_s: seconds for which it is kept without use."""
 
     id: str
     salt: str = ""

@@ -33,7 +33,7 @@ class SessionTurn:
         weight: float,
         salt: str,
     ) -> None:
-        """weight: of the caller's key. salt: of the request's cached prefixes."""
+        """weight: weight of the caller's key. salt: salt of the request's cached prefixes."""
         self._store = store
         self._pins = pins
         self._tenant = tenant

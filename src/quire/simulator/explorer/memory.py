@@ -18,10 +18,10 @@ KV_BITS = (32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class MemoryQuestion:
-    """weight_bits, kv_bits: of an element; weight_bits of 0 stands for what `weights` says.
-    context: tokens that a request may have. tokens: that it has in the mean. batch: requests at a
-    time. device_bytes: of the memory. weights: bytes that are known of the model, None if none are.
-    device: which memory it is, for people."""
+    """weight_bits, kv_bits: bits per element; with 0 weight_bits, `weights` counts. context: tokens
+    that a request may have. tokens: tokens of a request on average. batch: requests at a time.
+    device_bytes: size of the memory. weights: known bytes of the model, None if they are not known.
+    device: name of the memory, for people."""
 
     weight_bits: int = 16
     kv_bits: int = 16
@@ -52,10 +52,10 @@ class MemoryQuestion:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """All sizes in bytes. room: for the KV cache, 0 if the weights do not fit. kv_of_batch: with
-    pages. waste_reserved, waste_paged: shares of allocated slots that hold no token. fits_reserved,
-    fits_paged: requests at a time, each with its context reserved, or with its pages.
-    bits_per_weight: in the mean."""
+    """All sizes in bytes. room: space for the KV cache, 0 if the weights do not fit. kv_of_batch:
+    KV of the batch in pages. waste_reserved, waste_paged: shares of allocated slots that hold no
+    token. fits_reserved, fits_paged: requests at a time, each with its context reserved, or with
+    its pages. bits_per_weight: mean over all weights."""
 
     weights: int
     kv_per_token: int

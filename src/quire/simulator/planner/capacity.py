@@ -89,8 +89,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """options: fewest devices first. loads: of the first option, by rate. breaks: what gives way
-    when the traffic doubles. unfit: why devices were left out, by name and degree."""
+    """options: fewest devices first. loads: loads of the first option, by rate. breaks: description
+    of what gives way when the traffic doubles. unfit: reasons why devices were left out, by name
+    and degree."""
 
     requests: int
     rate: float
@@ -125,8 +126,8 @@ def plan_capacity(
     **settings: Any,
 ) -> Capacity:
     """Find the fewest devices of each kind, alone and in groups that share the model. degrees:
-    sizes of these groups. settings: of `SystemShape`, by name. ConfigError if nothing keeps the
-    limits; it says how far each comes."""
+    sizes of these groups. settings: values by name in `SystemShape`. ConfigError if nothing keeps
+    the limits; it says how far each comes."""
     trace = list(trace[:MAX_REQUESTS])
     rate = (len(trace) - 1) / max(trace[-1].arrival_s - trace[0].arrival_s, 1e-9)
     found: list[tuple[Option, Replica]] = []

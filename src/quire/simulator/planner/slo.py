@@ -26,7 +26,7 @@ SHARE = 0.99
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """limits: seconds by metric. share: of the requests that keep all of them."""
+    """limits: seconds by metric. share: share of the requests that must keep all limits."""
 
     limits: Mapping[str, float]
     share: float = SHARE

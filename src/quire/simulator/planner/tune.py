@@ -25,8 +25,8 @@ TRIED_REQUESTS = 500
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """settings: by name. kept, strain: see `SLO`, of these and of the ones before. trials: settings
-    that were simulated."""
+    """settings: values by name. kept, strain: see `SLO`; strain_before: strain of the settings
+    before. trials: number of settings that were simulated."""
 
     settings: dict[str, Any]
     kept: float
@@ -59,7 +59,7 @@ def tune(
     option: Option,
 ) -> Tuned:
     """Try settings on the devices of an option, and return those with the most room below the
-    limits; of equal ones the first. settings: of `SystemShape`, by name, to begin with."""
+    limits; of equal ones the first. settings: values by name in `SystemShape`, to begin with."""
     shape = SystemShape(num_kv_blocks=option.num_kv_blocks, **settings)
     trace = list(trace[: TRIED_REQUESTS * option.replicas])
 

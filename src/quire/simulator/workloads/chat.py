@@ -46,7 +46,7 @@ def draw_chat_prompts(
 
 def draw_chat(*, rate: float, seconds: float, seed: int, max_model_len: int) -> list[TraceRequest]:
     """Draw conversations whose turns follow each other, so that a turn finds the one before it in
-    the cache. rate: of turns. A conversation ends before it exceeds the context."""
+    the cache. rate: turns per second. A conversation ends before it exceeds the context."""
     rng = np.random.default_rng([seed, 5])
     questions, answers = DATASETS["sharegpt"]
     found: list[TraceRequest] = []

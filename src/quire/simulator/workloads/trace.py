@@ -41,8 +41,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """output_tokens: of each sequence. pieces: with which the prompt begins; the rest is its own.
-    n: sequences. is_search: they are the beams of a search."""
+    """output_tokens: tokens of each sequence. pieces: pieces at the beginning of the prompt; the
+    rest is its own. n: sequences. is_search: whether they are the beams of a search."""
 
     arrival_s: float
     prompt_tokens: int

@@ -85,8 +85,8 @@ class PackedIntegers(Scheme):
 
 @dataclass(frozen=True, slots=True)
 class PlainIntegers(Scheme):
-    """int-quantized of compressed-tensors: a byte for each number, of which 4 bits may be used.
-    group_size, symmetric, by_token: as in `PackedIntegers`."""
+    """int-quantized of compressed-tensors: a byte for each number, even for one of 4 bits.
+    group_size, symmetric, by_token: see `PackedIntegers`."""
 
     bits: int
     group_size: int
@@ -130,7 +130,7 @@ def _read_shape(parts: Parts) -> tuple[int, int]:
 def compressed_kernels(
     scheme: PackedIntegers | PlainIntegers, inputs: int, integers: str | None
 ) -> tuple[str, ...]:
-    """Return the formats of a matrix, the best first. integers: that of `linear_int4`, if it has
+    """Return the formats of a matrix, the best first. integers: format of `linear_int4`, if it has
     these weights.
 
     One scale of activations per token adds some 0.04 nats (KL) where scales of 32 inputs add 0.004,
@@ -193,7 +193,7 @@ def _is_by_token(activations: RawConfig | None) -> bool:
 
 
 def _compressed_scheme(weights: RawConfig, layout: str, *, by_token: bool) -> Scheme:
-    """Return the scheme of a group of config_groups. layout: its `format`. by_token: as of
+    """Return the scheme of a group of config_groups. layout: its `format`. by_token: see
     `PackedIntegers`."""
     bits, kind = weights.read(int, "num_bits", default=8), weights.read(str, "type", default="int")
     symmetric = weights.read(bool, "symmetric", default=True)

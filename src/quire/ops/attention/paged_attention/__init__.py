@@ -9,14 +9,14 @@ q: [T, H, Dk], any token stride, heads and dims contiguous. k_cache: [B, S, K, D
 K, Dv], one dtype; H is a multiple of K and query head h reads kv head h // (H / K). The kernels in
 C++ and Triton take caches of one width D = Dk = Dv and one set of strides, tokens contiguous; the
 reference takes any, also a v_cache that is a part of k_cache.
-k_scale, v_scale: of an int8 cache, float32 [B, S, K] (`ops.kv.rope_and_write_kv`): its numbers are
-element · scale. key_bias, value_bias: of an int8 cache, what it lacks: a `KeyBias` of K, float32
-[K, Dv] of V; both are added to what is read. block_table: int32 [R, M]; entry i of row r is the
-block of its tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries
+k_scale, v_scale: scales of an int8 cache, float32 [B, S, K] (`ops.kv.rope_and_write_kv`): its
+numbers are element · scale. key_bias, value_bias: biases that an int8 cache lacks: a `KeyBias` of
+K, float32 [K, Dv] of V; both are added to what is read. block_table: int32 [R, M]; entry i of row r
+is the block of its tokens i·S … (i+1)·S - 1. query_start_loc: int32 [R + 1]; row r owns queries
 query_start_loc[r] … query_start_loc[r+1] - 1, which are the last ones of its seq_lens[r] tokens
-(int32 [R]). A row without queries may have any length. max_query_len: what the host knows of the
-rows' queries without asking the device; 1 promises that no row has more, and then nothing is read
-on the host.
+(int32 [R]). A row without queries may have any length. max_query_len: most queries of a row, as far
+as the host knows without asking the device; 1 promises that no row has more, and then nothing is
+read on the host.
 
 A query at position p sees the keys max(0, p - window + 1) … last_key, and nothing else is read:
 memory beyond may hold NaN. window: counts back from the query, itself included; None: without end.

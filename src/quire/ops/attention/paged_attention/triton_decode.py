@@ -167,9 +167,9 @@ def _decode_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """keys: of a tile. stages: of Triton's pipeline; a table entry is loaded two stages before the
-    page it points to, and that two before its use: 3 keep one tile in flight, 5 two. programs: per
-    multiprocessor."""
+    """keys: keys of a tile. stages: stages of Triton's pipeline. A table entry is loaded two stages
+    before the page it points to, and the page two before its use: 3 keep one tile in flight, 5 two.
+    programs: programs per multiprocessor."""
 
     keys: int
     warps: int

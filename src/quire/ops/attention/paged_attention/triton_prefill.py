@@ -66,7 +66,7 @@ def _attend_range(
     PADDED: tl.constexpr,
 ):
     """Return acc, largest and total after the keys `begin` to `end` - 1; begin is a multiple of
-    KEYS. position, slope: of each query, [queries]."""
+    KEYS. position, slope: one for each query, [queries]."""
     dim = tl.arange(0, DIM)
     for at in range(begin, end, KEYS):
         key = at + tl.arange(0, KEYS)
@@ -246,8 +246,8 @@ def _prefill_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PromptTile:
-    """queries: rows of a tile; a row is a query of one head. keys: of a tile. stages: of Triton's
-    pipeline."""
+    """queries: rows of a tile; a row is a query of one head. keys: keys of a tile. stages: stages
+    of Triton's pipeline."""
 
     queries: int
     keys: int

@@ -90,9 +90,9 @@ def add_tile(
     """Return acc [queries, dims], largest and total [queries] after the keys of one tile.
 
     visible: [queries, keys], only if MASKED. distance: position of the query minus that of the key,
-    [queries or 1, keys], and slope: [queries], log2(e) included, only if ALIBI. scale, soft_cap: of
-    `score_factors`. HIDES: some query may see less of the tile than another one, so a V that is not
-    finite must not reach it as 0 · inf.
+    [queries or 1, keys], and slope: [queries], log2(e) included, only if ALIBI. scale, soft_cap:
+    from `score_factors`. HIDES: some query may see less of the tile than another one, so a V that
+    is not finite must not reach it as 0 · inf.
     """
     scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision="ieee") * scale
     if QUANTIZED:

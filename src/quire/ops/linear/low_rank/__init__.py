@@ -4,8 +4,8 @@ arXiv:2106.09685, equation 3).
 `low_rank(y, x, slots, tables, of_all_ranks=None)` adds s B (A x) to the rows of y in place. y: [T,
 O]; x: [T, I], both of the tables' dtype. slots: int64 [T], 0 for a row that keeps its bits,
 otherwise 1 + the index of its adapter. tables: `LowRankTables`. Sums, with the value in y, are in
-float32 and rounded once; a row's result depends on no other row. of_all_ranks: where ranks share
-the inputs, makes the sum A x float32 [T, P · R] from this rank's part; numbers beyond an adapter's
+float32 and rounded once; a row's result depends on no other row. of_all_ranks: makes the sum A x
+float32 [T, P · R] from this rank's part, if ranks share the inputs; numbers beyond an adapter's
 rank mean nothing. A slot beyond the tables raises IndexError with torch, EngineError with the C++
 kernels.
 """

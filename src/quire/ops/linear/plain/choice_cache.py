@@ -27,7 +27,7 @@ class ChoiceCache:
     A file that cannot be read counts as empty and is replaced. A file that cannot be written costs
     a measurement at the next start. Both are logged once.
 
-    environment: what the measurements depend on, such as names and versions.
+    environment: facts that the measurements depend on, such as names and versions.
     """
 
     def __init__(self, path: Path, environment: Mapping[str, str]) -> None:

@@ -78,13 +78,13 @@ class PartialMatrix(Protocol):
 
     def partial(self, x: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
         """Return the sums over the inputs x [T, I], [T, O]: int32 with one scale per output,
-        otherwise float32. largest: of whole rows; of x if None."""
+        otherwise float32. largest: largest magnitudes of whole rows; None takes those of x."""
         ...
 
     def complete(
         self, sums: torch.Tensor, largest: torch.Tensor | None, out_dtype: torch.dtype
     ) -> torch.Tensor:
-        """Return [T, O] from sums over all inputs. largest: as given to `partial`."""
+        """Return [T, O] from sums over all inputs. largest: the argument of `partial`."""
         ...
 
 
@@ -116,7 +116,7 @@ def apply_linear(
     linear: Callable[..., PackedMatrix], x: torch.Tensor, *arguments: Any, **options: Any
 ) -> tuple[torch.Tensor, ...]:
     """Compute a case of `Op`: products in the dtype of x and in float32 and, without a gate, rows.
-    arguments: those of `linear`, and the ids of the rows."""
+    arguments: arguments of `linear`, then the ids of the rows."""
     *weight, ids = arguments
     matrix = linear(*weight, **options)
     products = matrix(x), matrix(x, torch.float32)

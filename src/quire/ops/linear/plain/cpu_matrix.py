@@ -18,9 +18,10 @@ __all__ = ["CpuMatrix"]
 class CpuMatrix:
     """A `PackedMatrix` over weights that are packed for the kernels `<name>` and `<name>_rows`.
 
-    packed: its buffers, in the order of the kernel's parameters. bias: float32, as the kernel takes
-    it. sizes: in the order of the kernel's parameters, O first. depth: inputs, I. dtype: of
-    `rows`. codes: what the kernel `<name>` takes between the dtypes of its tensors and the gate.
+    packed: its buffers, in the order of the kernel's parameters. bias: float32, in the kernel's
+    layout. sizes: numbers in the order of the kernel's parameters, O first. depth: inputs, I.
+    dtype: dtype of `rows`. codes: arguments of the kernel `<name>` between the dtypes of its
+    tensors and the gate.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ MARGIN = 0.97
 class ProductChooser:
     """Measures each shape of matrix once, for 1, 2, 4, … `MAX_FEW_ROWS` rows.
 
-    time: times calls on the GPU. processors: of the GPU.
+    time: times calls on the GPU. processors: number of the GPU's multiprocessors.
     """
 
     def __init__(

@@ -48,8 +48,9 @@ class Tiles:
 def candidates(
     num_rows: int, outputs: int, depth: int, processors: int, itemsize: int = _HALF
 ) -> Iterator[Tiles]:
-    """Yield the cuts worth a measurement for up to `num_rows` rows. processors: of the GPU.
-    itemsize: bytes of an element; elements wider than 16 bits make flatter tiles."""
+    """Yield the cuts worth a measurement for up to `num_rows` rows. processors: number of the GPU's
+    multiprocessors. itemsize: bytes of an element; elements wider than 16 bits make flatter tiles.
+    """
     rows = max(MIN_TILE_ROWS, power_of_two(num_rows))
     seen: set[Tiles] = set()
     for columns, half_depth, warps, stages in _SHAPES:

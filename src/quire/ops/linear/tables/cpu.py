@@ -76,7 +76,7 @@ def panel_width(isa: str) -> int:
 
 class _Places(NamedTuple):
     """Places of outputs in panels (csrc/pointwise/gate.h). panel, column: int64 [O].
-    width: of a panel."""
+    width: columns of a panel."""
 
     panel: torch.Tensor
     column: torch.Tensor

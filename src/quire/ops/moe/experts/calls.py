@@ -18,7 +18,7 @@ WORDS = 32
 
 @runtime_checkable
 class KernelMatrix(Protocol):
-    """A matrix that a single kernel multiplies. num_outputs: after its gate."""
+    """A matrix that a single kernel multiplies. num_outputs: number of outputs after its gate."""
 
     @property
     def num_inputs(self) -> int: ...
@@ -34,8 +34,8 @@ class KernelMatrix(Protocol):
 def call_table(
     gate_up: Sequence[KernelMatrix], down: Sequence[KernelMatrix], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return int64 [2 · experts, WORDS], the two calls of each expert in turn. dtype: of x and
-    outputs."""
+    """Return int64 [2 · experts, WORDS], the two calls of each expert in turn. dtype: dtype of x
+    and outputs."""
     pairs = zip(gate_up, down, strict=True)
     calls = [_call_of(matrix, dtype) for pair in pairs for matrix in pair]
     return torch.from_numpy(np.array(calls, np.uint64).view(np.int64))

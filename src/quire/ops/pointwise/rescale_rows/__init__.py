@@ -1,8 +1,8 @@
 """A factor for each row, from a table: `rescale_rows(x, factors, index=None)` makes x [T, ...]
 x[t] · factors[index[t]], in place, and returns it; without an index the first factor is for all.
 
-x: any stride of its rows, which are contiguous. factors [P], of x's dtype. index [T], integers.
-Rounded once. Raises EngineError for an index that the table does not have.
+x: contiguous rows with any stride. factors: [P], of x's dtype. index: [T], integers. Rounded once.
+Raises EngineError for an index that the table does not have.
 """
 
 from quire.ops.native.cpu_provider import cpu_providers

@@ -28,7 +28,7 @@ __all__ = ["four_words", "gumbel", "row_uniform", "token_bits"]
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-"""With a margin for safety; 7 already pass every test of the paper (its table 2)."""
+"""Rounds, with a margin for safety: 7 already pass every test of the paper (its table 2)."""
 
 _MASK = 0xFFFFFFFF
 

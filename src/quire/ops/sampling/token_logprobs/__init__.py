@@ -3,11 +3,11 @@
 `token_logprobs(logits, rows, token_ids, k) → (logprobs, ranks, top_ids, top_logprobs)`
 
 logits: float32, float16 or bfloat16 [N, V], raw, the largest of each row finite. rows: int64 [M],
-which row each token belongs to. token_ids: int32 [M]. k: how many of the most likely to list, 0 to
-1024. logprobs: float32 [M], the token's logit less the logarithm of the sum of exp(logit) over its
-row. ranks: int32 [M], 1 for the most likely; equal logits are ranked by token id. top_ids int32,
-top_logprobs float32 [M, k]: best first; -1 and -inf after the last token whose logit is not -inf.
-A negative token id, or a row without a finite largest logit, gives numbers that mean nothing.
+row of each token. token_ids: int32 [M]. k: number of most likely tokens to list, 0 to 1024.
+logprobs: float32 [M], the token's logit less the logarithm of the sum of exp(logit) over its row.
+ranks: int32 [M], 1 for the most likely; equal logits are ranked by token id. top_ids int32,
+top_logprobs float32 [M, k]: best first; -1 and -inf after the last token whose logit is not -inf. A
+negative token id, or a row without a finite largest logit, gives numbers that mean nothing.
 """
 
 from __future__ import annotations

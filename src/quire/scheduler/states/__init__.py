@@ -1,0 +1,4 @@
+"""Recurrent states: places in prompts where they are worth keeping (`places`), and steps that keep
+them (`kept`)."""
+
+__all__: list[str] = []
