@@ -40,7 +40,7 @@ def check_files(folder: Path) -> None:
 
 
 def run_and_kill(folder: Path, seed: int) -> list[dict[str, Any]]:
-    """What an engine answered before it was killed: after some answers, and some time."""
+    """Answers of an engine before it was killed: after some answers, and some time."""
     rng, found = random.Random(seed), list[dict[str, Any]]()
     command = [sys.executable, "-m", "tests.engine.disk_victim", str(folder), str(LIMIT), str(seed)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -107,7 +107,7 @@ def test_other_families_come_back(tmp_path: Path, disk: str, name: str) -> None:
 
 
 def test_evicted_blocks_come_back_from_the_disk(make: Maker) -> None:
-    """What was written when it was computed, and not when it was evicted."""
+    """They were written when they were computed, and not when they were evicted."""
     llm = make(num_kv_blocks=30)
     cold = ask(llm)
     for prompt in OTHERS:

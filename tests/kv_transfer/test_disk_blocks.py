@@ -91,7 +91,7 @@ def test_what_is_not_there_is_lost_and_the_rest_is_not(paths: tuple[Path, Path])
 
 
 def test_a_reserve_of_the_file_system_stays_free(paths: tuple[Path, Path]) -> None:
-    """What is there may be written again; nothing grows."""
+    """Slots that are there may be written again; nothing grows."""
     pages, room = make_pages(), [PLENTY]
     files = [SystemFile(path, is_writer=True) for path in paths]
     disk = DiskBlocks(files[0], files[1], SLOT, NUM_SLOTS, lambda: (room[0], PLENTY), 0)

@@ -36,7 +36,7 @@ _STATE = -1
 
 class _Publication(NamedTuple):
     """A name that may still be retracted. mark: in the order of publications. first_name: index of
-    the block's first name. block: that it names, or `_STATE`. saved: what a disk is to keep."""
+    the block's first name. block: the named one, or `_STATE`. saved: the part that a disk keeps."""
 
     mark: int
     slot: int
@@ -337,7 +337,7 @@ class KVManager:
     def _publish_block(
         self, slot: int, group: int, index: int, block: int, names: Sequence[bytes]
     ) -> None:
-        """names: of all blocks of the slot, up to this one at least."""
+        """names: all names of the slot, up to this block at least."""
         first_name = index * self._names_per_block[group]
         name = names[first_name + self._names_per_block[group] - 1]
         if self.pool.publish(block, group, name):

@@ -35,8 +35,8 @@ class SlotTree:
     """
 
     def __init__(self, num_slots: int, records: Records) -> None:
-        """records: of the first slots; see `read_records`. Blocks without their parents are left
-        out."""
+        """records: the first slots' records; see `read_records`. Blocks without their parents are
+        left out."""
         self.num_slots = num_slots
         self._slot_of: dict[int, dict[bytes, int]] = {}  # by group and name
         self._name: list[bytes | None] = [None] * num_slots

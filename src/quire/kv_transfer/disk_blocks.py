@@ -63,7 +63,7 @@ class DiskBlocks:
         self._is_closing = False
 
     def start(self, move: BlockMove, pages: torch.Tensor, done: Future[MoveOutcome]) -> None:
-        """Give a move to its thread. pages: those of the KV pool on a CPU, uint8 [N, B,
+        """Give a move to its thread. pages: the KV pool's on a CPU, uint8 [N, B,
         segment_bytes]; they stay as long as the move needs them."""
         thread = self._reader if move.kind is MoveKind.LOAD else self._writer
         thread.submit(self._end, move, pages, done)
@@ -211,7 +211,7 @@ class DiskBlocks:
 def open_disk(
     slots: Path, header: Path, slot_bytes: int, num_slots: int, *, lock: int | None
 ) -> DiskBlocks:
-    """Open the files of a store. lock: as of `OpenDisk`. OSError if they cannot be opened."""
+    """Open the files of a store. lock: see `OpenDisk`. OSError if they cannot be opened."""
     is_writer = lock is not None
     file = SystemFile(slots, is_writer=is_writer, is_direct=True)
     stored = -(-os.stat(slots).st_size // slot_bytes)

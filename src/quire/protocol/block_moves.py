@@ -22,9 +22,9 @@ class MoveKind(enum.Enum):
 class SavedBlock:
     """A block under its name, as a record keeps it.
 
-    group: of layers. parent: name of the block before it in its prompt; empty if it is the first,
-    or its group's blocks stand for themselves. depth: index in its prompt; 0 without a parent.
-    value, hits: how much it is worth; see `SlotTree`.
+    group: number of the layer group. parent: name of the block before it in its prompt; empty if it
+    is the first, or its group's blocks stand for themselves. depth: index in its prompt; 0 without
+    a parent. value, hits: see `SlotTree`.
     """
 
     group: int
@@ -39,7 +39,7 @@ class SavedBlock:
 class BlockMove:
     """Copies of device blocks to places, or of places to device blocks, under one ticket.
 
-    blocks, places: int32 [N]. names: of the blocks; what is loaded must have them. Device blocks
+    blocks, places: int32 [N]. names: one for each block, which a load must find. Device blocks
     belong to the move until it has ended: nobody writes those that are saved, and nobody reads or
     writes those that are loaded.
     """
@@ -53,7 +53,7 @@ class BlockMove:
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """lost: destinations that hold nothing of worth. seconds: that the copies took."""
+    """lost: destinations that hold nothing of worth. seconds: time of the copies."""
 
     lost: IntArray = field(default_factory=no_ints)
     seconds: float = 0.0

@@ -18,7 +18,7 @@ __all__ = ["StoreReading", "clear", "read_store", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class StoreReading:
-    """A reading of a store. num_blocks: with a whole record. num_bytes: of its files. is_in_use: an
+    """A reading of a store. num_blocks: with a whole record. num_bytes: file sizes. is_in_use: an
     engine writes it now. damaged: blocks with another payload than was written; None if nobody has
     looked."""
 

@@ -44,8 +44,9 @@ RECORD = np.dtype(
         ("seal", "<u8"),
     ]
 )
-"""name: of the block. parent: name of the block before it, if depth is above 0. depth: its index in
-its prompt. group: of layers. value, hits: see `SlotTree`. checksum: CRC-32 of the payload."""
+"""name: block name. parent: name of the block before it, if depth is above 0. depth: index in the
+prompt. group: number of the layer group.
+value, hits: see `SlotTree`. checksum: CRC-32 of the payload."""
 
 Records = npt.NDArray[np.void]
 
@@ -55,8 +56,8 @@ _FACTORS = np.array([pow(0x9E3779B97F4A7C15, i + 1, 2**64) | 1 for i in range(_W
 
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
-    """identity: hex digest of everything that decides the K/V. model: for people. block_bytes: of a
-    payload. slot_bytes: from one slot to the next. max_bytes: that its files may have."""
+    """identity: hex digest of everything that decides the K/V. model: for people. block_bytes: size
+    of a payload. slot_bytes: distance between two slots. max_bytes: limit of its files."""
 
     identity: str
     model: str

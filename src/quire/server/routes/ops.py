@@ -40,7 +40,7 @@ class Load(msgspec.Struct):
 
 
 class DiskCache(msgspec.Struct):
-    """blocks: that fit. cached: that are there. read_s, write_s: seconds that its threads took."""
+    """blocks: number that fits. cached: number that is there. read_s, write_s: threads' time."""
 
     blocks: int
     cached: int
@@ -50,7 +50,7 @@ class DiskCache(msgspec.Struct):
 
 class CacheReading(msgspec.Struct):
     """The KV cache. cached: blocks with a prefix that nothing else uses. queried_tokens,
-    hit_tokens: of prompts, looked up and found. Loads count requests, all else counts blocks."""
+    hit_tokens: prompt tokens, looked up and found. Loads count requests, all else counts blocks."""
 
     block_size: int
     blocks: int
