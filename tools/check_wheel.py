@@ -28,7 +28,11 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parents[1]
-FILES = ("quire/py.typed", "quire/bundled/MODEL_CARD.md", "quire/cli/main.py")
+PAGE = "quire/server/ui"
+FILES = (
+    *("quire/py.typed", "quire/bundled/MODEL_CARD.md", "quire/cli/main.py"),
+    *(f"{PAGE}/{path.name}" for path in sorted((ROOT / "src" / PAGE).iterdir())),
+)
 KERNELS = "src/quire/ops/_lib"
 START_S = 180.0
 QUESTION = {"messages": [{"role": "user", "content": "What is your name?"}], "temperature": 0}

@@ -9,9 +9,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -270,23 +272,24 @@ class AsyncLLM:
         self._enter_loop()
         params = sampling_params or SamplingParams.from_optional(self.engine.default_sampling)
         scheduling = scheduling_params or SchedulingParams(priority=priority)
-        rendered = await self._render(prompt, lora_request)
-        request_id = self._free_id(request_id)
-        opened = await self._add(rendered, params, request_id, scheduling)
-        try:
-            while True:
-                await opened.news.wait()
-                opened.news.clear()
-                self._check_alive()
-                found, is_over = opened.reader.read(), opened.output.finished
-                if opened.output.error is not None:
-                    raise RequestError(opened.output.error)
-                if found is not None:
-                    yield found
-                if is_over:
-                    return
-        finally:
-            self._end(request_id)
+        bare = await self._render(prompt, lora_request)
+        async with self._with_media(bare) as rendered:
+            request_id = self._free_id(request_id)
+            opened = await self._add(rendered, params, request_id, scheduling)
+            try:
+                while True:
+                    await opened.news.wait()
+                    opened.news.clear()
+                    self._check_alive()
+                    found, is_over = opened.reader.read(), opened.output.finished
+                    if opened.output.error is not None:
+                        raise RequestError(opened.output.error)
+                    if found is not None:
+                        yield found
+                    if is_over:
+                        return
+            finally:
+                self._end(request_id)
 
     async def encode(
         self,
@@ -343,12 +346,32 @@ class AsyncLLM:
 
     async def _render(self, prompt: Prompt, lora: LoRARequest | None) -> RenderedPrompt:
         """A prompt with its adapter. Other requests may be added meanwhile."""
-        rendered = self.engine.renderer.render_prompt(prompt)
-        if rendered.embeds is not None:
-            raise RequestError("AsyncLLM takes no prompt_embeds so far: use LLM, or quire serve.")
+        render = partial(self.engine.renderer.render_prompt, prompt)
+        has_images = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
+        rendered = await asyncio.to_thread(render) if has_images else render()
         if lora is not None:  # its files may be large
             rendered = await asyncio.to_thread(self._adapters.put, rendered, lora)
         return rendered
+
+    @asynccontextmanager
+    async def _with_media(self, prompt: RenderedPrompt) -> AsyncGenerator[RenderedPrompt]:
+        """The prompt when the engine has its media, which it keeps until the block ends. Steps go
+        on while images are encoded. RequestError for media that the engine refuses."""
+        if not prompt.parts:
+            yield prompt
+            return
+        first = self._next_handle
+        handles = range(first, first + len(prompt.parts))
+        self._next_handle += len(prompt.parts)
+        put = self.engine.client.put_media
+        try:
+            infos = [
+                await asyncio.to_thread(put, handle, part.data)
+                for handle, part in zip(handles, prompt.parts, strict=True)
+            ]
+            yield prompt.with_media(infos, handles)
+        finally:
+            self._thread.do(lambda client: client.drop_media(handles))
 
     async def _add(
         self,

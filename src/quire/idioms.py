@@ -11,7 +11,8 @@ __all__ = ["CALL_ARGUMENTS", "MISSING_METHODS", "missing_name"]
 _LORA = "generate(…, lora_request=LoRARequest(name, id, path)) loads adapters as they are named"
 _EMBEDS = "LLM gives vectors, scores and classes: embed, score, classify and encode"
 _STRUCTURE = "SamplingParams(structured_outputs=StructuredOutputsParams(…)) does it"
-_TEXT_ONLY = "models take text only"
+_KEPT = "encoded images are kept by their contents, within image_cache"
+_PREPARED = "images are prepared as the checkpoint says"
 _ONE_PROCESS = "it computes in this process; `engine` has what it is made of"
 
 CALL_ARGUMENTS: Mapping[str, ForeignName] = {
@@ -19,8 +20,8 @@ CALL_ARGUMENTS: Mapping[str, ForeignName] = {
     "lora_request": ForeignName("generate, chat, encode and beam_search take adapters"),
     "prompt_adapter_request": ForeignName("there are no prompt adapters"),
     "guided_options_request": ForeignName(_STRUCTURE),
-    "mm_processor_kwargs": ForeignName(_TEXT_ONLY),
-    "multi_modal_data": ForeignName(_TEXT_ONLY),
+    "mm_processor_kwargs": ForeignName(_PREPARED),
+    "multi_modal_data": ForeignName("it is a key of a prompt"),
     "chat_template_content_format": ForeignName("it is read from the chat template itself", None),
     "pooling_task": ForeignName("PoolingParams(pooling=…) says what is made", ("embed",)),
     "tokenization_kwargs": ForeignName("SamplingParams(truncate_prompt_tokens=…) cuts prompts"),
@@ -57,7 +58,7 @@ MISSING_METHODS: Mapping[str, str] = {
         ("vllm_config", "model_config", "scheduler_config", "cache_config", "parallel_config"),
         "engine.resolved.settings has all settings, and engine.spec the model",
     ),
-    **dict.fromkeys(("reset_mm_cache", "reset_encoder_cache", "input_processor"), _TEXT_ONLY),
+    **dict.fromkeys(("reset_mm_cache", "reset_encoder_cache", "input_processor"), _KEPT),
     **dict.fromkeys(("do_log_stats", "get_vllm_config", "record_metrics"), "get_metrics() tells"),
     **dict.fromkeys(("llm_engine", "engine_core", "output_processor"), _ONE_PROCESS),
     **dict.fromkeys(("from_vllm_config", "create_engine_config"), "from_engine_args does it"),
@@ -78,7 +79,7 @@ _MISSING_NAMES: Mapping[str, str] = {
         ("RewardRequestOutput", "PoolingType"), _EMBEDS
     ),
     **dict.fromkeys(
-        ("MultiModalDataDict", "MultiModalDataBuiltins", "MultiModalPlaceholderDict"), _TEXT_ONLY
+        ("MultiModalDataDict", "MultiModalDataBuiltins", "MultiModalPlaceholderDict"), _KEPT
     ),
     **dict.fromkeys(("EmbedsPrompt", "EmbedsInputs"), "prompts are texts or token ids so far"),
     **dict.fromkeys(
@@ -89,7 +90,7 @@ _MISSING_NAMES: Mapping[str, str] = {
     "ModelRegistry": "a package adds models by the entry points quire.models and quire.model_specs",
     "ForwardContext": "steps are no context: models get all that they read as arguments",
     "SamplingType": "SamplingParams.is_greedy tells it",
-    "DataPrompt": _TEXT_ONLY,
+    "DataPrompt": _KEPT,
 }  # fmt: skip
 """Names that `from quire import …` has none of."""
 

@@ -13,8 +13,8 @@ PromptType = Prompt
 
 
 class _Given(TypedDict, total=False):
-    """cache_salt: only prompts of the same one share cached prefixes. multi_modal_data: None, since
-    models take text only."""
+    """cache_salt: only prompts of the same one share cached prefixes. multi_modal_data: images, as
+    {"image": one or a list}, for models that take some."""
 
     cache_salt: str
     multi_modal_data: Any

@@ -529,8 +529,9 @@ class LLM(VectorMethods):
         self, messages: Sequence[Message], chats: WholeChats | None, **options: Any
     ) -> RenderedPrompt | RequestError:
         try:
+            messages, images = self._engine.renderer.take_images(messages)
             messages = messages if chats is None else chats.conversation(messages)
-            return self._engine.renderer.render_chat(messages, **options)
+            return self._engine.renderer.render_chat(messages, images=images, **options)
         except RequestError as error:
             return error
 

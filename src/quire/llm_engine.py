@@ -71,7 +71,7 @@ class LLMEngine:
         self._next_handle = 0
         self._next_request = 0
         self._readers: dict[str, tuple[RequestOutput, OutputReader, range]] = {}
-        self._media: dict[str, int] = {}  # by request, the handle of what the engine was given
+        self._media: dict[str, range] = {}  # by request, the handles of what the engine was given
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLMEngine:
@@ -192,16 +192,23 @@ class LLMEngine:
         return output
 
     def _with_media(self, request_id: str, prompt: RenderedPrompt) -> RenderedPrompt:
-        """The prompt when the engine has been given its embeddings, if it has some."""
-        if prompt.embeds is None:
+        """The prompt when the engine has been given its media, if it has some."""
+        if not prompt.parts:
             return prompt
-        handle = self.take_handles(1)
-        info = self.engine.client.put_media(handle, prompt.embeds)
-        self._media[request_id] = handle
-        return prompt.with_embeds(info, handle)
+        client, count = self.engine.client, len(prompt.parts)
+        first = self.take_handles(count)
+        handles = self._media[request_id] = range(first, first + count)
+        try:
+            pairs = zip(handles, prompt.parts, strict=True)
+            infos = [client.put_media(handle, part.data) for handle, part in pairs]
+            return prompt.with_media(infos, handles)
+        except BaseException:
+            self._drop_media([request_id])
+            raise
 
     def _drop_media(self, request_ids: Sequence[str]) -> None:
-        handles = [self._media.pop(each) for each in request_ids if each in self._media]
+        held = [self._media.pop(each) for each in request_ids if each in self._media]
+        handles = [handle for each in held for handle in each]
         if handles:
             self.engine.client.drop_media(handles)
 
@@ -263,7 +270,8 @@ class LLMEngine:
         if live:
             self.assembler.drop(live)
             client.abort(live)
-        self._drop_media([i for i, handle in self._media.items() if handle in handles])
+        held = self._media.items()
+        self._drop_media([i for i, own in held if any(handle in handles for handle in own)])
         while client.has_unfinished and not self.assembler.has_unfinished:
             if client.waits_for_input:
                 break

@@ -47,7 +47,7 @@ def test_names_of_vllm_are_understood_or_explained() -> None:
         {"enable_chunked_prefill": True, "tokenizer_mode": "auto", "compilation_config": 0},
         {"speculative_config": None, "cpu_offload_gb": 0, "hf_overrides": {}, "task": "generate"},
         {"distributed_executor_backend": "mp", "runner": "generate", "disable_log_stats": True},
-        {"limit_mm_per_prompt": {"image": 0}, "max_seq_len_to_capture": 8192, "swap_space": None},
+        {"limit_mm_per_prompt": {}, "max_seq_len_to_capture": 8192, "swap_space": None},
         {"rope_scaling": None, "max_logprobs": 20, "reasoning_parser": "", "max_lora_rank": 16},
         *({"runner": name} for name in ("auto", "generate", "pooling")),
         *({"convert": name} for name in ("auto", "none", "embed", "classify")),
@@ -62,8 +62,6 @@ def test_a_value_that_asks_for_what_is_so_anyway_is_taken(given: dict[str, objec
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("limit_mm_per_prompt", {"image": 4}, "models take text only"),
-        ("limit_mm_per_prompt", {"image": 0}, None),
         ("enable_expert_parallel", True, "has whole experts anyway"),
         ("enable_expert_parallel", False, None),
         ("trust_remote_code", True, None),

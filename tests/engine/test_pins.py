@@ -9,6 +9,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
+from quire.protocol.control import MapBlocks
 from tests.waiting import wait_for
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -39,6 +40,8 @@ def test_a_pinned_prefix_changes_no_token(llm: LLM) -> None:
     cold = llm.generate(prompts, GREEDY, use_tqdm=False)
     pin = llm.pin_prefix({"prompt_token_ids": PREFIX})
     assert (pin.num_tokens, pin.num_blocks) == (41, 3)
+    blocks = llm.engine.client.control(MapBlocks()).blocks
+    assert (blocks.count(b"p"), blocks.count(b"f")) == (3, 61)
     warm = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [w.outputs[0].token_ids for w in warm] == [c.outputs[0].token_ids for c in cold]
     assert [each.num_cached_tokens for each in warm] == [41, 41, 40, 0]

@@ -24,7 +24,7 @@ from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.errors import RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
-from quire.protocol.control import Inspect, ListPins, Pause, Resume, Unpin
+from quire.protocol.control import Inspect, ListPins, MapBlocks, Pause, Resume, Unpin
 from quire.protocol.messages import Welcome
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.status import EngineState
@@ -381,6 +381,8 @@ def test_a_pin_is_in_all_engines() -> None:
             (held,) = await pins_of(client)
             assert (held.handle, held.name) == (request.first_handle, "pin")
             assert (held.num_tokens, held.num_blocks, held.hits) == (23, 3 * 6, 3)
+            blocks = (await client.control(MapBlocks())).blocks
+            assert blocks.count(b"p") == 3 * 6 and len(blocks) == client.status.capacity.num_blocks
             await collect(await client.add(pinning(client, PREFIX)))
             assert [pin.handle for pin in await pins_of(client)] == [request.first_handle]
             assert (await client.control(Unpin(held.handle))).was_there

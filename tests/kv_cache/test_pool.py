@@ -292,3 +292,18 @@ def test_a_row_that_enters_saves_its_state_in_the_same_plan():
     kv.save_state(0, names[0])
     kv.forget_updates({0})
     assert kv.drain().save_slot == [0]
+
+
+def test_states_are_those_of_the_counts():
+    """Turns red when a map of blocks shows another state than the counts."""
+    pool = BlockPool(6, 1)
+    used, shared, named, free = pool.allocate_many(4)
+    pool.share([shared])
+    pool.publish(named, 0, b"name")
+    for block in (named, free):
+        pool.release(block)
+    states = pool.states()
+    assert [chr(states[block]) for block in (used, shared, named, free)] == ["u", "s", "c", "f"]
+    counts = [states.count(letter) for letter in b"ucf"]
+    assert counts == [pool.num_used - 1, pool.num_cached, pool.num_free]
+    assert set(BlockPool(3, 1).states()) == {ord("f")}

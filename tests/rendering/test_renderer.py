@@ -73,7 +73,7 @@ class BrokenIndex:
         ([1, "2"], "index 1 .* '2'"),
         ([1, None], "index 1"),
         ({"prompt": 3}, "must be a string"),
-        ({"prompt": "x", "multi_modal_data": {"image": 1}}, "models take text only"),
+        ({"prompt": "x", "multi_modal_data": {"image": 1}}, "model takes text only"),
         ({}, "neither"),
         (None, "Send a string or a list"),
         (3, "list of integers"),

@@ -236,8 +236,8 @@ def test_the_host_of_an_absolute_target_is_the_one_that_counts(wire: Wire, targe
 
 def test_an_absolute_target_without_a_path_is_the_root(wire: Wire) -> None:
     found = wire.exchange([get(b"http://localhost") + get(b"http://localhost?x=1") + VERSION])
-    assert statuses(found) == [404, 404, 200]
-    assert b"no route '/'" in found.replies[0].body
+    assert statuses(found) == [307, 307, 200]
+    assert found.replies[0].headers[b"location"] == b"/ui"
 
 
 @pytest.mark.parametrize("body", [BODY, STREAMED])

@@ -27,6 +27,7 @@ from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.short_status import PROBES
 from quire.server.readings.stats_line import StatsLine
 from quire.server.readings.trace_recorder import TraceRecorder
+from quire.server.routes.page import FILES
 from quire.server.routes.route import Call, Route
 from quire.server.routes.table import GROUPS, RouteTable
 from quire.server.settings import ServerSettings
@@ -301,8 +302,11 @@ def test_routes_of_batches_are_rows_with_bodies() -> None:
 
 
 def test_routes_that_need_no_key_are_the_probes_of_the_stand_in() -> None:
-    """Fault: a probe is answered while the server starts, and wants a key after that."""
-    assert RouteTable(ServerSettings()).open_paths == PROBES
+    """Fault: a probe is answered while the server starts, and wants a key after that; or more than
+    files of the page are open too."""
+    assert RouteTable(ServerSettings(ui=False)).open_paths == PROBES
+    more = RouteTable(ServerSettings()).open_paths - PROBES
+    assert more == {"/", "/ui", *(f"/ui/{name}" for name in FILES if name != "index.html")}
 
 
 def test_schema_names_every_route_and_field(http: httpx.Client) -> None:

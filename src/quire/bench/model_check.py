@@ -18,6 +18,8 @@ from quire.bench.stepped_model import Sequences, SteppedModel, Traced, decoder_l
 from quire.config import ModelSpec
 from quire.config.families.generic import has_transformers
 from quire.config.gguf import is_gguf
+from quire.config.hf import read_json
+from quire.config.media.images import reads_images
 from quire.config.model_spec import GenericTraits
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, find_model, plan_startup
@@ -276,10 +278,12 @@ def _errors(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 def _reference(folder: Path, dtype: str, spec: ModelSpec, sequences: Sequences) -> Traced:
     """Run `transformers` on the CPU, one sequence at a time. Raises ConfigError with its reason if
     it cannot."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    is_for_images = not is_gguf(folder) and reads_images(read_json(folder / "config.json"))
+    kind: Any = AutoModelForImageTextToText if is_for_images else AutoModelForCausalLM
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             # Others leave out caps and sinks. Falcon's eager one adds ALiBi twice.

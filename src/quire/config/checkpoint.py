@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from quire.config.gguf import GGUFEntry, GGUFLayout, is_gguf, layout_of, read_gguf_parts
@@ -58,12 +58,13 @@ class Checkpoint:
     """files: weight files in reading order. tensors: tensors by name on disk, without the prefix of
     a text model that is a part of another model. left_out: a sentence for each part of the folder
     that is not read although its name says that it belongs to the model. cache_scales: scales of an
-    8-bit KV cache, which are no weights."""
+    8-bit KV cache, which are no weights. others: tensors beside a text model, by name on disk."""
 
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]
     left_out: tuple[str, ...] = ()
     cache_scales: tuple[StoredTensor, ...] = ()
+    others: Mapping[str, TensorInfo] = field(default_factory=dict[str, TensorInfo])
 
     @property
     def num_bytes(self) -> int:
@@ -101,8 +102,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             tensors[name] = TensorInfo(
                 name, each.shape, each.dtype, each.file, each.start, each.end
             )
-    tensors, left_out = _text_part(folder, tensors)
-    return Checkpoint(headers.files, tensors, headers.left_out + left_out, tuple(scales))
+    tensors, others = _text_part(tensors)
+    return Checkpoint(headers.files, tensors, headers.left_out, tuple(scales), others)
 
 
 def name_in_text_part(name: str) -> str | None:
@@ -116,18 +117,18 @@ def name_in_text_part(name: str) -> str | None:
 
 
 def _text_part(
-    folder: Path, tensors: dict[str, TensorInfo]
-) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    tensors: dict[str, TensorInfo],
+) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
     """Return the tensors of the text model in a model of several parts, by the names that they have
-    in one of text alone, and a sentence about the others."""
+    in one of text alone, and the others."""
     if not any(_TEXT_PART.match(name) for name in tensors):
-        return tensors, ()
+        return tensors, {}
     found: dict[str, TensorInfo] = {}
-    others: list[str] = []
+    others: dict[str, TensorInfo] = {}
     for name, tensor in tensors.items():
         plain = name_in_text_part(name)
         if plain is None:
-            others.append(name)
+            others[name] = tensor
             continue
         if plain in found:
             raise ConfigError(
@@ -135,10 +136,7 @@ def _text_part(
                 "fetch the checkpoint again"
             )
         found[plain] = tensor
-    if not others:
-        return found, ()
-    note = f"{folder}: only the text model is read; {len(others)} other tensors, such as "
-    return found, (f"{note}{others[0]!r}, are left out",)
+    return found, others
 
 
 def _refuse_packed(folder: Path, stored: Mapping[str, StoredTensor]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # numpy comes with it
+    from quire.config.media.idefics3 import ImageSpec
     from quire.protocol.pooling_params import ClassActivation
 
 __all__ = [
@@ -372,6 +373,7 @@ class ModelSpec:
     saved without the projection to logits, which is asked for vectors too. classes: classes that it
     sorts prompts into; None if it does not. token_types: rows of a table that tells the second text
     of a pair from the first; 0 if there is none.
+    images: images that it reads beside text; None for a model that reads, or serves, text alone.
     eos_token_ids: ids of config.json, then those that only generation_config.json names.
     """
 
@@ -409,6 +411,7 @@ class ModelSpec:
     num_shared_kv: int = 0
     side_size: int = 0
     states: tuple[int, ...] = ()
+    images: ImageSpec | None = None
 
     @property
     def whole_prompts(self) -> bool:

@@ -51,6 +51,7 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
         ("  tables", format_bytes(fixed.tables), "token ids, block tables, positions"),
         *_rows_of_device(plan),
         *_rows_of_states(plan),
+        *_rows_of_images(plan),
         (
             "  KV cache",
             format_bytes(memory.kv_cache),
@@ -72,6 +73,15 @@ def _rows_of_states(plan: Resolved) -> list[tuple[str, str, str]]:
     size = format_bytes(plan.layout.of_rank(Shard(0, settings.tensor_parallel_size)).state_bytes)
     words = f"{size} each: two of every sequence, {count:,} checkpoints of prefixes"
     return [("  states", format_bytes(plan.memory.fixed.states), words)]
+
+
+def _rows_of_images(plan: Resolved) -> list[tuple[str, str, str]]:
+    images = plan.spec.images
+    if images is None:
+        return []
+    size = format_bytes(images.tower.num_parameters * plan.spec.dtype_bytes)
+    words = f"the cache and the work on a tile; the encoder's {size} are among the weights"
+    return [("  images", format_bytes(plan.memory.fixed.images), words)]
 
 
 def _rows_of_device(plan: Resolved) -> list[tuple[str, str, str]]:

@@ -54,6 +54,9 @@ _POLICY_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 _HOOK = re.compile(r"([\w.-]+=)?[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
+DEFAULT_MEDIA_LIMIT = 16
+"""Most media of one kind in a prompt, if the settings say nothing."""
+
 ALIASES: Mapping[str, str] = {
     "gpu_memory_utilization": "memory_utilization",
     "kv_cache_memory_bytes": "kv_cache_memory",
@@ -139,6 +142,32 @@ class ModelSettings:
         "take prompts as embeddings too (prompt_embeds): whoever may send requests may then feed "
         "the model any numbers",
     )
+    limit_mm_per_prompt: str | None = _setting(
+        None,
+        'most images of one prompt, as {"image": 4}; 0 loads no image encoder '
+        f"({DEFAULT_MEDIA_LIMIT})",
+        kind="object",
+    )
+    max_image_bytes: int = _setting(
+        20 * 2**20, "bytes of one image as it is sent or stored", kind="bytes", low=1
+    )
+    max_image_pixels: int = _setting(
+        2**25, "pixels of one image, which are counted before it is decoded", kind="count", low=1
+    )
+    image_cache: int = _setting(
+        64 * 2**20,
+        "memory for encoded images that no request needs any more, such as 64MiB",
+        kind="bytes",
+        low=0,
+    )
+    allowed_local_media_path: str | None = _setting(
+        None, "folder of images that requests may name by path or file: URL; none if unset"
+    )
+    allowed_media_domains: str | None = _setting(
+        None,
+        "hosts from which the server fetches images by http: and https: URLs, with commas between "
+        "them; none if unset",
+    )
     enable_lora: bool = _setting(False, "take LoRA adapters: requests name one beside the model")
     max_loras: int = _setting(
         1, "LoRA adapters that compute in one step; requests for others wait", low=1, high=512
@@ -154,6 +183,16 @@ class ModelSettings:
         "auto: sampling defaults of the checkpoint's generation_config.json; none: neutral ones",
         choices=("auto", "none"),
     )
+
+    def media_limit(self, kind: str) -> int:
+        """Most media of a kind, such as "image", in one prompt. ConfigError for what is none."""
+        chosen: dict[str, object] = json.loads(self.limit_mm_per_prompt or "{}")
+        limit = chosen.get(kind, DEFAULT_MEDIA_LIMIT)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise _invalid(
+                "limit_mm_per_prompt", self.limit_mm_per_prompt, 'counts, such as {"image": 4}'
+            )
+        return limit
 
     @property
     def adapters_in_host(self) -> int:

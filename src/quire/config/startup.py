@@ -13,6 +13,7 @@ from quire.config.families.reader import read_model_spec
 from quire.config.gguf import is_gguf
 from quire.config.hf import read_json
 from quire.config.hub import local_folder, resolve_model_folder
+from quire.config.media.images import find_images
 from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
@@ -68,7 +69,7 @@ def find_model(settings: EngineSettings) -> FoundModel:
         implementation=settings.model_impl,
         longest=settings.max_model_len,
     )
-    return FoundModel(folder, spec)
+    return FoundModel(folder, replace(spec, images=find_images(folder, spec, settings)))
 
 
 def lacks_weights(folder: Path) -> bool:
@@ -106,6 +107,19 @@ def with_threads(settings: EngineSettings, platform: Platform) -> EngineSettings
     return replace(settings, num_threads=min(wanted, platform.cpu.num_cores))
 
 
+def _tell_left_out(found: FoundModel, checkpoint: Checkpoint) -> None:
+    for note in checkpoint.left_out:
+        _log.warning("%s", note)
+    others = checkpoint.others
+    if others and found.spec.images is None:
+        _log.warning(
+            "%s: only the text model is read; %d other tensors, such as %r, are left out",
+            found.folder,
+            len(others),
+            next(iter(others)),
+        )
+
+
 def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     """Find the model, read what it says about itself and resolve the settings.
 
@@ -116,8 +130,8 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     found = find_model(settings)
     settings = with_threads(settings, platform)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
-    for note in () if checkpoint is None else checkpoint.left_out:
-        _log.warning("%s", note)
+    if checkpoint is not None:
+        _tell_left_out(found, checkpoint)
     draft = find_draft(settings, found.spec, found.folder)
     resolved = resolve(settings, found.spec, checkpoint, platform, draft)
     return StartupPlan(found.folder, settings, resolved, checkpoint)

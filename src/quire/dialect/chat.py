@@ -23,6 +23,7 @@ from quire.protocol.outputs import (
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import ChatTemplate, Tokenizer
+from quire.rendering.media.parts import take_images
 from quire.rendering.messages import checked_messages, plain_data
 
 __all__ = ["ChatReader", "WholeChats", "answer_of"]
@@ -132,7 +133,7 @@ class ChatReader:
 
 
 def _num_calls(messages: Sequence[Message]) -> int:
-    plain = checked_messages(messages, text_only=True)
+    plain = checked_messages(take_images(messages)[0], text_only=True)
     return sum(len(each.get("tool_calls") or ()) for each in plain)
 
 

@@ -189,6 +189,7 @@ def _build_core(
         resolved = _allocate(executor, plan, report)
         disk = _open_disk(executor, plan, hasher)
         costs = _recovery_costs(executor, chosen.preemption_mode)
+        report = replace(report, plan=render_plan(resolved))
     except BaseException:
         executor.shutdown()
         raise

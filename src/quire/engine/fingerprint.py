@@ -46,7 +46,7 @@ def fingerprint(
     if checkpoint is None:
         _add(digest, f"seed {settings.seed}".encode())
     else:
-        for part in _samples(checkpoint):
+        for part in _samples(checkpoint, with_others=spec.images is not None):
             _add(digest, part)
     if weights:
         _add(digest, weights)
@@ -58,8 +58,9 @@ def _add(digest: hashlib.blake2b, part: bytes) -> None:
     digest.update(len(part).to_bytes(8, "little") + part)
 
 
-def _samples(checkpoint: Checkpoint) -> Iterable[bytes]:
-    stored = [part for tensor in checkpoint.tensors.values() for part in tensor.stored]
+def _samples(checkpoint: Checkpoint, *, with_others: bool) -> Iterable[bytes]:
+    whole = (*checkpoint.tensors.values(), *(checkpoint.others.values() if with_others else ()))
+    stored = [part for tensor in whole for part in tensor.stored]
     tensors = sorted((*stored, *checkpoint.cache_scales), key=lambda tensor: tensor.name)
     files = {path: path.open("rb") for path in {tensor.file for tensor in tensors}}
     try:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from quire.config import ModelSpec
 from quire.config.hub import resolve_tokenizer_folder
+from quire.config.media.idefics3 import IMAGE_KEY, ImageSpec
 from quire.config.model_spec import ClassesSpec
 from quire.config.sentence import SentenceSettings, read_sentence_settings
 from quire.config.settings import EngineSettings
 from quire.rendering import Renderer
+from quire.rendering.media.fetch import ImageFetcher
+from quire.rendering.media.images import ImageRenderer
+from quire.rendering.media.sources import MediaAccess
 from quire.rendering.tokenizer import Tokenizer
 
 __all__ = ["ModelFront", "load_model_front", "load_tokenizer"]
@@ -97,5 +102,20 @@ def _load_renderer(settings: EngineSettings, folder: Path, spec: ModelSpec) -> R
         skip_tokenizer_init=settings.skip_tokenizer_init,
         chat_template=settings.chat_template,
         control_tokens_in_content=settings.control_tokens_in_content,
+        images=None if spec.images is None else partial(_image_renderer, settings, spec.images),
         finds_message_ends=bool(spec.states),
     )
+
+
+def _image_renderer(
+    settings: EngineSettings, spec: ImageSpec, tokenizer: Tokenizer
+) -> ImageRenderer:
+    local, hosts = settings.allowed_local_media_path, settings.allowed_media_domains
+    fetch = None if hosts is None else ImageFetcher(hosts.split(","), settings.max_image_bytes)
+    access = MediaAccess(
+        settings.max_image_bytes,
+        settings.max_image_pixels,
+        None if local is None else Path(local),
+        fetch,
+    )
+    return ImageRenderer(spec, tokenizer, access, settings.media_limit(IMAGE_KEY))

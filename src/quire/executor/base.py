@@ -59,7 +59,8 @@ class Executor(Protocol):
     def put_media(self, handle: int, data: object) -> MediaInfo:
         """Take media for a request that will name `handle`; allowed while steps are in flight.
 
-        data: bytes of any format; within one process also a tensor or an array. Raises
+        data: an image, which is encoded before the call returns; or bytes of any format, and within
+        one process a tensor or an array, of embeddings. Any thread may call it. Raises
         RequestError, and keeps nothing, if they cannot be read or are not what this model takes.
         """
         ...

@@ -44,7 +44,8 @@ class BlockExtras:
             if first >= last:
                 continue
             taken = slice(first - span.position, last - span.position)
-            where = struct.pack("<III", first - start, taken.start, last - first)
+            row = span.first_row + taken.start
+            where = struct.pack("<III", first - start, row, last - first)
             positions = b""
             if len(span.positions):
                 of_axes = span.positions.astype("<i4").reshape(3, span.length)

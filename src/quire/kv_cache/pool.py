@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+import numpy as np
+
 from quire.errors import EngineError
 from quire.kv_cache.notices import BlockName, Listener, Notice, NoticeKind
 
@@ -58,6 +60,13 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_available
+
+    def states(self) -> bytearray:
+        """Return a letter for each block: f free, c cached, u used by one table, s by several."""
+        counts = np.minimum(np.array(self._ref_count, np.int64), 2)
+        letters = np.frombuffer(b"fus", np.uint8)[counts]
+        letters[list(self._cached)] = ord("c")
+        return bytearray(letters.tobytes())
 
     def ref_count(self, block: int) -> int:
         return self._ref_count[block]

@@ -1,7 +1,7 @@
 """Models: one file per family, named by the architecture in config.json."""
 
 from quire.models.causal_lm import CausalLM, Classifies, ModelFactory
-from quire.models.loader import LoadFormat, check_replacements, load_model
+from quire.models.loader import LoadFormat, check_replacements, load_model, load_tower
 from quire.models.registry import ARCHITECTURES, find_model
 from quire.models.weight_map import WeightMap, WeightTarget
 
@@ -16,4 +16,5 @@ __all__ = [
     "find_model",
     "check_replacements",
     "load_model",
+    "load_tower",
 ]

@@ -8,6 +8,7 @@ is read: one that is not finite would make every answer NaN.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 import time
@@ -32,6 +33,7 @@ from quire.layers.weights import Cut
 from quire.models.causal_lm import CausalLM
 from quire.models.dummy import dummy_weights
 from quire.models.registry import find_model
+from quire.models.siglip import SiglipTower
 from quire.models.weight_map import WeightMap, WeightTarget
 from quire.platform.streams import say
 from quire.quantization import StoredMatrix
@@ -41,6 +43,7 @@ __all__ = [
     "LoadFormat",
     "check_replacements",
     "load_model",
+    "load_tower",
     "match_weights",
     "read_packed",
     "read_weights",
@@ -102,6 +105,61 @@ def load_model(
     weights = read_weights(plan, checkpoint.files, dtype, progress=progress, replaced=others)
     _fill((target for _, target in plan), weights)
     return model
+
+
+def load_tower(
+    spec: ModelSpec,
+    folder: Path,
+    factory: LayerFactory,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+) -> SiglipTower | None:
+    """Build the encoder of the images of `spec` and fill it; None if it takes none. Other arguments
+    and errors as of `load_model`."""
+    if spec.images is None:
+        return None
+    tower, dtype = SiglipTower(spec.images, factory), getattr(torch, spec.dtype)
+    targets = tower.weight_map.targets(tower)
+    if load_format == "dummy":
+        _fill(targets.values(), dummy_weights(targets, dtype, seed))
+        return tower
+    checkpoint = read_checkpoint(folder)
+    missing = [name for name in targets if name not in checkpoint.others]
+    if missing:
+        raise ConfigError(
+            f"{folder}: {_listed(missing, 'tensor')} of the image encoder missing from the weight "
+            "files. Fetch the checkpoint again, or give limit_mm_per_prompt={'image': 0}"
+        )
+    plan = [(_flat(checkpoint.others[name], target), target) for name, target in targets.items()]
+    weights = read_weights(plan, checkpoint.files, dtype, progress=False, replaced={})
+    _fill(
+        targets.values(),
+        (
+            (target, weight.reshape(target.shape) if isinstance(weight, torch.Tensor) else weight)
+            for target, weight in weights
+        ),
+    )
+    return tower
+
+
+def _flat(tensor: TensorInfo, target: WeightTarget) -> TensorInfo:
+    """Return a tensor of an encoder, as a matrix if it is a convolution over patches. Raises
+    ConfigError for another shape than the target's, and for numbers that are no plain floats."""
+    shape = tensor.shape
+    if len(shape) > 2:
+        shape = (shape[0], math.prod(shape[1:]))
+    if shape != target.shape:
+        raise ConfigError(
+            f"{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}, but "
+            f"config.json asks for {list(target.shape)}; correct it, or use the matching files"
+        )
+    if tensor.packed is not None or tensor.dtype not in FLOAT_DTYPES:
+        raise ConfigError(
+            f"{tensor.file}: tensor {tensor.name!r} of the image encoder is stored as "
+            f"{tensor.dtype}; use weights in one of {', '.join(FLOAT_DTYPES)}, or give "
+            "limit_mm_per_prompt={'image': 0}"
+        )
+    return replace(tensor, shape=shape)
 
 
 def match_weights(

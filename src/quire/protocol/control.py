@@ -26,6 +26,7 @@ __all__ = [
     "ExtendPrompt",
     "Inspect",
     "ListPins",
+    "MapBlocks",
     "MeasureRecovery",
     "OpenDisk",
     "MeasuredMemory",
@@ -58,6 +59,10 @@ class _Op(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Inspect(_Op, frozen=True):
     """Change nothing, and report."""
+
+
+class MapBlocks(_Op, frozen=True):
+    """Answered by `Report.blocks`. No step is waited for."""
 
 
 class ListPins(_Op, frozen=True):
@@ -113,6 +118,7 @@ class StopProfile(_Op, frozen=True):
 
 AdminOp = (
     Inspect
+    | MapBlocks
     | ListPins
     | Unpin
     | ResetPrefixCache
@@ -206,7 +212,9 @@ class Report:
     was_there: whether the operation found its object. measured: sizes on the device, where it can
     be measured. recovery_costs, pins, profile: result, if the operation asked for it. lost_pins:
     keys of the pins for every salt that the engine let go by itself, if it was asked for pins.
-    media: facts about the media that the engine was given.
+    media: facts about the media that the engine was given. plan: text of `quire plan`, in answers
+    to `Inspect`. blocks: a letter for each KV block, in answers to `MapBlocks`: f free, c cached,
+    u used by one sequence, s shared by several, p pinned.
     """
 
     kernels: str = ""
@@ -222,6 +230,8 @@ class Report:
     lost_pins: tuple[str, ...] = ()
     profile: str = ""
     media: MediaInfo | None = None
+    plan: str = ""
+    blocks: bytes = b""
 
 
 def asleep(level: int) -> str:

@@ -1,4 +1,4 @@
-"""Parts of a prompt that come as embeddings and not as token ids.
+"""Parts of a prompt that come as embeddings or images and not as token ids.
 
 Their bytes go from the front to the worker under a handle (`Executor.put_media`), never through the
 scheduler, which knows where they stand and what they hash to. Prompt embeddings are media too:
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quire.errors import RequestError
 from quire.protocol.step import MediaSpan
 
-__all__ = ["Media", "MediaInfo", "check_media"]
+__all__ = ["ImageTiles", "Media", "MediaInfo", "check_media"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,22 @@ class MediaInfo:
 
     num_tokens: int
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTiles:
+    """An image, resized and cut for an encoder.
+
+    pixels: uint8 [num_tiles, tile_size, tile_size, 3], as red, green and blue.
+    """
+
+    pixels: bytes
+    num_tiles: int
+    tile_size: int
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.pixels)
 
 
 def check_media(media: tuple[Media, ...], num_prompt_tokens: int) -> None:

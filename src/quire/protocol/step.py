@@ -88,7 +88,8 @@ def no_ints() -> IntArray:
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
     """`length` tokens of a prompt, from `position` on, that are rows of what the worker has under
-    `handle`; the token ids there mean nothing.
+    `handle`, from `first_row` on; the token ids there mean nothing. An image may have several
+    spans, with text between them.
 
     positions: int32 [3 · length], of these tokens on three axes, one axis after the other, counted
         from the position at which the span begins. Text goes on after the largest of them. Empty:
@@ -99,6 +100,7 @@ class MediaSpan:
     length: int
     handle: int
     positions: IntArray = field(default_factory=no_ints)
+    first_row: int = 0
 
     @property
     def end(self) -> int:

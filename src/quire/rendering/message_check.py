@@ -9,11 +9,30 @@ from typing import Any, NoReturn, cast
 
 from quire.errors import RequestError
 
-__all__ = ["REASONING_FIELDS", "ROLES_WITH_CONTENT", "TEXT_PART_TYPES", "check_messages"]
+__all__ = [
+    "IMAGE_MARK",
+    "IMAGE_PART_TYPES",
+    "REASONING_FIELDS",
+    "ROLES_WITH_CONTENT",
+    "TEXT_ONLY",
+    "TEXT_PART_TYPES",
+    "check_messages",
+]
 
 # Names for a message's reasoning, the standard one first. Templates of gpt-oss read `thinking`.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 TEXT_PART_TYPES = ("text", "input_text", "output_text")
+IMAGE_PART_TYPES = ("image_url", "input_image", "image", "image_pil")
+# Stands in messages, with its number as "index", where an image was taken out of them.
+IMAGE_MARK = "image"
+TEXT_ONLY = "The served model takes text only. Send text parts."
+_UNHEARD = {
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+    "video_url": "video",
+    "video": "video",
+}
 # Messages of other roles may do without: an answer that only calls tools, a tool without output,
 # and roles whose meaning the template alone knows.
 ROLES_WITH_CONTENT = ("user", "system", "developer")
@@ -34,7 +53,8 @@ def check_messages(messages: object, *, text_only: bool = False) -> None:
     """RequestError if these JSON values are no conversation; it names the place at fault (such as
     `messages[1].content[0].text`), the value, and what may stand there.
 
-    text_only: refuse parts and fields that hold anything but text.
+    text_only: refuse parts and fields that hold anything but text, or mark an image that was taken
+    out of them.
     """
     if not isinstance(messages, list | tuple):
         _refuse("messages", messages, "Send a list of messages.")
@@ -68,7 +88,7 @@ def _check_message(place: str, message: object, text_only: bool) -> None:
         _check_function(f"{place}.function_call", call)
     audio = fields.get("audio")
     if text_only and audio is not None:
-        _refuse(f"{place}.audio", audio, "The served model takes text only. Leave it out.")
+        _refuse(f"{place}.audio", audio, "The served model has no encoder for it. Leave it out.")
 
 
 def _check_content(place: str, content: object, role: str, text_only: bool) -> None:
@@ -98,8 +118,11 @@ def _check_part(place: str, part: object, text_only: bool) -> None:
     elif kind == "refusal":
         refusal = fields.get("refusal", _MISSING)
         _check_string(f"{place}.refusal", refusal, _STRING, is_optional=False)
-    elif text_only:
-        _refuse(f"{place}.type", kind, "The served model takes text only. Send text parts.")
+    elif text_only and kind in _UNHEARD:
+        missing = f"The served model has no encoder for {_UNHEARD[kind]}. Send text parts."
+        _refuse(f"{place}.type", kind, missing)
+    elif text_only and not (kind == IMAGE_MARK and fields.keys() == {"type", "index"}):
+        _refuse(f"{place}.type", kind, TEXT_ONLY)
 
 
 def _check_call(place: str, call: object) -> None:

@@ -1,7 +1,7 @@
 """The front door of the room: prompts and conversations to token ids, tokens to text."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
@@ -13,25 +13,30 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.codec import is_unicode
 from quire.protocol.media import Media, MediaInfo
 from quire.protocol.sampling_params import SamplingParams
-from quire.protocol.step import IntArray, MediaSpan, no_ints
+from quire.protocol.step import IntArray, no_ints
 from quire.rendering.chat_template.control_tokens import ChatText, Spans
 from quire.rendering.chat_template.template import ChatTemplate
 from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has_text
 from quire.rendering.folder import require_folder
+from quire.rendering.media.door import EmbedsPart, MediaPart
+from quire.rendering.media.images import ImageRenderer
+from quire.rendering.media.parts import images_of, in_order, take_images
+from quire.rendering.media.sources import ImageSource
+from quire.rendering.message_check import TEXT_ONLY
 from quire.rendering.messages import ArgumentsForm, checked_messages, fit_arguments
 from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt, or
-{"prompt_embeds": tensor}."""
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt and
+multi_modal_data, or {"prompt_embeds": tensor}."""
 
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"})
-_TEXT_ONLY = ForeignName("models take text only")
+_PROMPT_KEYS = frozenset(
+    {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data"}
+)
 _FOREIGN_KEYS: Mapping[str, ForeignName] = {
-    "multi_modal_data": _TEXT_ONLY,
-    "multi_modal_uuids": _TEXT_ONLY,
-    "mm_processor_kwargs": _TEXT_ONLY,
+    "multi_modal_uuids": ForeignName("images are known by their contents"),
+    "mm_processor_kwargs": ForeignName("images are prepared as the checkpoint says"),
     "encoder_prompt": ForeignName("no model has an encoder"),
     "decoder_prompt": ForeignName("no model has an encoder; give it as the prompt"),
     "token_type_ids": ForeignName("no model reads them"),
@@ -45,9 +50,9 @@ class RenderedPrompt:
     """Token ids for the engine, with the text they came from (None when ids were given).
 
     salt: prompts of other salts share no cached prefix with it. media: parts of the prompt that are
-    embeddings; the token ids there are 0. embeds: embeddings to give to the engine; until then the
-    number of tokens is unknown, and there are none. prediction: token ids of the output that the
-    client expects. adapter: adapter that computes it. second_start: see `EngineRequest`.
+    embeddings and that the engine has. parts: media to give to the engine first; a prompt of
+    embeddings has no tokens before. prediction: token ids of the output that the client expects.
+    adapter: adapter that computes it. second_start: see `EngineRequest`.
     own: control tokens of the text that its template wrote, if content has others (`ChatText`).
     """
 
@@ -55,31 +60,36 @@ class RenderedPrompt:
     text: str | None = None
     salt: str = ""
     media: tuple[Media, ...] = ()
-    embeds: object = None
+    parts: tuple[MediaPart, ...] = ()
     adapter: AdapterRef | None = None
     prediction: tuple[int, ...] = ()
     second_start: int = 0
     own: Spans | None = None
 
-    def with_embeds(self, info: MediaInfo, handle: int) -> Self:
-        """Return the prompt as embeddings from end to end, which the engine has under `handle`."""
-        span = MediaSpan(0, info.num_tokens, handle)
-        media = (Media(info.digest, span),)
-        return replace(self, token_ids=[0] * info.num_tokens, media=media, embeds=None)
+    def with_media(self, infos: Sequence[MediaInfo], handles: Sequence[int]) -> Self:
+        """Return the prompt when the engine has its parts under `handles`. infos: its answers."""
+        media, token_ids = self.media, self.token_ids
+        for part, info, handle in zip(self.parts, infos, handles, strict=True):
+            placed = part.placed(info, handle)
+            media += placed.media
+            token_ids = token_ids if placed.token_ids is None else placed.token_ids
+        return replace(self, token_ids=token_ids, media=media, parts=())
 
     @property
     def known_token_ids(self) -> list[int]:
         """Token ids after which an output goes on: none if some are not known."""
-        return [] if self.media else self.token_ids
+        is_embeds = sum(each.span.length for each in self.media) == len(self.token_ids)
+        return [] if is_embeds else self.token_ids
 
     def last(self, length: int) -> "RenderedPrompt":
         """Its last `length` tokens, or itself if it is no longer than that. Raises RequestError if
         it has embeddings."""
         if len(self.token_ids) <= length or length < 1:
             return self
-        if self.media:
+        if self.media or self.parts:
             raise RequestError(
-                "truncate_prompt_tokens cannot cut prompt_embeds. Send fewer rows, or leave it out."
+                "truncate_prompt_tokens cannot cut images or prompt_embeds. Send fewer of them, or "
+                "leave it out."
             )
         return replace(self, token_ids=self.token_ids[-length:], text=None)
 
@@ -126,8 +136,8 @@ class Renderer:
     Without a `tokenizer` only token ids go in, and outputs have no text. `vocab_size` is the number
     of embeddings of the model, which bounds the token ids that a request may send; None takes the
     tokenizer's. control_tokens_in_content: text of a message that spells a control token is that
-    token. finds_message_ends: the engine asks where messages end, since the model has recurrent
-    states.
+    token. images: preparation of images; None for a model that takes text only. finds_message_ends:
+    the engine asks where messages end, since the model has recurrent states.
     """
 
     def __init__(
@@ -137,6 +147,7 @@ class Renderer:
         vocab_size: int | None = None,
         *,
         control_tokens_in_content: bool = False,
+        images: ImageRenderer | None = None,
         finds_message_ends: bool = False,
     ) -> None:
         if vocab_size is None and tokenizer is None:
@@ -147,6 +158,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._takes_control_tokens = control_tokens_in_content
+        self._images = images
         self._finds_message_ends = finds_message_ends
         self._vocab_size = vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
@@ -159,11 +171,13 @@ class Renderer:
         skip_tokenizer_init: bool = False,
         chat_template: str | Path | None = None,
         control_tokens_in_content: bool = False,
+        images: Callable[[Tokenizer], ImageRenderer] | None = None,
         finds_message_ends: bool = False,
     ) -> "Renderer":
         """Load tokenizer and chat template of a model folder or GGUF file.
 
-        `chat_template` replaces the model's own: a path, or the text of a template. Raises
+        `chat_template` replaces the model's own: a path, or the text of a template. images: makes
+        what prepares images. Raises
         ConfigError when it, or a file of the tokenizer, is missing or broken. A broken template of
         the model's own only disables chat.
         """
@@ -181,6 +195,7 @@ class Renderer:
             template,
             vocab_size,
             control_tokens_in_content=control_tokens_in_content,
+            images=None if images is None else images(tokenizer),
             finds_message_ends=finds_message_ends,
         )
 
@@ -193,6 +208,11 @@ class Renderer:
     def chat_template(self) -> ChatTemplate | None:
         """The chat template, None when the model has none."""
         return self._chat_template
+
+    @property
+    def images(self) -> ImageRenderer | None:
+        """Preparation of images, None for a model that takes text only."""
+        return self._images
 
     @property
     def vocab_size(self) -> int:
@@ -210,7 +230,11 @@ class Renderer:
         salt = ""
         if isinstance(prompt, Mapping):
             if "prompt_embeds" in prompt:
-                return RenderedPrompt([], embeds=_embeds_of(prompt))
+                return RenderedPrompt([], parts=(EmbedsPart(_embeds_of(prompt)),))
+            sources = images_of(prompt.get("multi_modal_data"))
+            if sources:
+                bare = {key: prompt[key] for key in prompt if key != "multi_modal_data"}
+                return self._with_images(self.render_prompt(bare, add_special_tokens), sources)
             text, token_ids, salt = _prompt_fields(prompt)
         elif isinstance(prompt, str):
             text, token_ids = prompt, None
@@ -249,8 +273,9 @@ class Renderer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         max_prompt_chars: int | None = None,
+        images: Sequence[ImageSource] = (),
     ) -> RenderedPrompt:
-        """Token ids of a conversation.
+        """Token ids of a conversation. images: images that `take_images` took out of the messages.
 
         Chat templates write BOS themselves, so none is added by default. `chat_template` replaces
         the model's for this call. Raises RequestError as `ChatTemplate.render` does, when there is
@@ -259,6 +284,8 @@ class Renderer:
         tokens stay texts (`ControlTokens`).
         """
         tokenizer = self._require_tokenizer("a chat")
+        if images:
+            self._require_images(images)
         template = chat_template or self._chat_template
         if template is None:
             raise RequestError(
@@ -282,9 +309,10 @@ class Renderer:
             )
 
         try:
+            checked, images = in_order(checked_messages(messages, text_only=True), images)
             given = {
                 # Escapes in JSON may spell a control token: what is searched must be what is shown.
-                "messages": fit_arguments(checked_messages(messages, text_only=True), form),
+                "messages": fit_arguments(checked, form),
                 "tools": tools,
                 "documents": documents,
                 "variables": variables,
@@ -309,7 +337,29 @@ class Renderer:
                 "The chat template made an empty prompt of these messages. "
                 "Send a message with content."
             )
-        return RenderedPrompt(self._within_vocabulary(token_ids), text, own=chat.own)
+        found = RenderedPrompt(self._within_vocabulary(token_ids), text, own=chat.own)
+        return self._with_images(found, images) if images else found
+
+    def _with_images(
+        self, prompt: RenderedPrompt, sources: Sequence[ImageSource]
+    ) -> RenderedPrompt:
+        """Return the prompt with images in the places that its image tokens mark. RequestError for
+        a model that takes none, and as of `ImageRenderer`."""
+        images = self._require_images(sources)
+        prepared = [images.prepare(source) for source in sources]
+        token_ids, parts = images.place(prompt.token_ids, prepared)
+        return replace(prompt, token_ids=token_ids, parts=parts)
+
+    def _require_images(self, sources: Sequence[ImageSource]) -> ImageRenderer:
+        if self._images is None:
+            raise RequestError(f"{sources[0].place} is an image. {TEXT_ONLY}")
+        self._images.check_number(len(sources))
+        return self._images
+
+    def take_images(self, messages: Any) -> tuple[Any, tuple[ImageSource, ...]]:
+        """Return messages with marks in place of images, and the images, as `render_chat` takes
+        both. A model that takes text only leaves images where they are, to be refused there."""
+        return (messages, ()) if self._images is None else take_images(messages)
 
     def message_ends(self, token_ids: IntArray) -> IntArray:
         """Return where messages of a prompt end (`ControlTokens.message_ends`); empty if the model
@@ -332,7 +382,7 @@ class Renderer:
     def count(self, prompt: Prompt, add_special_tokens: bool = True) -> int:
         """Number of tokens of a prompt; RequestError as in `render_prompt`, and for embeddings."""
         rendered = self.render_prompt(prompt, add_special_tokens)
-        if rendered.embeds is not None:
+        if rendered.parts and not rendered.token_ids:
             raise RequestError("The prompt is embeddings. Count its rows.")
         return len(rendered.token_ids)
 

@@ -136,6 +136,8 @@ class RequestRenderer:
         )
 
     def _token_ids(self, prompt: RenderedPrompt) -> IntArray:
+        if prompt.parts:
+            raise RequestError(f"{prompt.parts[0].place} cannot be used here: leave it out")
         token_ids = np.array(prompt.token_ids, np.int32)
         for span in (each.span for each in prompt.media):  # none that penalties could count
             token_ids[span.position : span.end] = self._renderer.vocab_size

@@ -28,7 +28,7 @@ _MISSING: Mapping[str, str] = {
     **dict.fromkeys(
         ("backend_tokenizer", "_tokenizer", "sp_model"), "what is behind it is not shown"
     ),
-    "image_processor": "models take text only",
+    "image_processor": "images are prepared by the renderer",
 }
 _ONE_LENGTH = ForeignName("each text has a list of its own length; nothing is padded", ("longest",))
 _LISTS = ForeignName("ids come as lists; torch.tensor makes a tensor of one")

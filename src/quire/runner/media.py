@@ -52,7 +52,9 @@ class MediaStore:
                     continue
                 first_in_batch = end - count + first - start
                 places.append(np.arange(first_in_batch, first_in_batch + last - first))
-                pieces.append(self._get(span.handle)[first - span.position : last - span.position])
+                rows_of = self._get(span.handle)
+                row = span.first_row + first - span.position
+                pieces.append(rows_of[row : row + last - first])
         if not pieces:
             return None
         index = torch.from_numpy(np.concatenate(places)).to(self._device)

@@ -170,8 +170,12 @@ class PinnedPrefixes:
     @property
     def num_blocks(self) -> int:
         """Distinct KV blocks that are held."""
-        pins = self._pins.values()
-        return len({block for pin in pins for block in pin.held.all_blocks()})
+        return len(self.blocks)
+
+    @property
+    def blocks(self) -> set[int]:
+        """The KV blocks that are held."""
+        return {block for pin in self._pins.values() for block in pin.held.all_blocks()}
 
     def list(self, now: float) -> tuple[PinnedPrefix, ...]:
         """Return the pins that are held."""

@@ -458,6 +458,13 @@ class Scheduler:
         """Return the outputs of aborts, when there is no result to carry them."""
         return self.state.outputs.drain()
 
+    def block_states(self) -> bytes:
+        """Return the state of each KV block, as `Report.blocks` has it."""
+        states = self.state.kv.pool.states()
+        for block in self.state.pins.blocks:
+            states[block] = ord("p")
+        return bytes(states)
+
     def stats(self) -> SchedulerStats:
         pool, drafts = self.state.kv.pool, self._drafts.totals
         copied, disk = self.state.kv.sources.totals, self.state.kv.disk

@@ -106,6 +106,8 @@ class _Paths:
             scope["root_path"] = self._root_path
             if scope["path"].endswith("/"):
                 scope["path"] = scope["path"].rstrip("/") or "/"
+            if scope["path"] == self._root_path:
+                scope["path"] += "/"
         await self._app(scope, receive, send)
 
 
@@ -142,8 +144,9 @@ def _as_refused(table: RouteTable, request: Request, error: HTTPException) -> Re
     if error.status_code == 404:
         is_meant = table.methods(f"/v1{request.url.path}")
         meant = f"Did you mean '/v1{path}'?" if is_meant else "See /docs."
-        if table.is_closed(request.scope["path"]):
-            meant = "It is closed: the server opens it with --enable-engine-control."
+        flag = table.opening_flag(request.scope["path"])
+        if flag is not None:
+            meant = f"It is closed: the server opens it with {flag}."
         return RefusedError(f"There is no route {path!r}. {meant}", status=404)
     if error.status_code == 405:
         return RefusedError(f"{request.method[:16]} does not go with {path!r}.", status=405)

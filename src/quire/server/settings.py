@@ -90,6 +90,7 @@ class ServerSettings:
     enable_engine_control: bool = _setting(
         False, "open the routes that pause the engine, let it sleep, and reset its prefix cache"
     )
+    ui: bool = _setting(True, "serve a page at /ui, with a chat and a view of the engine")
     profile_dir: str = _setting("quire-profile", "folder of the traces of /start_profile")
     log_level: str = _setting(
         "info", "least severe lines of the log: debug, info, warning or error"

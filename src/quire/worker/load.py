@@ -19,7 +19,8 @@ from quire.distributed.gloo import GlooMeeting
 from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, LogitParts, StateTaps, TokenColumns
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
-from quire.models import CausalLM, Classifies, load_model
+from quire.models import CausalLM, Classifies, load_model, load_tower
+from quire.models.siglip import SiglipTower
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
 from quire.ops.exchange import join_region
@@ -44,6 +45,7 @@ class LoadedModel:
     `draft_layout`. heads: heads that guess tokens from states of the model. taps: readers of states
     between layers. collectives: connection to the ranks that hold the model together. parts: switch
     for logits that stay in parts. state_bytes: bytes of a sequence's recurrent states on this rank.
+    tower: encoder of images; None without.
     """
 
     spec: ModelSpec
@@ -64,6 +66,7 @@ class LoadedModel:
     collectives: Collectives = ALONE
     parts: LogitParts = field(default_factory=LogitParts)
     state_bytes: int = 0
+    tower: SiglipTower | None = None
 
     @property
     def whole_prompts(self) -> bool:
@@ -200,10 +203,25 @@ def load(
         collectives,
         factory.parts,
         factory.state_bytes,
+        _load_tower(settings, spec, kv_dtype, device),
     )
     # Torch's own threads have only loaded if kernels compute; a draft model left one of them.
     torch.set_num_threads(chosen.num_threads if _torch_computes(loaded) else 1)
     return loaded
+
+
+def _load_tower(
+    settings: WorkerSettings, spec: ModelSpec, kv_dtype: torch.dtype, device: torch.device
+) -> SiglipTower | None:
+    """Load the encoder of images, with threads of its own, so that steps go on beside it."""
+    chosen = settings.chosen
+    if spec.images is None:
+        return None
+    team = Team(chosen.num_threads if device.type == "cpu" else 1)
+    ops = _choose_ops(settings, device, kv_dtype, team)
+    factory = LayerFactory(ops, {}, getattr(torch, chosen.dtype), device, max_positions=0)
+    with torch.inference_mode():
+        return load_tower(spec, settings.folder, factory, settings.load_format, chosen.seed)
 
 
 def _torch_computes(loaded: LoadedModel) -> bool:

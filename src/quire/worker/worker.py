@@ -32,7 +32,7 @@ from quire.protocol.control import (
     UpdateWeights,
     Wake,
 )
-from quire.protocol.media import MediaInfo
+from quire.protocol.media import ImageTiles, MediaInfo
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.runner.forward import NOT_FINITE
@@ -40,6 +40,7 @@ from quire.runner.media import MediaStore
 from quire.runner.pending import PendingStep
 from quire.worker.assemble import Assembly, PoolSize, assemble
 from quire.worker.device_memory import CudaMemory, DeviceMemory
+from quire.worker.images import ImageEncoder
 from quire.worker.largest_steps import LargestSteps
 from quire.worker.load import LoadedModel, load, open_device
 from quire.worker.profile import StepProfile
@@ -73,6 +74,7 @@ class Worker:
             ) from error
         self._bank = _bank_of(self._loaded, settings)
         self._media = MediaStore(self._device)
+        self._images = self._image_encoder()
         self._embed_width = self._loaded.given.width
         self._size = PoolSize(0, settings.chosen.max_model_len)
         self._assembly: Assembly | None = None
@@ -87,6 +89,12 @@ class Worker:
             kernel_family=self._loaded.kernel_family,
             numerics=self._loaded.numerics,
         )
+
+    def _image_encoder(self) -> ImageEncoder | None:
+        loaded, cache_bytes = self._loaded, self._settings.chosen.image_cache
+        if loaded is None or loaded.tower is None or loaded.spec.images is None:
+            return None
+        return ImageEncoder(loaded.tower, loaded.spec.images, self._device, cache_bytes)
 
     def measure(self) -> Report:
         """Report what was loaded, and the memory of steps where it can be measured. Call before
@@ -122,7 +130,7 @@ class Worker:
         self._synchronize()
         self._assembly = None
         if level == 2:
-            self._loaded = self._stash = None
+            self._loaded = self._stash = self._images = None
         elif self._device.type != "cpu" and self._loaded is not None and self._stash is None:
             self._stash = WeightStash(self._loaded.model)
         if self._bank is not None and (self._loaded is None or self._stash is not None):
@@ -136,6 +144,7 @@ class Worker:
         try:
             if self._loaded is None:
                 self._loaded = load(self._settings, self._device, self._replaced)
+                self._images = self._image_encoder()
             if self._stash is not None:
                 self._stash.restore()
                 self._stash = None
@@ -270,6 +279,21 @@ class Worker:
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
         """See `Executor.put_media`. Any thread may call it, also while a step is launched."""
+        if isinstance(data, ImageTiles):
+            rows, digest = self._encoded(data)
+        else:
+            rows = self._given_rows(data)
+            digest = digest_of(rows)
+        self._media.put(handle, rows)
+        return MediaInfo(len(rows), digest)
+
+    def _encoded(self, tiles: ImageTiles) -> tuple[torch.Tensor, bytes]:
+        encoder = self._images
+        if encoder is None:
+            raise RequestError("the served model takes text only: leave the image out")
+        return encoder.encode(tiles, getattr(torch, self._settings.chosen.dtype))
+
+    def _given_rows(self, data: object) -> torch.Tensor:
         if not self._settings.chosen.enable_prompt_embeds:
             raise RequestError(
                 "prompt_embeds is given, but this engine takes no embeddings: start it with "
@@ -277,9 +301,7 @@ class Worker:
             )
         chosen = self._settings.chosen
         dtype: torch.dtype = getattr(torch, chosen.dtype)
-        rows = read_prompt_embeds(data, self._embed_width, self._size.max_model_len - 1, dtype)
-        self._media.put(handle, rows)
-        return MediaInfo(len(rows), digest_of(rows))
+        return read_prompt_embeds(data, self._embed_width, self._size.max_model_len - 1, dtype)
 
     def drop_media(self, handles: Sequence[int]) -> None:
         """See `Executor.drop_media`. In the thread that launches steps."""

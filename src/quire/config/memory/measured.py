@@ -28,6 +28,7 @@ def replan(asked: EngineSettings, planned: Resolved, measured: MeasuredMemory) -
         logits=0,
         tables=0,
         graphs=predicted.graphs,
+        images=predicted.images,
     )
     sizing = PoolSizing(
         asked,

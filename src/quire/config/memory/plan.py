@@ -26,6 +26,7 @@ __all__ = [
     "capture_table_bytes",
     "expert_bytes",
     "format_bytes",
+    "image_bytes",
     "largest_context",
     "logits_bytes",
     "states_bytes",
@@ -70,7 +71,7 @@ class FixedBytes:
     CPU may be a captured one, and buffers of threads for experts. tables: token ids, block tables
     and rope tables, which grow with the context. swap: blocks in host memory, 0 if the device has
     memory of its own. graphs: memory held back on a GPU for steps that are captured later. states:
-    recurrent states and their checkpoints."""
+    recurrent states and their checkpoints. images: work of the image encoder, and its cache."""
 
     weights: int
     runtime: int
@@ -80,11 +81,12 @@ class FixedBytes:
     swap: int = 0
     graphs: int = 0
     states: int = 0
+    images: int = 0
 
     @property
     def total(self) -> int:
         parts = (self.weights, self.runtime, self.activations, self.logits, self.tables)
-        return sum(parts) + self.swap + self.graphs + self.states
+        return sum(parts) + self.swap + self.graphs + self.states + self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,9 @@ def _weight_bytes(
     A tied LM head that is stored a second time counts once, but in a model that `transformers`
     computes, where the table stays beside the packed head.
     """
+    tower = 0 if spec.images is None else spec.images.tower.num_parameters * spec.dtype_bytes
     if checkpoint is None:
-        return spec.num_parameters * spec.dtype_bytes
+        return spec.num_parameters * spec.dtype_bytes + tower
     tensors = {
         name: tensor for name, tensor in checkpoint.tensors.items() if not _BUFFERS.search(name)
     }
@@ -172,11 +175,15 @@ def _weight_bytes(
         del tensors["lm_head.weight"]
     size = spec.dtype_bytes
     own_head = isinstance(spec.traits, GenericTraits) and spec.tie_word_embeddings
-    return own_head * spec.vocab_size * spec.hidden_size * size + sum(
-        math.prod(tensor.shape) * size
-        if widened or tensor.packed is None or _is_table(name, spec)
-        else tensor.packed.bytes_on(device)
-        for name, tensor in tensors.items()
+    return (
+        tower
+        + own_head * spec.vocab_size * spec.hidden_size * size
+        + sum(
+            math.prod(tensor.shape) * size
+            if widened or tensor.packed is None or _is_table(name, spec)
+            else tensor.packed.bytes_on(device)
+            for name, tensor in tensors.items()
+        )
     )
 
 
@@ -261,6 +268,13 @@ def states_bytes(layout: KVLayout, max_num_seqs: int, num_checkpoints: int) -> i
     """Recurrent states: two for each row, as a step reads one and writes the other, and one for
     each checkpoint."""
     return (2 * max_num_seqs + num_checkpoints) * layout.state_bytes
+
+
+def image_bytes(spec: ModelSpec, cache_bytes: int) -> int:
+    """Memory for encoding one tile, and of the cache of encoded images; 0 for a model of text."""
+    if spec.images is None:
+        return 0
+    return spec.images.tower.activation_elements * _FLOAT32_BYTES + cache_bytes
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

@@ -15,7 +15,7 @@ from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
 from quire.protocol.control import AdminOp, ListPins, Pause, Report, Resume, Sleep, Unpin, Wake
-from quire.protocol.media import MediaInfo
+from quire.protocol.media import ImageTiles, MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
@@ -133,7 +133,7 @@ class ReplicatedClient:
     def _in_state(self, *states: EngineState) -> list[ProcessEngineClient]:
         return [each for each in self._replicas if each.status.state in states]
 
-    async def put_media(self, handle: int, data: bytes) -> MediaInfo:
+    async def put_media(self, handle: int, data: bytes | ImageTiles) -> MediaInfo:
         """To all replicas, since any may take the request, or take it over: also those that are
         ready later."""
         ready = self._in_state(EngineState.READY) or list(self._replicas[:1])
@@ -165,7 +165,7 @@ class ReplicatedClient:
         """On all replicas that can; their answers in one. A pause or sleep, or its end, is carried
         out by the others when they can; paused or asleep is what all are. Pins are those that all
         which are ready hold; the blocks and hits of all are theirs. Lost ones are those that any
-        has lost."""
+        has lost. Maps of blocks follow one another."""
         if isinstance(op, ListPins):
             reports = await self._list_pins()
             held = _held_by_all([report.pins for _, report in reports])
@@ -181,6 +181,7 @@ class ReplicatedClient:
                     each.control_later(op)
         return replace(
             reports[0],
+            blocks=b"".join(report.blocks for report in reports),
             was_there=any(report.was_there for report in reports),
             is_paused=all(report.is_paused for report in reports),
             sleep_level=min(report.sleep_level for report in reports),

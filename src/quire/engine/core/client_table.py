@@ -19,12 +19,13 @@ V = TypeVar("V")
 @dataclass(slots=True)
 class ConnectedClient:
     """peer: identity of its connection. live: handles that have not finished. media: handles under
-    which it has given some."""
+    which it has given some. coming: handles of media that are being encoded."""
 
     client_id: int
     peer: bytes
     live: set[int] = field(default_factory=set[int])
     media: set[int] = field(default_factory=set[int])
+    coming: set[int] = field(default_factory=set[int])
 
 
 class ClientTable:

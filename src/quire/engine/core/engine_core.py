@@ -32,6 +32,7 @@ from quire.protocol.control import (
     ExtendPrompt,
     Inspect,
     ListPins,
+    MapBlocks,
     Pause,
     PauseMode,
     Report,
@@ -229,11 +230,8 @@ class EngineCore:
         scheduler = self._scheduler
         if isinstance(op, ExtendPrompt):
             return replace(self._report, was_there=scheduler.extend(op))
-        if isinstance(op, Inspect):
-            return self._report
-        if isinstance(op, ListPins):
-            pins = scheduler.state.pins
-            return replace(self._report, pins=pins.list(now), lost_pins=pins.lost)
+        if isinstance(op, Inspect | MapBlocks | ListPins):
+            return self._look(op, now)
         if isinstance(op, Unpin):
             return replace(self._report, was_there=scheduler.state.pins.release(op.handle))
         if isinstance(op, Pause | Sleep | Resume | Wake):
@@ -253,6 +251,15 @@ class EngineCore:
             return self._update_weights(op)
         else:
             return self._ask(op)
+        return self._report
+
+    def _look(self, op: Inspect | MapBlocks | ListPins, now: float) -> Report:
+        """The answer to a question, for which no step is waited."""
+        if isinstance(op, MapBlocks):
+            return replace(self._report, blocks=self._scheduler.block_states())
+        if isinstance(op, ListPins):
+            pins = self._scheduler.state.pins
+            return replace(self._report, pins=pins.list(now), lost_pins=pins.lost)
         return self._report
 
     def _ask(self, op: ControlOp) -> Report:

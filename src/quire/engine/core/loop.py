@@ -12,6 +12,7 @@ from quire.engine.core.client_table import ClientTable, ConnectedClient, split_b
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.heartbeat import Progress
 from quire.engine.core.in_flight import InFlightRecord
+from quire.engine.core.media_intake import MediaIntake
 from quire.engine.core.socket import CoreSocket
 from quire.errors import EngineUnavailableError, QuireError, RequestError
 from quire.protocol.codec import Codec, GarbledMessageError, encode
@@ -100,6 +101,7 @@ class CoreLoop:
         self._instance, self._capacity = instance, capacity
         self._codec: Codec[ClientMessage] = Codec(ClientMessage, max_message_bytes)
         self._clients = ClientTable()
+        self._media = MediaIntake(core, socket.wake)
         self._is_stopped = False
         self._operations: list[tuple[int, Control]] = []  # asked for by which client
         self._version = 0
@@ -123,14 +125,19 @@ class CoreLoop:
         self._is_stopped = True
 
     def run(self) -> None:
+        with self._media:
+            self._run()
+
+    def _run(self) -> None:
         while not self._is_stopped:
             self._take_messages()
+            self._take_media()
             self._control()
             if self._core.has_unfinished and not self._core.waits_for_input:
                 self._step()
                 continue
             self._in_flight.clear()
-            if self._progress.is_draining:
+            if self._progress.is_draining and not self._media.is_busy:
                 return
             self._core.take_moved()
             self._look_around(time.monotonic(), is_idle=True)
@@ -314,6 +321,13 @@ class CoreLoop:
         if self._progress.is_draining:
             self._fail(client, handles, "the engine is shutting down: send the request again")
             return
+        named = {each.span.handle for each in request.media}
+        if self._media.hold(client, request, named):
+            client.live.update(handles)
+            return
+        self._admit(client, request, handles)
+
+    def _admit(self, client: ConnectedClient, request: EngineRequest, handles: range) -> None:
         try:
             if not client.media.issuperset(each.span.handle for each in request.media):
                 raise RequestError("the engine has not got the embeddings of the prompt")
@@ -334,19 +348,29 @@ class CoreLoop:
             raise GarbledMessageError(
                 f"client {client.client_id} does not own handle {message.handle}"
             )
-        report, reason = None, ""
-        try:
-            info = self._core.put_media(message.handle, message.data)
-            client.media.add(message.handle)
-            report = replace(self._core.report, media=info)
-        except QuireError as error:
-            reason = str(error)
-        except Exception as error:
-            logger.exception("media %d cannot be taken", message.handle)
-            reason = f"the engine cannot take them ({error!r})"
-        self._send(client, Answer(message.query, report, reason, self._version))
+        self._media.put(client, message)
+
+    def _take_media(self) -> None:
+        """Answer for media that are there now, or cannot be, and admit what waited for them."""
+        for ended in self._media.take_ended():
+            client = self._clients.of_id(client_of(ended.handle))
+            if client is None or ended.handle not in client.coming:
+                self._core.drop_media([ended.handle])
+                continue
+            client.coming.discard(ended.handle)
+            report = None
+            if ended.info is not None:
+                client.media.add(ended.handle)
+                report = replace(self._core.report, media=ended.info)
+            self._send(client, Answer(ended.query, report, ended.reason, self._version))
+        for client, request in self._media.take_held():
+            first = request.first_handle + request.first_sample
+            handles = range(first, first + request.params.n)
+            client.live.difference_update(handles)
+            self._admit(client, request, handles)
 
     def _drop_media(self, client: ConnectedClient, handles: Iterable[int]) -> None:
+        client.coming -= set(handles)
         own = client.media & set(handles)
         client.media -= own
         self._core.drop_media(list(own))
@@ -375,12 +399,18 @@ class CoreLoop:
         ignored."""
         own = [handle for handle in handles if handle in client.live]
         self._counts["aborted_total"] += len(own)
+        held = self._media.let_go(own)
+        if held:
+            client.live -= set(held)
+            finished = tuple(SequenceFinish(handle, FinishReason.ABORT) for handle in held)
+            self._send(client, Output(EngineOutput(EMPTY_HANDLES, EMPTY_INTS, finished=finished)))
         self._core.abort(own)
 
     def _drop(self, client: ConnectedClient, why: str) -> None:
         logger.info(
             "client %d %s, with %d sequences unfinished", client.client_id, why, len(client.live)
         )
+        client.live.difference_update(self._media.let_go(client.live))
         self._abort(client, list(client.live))
         self._drop_media(client, client.media)
         self._clients.leave(client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import deque
@@ -32,6 +33,9 @@ class CoreSocket:
     ) -> None:
         """wakeup_fd: a non-blocking file; `wait` ends when something is written to it."""
         self._wakeup_fd = wakeup_fd
+        self._woken_fd, self._wake_fd = os.pipe()
+        for each in (self._woken_fd, self._wake_fd):
+            os.set_blocking(each, False)
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -41,6 +45,7 @@ class CoreSocket:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(wakeup_fd, zmq.POLLIN)
+        self._poller.register(self._woken_fd, zmq.POLLIN)
         self._owed: dict[bytes, deque[bytes]] = {}
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
@@ -59,8 +64,14 @@ class CoreSocket:
         """Sleep until a message arrives, or the wakeup file can be read, or the time is over."""
         timeout_ms = None if timeout_s is None else int(timeout_s * 1000)
         ready = dict(self._poller.poll(RETRY_MS if self._owed else timeout_ms))
-        if self._wakeup_fd in ready:
-            os.read(self._wakeup_fd, 4096)
+        for each in (self._wakeup_fd, self._woken_fd):
+            if each in ready:
+                os.read(each, 4096)
+
+    def wake(self) -> None:
+        """End a `wait`, from any thread."""
+        with contextlib.suppress(OSError):  # full: it ends anyway; closed: nobody waits
+            os.write(self._wake_fd, b"1")
 
     def send(self, peer: bytes, message: bytes) -> bool:
         """False if the peer is gone; what it was owed is dropped then."""
@@ -108,3 +119,5 @@ class CoreSocket:
         """Close the socket after a moment for sent messages to leave."""
         self._socket.close(linger=LINGER_MS)
         self._context.term()
+        for each in (self._woken_fd, self._wake_fd):
+            os.close(each)

@@ -7,6 +7,8 @@ from typing import cast
 
 import msgspec
 
+from quire.rendering.media.parts import image_part
+from quire.rendering.media.sources import ImageSource
 from quire.server.anthropic.volatile import without_volatile
 from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
@@ -16,15 +18,16 @@ __all__ = ["chat_messages"]
 _BLOCKS = 'Send a string or a list of blocks such as {"type": "text", "text": "Hello"}.'
 _TEXT_ONLY = "The served model takes text only. Send text blocks."
 _LEFT_OUT = "[{} left out: this model reads text only]"
+_BELOW = "[image {} of this result follows]"
 _HOSTED = ("server_tool_use", "mcp_tool_use", "mcp_tool_result", "container_upload")
 """Blocks of tools that another service ran, beside those that end in `_tool_result`."""
 
 
 def chat_messages(
-    system: str | list[Fields] | None, turns: object
+    system: str | list[Fields] | None, turns: object, *, takes_images: bool = False
 ) -> tuple[list[Fields], list[str]]:
-    """Return a conversation as messages, and the lines removed from its system prompt. RefusedError
-    names the bad turn or block."""
+    """Return a conversation as messages, and the lines removed from its system prompt.
+    takes_images: whether the model does. RefusedError names the bad turn or block."""
     texts = [system] if isinstance(system, str) else _texts(system or [], "system")
     kept, removed = without_volatile(texts)
     messages: list[Fields] = []
@@ -40,7 +43,7 @@ def chat_messages(
         if role == "assistant":
             _join(messages, _assistant(blocks, place))
         elif role == "user":
-            for message in _user(blocks, place):
+            for message in _user(blocks, place, takes_images=takes_images):
                 _join(messages, message)
         elif role == "system":
             _join(messages, {"role": "system", "content": "\n\n".join(_texts(blocks, place))})
@@ -82,21 +85,41 @@ def _texts(blocks: Iterable[object], place: str) -> list[str]:
     return texts
 
 
-def _user(blocks: list[Fields], place: str) -> Iterable[Fields]:
-    """Yield results of tools, each as its own message, then the user's text."""
+def _user(blocks: list[Fields], place: str, *, takes_images: bool) -> Iterable[Fields]:
+    """Yield results of tools, each as its own message, then what the user says. Images of results
+    come there: most templates show texts alone as results."""
     said: list[Fields] = []
     for index, block in enumerate(blocks):
         at = f"{place}.content[{index}]"
         if block.get("type") == "tool_result":
+            images: list[Fields] = []
             yield {
                 "role": "tool",
                 "tool_call_id": string_of(block, "tool_use_id", at),
-                "content": _result(block, at),
+                "content": _result(block, at, images if takes_images else None),
             }
+            said += images
+            continue
+        if block.get("type") == "image" and takes_images:
+            said.append(_image(block, at))
             continue
         said.append({"type": "text", "text": _read(block, at)})
     if said or not blocks:
         yield {"role": "user", "content": said or [{"type": "text", "text": ""}]}
+
+
+def _image(block: Fields, place: str) -> Fields:
+    """Return the part of an image, by its bytes or its URL."""
+    source, at = fields_of(block.get("source"), f"{place}.source"), f"{place}.source"
+    kind = source.get("type")
+    if kind == "base64":
+        data = string_of(source, "data", at)
+        value, at = f"data:{source.get('media_type') or ''};base64,{data}", f"{at}.data"
+    elif kind == "url":
+        value, at = string_of(source, "url", at), f"{at}.url"
+    else:
+        raise refused(f"{at}.type", kind, 'Send "base64" or "url".')
+    return image_part(ImageSource(at, value))
 
 
 def _read(block: Fields, place: str) -> str:
@@ -123,8 +146,9 @@ def _document(block: Fields, place: str) -> str:
     raise refused(f"{place}.source.type", source.get("type"), _TEXT_ONLY)
 
 
-def _result(block: Fields, place: str) -> str:
-    """Return a tool's output. A note replaces media: a tool cannot know what the model reads,
+def _result(block: Fields, place: str, images: list[Fields] | None) -> str:
+    """Return a tool's output as text. images: gets its images, which the text names by number; None
+    if the model takes none. A note replaces what the model does not read: a tool cannot know it,
     and the conversation must go on."""
     content = block.get("content")
     texts: list[str] = []
@@ -132,6 +156,9 @@ def _result(block: Fields, place: str) -> str:
         kind = part.get("type")
         if kind in ("text", "search_result"):
             texts.append(_read(part, f"{place}.content[{index}]"))
+        elif kind == "image" and images is not None:
+            images.append(_image(part, f"{place}.content[{index}]"))
+            texts.append(_BELOW.format(len(images)))
         elif kind == "tool_reference":
             texts.append(str(part.get("tool_name", "")))
         else:

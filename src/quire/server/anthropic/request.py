@@ -34,7 +34,8 @@ class ReadRequest:
 
 def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel) -> ReadRequest:
     """Return a request as a chat. RefusedError names the field at fault."""
-    messages, removed_lines = chat_messages(body.system, body.messages)
+    takes_images = model.front.renderer.images is not None
+    messages, removed_lines = chat_messages(body.system, body.messages, takes_images=takes_images)
     tools, skipped_tools = _tools(body.tools or [])
     skipped_names: list[object] = [
         tool.get("name") for tool in body.tools or () if _is_hosted(tool)

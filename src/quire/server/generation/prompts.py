@@ -18,11 +18,13 @@ import msgspec
 from quire.dialect import Dialect
 from quire.dialect.conversation import described, prepared
 from quire.dialect.harmony import own_template
-from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import RequestError
 from quire.protocol.json_schema import num_chars_to_read
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer, RendersChats, check_messages
+from quire.rendering.media.door import EmbedsPart
+from quire.rendering.media.sources import ImageSource, is_remote
+from quire.rendering.message_check import IMAGE_MARK
 from quire.server.generation.render_pool import RenderPool
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
@@ -38,6 +40,9 @@ CHARS_PER_MESSAGE = 64
 
 SLOW_TEMPLATE_S = 0.02
 """Processor seconds of a slow template. A usual one takes a hundredth of that for a short chat."""
+
+FETCH_THREADS, FETCH_TIMEOUT_S = 4, 30.0
+"""Threads that fetch images, and seconds for one image, waiting for a thread included."""
 
 Result = TypeVar("Result")
 
@@ -60,10 +65,12 @@ class PromptRenderer:
         self._limits = limits
         self._trust_templates = trust_templates
         self._pool = RenderPool(num_threads, limits.render_timeout_s)
+        self._fetches = RenderPool(FETCH_THREADS, FETCH_TIMEOUT_S)
         self._has_slow_template = False
 
     def close(self) -> None:
         self._pool.close()
+        self._fetches.close()
 
     async def render_prompt(
         self,
@@ -109,11 +116,8 @@ class PromptRenderer:
         )
         return text[: starts[most]] if len(starts) > most else text
 
-    async def render_embeds(
-        self, client: AsyncEngineClient, handle: int, prompt: EmbedsPrompt
-    ) -> RenderedPrompt:
-        """Read embeddings; the engine has them under `handle` from now on, even if this call
-        fails."""
+    async def render_embeds(self, prompt: EmbedsPrompt) -> RenderedPrompt:
+        """Decode embeddings, which the engine reads."""
         work = functools.partial(base64.b64decode, prompt.base64, validate=True)
         try:
             data = await self._run(work, len(prompt.base64))
@@ -121,10 +125,7 @@ class PromptRenderer:
             raise RefusedError(
                 f"prompt_embeds is no base64: {error}", param="prompt_embeds"
             ) from None
-        try:
-            return RenderedPrompt([]).with_embeds(await client.put_media(handle, data), handle)
-        except RequestError as error:
-            raise RefusedError(str(error), param="prompt_embeds") from error
+        return RenderedPrompt([], parts=(EmbedsPart(data),))
 
     async def render_chat(
         self,
@@ -137,7 +138,10 @@ class PromptRenderer:
         """Render messages through the model's chat template or, if trusted, the request's own.
         dialect: dialect of the model. tools_text: describes the tools to templates that have no
         place for them."""
-        messages = self._checked_messages(body.messages)
+        taken, images = renderer.take_images(cast("object", body.messages))
+        messages = self._checked_messages(taken)
+        if images:
+            images = await self._fetched(renderer, images)
         if dialect is not None:
             messages = prepared(messages, dialect)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
@@ -145,14 +149,14 @@ class PromptRenderer:
         most = self._limits.prompt_chars(max_model_len)
         template = own_template(dialect, renderer.chat_template)
         work = functools.partial(
-            self._render_chat, renderer, body, messages, most, tools_text, template
+            self._render_chat, renderer, body, messages, most, tools_text, template, images
         )
         if isinstance(body, ChatRequest) and body.chat_template is not None:
             self._check_template(body.chat_template)
             return await self._pool.run(work)  # it has to be compiled first
         size = num_chars + CHARS_PER_MESSAGE * len(messages)
         is_slow = self._has_slow_template or _needs_time(renderer, body, messages)
-        if size > SHORT_CHARS or is_slow:
+        if size > SHORT_CHARS or is_slow or images:
             return await self._pool.run(work)
         return self._timed(work)
 
@@ -197,8 +201,9 @@ class PromptRenderer:
         max_prompt_chars: int,
         tools_text: str,
         template: RendersChats | None,
+        images: Sequence[ImageSource],
     ) -> RenderedPrompt:
-        """template: chat template of the model."""
+        """template: chat template of the model. images: images taken out of the messages."""
         continues = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
         documents = None
@@ -220,6 +225,7 @@ class PromptRenderer:
             chat_template_kwargs=variables,
             add_special_tokens=bool(body.add_special_tokens),
             max_prompt_chars=max_prompt_chars,
+            images=images,
         )
         if not tools_text:
             return render(messages, body.tools)
@@ -227,6 +233,22 @@ class PromptRenderer:
             return render(described(messages, tools_text), body.tools)
         except RequestError:  # some templates refuse a system message
             return render(described(messages, tools_text, in_system=False), body.tools)
+
+    async def _fetched(
+        self, renderer: Renderer, images: Sequence[ImageSource]
+    ) -> tuple[ImageSource, ...]:
+        """Return images, those of http: and https: URLs as bytes. Raises RequestError for too many
+        images, and for a URL that may not be fetched."""
+        own = renderer.images
+        assert own is not None, "it took the images"
+        own.check_number(len(images))
+        found: list[ImageSource] = []
+        for image in images:
+            if isinstance(image.value, str) and is_remote(image.value):
+                work = functools.partial(own.access.fetch, image.value, image.place)
+                image = replace(image, value=await self._fetches.run(work))
+            found.append(image)
+        return tuple(found)
 
     def _check_template(self, source: str) -> None:
         if not self._trust_templates:
@@ -311,6 +333,8 @@ def _num_message_chars(messages: Sequence[dict[str, Any]]) -> int:
 def _num_part_chars(part: str | dict[str, Any]) -> int:
     """Count the characters of a part of text."""
     if isinstance(part, dict):
+        if part.get("type") == IMAGE_MARK:
+            return 0
         part = part["refusal" if part.get("type") == "refusal" else "text"]
     return len(part)
 

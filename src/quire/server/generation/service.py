@@ -13,10 +13,16 @@ from typing import Literal
 import msgspec
 
 from quire.dialect import Part
-from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, UpdateStream
+from quire.engine.clients.async_client import (
+    AsyncEngineClient,
+    RequestUpdate,
+    SampleUpdate,
+    UpdateStream,
+)
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.media import ImageTiles, MediaInfo
 from quire.protocol.prediction import PredictionReader
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
@@ -337,6 +343,22 @@ def _reader(
     return form.reader(prompt, params, stop_tokens, front.eos_token_ids)
 
 
+async def _with_media(
+    client: AsyncEngineClient, prompt: RenderedPrompt, handles: Sequence[int]
+) -> RenderedPrompt:
+    """Give the engine the media of a prompt. Raises RefusedError with the place of a part that it
+    refuses."""
+    infos: list[MediaInfo] = []
+    for handle, part in zip(handles, prompt.parts, strict=True):
+        data = part.data
+        assert isinstance(data, bytes | ImageTiles), "requests bring nothing else"
+        try:
+            infos.append(await client.put_media(handle, data))
+        except RequestError as error:
+            raise RefusedError(str(error), param=part.place) from error
+    return prompt.with_media(infos, handles)
+
+
 class GenerationService:
     """The way of a prompt into the engine: waiting room, rendering, request, generation."""
 
@@ -381,8 +403,11 @@ class GenerationService:
         be served as asked, and EngineUnavailableError.
         """
         place = self._waiting.enter(party)
+        handles: list[int] = []
         try:
-            prompt = await self._rendered(ready, render, params, timeline, truncate, limit_field)
+            prompt = await self._rendered(
+                ready, render, params, timeline, truncate, limit_field, handles
+            )
             place.hold(len(prompt.token_ids))
             added = self._added(
                 ready,
@@ -401,6 +426,8 @@ class GenerationService:
                 yield generation
         finally:
             place.leave()
+            if handles:
+                ready.client.drop_media(handles)
 
     async def _rendered(
         self,
@@ -410,10 +437,18 @@ class GenerationService:
         timeline: Timeline,
         truncate: int | None,
         limit_field: str | None,
+        handles: list[int],
     ) -> RenderedPrompt:
-        started_s = timeline.now()
+        """handles: gets those under which the engine has the prompt's media, also if this fails."""
+        started_s, most = timeline.now(), ready.capacity.max_model_len
         prompt = await render()
-        prompt = check_context(prompt, params, ready.capacity.max_model_len, truncate, limit_field)
+        if prompt.token_ids:  # nothing is encoded for a prompt that does not fit
+            prompt = check_context(prompt, params, most, truncate, limit_field)
+        if prompt.parts:
+            first = ready.client.reserve_handles(len(prompt.parts))
+            handles += range(first, first + len(prompt.parts))
+            prompt = await _with_media(ready.client, prompt, handles)
+            prompt = check_context(prompt, params, most, truncate, limit_field)
         if timeline.rendered_s is None:
             timeline.rendered_s = timeline.now()
         timeline.num_prompt_tokens += len(prompt.token_ids)

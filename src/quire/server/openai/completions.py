@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -189,7 +189,8 @@ class CompletionAnswer:
     def _open(self, prompt: Prompt) -> AbstractAsyncContextManager[Generation]:
         job = self.job
         if isinstance(prompt, EmbedsPrompt):
-            return self._open_embeds(prompt)
+            render = partial(job.prompts.render_embeds, prompt)
+            return job.open(render, self.params, self.body)
         render = partial(
             job.prompts.render_prompt,
             job.ready.model.front.renderer,
@@ -198,18 +199,6 @@ class CompletionAnswer:
             add_special_tokens=self.body.add_special_tokens is not False,
         )
         return job.open(render, self.params, self.body)
-
-    @asynccontextmanager
-    async def _open_embeds(self, prompt: EmbedsPrompt) -> AsyncGenerator[Generation]:
-        """The engine has the embeddings until the end of the generation."""
-        job, client = self.job, self.job.ready.client
-        handle = client.reserve_handles(1)
-        try:
-            render = partial(job.prompts.render_embeds, client, handle, prompt)
-            async with job.open(render, self.params, self.body) as generation:
-                yield generation
-        finally:
-            client.drop_media((handle,))
 
     def _head(self) -> AnswerHead:
         return self.job.head("cmpl-", "text_completion")

@@ -42,6 +42,7 @@ class BootScreen:
         if capacity is None:
             return
         concurrency = capacity.capacity_tokens / capacity.max_model_len
+        has_page = self._settings.ui and self._settings.uds is None
         self._line(
             f"  {'ready after':<24}{time.monotonic() - self._started:8.2f} s\n\n"
             f"  model     {name} ({root})\n"
@@ -49,7 +50,7 @@ class BootScreen:
             f"  context   {capacity.max_model_len:,} tokens\n"
             f"  KV cache  {capacity.capacity_tokens:,} tokens, "
             f"Maximum concurrency for {capacity.max_model_len:,} tokens per request: "
-            f"{concurrency:.2f}x\n"
+            f"{concurrency:.2f}x\n" + (f"  page      {url}/ui\n" if has_page else "")
         )
         self._line(self._how_to_use(url, name))
         self._line("Application startup complete.")

@@ -22,7 +22,7 @@ class Timeline:
     was planned. first_token, finished: the answer began and ended. chunk_times, chunk_sizes: times
     at which the engine gave tokens, and their numbers. A request of several prompts has the times
     of the first prompt to get there, and chunks of all. tenant: name of the caller's key (see
-    `Gate`); not shown.
+    `Gate`); not shown. number: place in a `TimelineLog`, from 1.
 
     num_history_tokens: tokens of the conversation that the request continues. num_kept_tokens:
     number of the first ones that the prompt has unchanged; the rest was tokenized again.
@@ -34,6 +34,7 @@ class Timeline:
     request_id: str
     route: str
     tenant: str = ""
+    number: int = 0
     clock: Callable[[], float] = time.monotonic
     arrived_at: float = field(default_factory=time.time)
     rendered_s: float | None = None
@@ -112,13 +113,27 @@ class Timeline:
 
 
 class TimelineLog:
-    """The timelines of the last requests."""
+    """The timelines of open requests, and of the last ones that ended."""
 
     def __init__(self, num_kept: int) -> None:
         self._kept: deque[Timeline] = deque(maxlen=num_kept)
+        self._open: dict[int, Timeline] = {}
+        self._num_begun = 0
 
-    def add(self, timeline: Timeline) -> None:
+    def begin(self, timeline: Timeline) -> None:
+        """Number a request, and show it until it ends."""
+        self._num_begun += 1
+        timeline.number = self._num_begun
+        self._open[timeline.number] = timeline
+
+    def end(self, timeline: Timeline) -> None:
+        """Keep the timeline of a request that has begun."""
+        del self._open[timeline.number]
         self._kept.append(timeline)
+
+    def open(self, tenant: str) -> list[Timeline]:
+        """Return the timelines of open requests of one tenant, oldest first."""
+        return [timeline for timeline in self._open.values() if timeline.tenant == tenant]
 
     def latest(self, tenant: str) -> Iterator[Timeline]:
         """Yield the timelines of one tenant, newest first."""

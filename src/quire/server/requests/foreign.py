@@ -47,11 +47,12 @@ first that a route has."""
 
 _TOOLS = "completions have no tools; send messages and tools to /v1/chat/completions"
 _REASONING = "completions do not tell reasoning from the answer; chats do"
-_MEDIA = "the served model takes text only"
+_MEDIA = "images are prepared as the checkpoint says"
+_ANSWERS = "answers are texts"
 _NONE: tuple[Any, ...] = ()
 
 NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
-    "audio": (_MEDIA, _NONE),
+    "audio": (_ANSWERS, _NONE),
     "echo": ("an answer repeats nothing of the chat; completions have it", (False,)),
     "ec_transfer_params": ("there is no disaggregated encoder", _NONE),
     "frequency_penalty_decay": ("there is no such penalty", _NONE),
@@ -71,7 +72,7 @@ NOT_OFFERED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "logits_processors": ("code is never taken from requests", ([],)),
     "media_io_kwargs": (_MEDIA, ({},)),
     "mm_processor_kwargs": (_MEDIA, ({},)),
-    "modalities": (_MEDIA, (["text"],)),
+    "modalities": (_ANSWERS, (["text"],)),
     "parallel_tool_calls": (_TOOLS, (True, False)),
     "prediction": ("predicted outputs are offered for chats", _NONE),
     "prompt_embeds": ("messages are text; send it to /v1/completions", _NONE),

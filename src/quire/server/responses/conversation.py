@@ -7,6 +7,8 @@ from typing import cast
 
 import msgspec
 
+from quire.rendering.media.parts import image_part, image_source
+from quire.rendering.message_check import TEXT_ONLY
 from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
 from quire.server.responses.tools import GivenTools
@@ -52,18 +54,22 @@ def _kind(item: Fields) -> object:
 
 
 def chat_messages(
-    instructions: str | None, items: Iterable[Fields], tools: GivenTools
+    instructions: str | None,
+    items: Iterable[Fields],
+    tools: GivenTools,
+    *,
+    takes_images: bool = False,
 ) -> list[Fields]:
     """Return a conversation as messages. Items of one answer become one message of the assistant.
-    tools: tools of the request, for the names of earlier calls. RefusedError names an item that
-    cannot be read."""
+    tools: tools of the request, for the names of earlier calls. takes_images: whether the model
+    does. RefusedError names an item that cannot be read."""
     messages: list[Fields] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
     for index, item in enumerate(items):
         place, kind = f"input[{index}]", item.get("type")
         if kind == "message":
-            _add_message(messages, item, place)
+            _add_message(messages, item, place, takes_images=takes_images)
         elif kind == "reasoning":
             answer = _answer(messages, "content", "tool_calls")
             before = answer.get("reasoning_content", "")
@@ -99,7 +105,7 @@ def _answer(messages: list[Fields], *ends: str) -> Fields:
     return messages[-1]
 
 
-def _add_message(messages: list[Fields], item: Fields, place: str) -> None:
+def _add_message(messages: list[Fields], item: Fields, place: str, *, takes_images: bool) -> None:
     role = item.get("role")
     if role not in _ROLES:
         raise refused(f"{place}.role", role, f"Send one of {', '.join(_ROLES)}.")
@@ -115,8 +121,23 @@ def _add_message(messages: list[Fields], item: Fields, place: str) -> None:
     if isinstance(content, str):
         messages.append({"role": role, "content": content})
         return
-    parts = [{"type": "text", "text": text} for text in _texts(content, f"{place}.content")]
+    parts = _parts(content, f"{place}.content", takes_images=takes_images)
     messages.append({"role": role, "content": parts})
+
+
+def _parts(content: object, place: str, *, takes_images: bool) -> list[Fields]:
+    """Return the parts of a message that is no answer."""
+    if not isinstance(content, list):
+        raise refused(place, content, _CONTENT)
+    parts: list[Fields] = []
+    for index, value in enumerate(cast("list[object]", content)):
+        at = f"{place}[{index}]"
+        part = fields_of(value, at)
+        if part.get("type") == "input_image" and takes_images:
+            parts.append(image_part(image_source(part, at)))
+        else:
+            parts.append({"type": "text", "text": _text(part, at)})
+    return parts
 
 
 def _texts(content: object, place: str) -> list[str]:
@@ -127,15 +148,17 @@ def _texts(content: object, place: str) -> list[str]:
     texts: list[str] = []
     for index, value in enumerate(cast("list[object]", content)):
         at = f"{place}[{index}]"
-        part = fields_of(value, at)
-        kind = part.get("type")
-        if kind == "refusal":
-            texts.append(string_of(part, "refusal", at))
-        elif kind in _TEXT_PARTS:
-            texts.append(string_of(part, "text", at))
-        else:
-            raise refused(f"{at}.type", kind, "The served model takes text only. Send text parts.")
+        texts.append(_text(fields_of(value, at), at))
     return texts
+
+
+def _text(part: Fields, place: str) -> str:
+    kind = part.get("type")
+    if kind == "refusal":
+        return string_of(part, "refusal", place)
+    if kind in _TEXT_PARTS:
+        return string_of(part, "text", place)
+    raise refused(f"{place}.type", kind, TEXT_ONLY)
 
 
 def _thoughts(item: Fields, place: str) -> str:

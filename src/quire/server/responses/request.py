@@ -34,14 +34,16 @@ class ReadRequest:
     drops_oldest: bool
 
 
-def read_request(body: ResponsesRequest | InputTokensRequest, items: list[Fields]) -> ReadRequest:
-    """Return a request as a chat. items: items of the whole conversation. RefusedError names the
-    field at fault."""
+def read_request(
+    body: ResponsesRequest | InputTokensRequest, items: list[Fields], *, takes_images: bool
+) -> ReadRequest:
+    """Return a request as a chat. items: items of the whole conversation. takes_images: whether the
+    model does. RefusedError names the field at fault."""
     _check_absent(body)
     tools = given_tools(body.tools)
     chat = ChatRequest(
         model=body.model,
-        messages=chat_messages(body.instructions, items, tools),
+        messages=chat_messages(body.instructions, items, tools, takes_images=takes_images),
         tools=tools.functions or None,
         tool_choice=chat_choice(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls,

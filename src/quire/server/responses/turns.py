@@ -50,8 +50,8 @@ async def fitting_prompt(
 
     prompt, job.timeline.num_dropped_turns = await fewest_dropped(rendered, highest)
     tokenizer = job.renderer.tokenizer
-    if previous is None or tokenizer is None:
-        return prompt
+    if previous is None or tokenizer is None or prompt.parts:
+        return prompt  # tokens of images stand at places that only their own prompt has
     work = functools.partial(continued, prompt, previous, tokenizer)
     prompt, num_kept = await job.prompts.run(work, len(previous) + len(prompt.text or ""))
     job.timeline.num_history_tokens, job.timeline.num_kept_tokens = len(previous), num_kept

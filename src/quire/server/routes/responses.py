@@ -99,7 +99,8 @@ async def count_input_tokens(call: Call[InputTokensRequest]) -> InputTokens:
     call.ready.model.check_name(body.model)
     before, _ = _before(services, body, call.tenant)
     items = _input_items(services, body, call.tenant)
-    read = read_request(body, [*before, *items])
+    takes_images = call.ready.model.front.renderer.images is not None
+    read = read_request(body, [*before, *items], takes_images=takes_images)
     return InputTokens(await call.attended(services.count_chat(call.ready, read.chat)))
 
 
@@ -126,7 +127,8 @@ class _Asked:
         self.items = [*before, *self._items]
         if self._local is not None:
             _check_outputs(self.items)
-        self.read = read_request(body, self.items)
+        takes_images = ready.model.front.renderer.images is not None
+        self.read = read_request(body, self.items, takes_images=takes_images)
         limits, chat = services.settings.limits, self.read.chat
         tools, defaults = asked_tools(chat), ready.model.front.default_sampling
         self._params = chat_params(chat, defaults, limits, must_call=tools.must_call)

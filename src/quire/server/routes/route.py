@@ -40,11 +40,14 @@ Result = TypeVar("Result")
 
 class Access(Enum):
     """Callers of a route. CALLERS: holders of a key, if the server has keys. ENGINE_CONTROL: the
-    same, where `enable_engine_control` opens the route."""
+    same, where `enable_engine_control` opens the route. PAGE: anyone, where `ui` opens it. VIEWERS:
+    holders of a key, where `ui` opens it."""
 
     ANYONE = auto()
     CALLERS = auto()
     ENGINE_CONTROL = auto()
+    PAGE = auto()
+    VIEWERS = auto()
 
 
 class Needs(Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from math import ceil
@@ -35,6 +36,7 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import Pooled
 from quire.server.responses.background import BackgroundRuns
 from quire.server.responses.store import ResponseStore
+from quire.server.routes.live import EngineLook
 from quire.server.sessions.pins import SessionPins
 from quire.server.sessions.store import SessionStore
 from quire.server.sessions.turn import SessionTurn
@@ -66,6 +68,8 @@ class Services:
         self.backend = backend
         self.metrics = ServerMetrics()
         self.timelines = TimelineLog(settings.num_kept_timelines)
+        self.look = EngineLook()
+        self.started_at = round(time.time(), 3)
         self.waiting = WaitingRoom(limits, num_fronts=settings.api_server_count)
         self.bodies = BodyReader(limits)
         self.prompts = PromptRenderer(
@@ -218,6 +222,7 @@ class Services:
         """Record the timeline of a request, and keep it when the request ends."""
         request_id = body.request_id or request.state.request_id
         timeline = Timeline(request_id, request.url.path, request.state.tenant)
+        self.timelines.begin(timeline)
         try:
             yield timeline
         except BaseException as caught:
@@ -229,7 +234,7 @@ class Services:
             raise error from caught
         finally:
             timeline.finished_s = timeline.now()
-            self.timelines.add(timeline)
+            self.timelines.end(timeline)
 
     def show(self) -> None:
         """Write this front's reading for the others, once it serves."""

@@ -20,6 +20,7 @@ from quire.server.routes import (
     messages,
     openai,
     ops,
+    page,
     prefixes,
     responses,
     sessions,
@@ -40,10 +41,18 @@ GROUPS: tuple[tuple[str, tuple[Route[Any, Any], ...]], ...] = (
     ("tokens", tokens.ROUTES),
     ("tokenizer", text.ROUTES),
     ("operations", (*ops.ROUTES, *prefixes.ROUTES, *sessions.ROUTES, *control.ROUTES)),
+    ("page", page.ROUTES),
     ("vectors", vectors.ROUTES),
     ("Batches", batches.ROUTES),
 )
 """Tables of routes, each with the tag under which the schema shows it."""
+
+_OPENING_FLAGS = {
+    Access.ENGINE_CONTROL: "--enable-engine-control",
+    Access.PAGE: "--ui",
+    Access.VIEWERS: "--ui",
+}
+"""Flags that open routes."""
 
 
 class RouteTable:
@@ -52,7 +61,11 @@ class RouteTable:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._root_path = settings.root_path
-        self._lacks = set[Access]() if settings.enable_engine_control else {Access.ENGINE_CONTROL}
+        self._lacks = set[Access]()
+        if not settings.enable_engine_control:
+            self._lacks.add(Access.ENGINE_CONTROL)
+        if not settings.ui:
+            self._lacks |= {Access.PAGE, Access.VIEWERS}
         routes = [route for _, group in GROUPS for route in group]
         self.opened = [route for route in routes if route.access not in self._lacks]
         self.closed = [route for route in routes if route.access in self._lacks]
@@ -62,7 +75,8 @@ class RouteTable:
     @property
     def open_paths(self) -> frozenset[str]:
         """Paths that need no key."""
-        return frozenset(each.path for each in self.opened if each.access is Access.ANYONE)
+        free = (Access.ANYONE, Access.PAGE)
+        return frozenset(each.path for each in self.opened if each.access in free)
 
     @property
     def verbs(self) -> list[str]:
@@ -101,9 +115,10 @@ class RouteTable:
         found = {each.method for each in matching if each.is_literal or not self.is_literal(path)}
         return sorted(found | {"HEAD"} if "GET" in found else found)
 
-    def is_closed(self, path: str) -> bool:
-        """Return True if a setting would open a route at this path."""
-        return bool(self._matching(self.closed, path))
+    def opening_flag(self, path: str) -> str | None:
+        """Return the flag that would open a route at this path, or None."""
+        closed = self._matching(self.closed, path)
+        return _OPENING_FLAGS[closed[0].access] if closed else None
 
     def _matching(self, routes: list[Route[Any, Any]], path: str) -> list[Route[Any, Any]]:
         below = self._below_root(path)

@@ -69,9 +69,10 @@ class SessionTurn:
         self, prompt: RenderedPrompt, tokenizer: Tokenizer | None
     ) -> tuple[RenderedPrompt, int]:
         """Return the prompt of the conversation, and how many known tokens it has. It keeps the
-        tokens that the engine knows, as far as their text is unchanged."""
+        tokens that the engine knows, as far as their text is unchanged; none beside images, which
+        stand for tokens that only their own prompt has."""
         num_kept = 0
-        if tokenizer is not None and self._session.token_ids:
+        if tokenizer is not None and self._session.token_ids and not prompt.parts:
             prompt, num_kept = continued(prompt, self._session.token_ids, tokenizer)
         self._prompt = prompt
         return prompt, num_kept
@@ -95,7 +96,9 @@ class SessionTurn:
         session = self._session
         session.messages = [*self._messages, _message(self._parts)]
         session.token_ids = [*self._prompt.token_ids, *self._token_ids]
-        if self._store.put(session, self._tenant):
+        if self._prompt.parts:
+            session.token_ids = []
+        if self._store.put(session, self._tenant) and session.token_ids:
             self._pins.follow(session, self._tenant, self._weight)
 
 

@@ -1,0 +1,143 @@
+"""Media on their way into a core: encoded beside steps, with the requests that wait for them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+
+from quire.engine.core.client_table import ConnectedClient
+from quire.engine.core.engine_core import EngineCore
+from quire.errors import QuireError
+from quire.protocol.media import ImageTiles, MediaInfo
+from quire.protocol.messages import PutMedia
+from quire.protocol.request import EngineRequest
+
+__all__ = ["EndedMedia", "MediaIntake"]
+
+NICENESS = 10
+"""Added to the niceness of the thread that encodes, so that steps go first."""
+
+logger = logging.getLogger("quire")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedMedia:
+    """Media that the worker has, or has refused. info: None if refused, and `reason` says why."""
+
+    handle: int
+    query: int
+    info: MediaInfo | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    client: ConnectedClient
+    request: EngineRequest
+    media: frozenset[int]
+
+    @property
+    def handles(self) -> range:
+        first = self.request.first_handle + self.request.first_sample
+        return range(first, first + self.request.params.n)
+
+
+class MediaIntake:
+    """Puts media into the worker: embeddings at once, images in a thread of their own, one after
+    the other. The loop's thread calls all methods."""
+
+    def __init__(self, core: EngineCore, wake: Callable[[], None]) -> None:
+        """wake: tells the loop, from another thread, that something has ended."""
+        self._core, self._wake = core, wake
+        self._encoder = ThreadPoolExecutor(1, "quire-images", initializer=_lower_priority)
+        self._ended: list[EndedMedia] = []
+        self._encoding: dict[Future[MediaInfo], PutMedia] = {}
+        self._held: list[_Held] = []
+
+    def __enter__(self) -> None:
+        """The encoder's thread starts with the first image."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the thread, after the image that it encodes."""
+        self._encoder.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while media or requests have not ended here."""
+        return bool(self._encoding or self._ended or self._held)
+
+    def put(self, client: ConnectedClient, message: PutMedia) -> None:
+        """Begin to put media; `take_ended` tells what became of them."""
+        client.coming.add(message.handle)
+        if isinstance(message.data, ImageTiles):
+            future = self._encoder.submit(self._core.put_media, message.handle, message.data)
+            self._encoding[future] = message
+            future.add_done_callback(lambda _: self._wake())
+            return
+        future = Future[MediaInfo]()
+        try:
+            future.set_result(self._core.put_media(message.handle, message.data))
+        except Exception as error:  # noqa: BLE001  as of the encoder's thread
+            future.set_exception(error)
+        self._ended.append(_ending(message, future))
+
+    def take_ended(self) -> list[EndedMedia]:
+        """Return what has ended since the last call."""
+        ended, self._ended = self._ended, []
+        for future in [each for each in self._encoding if each.done()]:
+            ended.append(_ending(self._encoding.pop(future), future))
+        return ended
+
+    def hold(self, client: ConnectedClient, request: EngineRequest, media: Iterable[int]) -> bool:
+        """Keep a request until its media have ended. Returns False if there is nothing to wait
+        for."""
+        coming = client.coming.intersection(media)
+        if coming:
+            self._held.append(_Held(client, request, frozenset(coming)))
+        return bool(coming)
+
+    def take_held(self) -> Iterator[tuple[ConnectedClient, EngineRequest]]:
+        """Yield the requests that need wait no longer."""
+        held, self._held = self._held, []
+        for each in held:
+            if each.client.coming.isdisjoint(each.media):
+                yield each.client, each.request
+            else:
+                self._held.append(each)
+
+    def let_go(self, handles: Iterable[int]) -> list[int]:
+        """Forget held requests that have one of these handles. Return all handles of those."""
+        wanted = set(handles)
+        gone = [each for each in self._held if not wanted.isdisjoint(each.handles)]
+        self._held = [each for each in self._held if wanted.isdisjoint(each.handles)]
+        return [handle for each in gone for handle in each.handles]
+
+
+def _ending(message: PutMedia, future: Future[MediaInfo]) -> EndedMedia:
+    error = future.exception()
+    if error is None:
+        return EndedMedia(message.handle, message.query, future.result())
+    if isinstance(error, QuireError):
+        return EndedMedia(message.handle, message.query, None, str(error))
+    logger.error("media %d cannot be taken", message.handle, exc_info=error)
+    return EndedMedia(
+        message.handle, message.query, None, f"the engine cannot take them ({error!r})"
+    )
+
+
+def _lower_priority() -> None:
+    """Let other threads go first, where a thread has a priority of its own (Linux)."""
+    if hasattr(os, "setpriority"):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

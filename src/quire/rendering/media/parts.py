@@ -1,0 +1,136 @@
+"""Images among the parts of messages, in the forms of the APIs that clients use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from quire.config.media.idefics3 import IMAGE_KEY
+from quire.errors import RequestError, quoted
+from quire.rendering.media.sources import ImageSource, path_or_url
+from quire.rendering.message_check import IMAGE_MARK, IMAGE_PART_TYPES, TEXT_ONLY
+
+__all__ = ["image_part", "image_source", "images_of", "in_order", "take_images"]
+
+LONGEST_PLACE = 200
+"""Characters of a path in a request that an error shows."""
+
+
+def take_images(messages: object) -> tuple[object, tuple[ImageSource, ...]]:
+    """Return the messages with a mark in place of each image, and the images in order.
+
+    Takes `image_url` (an object or a text) and `image_pil` parts as in vLLM, `input_image` parts,
+    and `image` parts as in `transformers`. Anything else stays. Raises RequestError, which names
+    the place, for a part that names no image.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        return messages, ()
+    items = cast("Sequence[object]", messages)
+    found: list[ImageSource] = []
+    taken = [
+        _without_images(message, f"messages[{index}]", found) for index, message in enumerate(items)
+    ]
+    return (taken, tuple(found)) if found else (items, ())
+
+
+def in_order(
+    messages: Sequence[dict[str, Any]], images: Sequence[ImageSource]
+) -> tuple[list[dict[str, Any]], list[ImageSource]]:
+    """Return messages with bare marks, as templates know them, and the images in the order of
+    these: messages may have changed places. RequestError for a mark of no image."""
+    taken = dict(enumerate(images))
+    found: list[ImageSource] = []
+    bare = [
+        {**message, "content": [_bare(part, taken, found) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+    if taken:
+        raise RequestError(f"{found[0].place if found else 'an image'} has no place in the prompt")
+    return bare, found
+
+
+def _bare(part: Any, taken: dict[int, ImageSource], found: list[ImageSource]) -> Any:
+    fields = cast("dict[str, Any]", part if isinstance(part, dict) else {})
+    if fields.get("type") != IMAGE_MARK:
+        return cast("object", part)
+    image = taken.pop(fields.get("index", -1), None)
+    if image is None:
+        raise RequestError(f"messages have an image. {TEXT_ONLY}")
+    found.append(image)
+    return {"type": IMAGE_MARK}
+
+
+def images_of(data: object) -> tuple[ImageSource, ...]:
+    """Return the images of `multi_modal_data`, {"image": one or a list}: an image of Pillow, bytes,
+    a path or a URL. Raises RequestError for media of other kinds."""
+    if data is None:
+        return ()
+    if not isinstance(data, Mapping):
+        raise RequestError(f'multi_modal_data is {quoted(data)}: give {{"image": image}}')
+    fields = cast("Mapping[str, object]", data)
+    for kind, value in fields.items():
+        if kind != IMAGE_KEY and value is not None:
+            raise RequestError(
+                f"multi_modal_data has {quoted(kind)}, which no model has an encoder for: give "
+                f'"{IMAGE_KEY}" alone'
+            )
+    given = fields.get(IMAGE_KEY)
+    items = cast("Sequence[object]", given) if isinstance(given, list | tuple) else [given]
+    return tuple(
+        ImageSource(f"multi_modal_data.image[{index}]", path_or_url(item))
+        for index, item in enumerate(items)
+        if item is not None
+    )
+
+
+def image_part(source: ImageSource) -> dict[str, Any]:
+    """Return the part of a chat for an image that came in the form of another API. It is JSON, as
+    conversations are kept so, and remembers its place in the request."""
+    url = {"url": source.value, "detail": source.detail, "place": source.place}
+    return {"type": "image_url", "image_url": url}
+
+
+def _without_images(message: object, place: str, found: list[ImageSource]) -> object:
+    if not isinstance(message, Mapping):
+        return message
+    fields = cast("Mapping[str, Any]", message)
+    content = fields.get("content")
+    if not isinstance(content, list | tuple):
+        return cast("object", message)
+    parts: list[object] = []
+    for index, part in enumerate(cast("Sequence[Any]", content)):
+        given = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
+        kind: object = given.get("type")
+        if not isinstance(kind, str) or kind not in IMAGE_PART_TYPES:
+            parts.append(cast("object", part))
+            continue
+        parts.append({"type": IMAGE_MARK, "index": len(found)})
+        found.append(image_source(given, f"{place}.content[{index}]"))
+    return {**fields, "content": parts}
+
+
+def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
+    """Return the image of a part, whose path in the request is `place`. RequestError for a part
+    that names none."""
+    kind = str(part.get("type"))
+    if part.get("file_id") is not None:
+        raise RequestError(f"{place} names a file_id: send the image as a data: URL")
+    name = {"input_image": "image_url"}.get(kind, kind)
+    value, detail = part.get(name), part.get("detail")
+    place = f"{place}.{name}"
+    if kind == "image" and value is None and part.get("url") is not None:
+        value, place = part["url"], place.removesuffix(name) + "url"
+    if isinstance(value, Mapping):
+        fields = cast("Mapping[str, Any]", value)
+        given = fields.get("place")
+        place = given if isinstance(given, str) and len(given) < LONGEST_PLACE else f"{place}.url"
+        value, detail = fields.get("url"), fields.get("detail", detail)
+    if value is None:
+        raise RequestError(f"{place} is missing: send a data: URL with the image")
+    if isinstance(value, str) and not value:
+        raise RequestError(f"{place} is empty: send a data: URL with the image")
+    if detail is not None and not isinstance(detail, str):
+        raise RequestError(f"{place} has the detail {quoted(detail)}: send a text such as auto")
+    return ImageSource(place, value, detail)

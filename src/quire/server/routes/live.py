@@ -1,0 +1,206 @@
+"""Snapshots for the page: what the engine and the server publish, and the requests of one key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+import quire
+from quire.engine.clients.async_client import AsyncEngineClient
+from quire.errors import QuireError
+from quire.protocol.control import Inspect, MapBlocks
+from quire.server.generation.backend import Backend
+from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.timeline import Timeline
+from quire.server.settings import ServerSettings
+from quire.telemetry import EngineStats
+
+if TYPE_CHECKING:
+    from quire.server.routes.services import Services
+
+_Json = dict[str, Any]
+
+__all__ = ["EngineLook", "difference", "run_lengths", "snapshot"]
+
+NUM_ENDED = 30
+"""Requests that have ended and are shown."""
+
+MANY_BLOCKS = 20_000
+SLOW_MAP_S = 2.0
+"""Seconds between two maps of more than `MANY_BLOCKS` blocks."""
+
+PATIENCE_S = 0.1
+
+_RUNS = re.compile(r"(.)\1*")
+_SECRET = frozenset({"api_key", "api_key_weights", "limits"})
+_HISTOGRAMS = {
+    "ttft": "time_to_first_token",
+    "itl": "inter_token_latency",
+    "e2e": "e2e_latency",
+    "queue": "queue_time",
+}
+
+
+class EngineLook:
+    """Readings of the engine that callers of all keys see. They are taken while somebody looks, and
+    no more often for several viewers than for one."""
+
+    def __init__(self) -> None:
+        self._shared: dict[str, Any] = {}
+        self._read_s = 0.0
+        self._plan = self._runs = ""
+        self._asked_s = -SLOW_MAP_S
+        self._restarts = -1
+        self._asking: asyncio.Task[None] | None = None
+
+    async def read(self, services: Services, max_age_s: float) -> dict[str, Any]:
+        """Return a reading that is no older than `max_age_s`, without values that are None."""
+        if not self._shared or time.monotonic() - self._read_s > max_age_s:
+            await self._ask_core(services.backend, max_age_s)
+            self._shared = _without_none(_shared(services, self._plan, self._runs))
+            self._read_s = time.monotonic()
+        return self._shared
+
+    async def _ask_core(self, backend: Backend, max_age_s: float) -> None:
+        """Ask for the plan and the map of blocks. A core that is busy is waited for no longer than
+        `PATIENCE_S`: then the last answer stays."""
+        client, status = backend.client, backend.status
+        if client is None or status.capacity is None:
+            return
+        every_s = SLOW_MAP_S if status.capacity.num_blocks > MANY_BLOCKS else max_age_s
+        is_due = time.monotonic() - self._asked_s >= every_s
+        if is_due and (self._asking is None or self._asking.done()):
+            self._asked_s = time.monotonic()
+            self._asking = asyncio.create_task(self._ask(client, status.restarts))
+        if self._asking is not None:
+            await asyncio.wait((self._asking,), timeout=PATIENCE_S)
+
+    async def _ask(self, client: AsyncEngineClient, restarts: int) -> None:
+        # A core that sleeps, restarts or stops cannot answer.
+        with contextlib.suppress(QuireError):
+            if restarts != self._restarts:
+                self._plan = (await client.control(Inspect())).plan
+                self._restarts = restarts
+            self._runs = run_lengths((await client.control(MapBlocks())).blocks)
+
+
+async def snapshot(services: Services, tenant: str, max_age_s: float = 0.0) -> dict[str, Any]:
+    """Return all that the page shows a caller, without values that are None."""
+    shared = await services.look.read(services, max_age_s)
+    now = round(time.time(), 3)
+    return {**shared, "at": now, "requests": _requests(services, tenant)}
+
+
+def _shared(services: Services, plan: str, runs: str) -> dict[str, Any]:
+    backend = services.backend
+    client, status, model = backend.client, backend.status, backend.model
+    total = services.total()
+    adapters = [] if model is None or model.adapters is None else model.adapters.names
+    return {
+        "server": {
+            "version": quire.__version__,
+            "started_at": services.started_at,
+            "fronts": services.settings.api_server_count,
+        },
+        "model": None
+        if model is None
+        else {"names": list(model.names), "root": model.root, "adapters": list(adapters)},
+        "status": {**asdict(status), "state": status.state.value},
+        "engine": asdict(EngineStats() if client is None else client.stats),
+        "front": {
+            **_counts(total.metrics),
+            "waiting_requests": total.num_waiting_requests,
+            "waiting_tokens": total.num_waiting_tokens,
+            "refused": total.refused,
+        },
+        "latency": {name: _histogram(total.metrics, of) for name, of in _HISTOGRAMS.items()},
+        "blocks": runs,
+        "plan": plan,
+        "settings": _settings(services.settings),
+    }
+
+
+def _counts(metrics: ServerMetrics) -> dict[str, Any]:
+    return {
+        "open_requests": metrics.num_open_requests,
+        "prompt_tokens": metrics.prompt_tokens,
+        "generation_tokens": metrics.generation_tokens,
+        "finished": metrics.finished,
+    }
+
+
+def _histogram(metrics: ServerMetrics, name: str) -> dict[str, Any]:
+    found = getattr(metrics, name)
+    return {"bounds": list(found.bounds), "counts": list(found.counts), "total": found.total}
+
+
+def _requests(services: Services, tenant: str) -> dict[str, Any]:
+    """Return open requests and the last ones that ended, by their numbers."""
+    ended = reversed(list(islice(services.timelines.latest(tenant), NUM_ENDED)))
+    rows = [*ended, *services.timelines.open(tenant)]
+    return {str(each.number): _without_none(_row(each)) for each in rows}
+
+
+def _row(timeline: Timeline) -> dict[str, Any]:
+    """Return a request for the waterfall; times in milliseconds since its arrival."""
+    times = {
+        name: getattr(timeline, f"{name}_s")
+        for name in ("rendered", "queued", "scheduled", "first_token", "finished")
+    }
+    return {
+        "id": timeline.request_id,
+        "route": timeline.route,
+        "at": round(timeline.arrived_at, 3),
+        **{name: None if at is None else round(1000 * at, 1) for name, at in times.items()},
+        "prompt": timeline.num_prompt_tokens,
+        "cached": timeline.num_cached_tokens,
+        "tokens": timeline.num_generation_tokens or sum(timeline.chunk_sizes),
+        "reason": timeline.finish_reason,
+        "error": timeline.error,
+    }
+
+
+def _settings(settings: ServerSettings) -> dict[str, Any]:
+    """Return the settings of the server. With several keys their holders see none of them."""
+    if len(settings.api_key) > 1:
+        return {}
+    shown = [item.name for item in fields(settings) if item.name not in _SECRET]
+    return {name: getattr(settings, name) for name in shown}
+
+
+def run_lengths(letters: bytes) -> str:
+    """Return runs of equal letters, each as its letter and length: "f12u3"."""
+    runs = _RUNS.finditer(letters.decode("ascii"))
+    return "".join(f"{run[1]}{run.end() - run.start()}" for run in runs)
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch (RFC 7396) that makes `new` of `old`: null deletes, and objects are
+    merged."""
+    found: dict[str, Any] = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        if name not in old:
+            found[name] = value
+            continue
+        was = old[name]
+        if was == value:
+            continue
+        if isinstance(was, dict) and isinstance(value, dict):
+            found[name] = difference(cast("_Json", was), cast("_Json", value))
+        else:
+            found[name] = value
+    return found
+
+
+def _without_none(value: Any) -> Any:
+    """Return `value` without entries that are None, since a merge patch has none."""
+    if not isinstance(value, dict):
+        return value
+    entries = cast("_Json", value).items()
+    return {name: _without_none(each) for name, each in entries if each is not None}

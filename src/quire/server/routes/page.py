@@ -1,0 +1,122 @@
+"""Routes of the page: its files, which anyone may read, and what it shows, which needs a key."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import Response
+
+from quire.server.http.events import EventSink, EventStream
+from quire.server.openai.answer import encode
+from quire.server.routes.live import difference, snapshot
+from quire.server.routes.route import EVENTS, Access, Call, Route
+
+__all__ = ["FILES", "ROUTES", "FRAME_S"]
+
+FRAME_S = 0.25
+"""Seconds between two events of a stream."""
+
+INDEX = "index.html"
+
+_FOLDER = Path(__file__).parents[1] / "ui"
+_MEDIA = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+FILES = sorted(path.name for path in _FOLDER.iterdir() if path.suffix in _MEDIA)
+"""Names of the page's files."""
+
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+"""Headers of files: browsers load nothing from elsewhere, and ask before they use a copy."""
+
+
+async def to_the_page(call: Call[None]) -> Response:
+    """Lead browsers to the page."""
+    return Response(status_code=307, headers={"location": f"{call.services.settings.root_path}/ui"})
+
+
+async def page_file(call: Call[None]) -> Response:
+    """A file of the page; 304 if the browser has it."""
+    root = call.services.settings.root_path
+    name = call.request.scope["path"].rpartition("/")[2]
+    data, tag = _read(INDEX if name == "ui" else name, root)
+    headers = {**_HEADERS, "etag": tag}
+    if tag in call.request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    media = _MEDIA[Path(INDEX if name == "ui" else name).suffix]
+    return Response(data, headers={**headers, "content-type": media})
+
+
+@functools.cache
+def _read(name: str, root_path: str) -> tuple[bytes, str]:
+    """Return the contents of a file, with its links below `root_path`, and their tag."""
+    data = (_FOLDER / name).read_bytes()
+    if name == INDEX:
+        data = data.replace(b'"/ui', f'"{root_path}/ui'.encode())
+    return data, f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+
+
+async def page_snapshot(call: Call[None]) -> dict[str, Any]:
+    """All that the page shows of the engine, and of the requests of the caller's key."""
+    return await snapshot(call.services, call.tenant)
+
+
+async def page_stream(call: Call[None]) -> Response:
+    """The snapshot, and then what changes in it, as events. A slow reader gets fewer of them."""
+
+    async def produce(sink: EventSink) -> bytes:
+        shown = await snapshot(call.services, call.tenant)
+        await sink.start()
+        sink.write(_event(shown))
+        await sink.flush()
+        while not call.services.backend.is_draining:
+            await asyncio.sleep(FRAME_S)
+            if sink.is_full:
+                await sink.flush()
+            now = await snapshot(call.services, call.tenant, FRAME_S / 2)
+            sink.write(_event(difference(shown, now)))
+            shown = now
+        return b""
+
+    return EventStream(produce, call.limits.sse_keep_alive_s)
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + encode(data) + b"\n\n"
+
+
+def _file(path: str) -> Route[None, Any]:
+    media = _MEDIA[Path(path).suffix or ".html"]
+    return Route("GET", path, page_file, media=media, access=Access.PAGE, is_listed=False)
+
+
+ROUTES: tuple[Route[Any, Any], ...] = (
+    Route("GET", "/", to_the_page, access=Access.PAGE, is_listed=False),
+    _file("/ui"),
+    *(_file(f"/ui/{name}") for name in FILES if name != INDEX),
+    Route("GET", "/ui/api/snapshot", page_snapshot, access=Access.VIEWERS, is_listed=False),
+    Route(
+        "GET",
+        "/ui/api/stream",
+        page_stream,
+        media=EVENTS,
+        access=Access.VIEWERS,
+        is_listed=False,
+    ),
+)

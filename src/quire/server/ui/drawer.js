@@ -1,0 +1,62 @@
+// The drawer with one request: where its time went, and what it was made of.
+
+import { call } from "./api.js";
+import { duration, fill, h, iconButton, number } from "./dom.js";
+import { explained } from "./live.js";
+
+/** Return the row of a timeline of /admin/requests, in the form of the stream. */
+export function rowOf(timeline) {
+  const row = { id: timeline.request_id, route: timeline.route, at: timeline.arrived_at, prompt: timeline.num_prompt_tokens, cached: timeline.num_cached_tokens, tokens: timeline.num_generation_tokens, reason: timeline.finish_reason, error: timeline.error };
+  for (const name of ["rendered", "queued", "scheduled", "first_token", "finished"]) row[name] = timeline[`${name}_ms`] ?? undefined;
+  return row;
+}
+
+/** Show a request. row: as the stream has it; null to ask for it by its id. */
+export async function showRequest(id, row = null, now = Date.now() / 1000) {
+  const drawer = document.getElementById("drawer");
+  let timeline = null;
+  let fault = null;
+  try {
+    timeline = await (await call(`/admin/requests/${encodeURIComponent(id)}`)).json();
+  } catch (error) {
+    fault = error.message; // it still runs, or is forgotten: the row is what there is
+  }
+  const shown = timeline ? rowOf(timeline) : row;
+  const close = iconButton("close", "Close", () => drawer.close());
+  const head = h("div", { class: "panel-head" }, h("h2", { id: "drawer-title" }, "Request"), close);
+  if (!shown) fill(drawer, head, h("p", { class: "error" }, fault));
+  else fill(drawer, head, h("p", { class: "mono request-name" }, shown.id), life(shown, now), details(shown, timeline));
+  if (!drawer.open) drawer.showModal();
+  close.focus();
+}
+
+function life(row, now) {
+  const { phases, total, longest } = explained(row, now);
+  const lines = phases.map(({ name, ms, share, words }) => {
+    const bar = h("span", { class: `phase phase-${name}` });
+    bar.style.width = `${Math.max(1, 100 * share)}%`;
+    return h("li", { class: name === longest ? "longest" : "" }, h("span", { class: "life-words" }, words, h("span", { class: "life-time" }, `${duration(ms)}, ${(100 * share).toFixed(0)} %`)), h("span", { class: "life-bar" }, bar));
+  });
+  return h("div", {}, h("p", {}, row.finished === undefined ? `It has run for ${duration(total)}.` : `It took ${duration(total)}.`, " ", ADVICE[longest] ?? ""), h("ol", { class: "life" }, lines));
+}
+
+const ADVICE = {
+  render: "Most of it went into reading the messages: long prompts take time here.",
+  wait: "Most of it was waiting: others held the room. A larger max_num_seqs or a larger K/V cache lets more run at once.",
+  prefill: "Most of it was the prompt: a prefix that stays the same is found in the cache next time.",
+  decode: "Most of it was writing tokens, one after the other.",
+};
+
+function details(row, timeline) {
+  const facts = [
+    ["Route", row.route],
+    ["Arrived", new Date(1000 * row.at).toLocaleTimeString()],
+    ["Prompt", `${number(row.prompt)} tokens, ${number(row.cached)} found in the cache`],
+    ["Answer", `${number(row.tokens)} tokens${timeline ? ` in ${number(timeline.num_chunks)} pieces` : ""}`],
+    ["End", row.error ?? row.reason ?? "still running"],
+  ];
+  const decodeMs = row.finished !== undefined && row.first_token !== undefined && row.tokens > 1 ? (row.finished - row.first_token) / (row.tokens - 1) : null;
+  if (decodeMs) facts.push(["A token took", duration(decodeMs)]);
+  for (const [name, label] of [["dropped_keywords", "Keywords of schemas without effect"], ["removed_lines", "Lines left out of the system prompt"], ["ignored", "Without effect"]]) if (timeline?.[name]) facts.push([label, timeline[name].join(", ")]);
+  return h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}

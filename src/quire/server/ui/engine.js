@@ -1,0 +1,371 @@
+// The engine view: what the server streams, drawn four times a second while somebody looks.
+
+import { call, events } from "./api.js";
+import { download, duration, fill, h, icon, number, toast } from "./dom.js";
+import { drawLine, drawMap, drawTicks } from "./figures.js";
+import { Player, Recorder, framesOf } from "./replay.js";
+import { counts, merge, percentile, phases, planRows, Ring } from "./live.js";
+
+const RETRY_MS = 2000;
+const BLOCKS = [
+  ["u", "used", "Blocks that one sequence holds."],
+  ["s", "shared", "Blocks that several sequences hold (a mark in each)."],
+  ["p", "pinned", "Blocks of pinned prefixes (a dot in each)."],
+  ["c", "cached", "Free blocks with a prefix that a later prompt can take back."],
+  ["f", "free", "Blocks without contents."],
+];
+const PHASES = [
+  ["render", "reading the prompt"],
+  ["wait", "waiting"],
+  ["prefill", "computing the prompt"],
+  ["decode", "writing"],
+];
+const NAMES = new Map([["render", "reading"], ["wait", "waiting"], ["prefill", "prompt"], ["decode", "writing"]]);
+const FIGURES = [
+  ["running", "Running", "Requests that compute. vllm:num_requests_running", ({ engine }) => number(engine.num_running)],
+  ["waiting", "Waiting", "Requests that wait to compute, in the engine and before it. vllm:num_requests_waiting", ({ engine, front }) => number(Math.max(engine.num_waiting, front.waiting_requests))],
+  ["out", "Tokens/s out", "Tokens that were generated, over the last 5 s. vllm:generation_tokens_total", (_, ring) => rounded(ring.rate("out"))],
+  ["ttft", "First token, p50 / p95 / p99", "Time to the first token: p50, p95 and p99 of the last minute. vllm:time_to_first_token_seconds", (_, ring) => shares(ring, "ttft", [0.5, 0.95, 0.99])],
+  ["itl", "Between tokens, p50 / p95", "Time between tokens: p50 and p95 of the last minute. vllm:inter_token_latency_seconds", (_, ring) => shares(ring, "itl", [0.5, 0.95])],
+  ["in", "Tokens/s in", "Prompt tokens that were admitted, cached ones included, over the last 5 s. vllm:prefix_cache_queries_total", (_, ring) => rounded(ring.rate("in"))],
+  ["kv", "K/V in use", "Share of K/V blocks that sequences hold. vllm:kv_cache_usage_perc", ({ engine }) => percent(engine.num_used_blocks, engine.num_blocks)],
+  ["hits", "Prefix hits", "Share of prompt tokens that were found in the cache since the start. vllm:prefix_cache_hits_total", ({ engine }) => percent(engine.cached_tokens_total, engine.prompt_tokens_total)],
+  ["preempted", "Preempted", "Requests that lost their blocks. vllm:num_preemptions_total", ({ engine }) => number(engine.preempted_total)],
+];
+
+function percent(part, whole) {
+  return whole ? `${((100 * part) / whole).toFixed(1)} %` : "–";
+}
+
+function rounded(value) {
+  return number(value, value < 100 ? 1 : 0);
+}
+
+function shares(ring, name, wanted) {
+  const { bounds, counts: found } = ring.histogram(name);
+  const values = wanted.map((share) => percentile(bounds, found, share));
+  if (values[0] === null) return "–";
+  const isLong = values.at(-1) >= 1;
+  const texts = values.map((value) => (isLong ? value.toFixed(2) : number(1000 * value, 1000 * value < 10 ? 2 : 0)));
+  return `${texts.join(" / ")} ${isLong ? "s" : "ms"}`;
+}
+
+/** The view. showRequest: shows a request's timeline, by its row. */
+export class EngineView {
+  constructor(element, onState, showRequest) {
+    this._element = element;
+    this._onState = onState;
+    this._showRequest = showRequest;
+    this._ring = new Ring();
+    this._recorder = new Recorder();
+    this._player = null;
+    this._shown = null;
+    this._watching = null;
+    this._static = "";
+    this._mapKey = "";
+    this._cellBlocks = 1;
+    this._build();
+    window.addEventListener("resize", () => {
+      this._mapKey = "";
+      this._draw();
+    });
+  }
+
+  /** Return the last snapshot, or null. */
+  get snapshot() {
+    return this._shown;
+  }
+
+  /** Follow the server until `stop`. */
+  async start() {
+    if (this._watching) return;
+    const watching = (this._watching = new AbortController());
+    while (!watching.signal.aborted) {
+      try {
+        const response = await call("/ui/api/stream", { signal: watching.signal });
+        let isFirst = true;
+        for await (const data of events(response)) {
+          this._take(JSON.parse(data), isFirst);
+          isFirst = false;
+        }
+      } catch (error) {
+        if (watching.signal.aborted) return;
+        this._onState({ state: "unreachable", message: error.message });
+      }
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+
+  stop() {
+    this._watching?.abort();
+    this._watching = null;
+  }
+
+  _take(data, isFirst) {
+    this._recorder.add(data, isFirst);
+    if (isFirst && !this._player) this._forget();
+    this._live = isFirst ? data : merge(this._live, data);
+    this._onState(this._live.status);
+    if (!this._player) this._frame(this._live);
+  }
+
+  /** Begin anew: the numbers of another server's requests mean others. */
+  _forget() {
+    this._ring = new Ring();
+    this._mapKey = "";
+    fill(this._rows);
+  }
+
+  _frame(shown) {
+    this._shown = shown;
+    this._ring.add(shown);
+    this._draw();
+  }
+
+  _save() {
+    const { text } = this._recorder;
+    if (text === null) toast("Nothing has come from the server yet.");
+    else download("quire-engine.jsonl", text);
+  }
+
+  async _openRecording(file) {
+    const [chosen] = file.files;
+    file.value = "";
+    if (!chosen) return;
+    try {
+      this._replay(framesOf(await chosen.text()));
+    } catch (error) {
+      toast(error.message);
+    }
+  }
+
+  /** Show a recording in place of the server, until it is closed. */
+  _replay(frames) {
+    this._player?.pause();
+    this._forget();
+    const slider = h("input", { type: "range", min: "0", max: String(frames.length - 1), value: "0", "aria-label": "Place in the recording" });
+    const time = h("span", { class: "replay-time" });
+    const button = h("button", { type: "button", class: "button" }, "Pause");
+    const player = (this._player = new Player(frames, (frame, i) => {
+      slider.value = String(i);
+      setText(time, `${new Date(1000 * frame.at).toLocaleTimeString()} (${i + 1} of ${frames.length})`);
+      setText(button, player.isPlaying ? "Pause" : "Play");
+      this._frame(frame);
+    }));
+    slider.addEventListener("input", () => player.seek(Number(slider.value)));
+    button.addEventListener("click", () => {
+      if (player.isPlaying) player.pause();
+      else player.play();
+      setText(button, player.isPlaying ? "Pause" : "Play");
+    });
+    const close = () => {
+      player.pause();
+      this._player = null;
+      this._forget();
+      this._replayBar.hidden = true;
+      if (this._live) this._frame(this._live);
+    };
+    fill(this._replayBar, h("strong", {}, "Recording"), button, slider, time, h("button", { type: "button", class: "button", onclick: close }, "Back to the engine"));
+    this._replayBar.hidden = false;
+    player.play();
+  }
+
+  _build() {
+    this._figures = new Map(FIGURES.map(([id]) => [id, h("span", { class: "figure-value", id: `figure-${id}` }, "–")]));
+    this._line = h("canvas", { class: "spark", role: "img", "aria-label": "Tokens per second in the last minute" });
+    const strip = h("div", { class: "figures-strip" }, FIGURES.map(([id, label, words]) => h("div", { class: `figure figure-${id}`, title: words, tabindex: "0" }, h("span", { class: "figure-label" }, label), this._figures.get(id), id === "out" ? this._line : null)));
+    this._live = null;
+    this._replayBar = h("div", { class: "replay", hidden: true });
+    const file = h("input", { type: "file", accept: ".jsonl,application/json", class: "offscreen", tabindex: "-1", "aria-label": "File of a recording" });
+    file.addEventListener("change", () => this._openRecording(file));
+    const tools = h("div", { class: "row end" }, h("button", { type: "button", class: "button", title: "The last ten minutes that this page has seen, as a file", onclick: () => this._save() }, icon("download"), "Save a recording"), h("button", { type: "button", class: "button", onclick: () => file.click() }, icon("upload"), "Open a recording"), file);
+    this._banner = h("div", { class: "banner", hidden: true });
+    this._map = h("canvas", { class: "map", role: "img", "aria-label": "Map of K/V blocks" });
+    this._legend = h("ul", { class: "legend" });
+    this._mapNote = h("p", { class: "hint" });
+    this._ticks = h("canvas", { class: "ticks", role: "img", "aria-label": "Tokens in each quarter second" });
+    this._ticksNote = h("p", { class: "hint" });
+    this._rows = h("div", { class: "waterfall" });
+    this._queue = h("dl", { class: "facts" });
+    this._cache = h("dl", { class: "facts" });
+    this._parts = h("dl", { class: "facts" });
+    this._boot = h("dl", { class: "facts" });
+    this._plan = h("div", {});
+    this._settings = h("dl", { class: "facts wide" });
+    const phaseLegend = h("ul", { class: "legend" }, PHASES.map(([name, words]) => h("li", {}, h("span", { class: `swatch phase-${name}` }), words)));
+    const workLegend = h("ul", { class: "legend" }, h("li", {}, h("span", { class: "swatch phase-decode" }), "generated"), h("li", {}, h("span", { class: "swatch phase-prefill" }), "of prompts, computed"));
+    fill(
+      this._element,
+      this._replayBar,
+      this._banner,
+      strip,
+      h("div", { class: "cards" }, card("K/V blocks", this._map, this._legend, this._mapNote), card("Tokens in each quarter second", this._ticks, workLegend, this._ticksNote)),
+      card("Requests", phaseLegend, this._rows),
+      h("div", { class: "cards" }, card("Queue", this._queue), card("Cache and drafts", this._cache), card("Model, adapters, processes", this._parts), card("Start", this._boot)),
+      card("Plan", this._plan),
+      card("Settings of the server", this._settings),
+      tools,
+    );
+  }
+
+  _draw() {
+    const shown = this._shown;
+    if (!shown || this._element.hidden) return;
+    const { status } = shown;
+    this._banner.hidden = status.state === "ready";
+    fill(this._banner, h("strong", {}, `The engine is ${status.state}. `), status.message || "", bootLine(status));
+    for (const [id, , , read] of FIGURES) setText(this._figures.get(id), read(shown, this._ring));
+    drawLine(this._line, this._ring.ticks().map(({ out, seconds }) => out / seconds));
+    this._drawBlocks(shown);
+    this._drawWork();
+    this._drawRequests(shown);
+    this._drawFacts(shown);
+  }
+
+  _drawBlocks({ blocks, engine, status }) {
+    const found = counts(blocks);
+    const has = blocks.length > 0;
+    this._map.hidden = !has;
+    const size = status.capacity?.block_size;
+    fill(this._legend, BLOCKS.map(([letter, label, words]) => h("li", { title: words, "data-state": letter, "data-count": String(found[letter]) }, h("span", { class: `swatch block-${letter}` }), `${label} ${number(found[letter])}`)));
+    if (!has) {
+      setText(this._mapNote, "The engine has not shown its blocks yet.");
+      return;
+    }
+    if (this._mapKey !== blocks) {
+      this._mapKey = blocks;
+      this._cellBlocks = drawMap(this._map, blocks);
+    }
+    const each = this._cellBlocks;
+    const saved = engine.num_table_entries ? 1 - engine.num_used_blocks / engine.num_table_entries : 0;
+    setText(this._mapNote, `${number(engine.num_blocks)} blocks${size ? ` of ${size} tokens` : ""}; ${each === 1 ? "a cell is a block" : `a cell is ${each} blocks, shown as the busiest`}${saved > 0.005 ? `; sharing saves ${(100 * saved).toFixed(0)} %` : ""}.`);
+  }
+
+  _drawWork() {
+    const ticks = this._ring.ticks();
+    const top = drawTicks(this._ticks, ticks);
+    const last = ticks.slice(-20).filter(({ steps }) => steps);
+    const stepMs = last.reduce((sum, { stepMs: ms }) => sum + ms, 0) / last.length;
+    setText(this._ticksNote, `The highest bar is ${number(top)} tokens. ${last.length ? `A step took ${duration(stepMs)} on average in the last 5 s.` : "No step in the last 5 s."}`);
+  }
+
+  _drawRequests({ requests, at }) {
+    const rows = Object.values(requests).sort((one, other) => other.at - one.at).slice(0, 24);
+    if (!rows.length) {
+      fill(this._rows, h("p", { class: "hint" }, "No requests yet. Those of your key appear here while they run and after they ended."));
+      return;
+    }
+    const old = new Map([...this._rows.children].map((each) => [each.dataset?.number, each]));
+    const longest = Math.max(1, ...rows.map((row) => phases(row, at).at(-1)?.to ?? 0));
+    const numbers = new Map(Object.entries(requests).map(([key, row]) => [row, key]));
+    const made = rows.map((row) => this._row(row, numbers.get(row), at, old.get(numbers.get(row)), longest));
+    if (made.some((each, i) => this._rows.children[i] !== each) || this._rows.children.length !== made.length) {
+      const focused = document.activeElement;
+      fill(this._rows, made);
+      if (made.includes(focused)) focused.focus();
+    }
+  }
+
+  /** Return the row of a request; the element that it has already, changed if it still runs. */
+  _row(row, key, at, old, longest) {
+    const isOver = row.finished !== undefined;
+    if (isOver && old?.dataset.over === "true") {
+      old.children[1].firstChild.style.width = width(row, at, longest);
+      return old;
+    }
+    const element = old ?? h("button", { type: "button", class: "request", "data-number": key, onclick: () => this._showRequest(this._shown.requests[key] ?? row, this._shown.at) });
+    const found = phases(row, at);
+    const total = Math.max(found.at(-1)?.to ?? 0, 1);
+    const pieces = h("span", { class: "request-pieces" }, found.map(({ name, from, to }) => {
+      const piece = h("span", { class: `phase phase-${name}`, title: `${name}: ${duration(to - from)}` });
+      piece.style.flexGrow = String((to - from) / total);
+      return piece;
+    }));
+    pieces.style.width = width(row, at, longest);
+    const bar = h("span", { class: "request-bar" }, pieces);
+    element.dataset.over = String(isOver);
+    fill(
+      element,
+      h("span", { class: "request-id" }, row.id),
+      bar,
+      h("span", { class: "request-words" }, `${number(row.prompt)} in${row.cached ? ` (${number(row.cached)} cached)` : ""}, ${number(row.tokens)} out`),
+      h("span", { class: "request-time" }, duration(total)),
+      h("span", { class: `request-end ${row.error ? "bad" : ""}` }, isOver ? (row.error ? "error" : (row.reason ?? "done")) : (NAMES.get(found.at(-1)?.name) ?? "arrived")),
+    );
+    return element;
+  }
+
+  _drawFacts(shown) {
+    const { engine, front, status, model, server } = shown;
+    const capacity = status.capacity ?? {};
+    const waits = Object.values(shown.requests).filter((row) => row.finished === undefined && row.scheduled === undefined);
+    facts(this._queue, [
+      ["Waiting in the engine", number(engine.num_waiting), "They fit the model, but not beside those that run: room in the batch or K/V blocks."],
+      ["Before their first step", `${number(front.waiting_requests)} requests, ${number(front.waiting_tokens)} tokens`],
+      ["Longest wait", waits.length ? duration(Math.max(...waits.map((row) => 1000 * (shown.at - row.at)))) : "none"],
+      ["Refused", `${number(Object.values(front.refused).reduce((sum, count) => sum + count, 0))} by the queue, ${number(engine.refused_total)} by the engine`],
+      ["Rate of prefill", engine.prefill_tokens_per_s ? `${number(engine.prefill_tokens_per_s)} tokens/s` : "not measured yet"],
+      ["Open HTTP requests", number(front.open_requests), "Viewers of this page included."],
+    ]);
+    const host = engine.num_host_blocks ? `${number(engine.num_used_host_blocks)} of ${number(engine.num_host_blocks)} blocks in use, ${number(engine.num_named_host_blocks)} with a prefix` : "none";
+    const places = engine.accepted_drafts_at?.length ? ` (by place: ${engine.accepted_drafts_at.map((count) => number(count)).join(", ")})` : "";
+    facts(this._cache, [
+      ["Found in the cache", `${number(engine.cached_tokens_total)} of ${number(engine.prompt_tokens_total)} prompt tokens`],
+      ["Host memory", host],
+      ["Copied out, back, failed", `${number(engine.blocks_stored_total)}, ${number(engine.blocks_loaded_total)}, ${number(engine.blocks_unstored_total + engine.blocks_lost_total)} blocks`],
+      ["Swapped out, in", `${number(engine.swapped_out_total)}, ${number(engine.swapped_in_total)} requests`],
+      ["Drafts that were right", engine.draft_tokens_total ? `${percent(engine.accepted_drafts_total, engine.draft_tokens_total)} of ${number(engine.draft_tokens_total)}${places}` : "no drafts"],
+    ]);
+    facts(this._parts, [
+      ["Model", model ? `${model.names.join(", ")} (${model.root})` : "loading"],
+      ["Kernels", capacity.description || "–"],
+      ["Context", capacity.max_model_len ? `${number(capacity.max_model_len)} tokens, ${number(capacity.capacity_tokens)} in the cache` : "–"],
+      ["Batch", capacity.max_num_seqs ? `${number(capacity.max_num_seqs)} sequences, ${number(capacity.max_num_batched_tokens)} tokens in a step` : "–"],
+      ["Adapters", model?.adapters.length ? `${model.adapters.join(", ")}; running: ${engine.running_adapters.join(", ") || "none"}` : "none"],
+      ["Ranks", engine.rank_cpu_seconds.length ? engine.rank_cpu_seconds.map((seconds, i) => `${i}: ${number(seconds)} s of CPU, ${number(engine.rank_resident_bytes[i] / 2 ** 20)} MiB`).join("; ") : "one process"],
+      ["Fronts", number(server.fronts)],
+      ["Restarts of the engine", number(status.restarts)],
+    ]);
+    facts(this._boot, [...status.phases.map(({ name, seconds, is_done: isDone }) => [name, `${seconds.toFixed(2)} s${isDone ? "" : " …"}`]), ["Up", duration(1000 * (shown.at - server.started_at))], ["Version", server.version]]);
+    const key = `${shown.plan}${JSON.stringify(shown.settings)}`;
+    if (key === this._static) return;
+    this._static = key;
+    this._drawPlan(shown.plan);
+    const settings = Object.entries(shown.settings);
+    facts(this._settings, settings.length ? settings.map(([name, value]) => [name, Array.isArray(value) ? value.join(", ") || "–" : String(value) || "–"]) : [["Hidden", "The server has several keys."]]);
+  }
+
+  _drawPlan(text) {
+    const { title, rows } = planRows(text);
+    if (!text) fill(this._plan, h("p", { class: "hint" }, "The engine has not told its plan yet."));
+    else fill(this._plan, h("p", {}, title), h("div", { class: "table-box", tabindex: "0" }, h("table", { class: "plan" }, h("thead", {}, h("tr", {}, ["What", "Value", "Why"].map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, rows.map((row) => h("tr", {}, h("th", { scope: "row", class: row.isInner ? "inner" : "" }, row.name), h("td", { class: "value" }, row.value), h("td", {}, row.reason)))))));
+  }
+}
+
+/** Return the width of a request's bar: it is as long as the request took, beside the others. */
+function width(row, at, longest) {
+  const took = phases(row, at).at(-1)?.to ?? 0;
+  return `${Math.max(2, (100 * took) / longest).toFixed(1)}%`;
+}
+
+function card(title, ...children) {
+  return h("section", { class: "card" }, h("h2", {}, title), children);
+}
+
+function bootLine(status) {
+  const phase = status.phases.at(-1);
+  return phase && !phase.is_done ? ` ${phase.name}, ${phase.seconds.toFixed(1)} s` : "";
+}
+
+/** Show names and values; only texts that changed are touched. */
+function facts(list, rows) {
+  if (list.children.length !== rows.length) fill(list, rows.map(([name, , words]) => h("div", words ? { title: words } : {}, h("dt", {}, name), h("dd", {}))));
+  rows.forEach(([name, value], i) => {
+    setText(list.children[i].firstChild, name);
+    setText(list.children[i].lastChild, value);
+  });
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

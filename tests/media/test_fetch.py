@@ -1,0 +1,204 @@
+"""Images by URL: from listed hosts alone, at global addresses, within bounds of bytes and time."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from quire.errors import RequestError
+from quire.rendering.media.fetch import ImageFetcher, global_addresses
+
+PLACE = "messages[0].content[0].image_url.url"
+HOST = "images.example"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers by path."""
+
+    def do_GET(self) -> None:
+        self.server.paths.append((self.path, self.headers["Host"]))  # type: ignore[attr-defined]
+        if self.path.startswith("/to/"):
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/to/"))
+            self.end_headers()
+        elif self.path == "/slow":
+            self.send_response(200)
+            self.end_headers()
+            while not self.server.is_over.wait(0.05):  # type: ignore[attr-defined]
+                self.wfile.write(b"x")
+        elif self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            while True:
+                self.wfile.write(b"x" * 65_536)
+        elif self.path == "/large":
+            self.send_response(200)
+            self.send_header("Content-Length", str(10**10))
+            self.end_headers()
+        elif self.path == "/image":
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"bytes of an image")
+        else:
+            self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.paths: list[tuple[str, str]] = []
+        self.is_over = threading.Event()
+
+    def handle_error(self, *_: object) -> None:
+        """A reader that has left is no fault."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield found
+        found.is_over.set()
+        found.shutdown()
+        thread.join()
+
+
+def here(_host: str, _port: int) -> Sequence[str]:
+    """Lead all names to this machine."""
+    return ["127.0.0.1"]
+
+
+def fetcher(server: Server, *hosts: str, timeout_s: float = 30.0) -> ImageFetcher:
+    port = server.server_address[1]
+    listed = [f"{host}:{port}" for host in (HOST, *hosts)]
+    return ImageFetcher(listed, 10**6, here, timeout_s)
+
+
+def url(server: Server, path: str, host: str = HOST) -> str:
+    return f"http://{host}:{server.server_address[1]}{path}"
+
+
+def test_the_bytes_of_a_listed_host(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of the environment is not asked, and the host keeps its name."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert fetcher(server)(url(server, "/image"), PLACE) == b"bytes of an image"
+    assert server.paths == [("/image", f"{HOST}:{server.server_address[1]}")]
+
+
+def test_redirects_are_followed_within_the_rules(server: Server) -> None:
+    fetch, target = fetcher(server), url(server, "/image")
+    assert fetch(url(server, f"/to/{target}"), PLACE) == b"bytes of an image"
+    assert fetch(url(server, "/to//image"), PLACE) == b"bytes of an image"
+    four = target
+    for _ in range(4):
+        four = url(server, f"/to/{four}")
+    with pytest.raises(RequestError, match="redirected more than 3 times"):
+        fetch(four, PLACE)
+    for other, words in (
+        ("http://169.254.169.254/latest", "allowed_media_domains"),
+        (url(server, "/image", "elsewhere.example"), "allowed_media_domains"),
+        (f"file://{HOST}/etc/passwd", "no plain http"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            fetch(url(server, f"/to/{other}"), PLACE)
+
+
+@pytest.mark.parametrize("path", ["/large", "/endless"])
+def test_no_more_bytes_than_allowed(server: Server, path: str) -> None:
+    with pytest.raises(RequestError, match=rf"{HOST}.*1000000"):
+        fetcher(server)(url(server, path), PLACE)
+
+
+def test_no_longer_than_the_deadline(server: Server) -> None:
+    """A host that sends a byte now and then, and one that says nothing."""
+    with pytest.raises(RequestError, match=r"it took over 1 s"):
+        fetcher(server, timeout_s=1.0)(url(server, "/slow"), PLACE)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        fetch = ImageFetcher([f"{HOST}:{port}"], 10**6, here, 1.0)
+        with pytest.raises(RequestError, match=r"it took over 1 s"):
+            fetch(f"http://{HOST}:{port}/", PLACE)
+
+
+def test_what_is_not_there(server: Server) -> None:
+    with pytest.raises(RequestError, match="the host answers 404"):
+        fetcher(server)(url(server, "/none"), PLACE)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "http://user@images.example/a",
+        "http://images.example\\@evil.example/a",
+        "http://images.example:80 /a",
+        "http://images.example:x/a",
+        "http:///a",
+        "ftp://images.example/a",
+        "http://bücher.example/a",
+    ],
+)
+def test_odd_urls(bad: str) -> None:
+    with pytest.raises(RequestError, match=r"image_url\.url"):
+        ImageFetcher([HOST, "bücher.example"], 10**6, here)(bad, PLACE)
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.1"],
+        ["10.0.0.1"],
+        ["169.254.169.254"],
+        ["::1"],
+        ["::ffff:10.0.0.1"],
+        ["64:ff9b::a9fe:a9fe"],
+        ["2002:a00:1::"],
+        ["fe80::1%2"],
+        ["224.0.0.1"],
+        ["0.0.0.0"],
+        ["93.184.216.34", "192.168.0.1"],
+        [],
+    ],
+    ids=str,
+)
+def test_every_address_must_be_global(
+    addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: one bad address among good ones is dialled when the good one does not answer."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 80)) for each in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(OSError, match=r"not a global one|no address"):
+        global_addresses(HOST, 80)
+    with pytest.raises(RequestError, match="cannot be read"):
+        ImageFetcher([HOST], 10**6)(f"http://{HOST}/a.png", PLACE)
+
+
+def test_global_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 80)) for each in
+             ("93.184.216.34", "2606:2800:220:1::1")]  # fmt: skip
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert global_addresses(HOST, 80) == ["93.184.216.34", "2606:2800:220:1::1"]
+
+
+def test_a_name_is_resolved_once_for_each_hop(server: Server) -> None:
+    """Fault: a name that leads elsewhere when it is asked again."""
+    asked: list[str] = []
+
+    def rebinding(host: str, _port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 else ["10.0.0.1"]
+
+    port = server.server_address[1]
+    fetch = ImageFetcher([f"{HOST}:{port}"], 10**6, rebinding)
+    assert fetch(url(server, "/image"), PLACE) == b"bytes of an image"
+    assert asked == [HOST]

@@ -1,0 +1,458 @@
+"""Images in prompts: tokens equal `generate` of transformers, and the laws hold as for text."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tests.image_writer import (
+    IMAGE,
+    TOKENS_PER_TILE,
+    as_bytes,
+    picture,
+    write_vision_checkpoint,
+)
+
+from quire import LLM, AsyncLLM, ConfigError, LoRARequest, RequestError, SamplingParams
+from quire.config.render_plan import render_plan
+from quire.config.settings import EngineSettings
+from quire.config.startup import find_model, plan_startup
+from quire.platform import detect_platform
+from quire.rendering.media.idefics3 import make_tiles
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "quiet": True,
+    "num_kv_blocks": 256,
+    "block_size": 16,
+    "max_model_len": 512,
+}
+
+
+@pytest.fixture(scope="session", params=["smolvlm", "idefics3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), **SETTINGS) as engine:
+        yield engine
+
+
+@functools.cache
+def oracle(folder: Path) -> tuple[Any, Any]:
+    """Model and image processor of transformers."""
+    from transformers import AutoModelForImageTextToText
+    from transformers.models.idefics3.image_processing_pil_idefics3 import (
+        Idefics3ImageProcessorPil,
+    )
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
+    return model.eval(), Idefics3ImageProcessorPil.from_pretrained(folder)
+
+
+def generated(
+    folder: Path, prompt_ids: list[int], images: list[Image.Image], count: int = 12
+) -> list[int]:
+    model, processor = oracle(folder)
+    ids = torch.tensor([prompt_ids])
+    pixels = {} if not images else dict(processor([images], return_tensors="pt"))
+    found = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        **pixels,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+    )
+    return found[0, len(prompt_ids) :].tolist()
+
+
+def asked(text: str, *images: Any) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": list(images)}}
+
+
+def worker_of(llm: LLM) -> Any:
+    client: Any = llm.engine.client
+    return client._core._executor._worker
+
+
+def tokens(output: Any) -> list[int]:
+    assert output.error is None, output.error
+    return list(output.outputs[0].token_ids)
+
+
+def test_rows_of_the_tower_are_those_of_transformers(llm: LLM, folder: Path) -> None:
+    model, processor = oracle(folder)
+    worker, image = worker_of(llm), picture(100, 70)
+    spec = worker._loaded.spec.images
+    tiles = make_tiles(spec, image, splits=True)
+    rows, _ = worker._images.encode(tiles, torch.float32)
+    with torch.inference_mode():
+        found = model.get_image_features(**processor([[image]], return_tensors="pt"))
+    wanted = torch.cat(found.pooler_output)
+    assert rows.shape == wanted.shape
+    assert float((rows - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+def test_prompts_have_the_token_ids_of_transformers(llm: LLM, folder: Path) -> None:
+    """The processor there writes the tokens as text, before it tokenizes."""
+    from transformers import AutoTokenizer
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for width, height in ((100, 70), (10, 300), (40, 40)):
+        prompt = llm.engine.renderer.render_prompt(
+            asked(f"See {IMAGE} now", picture(width, height))
+        )
+        rows, columns = worker_of(llm)._loaded.spec.images.grid(width, height, splits=True)
+        text = get_image_prompt_string(
+            *(rows if rows * columns > 1 else 0, columns if rows * columns > 1 else 0),
+            TOKENS_PER_TILE,
+            fake_token_around_image="<fake_token_around_image>",
+            image_token=IMAGE,
+            global_image_token="<global-img>",
+        )
+        assert prompt.token_ids == tokenizer(f"See {text} now")["input_ids"]
+
+
+def test_answers_are_those_of_generate(llm: LLM, folder: Path) -> None:
+    """Alone and in a batch with text; one image, several, and forms of the same one."""
+    first, second = picture(100, 70), picture(30, 90, seed=1)
+    prompts: list[Any] = [
+        asked(f"Look: {IMAGE} What?", first),
+        "Only text here.",
+        asked(f"{IMAGE}{IMAGE} Compare.", second, first),
+        asked(f"{IMAGE}", second.convert("L")),
+        asked(f"Look: {IMAGE} What?", as_bytes(first)),
+    ]
+    images = [[first], [], [second, first], [second.convert("L").convert("RGB")], [first]]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    for prompt, given, output in zip(prompts, images, together, strict=True):
+        wanted = generated(folder, list(output.prompt_token_ids), given)
+        assert tokens(output) == wanted
+        (alone,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert tokens(alone) == wanted
+        streamed = [list(each.outputs[0].token_ids) for each in llm.stream(prompt, GREEDY)]
+        assert streamed[-1] == wanted
+
+
+def test_paths_and_chats(llm: LLM, folder: Path, tmp_path: Path) -> None:
+    image = picture(50, 60)
+    image.save(tmp_path / "a.png")
+    text = f"User:{IMAGE}What?<end_of_utterance>\nAssistant:"
+    wanted = tokens(*llm.generate(asked(text, image), GREEDY, use_tqdm=False))
+    for given in (tmp_path / "a.png", str(tmp_path / "a.png")):
+        assert tokens(*llm.generate(asked(text, given), GREEDY, use_tqdm=False)) == wanted
+    bare = llm.engine.renderer.render_prompt(text, add_special_tokens=False).token_ids
+    given_ids = {"prompt_token_ids": bare, "multi_modal_data": {"image": image}}
+    wanted = tokens(*llm.generate(given_ids, GREEDY, use_tqdm=False))
+    question = {"type": "text", "text": "What?"}
+    for part in (
+        {"type": "image_pil", "image_pil": image},
+        {"type": "image", "image": as_bytes(image)},
+        {"type": "image_url", "image_url": {"url": data_url(image)}},
+        {"type": "image_url", "image_url": data_url(image)},
+        {"type": "input_image", "image_url": data_url(image), "detail": "auto"},
+    ):
+        messages = [{"role": "user", "content": [part, question]}]
+        (found,) = llm.chat(messages, GREEDY, use_tqdm=False)
+        assert tokens(found) == wanted
+
+
+def data_url(image: Image.Image) -> str:
+    import base64
+
+    return "data:image/png;base64," + base64.b64encode(as_bytes(image)).decode()
+
+
+def test_low_detail_takes_one_tile(llm: LLM) -> None:
+    url = {"url": data_url(picture(100, 70)), "detail": "low"}
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]
+    (found,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    ids = list(found.prompt_token_ids)
+    image_id = worker_of(llm)._loaded.spec.images.token_id
+    assert ids.count(image_id) == TOKENS_PER_TILE
+
+
+def test_whole_is_chunked_at_every_cut(folder: Path) -> None:
+    """Chunks that begin and end at each place around the image, in it and between its tiles."""
+    prompt = asked(f"So {IMAGE} it", picture(60, 20))
+    with LLM(str(folder), **SETTINGS) as whole:
+        (found,) = whole.generate(prompt, GREEDY, use_tqdm=False)
+    for size in (1, 2, 3, 5, 7, 11, 13):
+        chunked = {**SETTINGS, "max_num_batched_tokens": size, "max_num_seqs": 1}
+        with LLM(str(folder), **chunked) as engine:
+            (cut,) = engine.generate(prompt, GREEDY, use_tqdm=False)
+        assert tokens(cut) == tokens(found)
+
+
+def test_a_second_turn_neither_encodes_nor_prefills_the_image(llm: LLM) -> None:
+    image, worker = picture(80, 90, seed=7), worker_of(llm)
+    start = f"User:{IMAGE}What?<end_of_utterance>\nAssistant:"
+    before = worker._images.num_encoded
+    (first,) = llm.generate(asked(start, image), GREEDY, use_tqdm=False)
+    assert worker._images.num_encoded == before + 1
+    following = start + first.outputs[0].text + "<end_of_utterance>\nUser:And?"
+    (second,) = llm.generate(asked(following, image), GREEDY, use_tqdm=False)
+    assert worker._images.num_encoded == before + 1
+    image_end = max(
+        index
+        for index, token in enumerate(first.prompt_token_ids)
+        if token == worker._loaded.spec.images.token_id
+    )
+    assert second.num_cached_tokens >= image_end // 16 * 16
+    other = picture(80, 90, seed=8)
+    (third,) = llm.generate(asked(start, other), GREEDY, use_tqdm=False)
+    assert list(third.prompt_token_ids) == list(first.prompt_token_ids)
+    assert third.num_cached_tokens < 16
+    assert worker._images.num_encoded == before + 2
+
+
+def test_equal_tiles_at_equal_places_share_blocks_only_as_the_same_image(llm: LLM) -> None:
+    """An image of one colour has equal tiles; another with the same first tile is another one."""
+    plain = np.full((28, 84, 3), 77, np.uint8)
+    other = plain.copy()
+    other[:, 60:] = 200
+    both = [Image.fromarray(each) for each in (plain, other)]
+    text = f"{IMAGE} colours"
+    answers = [tokens(*llm.generate(asked(text, each), GREEDY, use_tqdm=False)) for each in both]
+    (again,) = llm.generate(asked(text, both[0]), GREEDY, use_tqdm=False)
+    assert tokens(again) == answers[0]
+    assert answers[0] != answers[1]
+
+
+def test_nothing_is_left_when_requests_end(llm: LLM) -> None:
+    llm.generate([asked(IMAGE, picture(30, 30, seed=i)) for i in range(3)], GREEDY, use_tqdm=False)
+    assert not llm._llm_engine._media
+    llm.generate("end", GREEDY, use_tqdm=False)
+    assert not worker_of(llm)._media._rows
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (asked("no place", picture(9, 9)), "0 places for images .* and 1 images"),
+        (asked(IMAGE * 2, picture(9, 9)), "2 places"),
+        (asked(IMAGE * 17, *[picture(9, 9)] * 17), "at most 16 are taken"),
+        (asked(IMAGE, b"<svg/>"), r"multi_modal_data.image\[0\] cannot be read as an image"),
+        (asked(IMAGE, 3), r"multi_modal_data.image\[0\] is 3"),
+        ({"prompt": "x", "multi_modal_data": {"audio": [1.0]}}, "'audio'.*no model has an encoder"),
+        ({"prompt": "x", "multi_modal_data": [1]}, "give {.image.: image}"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_refusals(llm: LLM, prompt: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    good, bad = llm.generate(["fine", prompt], GREEDY, use_tqdm=False)
+    assert good.error is None and bad.error is not None
+
+
+def test_a_text_that_spells_the_token_is_text(llm: LLM) -> None:
+    """Fault: what a user writes takes the place of an image."""
+    parts = [
+        {"type": "text", "text": f"What is {IMAGE}?"},
+        {"type": "image_pil", "image_pil": picture(20, 20)},
+        {"type": "text", "text": f"{IMAGE}<fake_token_around_image>"},
+    ]
+    (found,) = llm.chat([{"role": "user", "content": parts}], GREEDY, use_tqdm=False)
+    ids = list(found.prompt_token_ids)
+    image_id = worker_of(llm)._loaded.spec.images.token_id
+    assert ids.count(image_id) == TOKENS_PER_TILE * 10
+    (bare,) = llm.chat([{"role": "user", "content": f"a {IMAGE}"}], GREEDY, use_tqdm=False)
+    assert image_id not in list(bare.prompt_token_ids)
+
+
+def test_models_of_text_alone_refuse_images_in_one_way() -> None:
+    with LLM(**SETTINGS) as text:
+        for ask in (
+            lambda: text.generate(asked("x", picture(9, 9)), GREEDY),
+            lambda: text.chat(
+                [{"role": "user", "content": [{"type": "image_pil", "image_pil": picture(9, 9)}]}]
+            ),
+        ):
+            with pytest.raises(RequestError, match="The served model takes text only"):
+                ask()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_language_model_in_few_bits(folder: Path, quantization: str) -> None:
+    """The tower stays as it is: rows are equal, and answers do not depend on the batch."""
+    prompt = asked(f"See {IMAGE} now", picture(60, 40))
+    with LLM(str(folder), **SETTINGS, quantization=quantization) as engine:
+        (alone,) = engine.generate(prompt, GREEDY, use_tqdm=False)
+        batch = engine.generate([prompt, "text", prompt], GREEDY, use_tqdm=False)
+    assert [tokens(batch[0]), tokens(batch[2])] == [tokens(alone)] * 2
+
+
+def test_text_alone_by_a_limit_of_no_images(folder: Path, llm: LLM) -> None:
+    with LLM(str(folder), **SETTINGS, limit_mm_per_prompt={"image": 0}) as engine:
+        assert worker_of(engine)._loaded.tower is None
+        (found,) = engine.generate("Only text.", GREEDY, use_tqdm=False)
+        with pytest.raises(RequestError, match="takes text only"):
+            engine.generate(asked(IMAGE, picture(9, 9)), GREEDY, use_tqdm=False)
+    assert tokens(found) == tokens(*llm.generate("Only text.", GREEDY, use_tqdm=False))
+
+
+def test_after_a_sleep_images_are_read_again(folder: Path) -> None:
+    prompt = asked(f"See {IMAGE} now", picture(60, 40))
+    with LLM(str(folder), **SETTINGS) as engine:
+        wanted = tokens(*engine.generate(prompt, GREEDY, use_tqdm=False))
+        for level in (1, 2):
+            engine.sleep(level)
+            engine.wake_up()
+            assert tokens(*engine.generate(prompt, GREEDY, use_tqdm=False)) == wanted
+
+
+def test_preempted_requests_keep_their_images(folder: Path) -> None:
+    """A pool that holds less than two of them."""
+    prompts = [asked(f"See {IMAGE} now", picture(60, 40, seed=i)) for i in range(4)]
+    longer = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    with LLM(str(folder), **SETTINGS) as engine:
+        wanted = [tokens(each) for each in engine.generate(prompts, longer, use_tqdm=False)]
+    small = {**SETTINGS, "num_kv_blocks": 12, "max_model_len": 160}
+    with LLM(str(folder), **small) as engine:
+        found = [tokens(each) for each in engine.generate(prompts, longer, use_tqdm=False)]
+    assert found == wanted
+
+
+def test_random_weights_have_a_tower_too(folder: Path) -> None:
+    with LLM(str(folder), **SETTINGS, load_format="dummy") as engine:
+        (found,) = engine.generate(asked(IMAGE, picture(20, 20)), GREEDY, use_tqdm=False)
+    assert len(tokens(found)) == 12
+
+
+def test_the_cache_of_images_is_bounded(folder: Path) -> None:
+    with LLM(str(folder), **SETTINGS, image_cache=0) as engine:
+        images = worker_of(engine)._images
+        for _ in range(2):
+            engine.generate(asked(IMAGE, picture(20, 20)), GREEDY, use_tqdm=False)
+        assert images.num_encoded == 2
+        assert (images._num_bytes, len(images._kept)) == (0, 0)
+
+
+def test_adapters_act_on_the_language_model(folder: Path, tmp_path: Path) -> None:
+    """An image is encoded once for all adapters, and each has K/V of its own."""
+    adapter = tmp_path / "adapter"
+    write_adapter(adapter)
+    prompt = asked(f"See {IMAGE} now", picture(60, 40))
+    lora = LoRARequest("a", 1, str(adapter))
+    with LLM(str(folder), **SETTINGS, enable_lora=True) as engine:
+        plain = tokens(*engine.generate(prompt, GREEDY, use_tqdm=False))
+        (adapted,) = engine.generate(prompt, GREEDY, use_tqdm=False, lora_request=lora)
+        assert adapted.num_cached_tokens == 0
+        assert tokens(adapted) != plain
+        assert tokens(*engine.generate(prompt, GREEDY, use_tqdm=False)) == plain
+        assert worker_of(engine)._images.num_encoded == 1
+
+
+def write_adapter(folder: Path) -> None:
+    """Write an adapter of one matrix in PEFT's form."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "target_modules": ["down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    names = "base_model.model.model.text_model.layers.{}.mlp.down_proj.lora_{}.weight"
+    random = torch.Generator().manual_seed(3)
+    tensors = {}
+    for layer in range(2):
+        tensors[names.format(layer, "A")] = torch.randn(4, 48, generator=random)
+        tensors[names.format(layer, "B")] = torch.randn(32, 4, generator=random)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def test_an_engine_for_asyncio(folder: Path, llm: LLM) -> None:
+    """One stream goes on while others bring images; nothing is left of them."""
+    prompts = [asked(f"See {IMAGE} now", picture(60, 40, seed=i)) for i in range(3)]
+    wanted = [tokens(each) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+    async def answer(engine: AsyncLLM, prompt: Any) -> list[int]:
+        found: list[int] = []
+        async for output in engine.generate(prompt, GREEDY):
+            found = list(output.outputs[0].token_ids)
+        return found
+
+    async def work() -> None:
+        with AsyncLLM(str(folder), **SETTINGS) as engine:
+            found = await asyncio.gather(*(answer(engine, each) for each in prompts))
+            assert list(found) == wanted
+            with pytest.raises(RequestError, match="cannot be read as an image"):
+                await answer(engine, asked(IMAGE, b"<svg/>"))
+            await answer(engine, "text")
+            worker: Any = engine.engine.client
+            assert not worker._core._executor._worker._media._rows
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"limit_mm_per_prompt": {"image": 0}}, "limit_mm_per_prompt allows none"),
+        ({"tensor_parallel_size": 2}, "ranks share no image encoder"),
+        ({"speculative_config": {"method": "ngram"}}, "drafts do not read images"),
+    ],
+    ids=str,
+)
+def test_why_a_model_is_served_for_text_alone(
+    folder: Path, settings: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = find_model(EngineSettings.from_options({"model": str(folder), **settings}))
+    assert found.spec.images is None
+    assert reason in caplog.text
+
+
+def test_a_folder_without_a_processor_is_served_for_text_alone(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (other / "preprocessor_config.json").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert find_model(EngineSettings(model=str(other))).spec.images is None
+    assert "no preprocessor_config.json" in caplog.text
+
+
+def test_a_missing_tensor_of_the_tower_is_named(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tensors = load_file(other / "model.safetensors")
+    del tensors["model.vision_model.post_layernorm.bias"]
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"post_layernorm\.bias.*of the image encoder missing"):
+        LLM(str(other), **SETTINGS)
+
+
+def test_the_plan_counts_the_encoder_and_its_cache(folder: Path) -> None:
+    settings = EngineSettings.from_options({"model": str(folder), **SETTINGS})
+    bare = EngineSettings.from_options(
+        {"model": str(folder), **SETTINGS, "limit_mm_per_prompt": {"image": 0}}
+    )
+    plans = [plan_startup(each, detect_platform()).resolved for each in (settings, bare)]
+    spec = plans[0].spec.images
+    assert spec is not None
+    weights = [each.memory.fixed.weights for each in plans]
+    assert weights[0] - weights[1] == spec.tower.num_parameters * 4
+    assert plans[0].memory.fixed.images >= settings.image_cache > 0 == plans[1].memory.fixed.images
+    assert "images" in render_plan(plans[0]) and "images" not in render_plan(plans[1])
+
+
+def test_check_model_compares_the_text_model(folder: Path, capsys: Any) -> None:
+    from quire.cli.main import main
+
+    assert main(["check-model", str(folder), "--dtype", "float32"]) == 0
+    assert "transformers" in capsys.readouterr().out

@@ -1,0 +1,157 @@
+"""Images of requests in another process: encoded beside steps, and given to the next core too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.engine.process_harness import Collected, collect, hosted, run, until_idle, until_state
+from tests.image_writer import IMAGE, picture, write_vision_checkpoint
+
+from quire import LLM, SamplingParams
+from quire.config.settings import EngineSettings, setting_values
+from quire.engine.clients.process_client import ProcessEngineClient
+from quire.errors import RequestError
+from quire.protocol import EngineRequest, FinishReason
+from quire.protocol.media import ImageTiles, Media
+from quire.protocol.status import EngineState
+from quire.rendering import RenderedPrompt
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "quiet": True,
+    "num_kv_blocks": 128,
+    "max_model_len": 512,
+}
+TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_checkpoint(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> tuple[list[RenderedPrompt], list[list[int]]]:
+    """Prompts with an image, and the answers of an engine in this process."""
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    prompts: list[Any] = [
+        {"prompt": f"See {IMAGE}", "multi_modal_data": {"image": picture(60, 40, seed=i)}}
+        for i in range(3)
+    ]
+    with LLM(str(folder), **SETTINGS) as llm:
+        rendered = [llm.engine.renderer.render_prompt(prompt) for prompt in prompts]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    return rendered, [list(each.outputs[0].token_ids) for each in outputs]
+
+
+def settings_of(folder: Path) -> Any:
+    return setting_values(EngineSettings(model=str(folder), **SETTINGS))
+
+
+async def put(client: ProcessEngineClient, prompt: RenderedPrompt) -> tuple[Media, ...]:
+    (part,) = prompt.parts
+    assert isinstance(part.data, ImageTiles)
+    handle = client.reserve_handles(1)
+    return part.placed(await client.put_media(handle, part.data), handle).media
+
+
+async def answer(
+    client: ProcessEngineClient, prompt: RenderedPrompt, media: tuple[Media, ...]
+) -> Collected:
+    request = EngineRequest(
+        request_id="test",
+        first_handle=client.reserve_handles(1),
+        prompt_token_ids=np.array(prompt.token_ids, np.int32),
+        params=SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True),
+        seed=0,
+        media=media,
+    )
+    return await collect(await client.add(request))
+
+
+def test_streams_go_on_when_the_core_is_killed(
+    folder: Path, known: tuple[list[RenderedPrompt], list[list[int]]]
+) -> None:
+    """While images are encoded, between an image and its request, and while requests run: each
+    answer is that of an engine that nobody kills."""
+    prompts, wanted = known
+
+    async def work() -> None:
+        async with hosted(settings=settings_of(folder), max_replays=5) as host:
+            client = host.client
+            media = [await put(client, prompt) for prompt in prompts]
+            pairs = list(zip(prompts, media, strict=True))
+            early = [asyncio.ensure_future(answer(client, *pair)) for pair in pairs[:2]]
+            await asyncio.sleep(0.05)
+            # The next core encodes the images of both again, beside this one.
+            coming = asyncio.ensure_future(put(client, prompts[2]))
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            await until_state(client, EngineState.RESTARTING)
+            await asyncio.wait([coming])
+            await until_state(client, EngineState.READY)
+            late = await answer(client, *pairs[2])
+            for found, tokens in zip([*await asyncio.gather(*early), late], wanted, strict=True):
+                assert found.finishes[0].reason is FinishReason.LENGTH
+                assert found.tokens[0] == tokens
+            client.drop_media([each[0].span.handle for each in media])
+            await until_idle(client)
+
+    run(work())
+
+
+def test_an_image_that_fails_ends_nothing_else(
+    folder: Path, known: tuple[list[RenderedPrompt], list[list[int]]]
+) -> None:
+    prompts, wanted = known
+
+    async def work() -> None:
+        async with hosted(settings=settings_of(folder)) as host:
+            client = host.client
+            media = await put(client, prompts[0])
+            running = asyncio.ensure_future(answer(client, prompts[0], media))
+            for bad in (ImageTiles(b"x" * 7, 1, 28), ImageTiles(b"x" * 300, 1, 10)):
+                with pytest.raises(RequestError, match="takes tiles of 28 pixels"):
+                    await client.put_media(client.reserve_handles(1), bad)
+            with pytest.raises(RequestError, match="takes no embeddings"):
+                await client.put_media(client.reserve_handles(1), b"x" * 100)
+            assert (await running).tokens[0] == wanted[0]
+
+    run(work())
+
+
+def test_what_is_dropped_while_it_is_encoded_is_not_kept(
+    folder: Path, known: tuple[list[RenderedPrompt], list[list[int]]]
+) -> None:
+    """Also the client's own wait may end, as when whoever asked is gone."""
+    prompts, wanted = known
+
+    async def work() -> None:
+        async with hosted(settings=settings_of(folder)) as host:
+            client = host.client
+            waits = [asyncio.ensure_future(put(client, each)) for each in prompts]
+            await asyncio.sleep(0)
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
+            assert not client._media
+            media = await put(client, prompts[1])
+            assert (await answer(client, prompts[1], media)).tokens[0] == wanted[1]
+
+    run(work())
+
+
+def test_rows_must_be_as_many_as_places(
+    known: tuple[list[RenderedPrompt], list[list[int]]],
+) -> None:
+    from quire.errors import EngineError
+    from quire.protocol.media import MediaInfo
+
+    (part,) = known[0][0].parts
+    with pytest.raises(EngineError, match="rows; this is a bug"):
+        part.placed(MediaInfo(3, b""), 0)

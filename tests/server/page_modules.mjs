@@ -1,0 +1,190 @@
+// Tests of the page's modules that need no browser: node --test tests/server/page_modules.mjs
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+const UI = new URL("../../src/quire/server/ui/", import.meta.url);
+const [{ inline, parse, visible }, live, { faultOf }, talks, { Answer, endWords, requestBody, speedOf }, { asCurl, asPython, python }, { Recorder, framesOf }] = await Promise.all(["markdown", "live", "schema", "conversations", "answer", "snippets", "replay"].map((name) => import(new URL(`${name}.js`, UI))));
+
+/** Return all strings of a tree. */
+function texts(piece) {
+  if (typeof piece === "string") return [piece];
+  return Object.values(piece ?? {}).flatMap((each) => (typeof each === "object" || typeof each === "string" ? texts(each) : []));
+}
+
+test("blocks", () => {
+  const kinds = (text) => parse(text).map(({ kind }) => kind);
+  assert.deepEqual(kinds("# a\n\nb\nc\n\n- d\n- e\n\n1. f\n\n> g\n\n---\n\n```py\nh\n```"), ["heading", "paragraph", "list", "list", "quote", "rule", "code"]);
+  const [code] = parse("```py\nfor x in y:\n    # not a heading\n");
+  assert.deepEqual(code, { kind: "code", language: "py", text: "for x in y:\n    # not a heading\n" });
+  const [table] = parse("| a | b |\n|---|--:|\n| 1 | **2** |");
+  assert.deepEqual(table.aligns, ["left", "right"]);
+  assert.deepEqual(table.rows, [[["1"], [{ kind: "strong", parts: ["2"] }]]]);
+  const [list] = parse("1. one\n   more\n2. two\n   - inner\n");
+  assert.equal(list.items.length, 2);
+  assert.deepEqual(list.items[1].map(({ kind }) => kind), ["paragraph", "list"]);
+});
+
+test("parts of lines", () => {
+  assert.deepEqual(inline("a *b* **c** ***d*** ~~e~~ `f*g*`"), ["a ", { kind: "em", parts: ["b"] }, " ", { kind: "strong", parts: ["c"] }, " ", { kind: "strong", parts: [{ kind: "em", parts: ["d"] }] }, " ", { kind: "strike", parts: ["e"] }, " ", { kind: "codeSpan", text: "f*g*" }]);
+  assert.deepEqual(texts(inline("2 * 3 * 4, snake_case_name, *open")).join(""), "2 * 3 * 4, snake_case_name, *open");
+  assert.deepEqual(inline("*a **b** c*"), [{ kind: "em", parts: ["a ", { kind: "strong", parts: ["b"] }, " c"] }]);
+  assert.deepEqual(inline("[quire](https://example.org/a) and https://example.org/b."), [{ kind: "link", address: "https://example.org/a", parts: ["quire"] }, " and ", { kind: "link", address: "https://example.org/b", parts: ["https://example.org/b"] }, "."]);
+});
+
+test("hostile texts stay texts", () => {
+  for (const address of ["javascript:alert(1)", "JaVaScRiPt:alert(1)", "data:text/html,x", "vbscript:x", " javascript:x", "\tjavascript:x", "//evil.example", "java\nscript:x"]) {
+    const found = JSON.stringify(parse(`[click](${address}) ![img](${address})`));
+    assert.ok(!found.includes('"link"'), address);
+  }
+  const text = '<script>alert(1)</script><img src=x onerror="alert(1)">';
+  assert.equal(texts(parse(text)[0].parts).join(""), text);
+  assert.equal(visible("\u001b[31mred\u0007\u202egnp\u2066\u0085"), "␛[31mred␇[U+202E]gnp[U+2066][U+0085]");
+  assert.equal(visible("a\tb\nc"), "a\tb\nc");
+});
+
+test("no text takes long", () => {
+  // In quadratic time these texts take minutes, and the caller gives up.
+  const hostile = ["*", "_", "~~", "`", "``` ", "[", "![", "[](", "*a ", "_a_b", "**a* ", "`a``b", "https://", "\\", "<", "|", "> ", "- ", "1. ", "| - ", "# ", "\n", "* * *\n", "| a |\n| - |\n", "x"];
+  for (const piece of hostile) assert.ok(parse(piece.repeat(Math.ceil(400_000 / piece.length))).length < 400_001);
+});
+
+test("merge patches", () => {
+  assert.deepEqual(live.merge({ a: 1, b: { c: 1, d: 2 } }, { a: null, b: { c: 3 }, e: [1] }), { b: { c: 3, d: 2 }, e: [1] });
+});
+
+test("percentiles lie within buckets", () => {
+  const bounds = [1, 2, 4];
+  assert.equal(live.percentile(bounds, [0, 0, 0, 0], 0.5), null);
+  assert.equal(live.percentile(bounds, [0, 10, 0, 0], 0.5), 1.5);
+  assert.equal(live.percentile(bounds, [1, 1, 1, 0], 1), 4);
+  assert.equal(live.percentile(bounds, [0, 0, 0, 5], 0.5), 4, "nothing is known above the last bound");
+});
+
+test("maps of blocks", () => {
+  assert.deepEqual(live.counts("f2u3c1f1"), { f: 3, c: 1, u: 3, s: 0, p: 0 });
+  assert.deepEqual(live.cells("f2u3c1f1", 10), { each: 1, letters: [..."ffuuucf"] });
+  assert.deepEqual(live.cells("f2u3c1f1", 4), { each: 2, letters: [..."fuuf"] });
+});
+
+test("rates, and a new core", () => {
+  const ring = new live.Ring(60);
+  const at = (seconds, out, steps) => ({ at: seconds, front: { generation_tokens: out }, engine: { prompt_tokens_total: out, cached_tokens_total: 0, steps_total: steps, step_seconds_total: steps / 100 }, latency: { ttft: { bounds: [1], counts: [steps, 0] } } });
+  [0, 1, 2, 3].forEach((each) => ring.add(at(each, 10 * each, each)));
+  assert.equal(ring.rate("out", 5), 10);
+  assert.deepEqual(ring.histogram("ttft").counts, [3, 0]);
+  assert.equal(ring.ticks()[0].stepMs, 10);
+  ring.add(at(4, 30, 0));
+  assert.equal(ring.rate("out"), 0);
+});
+
+test("the phases of a request", () => {
+  const row = { at: 100, rendered: 5, queued: 6, scheduled: 500, first_token: 600, finished: 700 };
+  const told = live.explained(row, 200);
+  assert.equal(told.longest, "wait");
+  assert.equal(told.total, 700);
+  const open = live.phases({ at: 100, rendered: 5, queued: 6 }, 101);
+  assert.deepEqual(open, [{ name: "render", from: 0, to: 6 }, { name: "wait", from: 6, to: 1000 }]);
+});
+
+test("a plan has rows", () => {
+  const { title, rows } = live.planRows("Llama, 1 M parameters\n  device       cpu  no GPU\n  memory\n    weights  1 MiB  in bfloat16");
+  assert.equal(title, "Llama, 1 M parameters");
+  assert.deepEqual(rows.map(({ name, value, reason, isInner }) => [name, value, reason, isInner]), [["device", "cpu", "no GPU", false], ["memory", "", "", false], ["weights", "1 MiB", "in bfloat16", true]]);
+});
+
+test("schemas", () => {
+  const schema = { type: "object", properties: { name: { type: "string", minLength: 1 }, year: { type: "integer", minimum: 0 }, tags: { type: "array", items: { $ref: "#/$defs/tag" }, maxItems: 2 } }, required: ["name"], additionalProperties: false, $defs: { tag: { enum: ["a", "b"] } } };
+  assert.equal(faultOf({ name: "x", year: 3, tags: ["a"] }, schema), null);
+  for (const [value, words] of [[[], "not of type"], [{}, "answer.name is missing"], [{ name: "" }, "fewer than 1"], [{ name: "x", year: 1.5 }, "not of type integer"], [{ name: "x", year: -1 }, "below 0"], [{ name: "x", other: 1 }, "not in the schema"], [{ name: "x", tags: ["c"] }, "none of"], [{ name: "x", tags: ["a", "a", "a"] }, "more than 2"]]) assert.match(faultOf(value, schema) ?? "", new RegExp(words));
+  assert.equal(faultOf(1, { anyOf: [{ type: "string" }, { type: "number" }] }), null);
+  assert.match(faultOf(1, { oneOf: [{ type: "integer" }, { type: "number" }] }), /fits 2/);
+  assert.match(faultOf({}, { $ref: "#" }) ?? "", /^$/, "a schema of itself ends");
+});
+
+test("branches", () => {
+  const talk = talks.newConversation({ system: "Be brief." });
+  const first = talks.add(talk, { role: "user", content: "one" });
+  const answer = talks.add(talk, { role: "assistant", content: "1" });
+  const again = talks.add(talk, { role: "assistant", content: "uno" }, first.id);
+  assert.deepEqual(talks.path(talk).map(({ content }) => content), ["one", "uno"]);
+  assert.deepEqual(talks.siblings(talk, answer).map(({ id }) => id), [answer.id, again.id]);
+  talks.add(talk, { role: "user", content: "two" }, answer.id);
+  talks.select(talk, again.id);
+  assert.equal(talk.last, again.id);
+  talks.select(talk, answer.id);
+  assert.deepEqual(talks.asMessages(talk).map(({ content }) => content), ["Be brief.", "one", "1", "two"]);
+  talks.add(talk, { role: "assistant", content: "", failed: true });
+  assert.equal(talks.asMessages(talk).length, 4, "an answer that never came is not sent");
+  assert.deepEqual(talks.fromFile(talks.toFile([talk])), [talk]);
+  assert.throws(() => talks.fromFile('{"a": 1}'), /no conversations/);
+  assert.throws(() => talks.fromFile("{"), /not JSON/);
+});
+
+test("a store without room drops the oldest", () => {
+  const kept = new Map();
+  const storage = { getItem: (name) => kept.get(name) ?? null, removeItem: (name) => kept.delete(name), setItem: (name, text) => { if (text.length > 3000) throw new Error("quota"); kept.set(name, text); } };
+  const store = new talks.ConversationStore(storage);
+  for (let i = 0; i < 20; i += 1) {
+    const talk = talks.newConversation();
+    talks.add(talk, { role: "user", content: `number ${i} ${"x".repeat(200)}`, tokens: [{ text: "big" }] });
+    talk.at = i;
+    store.all.push(talk);
+  }
+  assert.equal(store.save(), false);
+  const left = new talks.ConversationStore(storage).all;
+  assert.ok(left.length > 0 && left.length < 20 && left[0].title.startsWith("number 19"));
+  assert.ok(!JSON.stringify(left).includes('"big"'));
+});
+
+test("an answer in pieces", () => {
+  let clock = 0;
+  const message = {};
+  const answer = new Answer(message, () => clock);
+  const send = (delta, more = {}) => answer.take(JSON.stringify({ choices: [{ delta, ...more }] }));
+  send({ role: "assistant", content: "" });
+  clock = 100;
+  send({ reasoning_content: "hm" });
+  clock = 300;
+  send({ reasoning_content: "m" });
+  send({ content: "Hi" }, { logprobs: { content: [{ token: "Hi", logprob: -0.1, top_logprobs: [{ token: "Ho", logprob: -2 }] }] } });
+  send({ tool_calls: [{ index: 0, id: "c1", function: { name: "f", arguments: "" } }] });
+  send({ tool_calls: [{ index: 0, function: { arguments: '{"a":1}' } }] });
+  send({}, { finish_reason: "tool_calls" });
+  answer.take(JSON.stringify({ choices: [], usage: { prompt_tokens: 3, completion_tokens: 5 } }));
+  answer.take("[DONE]");
+  clock = 1100;
+  answer.finish();
+  assert.equal(message.reasoning, "hmm");
+  assert.equal(message.thoughtMs, 200);
+  assert.deepEqual(message.calls, [{ id: "c1", name: "f", arguments: '{"a":1}' }]);
+  assert.deepEqual(message.tokens, [{ text: "Hi", logprob: -0.1, top: [["Ho", -2]] }]);
+  assert.equal(message.firstMs, 100);
+  assert.equal(speedOf(message), 4);
+  assert.equal(endWords({ ...message, error: "The engine stopped." }), "The engine stopped.");
+});
+
+test("bodies and what is copied", () => {
+  const talk = talks.newConversation({ temperature: "0.5", seed: "", stop: "END\n\\n", schema: '{"type": "object"}', logprobs: true });
+  talks.add(talk, { role: "user", content: "it's" });
+  const body = requestBody(talk, "m");
+  assert.deepEqual([body.temperature, body.seed, body.stop, body.top_logprobs], [0.5, undefined, ["END", "\n"], 5]);
+  assert.throws(() => requestBody({ ...talk, settings: { tools: "[" } }, "m"), /Tools must be JSON/);
+  assert.match(asCurl("http://h", body, true), /it'\\''s/);
+  const program = asPython("http://h", { ...body, min_p: 0.1 }, false);
+  assert.match(program, /extra_body=\{\n {8}"min_p": 0.1,/);
+  assert.equal(python({ a: [true, null] }), '{\n    "a": [\n        True,\n        None,\n    ],\n}');
+});
+
+test("recordings", () => {
+  const recorder = new Recorder(10);
+  assert.equal(recorder.text, null);
+  const whole = { at: 0, engine: { n: 0 }, front: {}, status: {}, requests: {}, latency: {} };
+  recorder.add(whole, true);
+  for (let at = 1; at <= 30; at += 1) recorder.add({ at, engine: { n: at } }, false);
+  const frames = framesOf(recorder.text);
+  assert.deepEqual(frames.map(({ at }) => at), Array.from({ length: 12 }, (_, i) => 19 + i), "the last ten seconds, and what they build on");
+  assert.deepEqual(frames.at(-1), { ...whole, at: 30, engine: { n: 30 } });
+  assert.throws(() => framesOf("{"), /Line 1/);
+  assert.throws(() => framesOf('{"at": 1}'), /no recording/);
+});

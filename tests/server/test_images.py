@@ -1,0 +1,288 @@
+"""Images in chats, responses and messages: the answers of the engine alone, or an error with the
+path of the part."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config.settings import EngineSettings
+from quire.config.startup import find_model
+from quire.engine.model_front import load_model_front
+from tests import waiting
+from tests.image_writer import (
+    IMAGE,
+    TOKENS_PER_TILE,
+    as_bytes,
+    picture,
+    write_vision_checkpoint,
+)
+from tests.server.in_memory import RealClient
+from tests.server.running import RunningServer, running_server
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+DATA = base64.b64encode(as_bytes(picture(100, 70))).decode()
+URL = f"data:image/png;base64,{DATA}"
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_checkpoint(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(
+        str(folder), quiet=True, dtype="float32", num_kv_blocks=256, max_model_len=512
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path, llm: LLM) -> Iterator[RunningServer]:
+    found = find_model(EngineSettings(model=str(folder)))
+    front = load_model_front(EngineSettings(model=str(folder)), found.folder, found.spec)
+    with running_server(front, client=RealClient(llm)) as server:
+        yield server
+
+
+@pytest.fixture
+def http(served: RunningServer, llm: LLM) -> Iterator[httpx.Client]:
+    """Nothing that was sent may be left in the engine."""
+    with waiting.PatientClient(base_url=served.url) as client:
+        yield client
+    served.wait_until_idle()
+    worker = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
+    waiting.wait_for(lambda: not worker._media._rows, "end of the images")
+
+
+@pytest.fixture(scope="module")
+def wanted(llm: LLM) -> str:
+    """The answer to the question about the image, without a server."""
+    text = f"User:{IMAGE}What?<end_of_utterance>\nAssistant:"
+    ids = llm.engine.renderer.render_prompt(text, add_special_tokens=False).token_ids
+    given = {"prompt_token_ids": ids, "multi_modal_data": {"image": picture(100, 70)}}
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    return llm.generate(given, params, use_tqdm=False)[0].outputs[0].text
+
+
+def question(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
+
+
+def image(url: object = URL, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}, **more}
+
+
+def asked(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "bundled", "messages": question(*parts), **GREEDY, **more}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        image(),
+        {"type": "image_url", "image_url": URL},
+        {"type": "input_image", "image_url": URL, "detail": "high"},
+        {"type": "image_url", "image_url": {"url": URL, "detail": "auto"}},
+    ],
+    ids=["object", "text", "input_image", "detail"],
+)
+def test_forms_of_parts(http: httpx.Client, wanted: str, part: dict[str, Any]) -> None:
+    answer = http.post(CHAT, json=asked(part)).json()
+    assert answer["choices"][0]["message"]["content"] == wanted
+    assert answer["usage"]["prompt_tokens"] > 10 * TOKENS_PER_TILE
+
+
+def test_a_stream_is_the_whole_answer(http: httpx.Client, wanted: str) -> None:
+    text = ""
+    with http.stream("POST", CHAT, json=asked(image(), stream=True)) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+    assert text == wanted
+
+
+def test_the_second_turn_finds_the_image_cached(http: httpx.Client) -> None:
+    first = http.post(CHAT, json=asked(image())).json()
+    num_prompt = first["usage"]["prompt_tokens"]
+    messages = [
+        *question(image()),
+        {"role": "assistant", "content": first["choices"][0]["message"]["content"]},
+        {"role": "user", "content": "And?"},
+    ]
+    second = http.post(CHAT, json={"model": "bundled", "messages": messages, **GREEDY}).json()
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= (num_prompt - 16) // 16 * 16
+
+
+def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+    found = client.chat.completions.create(
+        model="bundled",
+        messages=question(image()),  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=8,
+        extra_body={"ignore_eos": True},
+    )
+    assert found.choices[0].message.content == wanted
+    parts = [
+        {"type": "input_image", "image_url": URL, "detail": "auto"},
+        {"type": "input_text", "text": "What?"},
+    ]
+    response = client.responses.create(
+        model="bundled",
+        input=[{"role": "user", "content": parts}],  # type: ignore[arg-type, list-item]
+        temperature=0,
+        max_output_tokens=8,
+        extra_body={"ignore_eos": True},
+    )
+    assert response.output_text == wanted
+    following = client.responses.create(
+        model="bundled",
+        previous_response_id=response.id,
+        input="And?",
+        temperature=0,
+        max_output_tokens=8,
+        extra_body={"ignore_eos": True},
+    )
+    assert following.usage is not None and response.usage is not None
+    assert following.usage.input_tokens > response.usage.input_tokens
+
+
+def test_the_sdk_of_anthropic(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+    client = anthropic.Anthropic(base_url=served.url, api_key="none")
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    found = client.messages.create(
+        model="bundled",
+        max_tokens=8,
+        messages=question({"type": "image", "source": source}),  # type: ignore[arg-type]
+        extra_body={"ignore_eos": True, "temperature": 0},
+    )
+    (block,) = found.content
+    assert block.type == "text" and block.text == wanted
+
+
+def test_images_in_results_of_tools(http: httpx.Client) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "a",
+        "content": [{"type": "text", "text": "shot"}, {"type": "image", "source": source}],
+    }
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    body = {
+        "model": "bundled",
+        "messages": [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ],
+    }
+    without = {**body, "messages": body["messages"][:1]}
+    counts = [
+        http.post("/v1/messages/count_tokens", json=each).json()["input_tokens"]
+        for each in (body, without)
+    ]
+    assert counts[0] - counts[1] > 10 * TOKENS_PER_TILE
+
+
+def test_counts_of_tokenize_are_those_of_usage(http: httpx.Client) -> None:
+    used = http.post(CHAT, json=asked(image())).json()["usage"]["prompt_tokens"]
+    found = http.post("/tokenize", json={"model": "bundled", "messages": question(image())})
+    assert found.json()["count"] == used
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (image("data:image/png;base64,iVBORw0KGgo="), "content[0].image_url.url cannot be read"),
+        (image("data:image/png;base64,iVBOR w0KGgo="), "content[0].image_url.url is no base64"),
+        (image("data:image/png;base64," + base64.b64encode(b"<svg/>").decode()), "as an image"),
+        (image("https://example.org/a.png"), "allowed_media_domains"),
+        (image("http://169.254.169.254/latest"), "allowed_media_domains"),
+        (image("file:///etc/hostname"), "allowed_local_media_path"),
+        (image("/etc/hostname"), "give a data: URL"),
+        (image(None), "content[0].image_url.url is missing"),
+        (image(URL, detail="x") | {"detail": 3}, "detail"),
+        ({"type": "image"}, "content[0].image is missing"),
+        ({"type": "image", "index": 0}, "content[0].image is missing"),
+        ({"type": "input_image", "file_id": "file-1"}, "file_id"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "for audio"),
+        ({"type": "video_url", "video_url": {"url": URL}}, "for video"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_refusals_name_the_part(http: httpx.Client, part: dict[str, Any], words: str) -> None:
+    answer = http.post(CHAT, json=asked(part))
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_too_many_images(http: httpx.Client) -> None:
+    answer = http.post(CHAT, json=asked(*[image()] * 17))
+    assert answer.status_code == 400
+    assert "at most 16" in answer.json()["error"]["message"]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_it_is_encoded(
+    http: httpx.Client, llm: LLM
+) -> None:
+    encoder = llm.engine.client._core._executor._worker._images  # type: ignore[attr-defined]
+    before = encoder.num_encoded
+    wide = base64.b64encode(as_bytes(picture(90, 80, seed=77))).decode()
+    parts = [image(f"data:;base64,{wide}")] * 8
+    answer = http.post(CHAT, json=asked(*parts, max_tokens=400))
+    assert answer.status_code == 400 and "maximum context length" in answer.text
+    assert encoder.num_encoded == before
+
+
+def test_texts_beside_images_are_served_as_before(http: httpx.Client, llm: LLM) -> None:
+    body = {"model": "bundled", "messages": [{"role": "user", "content": "Hi"}], **GREEDY}
+    answer = http.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    (alone,) = llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False)
+    assert answer == alone.outputs[0].text
+
+
+@pytest.mark.parametrize("route", [CHAT, MESSAGES])
+def test_sessions_keep_their_images(http: httpx.Client, route: str) -> None:
+    """A turn sends what is new alone, and the image of the first turn is there."""
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    parts = {CHAT: image(), MESSAGES: {"type": "image", "source": source}}
+    more = {"model": "bundled", "session_id": f"of {route}", "max_tokens": 8, "ignore_eos": True}
+    counts: list[int] = []
+    for messages in (question(parts[route]), [{"role": "user", "content": "And?"}]):
+        answer = http.post(route, json={**more, "messages": messages})
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        cached = usage.get("cache_read_input_tokens", 0)
+        counts.append(usage.get("prompt_tokens", usage.get("input_tokens", 0) + cached))
+    assert counts[1] > counts[0] > 10 * TOKENS_PER_TILE
+
+
+def test_places_are_those_of_the_request(http: httpx.Client) -> None:
+    """Messages and responses become chats, whose paths nobody sent."""
+    bad = base64.b64encode(b"<svg/>").decode()
+    source = {"type": "base64", "media_type": "image/png", "data": bad}
+    body = {"model": "bundled", "max_tokens": 8}
+    answer = http.post(
+        MESSAGES, json={**body, "messages": question({"type": "image", "source": source})}
+    )
+    assert answer.status_code == 400
+    assert "messages[0].content[0].source.data cannot be read" in answer.text
+    part = {"type": "input_image", "image_url": f"data:;base64,{bad}"}
+    given = [{"type": "message", "role": "user", "content": [part]}]
+    answer = http.post(RESPONSES, json={"model": "bundled", "input": given})
+    assert answer.status_code == 400
+    assert "input[0].content[0].image_url cannot be read" in answer.text

@@ -1,0 +1,233 @@
+"""The page: its files, who may read what, and the snapshots that it shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.engine.model_front import ModelFront
+from quire.protocol.control import AdminOp, Inspect, MapBlocks, Report
+from quire.server.routes.live import difference, run_lengths
+from quire.server.routes.page import FILES
+from quire.server.settings import ServerSettings
+from tests import waiting
+from tests.server.in_memory import InMemoryClient
+from tests.server.running import RunningServer, running_server
+
+KEY = "the-key-of-the-page-0123456789"
+WITH_KEY = {"authorization": f"Bearer {KEY}"}
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "ignore_eos": True}
+PATHS = ["/ui", *(f"/ui/{name}" for name in FILES if name != "index.html")]
+DATA = ("/ui/api/snapshot", "/ui/api/stream")
+
+
+@pytest.fixture(scope="module")
+def guarded(front: ModelFront) -> Iterator[RunningServer]:
+    with running_server(
+        front, ServerSettings(api_key=(KEY,), disable_access_log=True, root_path="/llm")
+    ) as found:
+        yield found
+
+
+def test_the_root_leads_to_the_page(guarded: RunningServer) -> None:
+    with waiting.PatientClient(base_url=guarded.url) as http:
+        for path in ("/", "/llm", "/llm/"):
+            reply = http.get(path)
+            assert reply.status_code == 307 and reply.headers["location"] == "/llm/ui"
+        assert http.get("/llm/ui/").headers["content-type"].startswith("text/html")
+        assert '"/llm/ui/app.js"' in http.get("/ui").text, "links are below the root path"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_files_are_public_typed_and_tagged(guarded: RunningServer, path: str) -> None:
+    """Fault: a browser sniffs a type, loads from elsewhere, or gets a file again that it has."""
+    kinds = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+    with waiting.PatientClient(base_url=guarded.url) as http:
+        reply = http.get(path)
+        assert reply.status_code == 200 and reply.content
+        kind = kinds.get(path.rpartition(".")[2], "text/html")
+        assert reply.headers["content-type"].partition(";")[0] == kind
+        policy = reply.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'") and "unsafe" not in policy
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert http.head(path).headers["etag"] == reply.headers["etag"]
+        same = http.get(path, headers={"if-none-match": reply.headers["etag"]})
+        assert same.status_code == 304 and not same.content
+        assert http.get(path, headers={"if-none-match": '"other"'}).status_code == 200
+        assert http.post(path).status_code == 405
+
+
+def test_the_page_is_small_and_names_no_other_host(guarded: RunningServer) -> None:
+    with waiting.PatientClient(base_url=guarded.url) as http:
+        texts = [http.get(path).text for path in PATHS]
+    assert sum(map(len, texts)) < 200_000
+    for text in texts:
+        known = text.replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in known and "https://" not in known
+    assert "style=" not in texts[0] and "<script>" not in texts[0], "the policy forbids them"
+
+
+@pytest.mark.parametrize("path", DATA)
+def test_data_wants_the_key(guarded: RunningServer, path: str) -> None:
+    with waiting.PatientClient(base_url=guarded.url) as http:
+        assert http.get(path).status_code == 401
+        assert http.get(f"{path}?api_key={KEY}").status_code == 401
+        assert http.get(path, headers={"cookie": f"key={KEY}"}).status_code == 401
+        with http.stream("GET", path, headers=WITH_KEY) as reply:
+            assert reply.status_code == 200 and "set-cookie" not in reply.headers
+
+
+def test_a_file_that_is_not_there(http: httpx.Client) -> None:
+    for path in ("/ui/none.js", "/ui/../settings.py", "/ui/%2e%2e/settings.py"):
+        assert http.get(path).status_code == 404
+
+
+def test_the_page_can_be_turned_off(front: ModelFront) -> None:
+    settings = ServerSettings(ui=False, disable_access_log=True)
+    with (
+        running_server(front, settings) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        for path in ("/", *PATHS, *DATA):
+            reply = http.get(path)
+            assert reply.status_code == 404
+            assert "--ui" in reply.json()["error"]["message"]
+
+
+def test_a_snapshot_agrees_with_the_metrics(server: RunningServer, http: httpx.Client) -> None:
+    """Fault: the page shows other figures than /metrics, or a request nowhere."""
+    assert http.post(CHAT, json={**BODY, "request_id": "shown"}).status_code == 200
+    server.wait_until_idle()
+    shown = http.get("/ui/api/snapshot").json()
+    text = http.get("/metrics").text
+    stats = shown["engine"]
+    for name, value in (
+        ("quire:kv_blocks", stats["num_blocks"]),
+        ("quire:kv_blocks_cached", stats["num_cached_blocks"]),
+        ("vllm:generation_tokens_total", shown["front"]["generation_tokens"]),
+        ("vllm:time_to_first_token_seconds_count", sum(shown["latency"]["ttft"]["counts"])),
+    ):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+        assert float(line.rpartition(" ")[2]) == value, name
+    counts = letters(shown["blocks"])
+    assert sum(counts.values()) == stats["num_blocks"]
+    assert counts["c"] == stats["num_cached_blocks"] and not counts["u"]
+    (row,) = [row for row in shown["requests"].values() if row["id"] == "shown"]
+    assert row["tokens"] == 8 and row["reason"] == "length"
+    assert 0 <= row["queued"] <= row["scheduled"] <= row["first_token"] <= row["finished"]
+
+
+def test_nothing_is_gathered_while_nobody_looks(front: ModelFront) -> None:
+    """Fault: the engine is asked for its blocks though no page is open."""
+    client = InMemoryClient()
+    asked: list[AdminOp] = []
+    answer = client.control
+
+    async def control(op: AdminOp) -> Report:
+        asked.append(op)
+        return await answer(op)
+
+    client.control = control  # type: ignore[method-assign]
+    with (
+        running_server(front, client=client) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        assert http.post(CHAT, json=BODY).status_code == 200
+        assert http.get("/metrics").status_code == 200 and not asked
+        http.get("/ui/api/snapshot")
+        assert asked == [Inspect(), MapBlocks()]
+        http.get("/ui/api/snapshot")
+        assert asked == [Inspect(), MapBlocks(), MapBlocks()], "the plan stays"
+    client.engine.core.shutdown()
+
+
+def letters(runs: str) -> Counter[str]:
+    """Return how many blocks are in each state."""
+    found: Counter[str] = Counter()
+    for letter, length in re.findall(r"([a-z])(\d+)", runs):
+        found[letter] += int(length)
+    return found
+
+
+def test_requests_of_others_are_not_shown(front: ModelFront) -> None:
+    """Fault: the holder of one key sees requests, or settings, through the page."""
+    keys = (KEY, "another-key-0123456789")
+    with (
+        running_server(front, ServerSettings(api_key=keys, disable_access_log=True)) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        assert http.post(CHAT, json=BODY, headers={"x-api-key": keys[1]}).status_code == 200
+        own, other = (
+            http.get("/ui/api/snapshot", headers={"x-api-key": key}).json() for key in keys
+        )
+        assert not own["requests"] and len(other["requests"]) == 1
+        assert not own["settings"] and keys[1] not in json.dumps(own)
+
+
+def test_a_stream_tells_differences(server: RunningServer, http: httpx.Client) -> None:
+    """Fault: what a page puts together is not what the server has."""
+    with http.stream("GET", "/ui/api/stream") as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
+        shown: dict[str, Any] = json.loads(next(lines)[6:])
+        settings = shown["settings"]
+        assert waiting.post(server.url + CHAT, json=BODY).status_code == 200
+        server.wait_until_idle()
+        total = server.client.stats.prompt_tokens_total
+        while shown["engine"]["prompt_tokens_total"] != total:
+            change = json.loads(next(lines)[6:])
+            assert "settings" not in change and "plan" not in change
+            shown = merged(shown, change)
+        assert any(row["tokens"] == 8 for row in shown["requests"].values())
+    assert shown["settings"] == settings
+
+
+def merged(value: Any, change: Any) -> Any:
+    """Return `value` after a merge patch, as RFC 7396 has it."""
+    if not isinstance(change, dict):
+        return change
+    found = dict(value) if isinstance(value, dict) else {}
+    for name, each in change.items():
+        if each is None:
+            found.pop(name, None)
+        else:
+            found[name] = merged(found.get(name), each)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({}, {"a": 1}),
+        ({"a": 1, "b": {"c": [1], "d": 2}}, {"b": {"c": [2], "e": {}}}),
+        ({"a": {"b": 1}}, {"a": 1}),
+        ({"a": 1}, {"a": {"b": {"c": 1}}}),
+    ],
+    ids=str,
+)
+def test_a_difference_makes_the_new_one(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert merged(old, difference(old, new)) == new
+    assert difference(new, new) == {}
+
+
+def test_runs_of_letters() -> None:
+    assert run_lengths(b"ffuuucf") == "f2u3c1f1" and run_lengths(b"") == ""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_modules_without_a_browser() -> None:
+    """Fault: markdown that runs or stalls, wrong arithmetic, a lost branch. See the file."""
+    file = Path(__file__).with_name("page_modules.mjs")
+    done = subprocess.run(
+        ["node", "--test", str(file)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

@@ -1,0 +1,383 @@
+"""The page in a real browser: headless Chromium, by Playwright, over the engine in memory.
+
+Both are optional: `apt-get install chromium`, and `pip install playwright`, which needs no browser
+of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.engine.model_front import ModelFront
+from quire.server.settings import ServerSettings
+from tests import waiting
+from tests.server.in_memory import InMemoryClient
+from tests.server.running import RunningServer, running_server
+from tests.server.scripted import END, Script, hermes_front
+
+playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("chromium is not installed", allow_module_level=True)
+
+KEY = "the-key-of-the-page-0123456789"
+PATIENCE_MS = 60_000
+SIZES = [(1280, 800), (390, 844)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> ModelFront:
+    """A model that thinks and calls tools."""
+    return hermes_front(tmp_path_factory.mktemp("hermes"))
+
+
+@pytest.fixture(scope="module")
+def server(front: ModelFront) -> Iterator[RunningServer]:
+    with running_server(front) as found:
+        yield found
+
+
+class Viewer:
+    """A page in a fresh profile. `close` fails if it wrote an error to the console, or asked
+    another host for anything."""
+
+    def __init__(self, browser: Any, url: str, size: tuple[int, int], scheme: str) -> None:
+        width, height = size
+        self._context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        self._context.set_default_timeout(PATIENCE_MS)
+        self.page: Any = self._context.new_page()
+        self.faults: list[str] = []
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", self._note)
+        self.page.on("request", lambda request: self._check(request.url, url))
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error" and "status of 4" not in message.text:
+            self.faults.append(message.text)
+
+    def _check(self, asked: str, url: str) -> None:
+        if not asked.startswith((f"{url}/", "data:", "blob:")):
+            self.faults.append(f"asked {asked}")
+
+    def close(self) -> None:
+        self._context.close()
+        assert not self.faults
+
+
+@pytest.fixture
+def viewer(browser: Any, server: RunningServer) -> Iterator[Viewer]:
+    found = Viewer(browser, server.url, SIZES[0], "light")
+    found.page.goto(f"{server.url}/")
+    found.page.wait_for_selector("#state[data-state=ready]")
+    yield found
+    found.close()
+    server.wait_until_idle()
+
+
+def set_field(page: Any, label: str, value: str) -> None:
+    """Fill in a field of the panel, and close it."""
+    page.get_by_role("button", name="Parameters", exact=True).click()
+    page.locator(".panel").get_by_label(label, exact=True).fill(value)
+    page.get_by_role("button", name="Close the parameters").click()
+
+
+def send(page: Any, text: str) -> Any:
+    """Send a message, and return the answer's element when it has ended."""
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    return ended(page)
+
+
+def ended(page: Any) -> Any:
+    page.wait_for_selector(".assistant[aria-busy=false] >> nth=-1")
+    page.wait_for_selector(".send:not(.stop)")
+    return page.locator(".assistant").last
+
+
+def test_a_round_trip(viewer: Viewer, script: Script) -> None:
+    """Fault: an answer is not shown, or not as its markdown says."""
+    page = viewer.page
+    seed = script.tell(f"Three:\n\n- **one**\n- `two`\n\n```python\nprint(3)\n```\n{END}")
+    set_field(page, "Seed", str(seed))
+    answer = send(page, "Count.")
+    assert answer.locator("li").all_inner_texts() == ["one", "two"]
+    assert answer.locator("strong").inner_text() == "one"
+    assert answer.locator(".code code").inner_text().strip() == "print(3)"
+    assert "tokens" in answer.locator(".figures").inner_text()
+    answer.get_by_role("button", name="How the request went").click()
+    page.wait_for_selector("#drawer[open] .life li")
+    assert "The engine wrote the answer" in page.locator("#drawer").inner_text()
+    page.keyboard.press("Escape")
+    page.reload()
+    assert page.locator(".assistant li").all_inner_texts() == ["one", "two"], "it was kept"
+
+
+def test_branches(viewer: Viewer, script: Script) -> None:
+    page = viewer.page
+    for number, text in enumerate(("First.", "Second.")):
+        set_field(page, "Seed", str(script.tell(text + END)))
+        if number:
+            page.get_by_role("button", name="Answer again").click()
+            answer = ended(page)
+        else:
+            answer = send(page, "Say a number.")
+        assert answer.locator(".markdown").inner_text() == text
+    assert page.locator(".assistant .branches").inner_text() == "2/2"
+    page.locator(".assistant").get_by_role("button", name="Branch before").click()
+    assert page.locator(".assistant .markdown").inner_text() == "First."
+    set_field(page, "Seed", str(script.tell(f"Third.{END}")))
+    page.get_by_role("button", name="Edit the message").click()
+    page.locator(".edit-area").fill("Say another one.")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".user .branches")
+    assert ended(page).locator(".markdown").inner_text() == "Third."
+    assert page.locator(".user .branches").inner_text() == "2/2"
+
+
+def test_thinking_and_a_tool_call_answered_by_hand(viewer: Viewer, script: Script) -> None:
+    page = viewer.page
+    call = '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}\n</tool_call>'
+    set_field(page, "Seed", str(script.tell(f"<think>\nHm.\n</think>\n\n{call}{END}")))
+    page.get_by_role("button", name="Parameters", exact=True).click()
+    page.get_by_role("button", name="example / clear").last.click()
+    page.get_by_role("button", name="Close the parameters").click()
+    answer = send(page, "How is it in Ulm?")
+    assert answer.locator("summary").inner_text().startswith("Thought for")
+    assert "Hm." in (answer.locator(".thought-text").text_content() or "")
+    assert "Tool call: weather" in answer.inner_text() and '"Ulm"' in answer.inner_text()
+    set_field(page, "Seed", str(script.tell(f"<think>\n\n</think>\n\nIt rains.{END}")))
+    answer.get_by_label("Result").fill("rain")
+    answer.get_by_role("button", name="Give the result").click()
+    page.wait_for_selector(".assistant >> nth=1")
+    assert ended(page).locator(".markdown").inner_text() == "It rains."
+    assert "rain" in page.locator(".result").inner_text()
+
+
+def test_an_answer_by_a_schema(viewer: Viewer, script: Script) -> None:
+    page = viewer.page
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    set_field(page, "JSON schema of answers", json.dumps({**schema, "additionalProperties": False}))
+    set_field(page, "Seed", str(script.tell(f'{{"n": 7}}{END}')))
+    answer = send(page, "A number.")
+    assert answer.locator(".good").inner_text() == "Follows the schema"
+
+
+def test_probabilities_of_tokens(viewer: Viewer, script: Script) -> None:
+    page = viewer.page
+    set_field(page, "Seed", str(script.tell(f"A few words.{END}")))
+    page.get_by_role("button", name="Parameters", exact=True).click()
+    page.get_by_label("Probabilities of tokens").check()
+    page.get_by_role("button", name="Close the parameters").click()
+    answer = send(page, "Say something.")
+    answer.get_by_role("button", name="Probabilities of tokens").click()
+    token = answer.locator(".token").first
+    token.focus()
+    assert token.locator(".token-card tr").count() >= 2
+    assert "%" in token.locator(".token-card").inner_text()
+
+
+def test_stop(browser: Any, front: ModelFront) -> None:
+    """Fault: what the reader stopped goes on in the engine, or is lost."""
+    client = InMemoryClient(step_s=0.02)
+    with running_server(front, client=client) as server:
+        viewer = Viewer(browser, server.url, SIZES[0], "light")
+        page = viewer.page
+        page.goto(f"{server.url}/ui")
+        page.wait_for_selector("#state[data-state=ready]")
+        page.get_by_label("Message", exact=True).fill("Go on.")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".assistant.open")
+        server.wait_until_open()
+        page.get_by_role("button", name="Stop").click()
+        assert "You stopped it." in ended(page).inner_text()
+        server.wait_until_idle()
+        viewer.close()
+    client.engine.core.shutdown()
+
+
+def test_hostile_output_is_text(viewer: Viewer, script: Script) -> None:
+    """Fault: a model's output runs, leads somewhere, hides what it says, or stalls the page."""
+    page = viewer.page
+    text = (
+        '<img src=x onerror="document.title=1"> [go](javascript:document.title=1) \x1b[31m\u202eabc'
+    )
+    set_field(page, "Seed", str(script.tell(text + END)))
+    answer = send(page, "Be evil.")
+    shown = answer.locator(".markdown").inner_text()
+    assert '<img src=x onerror="document.title=1">' in shown and "␛[31m[U+202E]abc" in shown
+    assert not answer.locator("img, .markdown a").count() and page.title() == "quire"
+    long = {"id": "m2", "parent": "m1", "role": "assistant", "content": "x" * 1_000_000}
+    asked = {"id": "m1", "parent": None, "role": "user", "content": "<script>alert(1)</script>"}
+    talk = {"id": "t", "title": "long", "last": "m2", "messages": {"m1": asked, "m2": long}}
+    file = {"name": "talk.json", "mimeType": "application/json"}
+    page.get_by_label("File of conversations").set_input_files(
+        {**file, "buffer": json.dumps(talk).encode()}
+    )
+    page.wait_for_selector(".assistant:has-text('Show 940,000 more characters')")
+    assert page.locator(".user-text").inner_text() == "<script>alert(1)</script>"
+    assert page.locator("script").count() == 1, "the page's own"
+
+
+def test_the_key_is_asked_for_and_stays_in_the_tab(browser: Any, front: ModelFront) -> None:
+    settings = ServerSettings(api_key=(KEY,), disable_access_log=True)
+    with running_server(front, settings) as server:
+        viewer = Viewer(browser, server.url, SIZES[0], "light")
+        page = viewer.page
+        page.goto(f"{server.url}/ui")
+        page.get_by_label("Key", exact=True).fill("a-wrong-one")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#key-error:not([hidden])")
+        page.get_by_label("Key", exact=True).fill(KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#state[data-state=ready]")
+        assert send(page, "Hello.").locator(".figures").inner_text()
+        kept = page.evaluate("[location.href, document.cookie, JSON.stringify(localStorage)]")
+        assert not any(KEY in each for each in kept)
+        page.reload()
+        page.wait_for_selector("#state[data-state=ready]")
+        viewer.close()
+
+
+def test_the_engine_view_shows_what_metrics_say(
+    viewer: Viewer, server: RunningServer, script: Script
+) -> None:
+    page = viewer.page
+    send(page, "Something that fills a few blocks. " * 8)
+    server.wait_until_idle()
+    page.get_by_role("link", name="Engine").click()
+    page.wait_for_selector(".request[data-over=true]")
+    stats = server.call(lambda: server.client.stats)
+    assert stats.num_cached_blocks > 0
+    page.wait_for_selector(f".legend li[data-state=c][data-count='{stats.num_cached_blocks}']")
+    counts = [
+        int(each.get_attribute("data-count")) for each in page.query_selector_all("[data-count]")
+    ]
+    assert sum(counts) == stats.num_blocks
+    painted = page.evaluate(
+        "() => { const map = document.querySelector('.map');"
+        " const { data } = map.getContext('2d').getImageData(0, 0, map.width, map.height);"
+        " return new Set(new Uint32Array(data.buffer)).size; }"
+    )
+    assert painted >= 3, "free and cached blocks, and the ground between them"
+    page.locator(".request").first.click()
+    page.wait_for_selector("#drawer[open] .life li")
+    assert "It took" in page.locator("#drawer").inner_text()
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#drawer:not([open])", state="attached")
+
+
+def test_a_recording_is_saved_and_played(
+    viewer: Viewer, server: RunningServer, tmp_path: Path
+) -> None:
+    """Fault: a recording shows other figures than the engine had."""
+    page = viewer.page
+    send(page, "Something.")
+    server.wait_until_idle()
+    page.get_by_role("link", name="Engine").click()
+    page.wait_for_selector(".request[data-over=true]")
+    rows = page.locator(".request").count()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save a recording").click()
+    path = tmp_path / "engine.jsonl"
+    saved.value.save_as(path)
+    first, *changes = map(json.loads, path.read_text().splitlines())
+    old = {**first, "requests": {}, "at": first["at"] - 1.0}
+    path.write_text("\n".join(map(json.dumps, [old, first, *changes])))
+    page.get_by_label("File of a recording").set_input_files(path)
+    page.wait_for_selector(".replay:not([hidden])")
+    page.get_by_label("Place in the recording").fill("0")
+    assert page.locator(".request").count() == 0, "before the first request"
+    page.get_by_label("Place in the recording").fill(str(len(changes) + 1))
+    assert page.locator(".request").count() == rows
+    page.get_by_role("button", name="Back to the engine").click()
+    page.wait_for_selector(".replay", state="hidden")
+    assert page.locator(".request").count() == rows
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_it_fits_the_screen(
+    browser: Any, server: RunningServer, size: tuple[int, int], scheme: str, tmp_path: Path
+) -> None:
+    """Fault: something is wider than a phone, or two themes look the same."""
+    viewer = Viewer(browser, server.url, size, scheme)
+    page = viewer.page
+    for view in ("chat", "engine"):
+        page.goto(f"{server.url}/ui#{view}")
+        page.wait_for_selector("#state[data-state=ready]")
+        page.screenshot(path=tmp_path / f"{view}.png")
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        assert (
+            page.evaluate("document.getElementById(location.hash.slice(1)).scrollWidth") <= size[0]
+        )
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = sum(map(int, re.findall(r"\d+", ground)[:3])) > 380
+    assert light == (scheme == "light")
+    viewer.close()
+
+
+def test_the_keyboard_reaches_everything(viewer: Viewer, script: Script) -> None:
+    page = viewer.page
+    set_field(page, "Seed", str(script.tell(f"Yes.{END}")))
+    send(page, "Is it?")
+    wanted = page.evaluate(
+        "() => [...document.querySelectorAll('a, button, select, textarea, summary, input')]"
+        ".filter((each) => each.checkVisibility() && each.tabIndex >= 0).length"
+    )
+    page.evaluate("document.activeElement.blur()")
+    reached: set[int] = set()
+    for _ in range(3 * wanted):
+        page.keyboard.press("Tab")
+        index = page.evaluate(
+            "() => [...document.querySelectorAll('*')].indexOf(document.activeElement)"
+        )
+        reached.add(index)
+    missed = page.evaluate(
+        "(reached) => [...document.querySelectorAll('*')].map((each, i) => [each, i])"
+        ".filter(([each, i]) => each.matches('a, button, select, textarea, summary, input')"
+        " && each.checkVisibility({ visibilityProperty: true }) && each.tabIndex >= 0"
+        " && !reached.includes(i)).map(([each]) => each.outerHTML.slice(0, 120))",
+        sorted(reached),
+    )
+    assert not missed
+    page.keyboard.press("/")
+    unnamed = page.evaluate(
+        "() => [...document.querySelectorAll('button, input, textarea, select')]"
+        ".filter((each) => !(each.ariaLabel || each.labels?.length || each.textContent.trim()))"
+        ".map((each) => each.outerHTML.slice(0, 120))"
+    )
+    assert not unnamed
+
+
+def test_a_foreign_page_reads_nothing(browser: Any, server: RunningServer) -> None:
+    """Fault: a page of another site reads what the page shows, or posts a chat."""
+    for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
+        reply = waiting.get(f"{server.url}/ui/api/snapshot", headers=headers)
+        assert "access-control-allow-origin" not in reply.headers
+        assert reply.status_code == (403 if "host" in headers else 200)
+    viewer = Viewer(browser, server.url, SIZES[0], "light")
+    page = viewer.page
+    page.goto("data:text/html,<title>evil</title>")
+    read = page.evaluate(
+        "(url) => fetch(url + '/ui/api/snapshot').then(() => 'read', () => 'refused')", server.url
+    )
+    assert read == "refused"
+    viewer.faults.clear()  # the refusal is an error of the console
+    viewer.close()
