@@ -16,7 +16,7 @@ from tests.small_engines import SMALL
 
 __all__ = ["NUM_PROMPTS", "answer", "prompt"]
 
-NUM_PROMPTS = 24
+NUM_PROMPTS = 12
 
 
 def prompt(index: int) -> list[int]:

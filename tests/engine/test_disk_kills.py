@@ -18,9 +18,9 @@ from tests.profiles import SCALE
 from tests.small_engines import small_engines
 
 NUM_KILLS = 4 if SCALE == 1 else 200
-LIMIT = 1_200_000
+LIMIT = 2_400_000
 """Room for half of the prompts' blocks."""
-MAX_LINES, MAX_SECONDS = 12, 0.05
+MIN_LINES, MAX_LINES, MAX_SECONDS = 4, 12, 0.05
 
 
 def wanted() -> dict[int, list[int]]:
@@ -46,7 +46,7 @@ def run_and_kill(folder: Path, seed: int) -> list[dict[str, Any]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        for _ in range(rng.randrange(MAX_LINES)):
+        for _ in range(rng.randrange(MIN_LINES, MAX_LINES)):
             found.append(json.loads(process.stdout.readline()))
         time.sleep(rng.random() * MAX_SECONDS)
         process.kill()
