@@ -33,7 +33,7 @@ def test_nothing_is_left_open() -> None:
     asked_only = {
         "model", "tokenizer", "chat_template", "revision", "download_dir", "kv_cache_memory",
         "memory_utilization", "swap_space", "hf_overrides", "speculative_config", "output_hook",
-        "max_cpu_loras", "limit_mm_per_prompt", "allowed_local_media_path",
+        "max_cpu_loras", "kv_disk", "limit_mm_per_prompt", "allowed_local_media_path",
         "allowed_media_domains",
     }  # fmt: skip
     assert open_values == unlimited | chosen_later | asked_only | {"quantization"}
@@ -219,6 +219,12 @@ def test_a_pool_larger_than_the_memory_names_the_largest() -> None:
 def test_a_pool_too_small_for_any_request() -> None:
     with pytest.raises(ConfigError, match="too few for any request"):
         resolve(EngineSettings(kv_cache_memory=10), make_spec(), None, make_platform())
+
+
+def test_the_plan_says_what_a_disk_holds() -> None:
+    settings = EngineSettings(kv_disk="/kv", kv_disk_bytes=10**9)
+    plan = resolve(settings, make_spec(), None, make_platform())
+    assert "tokens in /kv; a hit of 1,024 reads" in reason(plan, "kv_disk")
 
 
 def test_default_pool_leaves_memory_to_others_but_holds_one_context() -> None:

@@ -162,6 +162,25 @@ def test_hit_in_host_memory_is_cold(make: Maker, depth: int) -> None:
 
 
 @DEPTHS
+def test_hit_on_a_disk_is_cold(make: Maker, depth: int, tmp_path: Path) -> None:
+    """Prefixes that another engine has written, and that this one has evicted."""
+    plain = make(depth=depth, enable_prefix_caching=False)
+    if plain.engine.resolved.layout.state_bytes:
+        pytest.skip("states do not go to a disk")
+    cold = run(plain, workload())
+    disk = {"kv_disk": str(tmp_path / "kv"), "kv_disk_bytes": "64MB"}
+    first = make(depth=depth, **disk)
+    assert_same(run(first, workload()), cold)
+    first.shutdown()
+    llm = make(depth=depth, num_kv_blocks=48, **disk)
+    for _ in range(2):
+        assert_same(run(llm, workload()), cold)
+    stats = llm.engine.client.stats()
+    assert stats.blocks_loaded_total > 0
+    assert stats.blocks_lost_total == 0
+
+
+@DEPTHS
 def test_preempted_is_not(make: Maker, depth: int) -> None:
     llm = make(depth=depth, num_kv_blocks=64, max_model_len=48)
     roomy = make(depth=depth)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError, RequestError
 from quire.protocol.adapters import AdapterRef
+from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
@@ -253,6 +254,9 @@ class FakeExecutor:
         if len(self._queue) == 1:
             self.run_queued()
         return change.done
+
+    def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
+        raise EngineError(f"the fake device has no disk for move {move.ticket}")
 
     def late(self, late: LateInput) -> None:
         self._late[late.step_id] = late

@@ -105,7 +105,7 @@ def test_a_block_that_a_window_released_is_not_published():
     for start in range(5):
         assert kv.grow(np.array([0]), np.array([start]), np.array([start + 1]))
     names = [bytes([i]) for i in range(5)]
-    kv.publish_next(np.array([0]), names[:1])
+    kv.publish_next(np.array([0]), [names[:1]])
     kv.publish(0, names, 2)
     assert [kv.pool.find(0, name) for name in names[:2]] == [None, None]
     kv.publish(0, names, 5)

@@ -343,6 +343,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("get", "/v1/models/none", {}),
     ("get", "/livez", {}),
     ("get", "/load", {}),
+    ("get", "/cache", {}),
     ("get", "/version", {}),
     ("get", "/admin/status", {}),
     ("get", "/admin/requests/none", {}),

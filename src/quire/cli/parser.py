@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast
 
-from quire.cli.layers import LayerValue, config_layer, environment_layer, user_layer
+from quire.cli.flags.layers import LayerValue, config_layer, environment_layer, user_layer
 from quire.foreign import nearest
 from quire.platform.streams import say
 

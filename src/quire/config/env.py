@@ -10,7 +10,7 @@ features.
 | `CUDA_DEVICE_ORDER` | which number a GPU has; set here to `PCI_BUS_ID` unless the user has |
 | `OMP_NUM_THREADS` | threads that compute, up to the cores, where `num_threads` is not given |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
-| `QUIRE_BLOCK_NAME_SECRET` | names of KV blocks are keyed by it; random in each engine if unset |
+| `QUIRE_BLOCK_NAME_SECRET` | key of names of KV blocks; that of `kv_disk` or random if unset |
 | `QUIRE_KERNEL_SETS` | read where kernels are compiled: `all`, `native`, or names of sets |
 | `QUIRE_SOAK` | read by quire's own tests: how many times as many examples they try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |

@@ -153,6 +153,7 @@ def resolve(
         ),
         _counted("num_kv_blocks", room.num_blocks),
         Decision("preemption", *recovery),
+        *_describe_disk(settings, spec, layout, device[0]),
         Decision("num_threads", str(steps.num_threads[0]), steps.num_threads[1]),
         *_describe_ranks(spec, settings.tensor_parallel_size),
         *_describe_replicas(settings.data_parallel_size),
@@ -424,6 +425,33 @@ def _choose_host_blocks(settings: EngineSettings, layout: KVLayout) -> int:
             f"{layout.page_bytes}. Give more, or 0 for none."
         )
     return count
+
+
+def _describe_disk(
+    settings: EngineSettings, spec: ModelSpec, layout: KVLayout, device: str
+) -> tuple[Decision, ...]:
+    """Return the contents of `kv_disk`, and what a hit there saves. ConfigError where the K/V of a
+    model cannot go to a disk."""
+    if settings.kv_disk is None:
+        return ()
+    refused = {
+        "the model has recurrent states, whose checkpoints stay on the device": bool(spec.states),
+        "enable_prefix_caching is off": not settings.enable_prefix_caching,
+        "tensor_parallel_size is above 1": settings.tensor_parallel_size > 1,
+        f"the device is {device}, and K/V are read into host memory alone": device != "cpu",
+    }
+    for reason, holds in refused.items():
+        if holds:
+            raise ConfigError(
+                f"kv_disk={settings.kv_disk!r} cannot be used: {reason}. Leave it out."
+            )
+    count = settings.kv_disk_bytes // layout.page_bytes
+    tokens = count // max(layout.blocks_for(layout.hit_tokens), 1) * layout.hit_tokens
+    size = format_bytes(layout.blocks_for(1024) * layout.page_bytes)
+    reason = (
+        f"{tokens:,} tokens in {settings.kv_disk}; a hit of 1,024 reads {size} instead of computing"
+    )
+    return (Decision("kv_disk", format_bytes(settings.kv_disk_bytes), reason),)
 
 
 def _choose_recovery(settings: EngineSettings, spec: ModelSpec) -> tuple[str, str]:

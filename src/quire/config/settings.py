@@ -233,6 +233,14 @@ class CacheSettings:
     enable_prefix_caching: bool = _setting(
         True, "keep the KV of finished prompts for later ones that start the same"
     )
+    kv_disk: str | None = _setting(
+        None,
+        "folder in which the KV of prompts outlives the engine; whoever can read it can find out "
+        "what was asked",
+    )
+    kv_disk_bytes: int = _setting(
+        20 * 10**9, "size that the files in kv_disk never exceed", kind="bytes", low=2**20
+    )
     num_state_checkpoints: int | None = _setting(
         None,
         "recurrent states kept where prefixes end (four for each of max_num_seqs, in at most an "

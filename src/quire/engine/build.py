@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.config import ModelSpec, env
+from quire.config.kv_disk.records import read_records
 from quire.config.memory.measured import render_measured, replan
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
@@ -23,6 +24,7 @@ from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
+from quire.engine.disk_tier import disk_key, open_store, weights_digest
 from quire.engine.fingerprint import fingerprint
 from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
@@ -35,11 +37,12 @@ from quire.grammar.vocabulary import Encode, Vocabulary
 from quire.hooks import OutputHook
 from quire.hooks.load import load_hooks
 from quire.kv_cache import BlockHasher, KVManager
+from quire.kv_cache.disk_index import DiskIndex
 from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
 from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import say
-from quire.protocol.control import Allocate, MeasureRecovery, Report
+from quire.protocol.control import Allocate, MeasureRecovery, OpenDisk, Report
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.protocol.status import FETCHING, PLANNING
 from quire.rendering import Renderer
@@ -184,12 +187,13 @@ def _build_core(
         report = executor.start()
         hasher = block_hasher(plan, report)
         resolved = _allocate(executor, plan, report)
+        disk = _open_disk(executor, plan, hasher)
         costs = _recovery_costs(executor, chosen.preemption_mode)
         report = replace(report, plan=render_plan(resolved))
     except BaseException:
         executor.shutdown()
         raise
-    scheduler = _build_scheduler(resolved, hasher, costs, hooks)
+    scheduler = _build_scheduler(resolved, hasher, costs, hooks, disk)
     grammars = _grammars(plan)
     num_adapters = chosen.max_loras if chosen.enable_lora else 0
     core = EngineCore(
@@ -261,11 +265,46 @@ def _allocate(executor: Executor, plan: StartupPlan, report: Report) -> Resolved
 
 def block_hasher(plan: StartupPlan, report: Report) -> BlockHasher:
     """Return the naming of blocks, which is the same in every engine of a fleet with the same model
-    and secret."""
-    secret = env.block_name_secret() or secrets.token_bytes(32)
+    and secret. Names on a disk outlive the engine, so that a secret is kept beside them, and they
+    depend on every byte of the weights."""
+    kv_disk, weights = plan.resolved.settings.kv_disk, b""
+    secret = env.block_name_secret()
+    if kv_disk is not None:
+        secret = secret or disk_key(kv_disk)
+        weights = weights_digest(kv_disk, plan.checkpoint)
+    secret = secret or secrets.token_bytes(32)
     key = hashlib.blake2b(secret, digest_size=32, person=b"quire blocks").digest()
-    root = fingerprint(plan.resolved, plan.checkpoint, report.kernel_family)
+    root = fingerprint(plan.resolved, plan.checkpoint, report.kernel_family, weights)
     return BlockHasher(plan.resolved.layout.block_size, key, root)
+
+
+def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> DiskIndex | None:
+    """Open the files of K/V on disk, and read what they hold; None without a folder for them."""
+    chosen = plan.resolved.settings
+    if chosen.kv_disk is None:
+        return None
+    model = plan.asked.model or str(plan.folder)
+    store = open_store(plan.resolved, chosen.kv_disk, model, hasher.root())
+    header, files = store.header, store.files
+    try:
+        executor.control(
+            OpenDisk(
+                slots=str(files.slots),
+                header=str(files.header),
+                slot_bytes=header.slot_bytes,
+                num_slots=header.num_slots,
+                lock=store.lock,
+            )
+        )
+    except BaseException:
+        store.close()
+        raise
+    records = read_records(files.header, header.num_slots)
+    index = DiskIndex(header.num_slots, records, is_writer=store.lock is not None)
+    if not chosen.quiet:
+        role = "" if store.lock is not None else ", which another process writes"
+        say(f"{index.num_named:,} KV blocks are in {files.folder}{role}\n")
+    return index
 
 
 def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts | None:
@@ -338,6 +377,7 @@ def _build_scheduler(
     hasher: BlockHasher,
     recovery_costs: RecoveryCosts | None,
     hooks: HookRunner | None,
+    disk: DiskIndex | None,
 ) -> Scheduler:
     chosen, layout = resolved.settings, resolved.layout
     kv = KVManager(
@@ -348,6 +388,7 @@ def _build_scheduler(
         chosen.num_host_blocks,
         chosen.num_state_checkpoints,
         keeps_evicted=chosen.enable_prefix_caching,
+        disk=disk,
     )
     return Scheduler(
         kv=kv,

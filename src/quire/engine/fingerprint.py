@@ -23,12 +23,15 @@ SAMPLE_BYTES = 64
 Training changes nearly all numbers of the tensors that it changes at all."""
 
 
-def fingerprint(resolved: Resolved, checkpoint: Checkpoint | None, kernel_family: str) -> bytes:
+def fingerprint(
+    resolved: Resolved, checkpoint: Checkpoint | None, kernel_family: str, weights: bytes = b""
+) -> bytes:
     """32 bytes over the model's config, its weights, the layout and format of the KV cache, and the
     kernels.
 
     Of the weights it covers names, shapes, dtypes and samples (`SAMPLE_BYTES`), so it misses an
-    edit of a few numbers. checkpoint: None for made-up weights, which the seed decides.
+    edit of a few numbers, unless `weights` is a digest of all of them. checkpoint: None for made-up
+    weights, which the seed decides.
     """
     settings = resolved.settings
     spec = replace(resolved.spec, generation=GenerationDefaults(), eos_token_ids=())
@@ -45,6 +48,8 @@ def fingerprint(resolved: Resolved, checkpoint: Checkpoint | None, kernel_family
     else:
         for part in _samples(checkpoint, with_others=spec.images is not None):
             _add(digest, part)
+    if weights:
+        _add(digest, weights)
     return digest.digest()
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from quire.protocol.adapters import AdapterRef
+from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
@@ -74,6 +75,11 @@ class Executor(Protocol):
         Give no step with such rows before the future is done. The future raises RequestError, and
         leaves the slot as it was, for an adapter that cannot be used.
         """
+        ...
+
+    def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
+        """Start a move to the disk or back, beside steps, after the steps given so far have written
+        their blocks. The future raises nothing of the disk: blocks are lost instead."""
         ...
 
     def late(self, late: LateInput) -> None:

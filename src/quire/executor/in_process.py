@@ -14,6 +14,7 @@ from quire.errors import EngineError
 from quire.executor.launched_step import LaunchedStep
 from quire.lora.bank import HostAdapter
 from quire.protocol.adapters import AdapterRef
+from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import IntArray, LateInput, StepPlan
@@ -39,7 +40,15 @@ class _Put:
     done: Future[None]
 
 
-_Work = tuple[StepPlan, LaunchedStep] | _Drop | _Put
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Blocks that go to the disk or come back after the steps before it."""
+
+    move: BlockMove
+    done: Future[MoveOutcome]
+
+
+_Work = tuple[StepPlan, LaunchedStep] | _Drop | _Put | _Move
 
 
 class InProcessExecutor:
@@ -135,6 +144,11 @@ class InProcessExecutor:
         """Read an adapter into memory for a later `put_adapter`. Raises RequestError as there."""
         self._require_worker().read_adapter(ref)
 
+    def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
+        done = Future[MoveOutcome]()
+        self._do(self._require_worker(), _Move(move, done))
+        return done
+
     def late(self, late: LateInput) -> None:
         self._require_worker().late(late)
 
@@ -153,6 +167,8 @@ class InProcessExecutor:
                 worker.drop_media(work.handles)
             elif isinstance(work, _Put):
                 self._put(worker, work)
+            elif isinstance(work, _Move):
+                worker.start_move(work.move, work.done)
             else:
                 self._launch(worker, *work)
 
@@ -199,7 +215,7 @@ class InProcessExecutor:
             while self._to_do:
                 work = self._to_do.popleft()
                 error = EngineError("the engine was shut down before it did this")
-                if isinstance(work, _Put):
+                if isinstance(work, _Put | _Move):
                     work.done.set_exception(error)
                 elif not isinstance(work, _Drop):
                     work[1].fail(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError
 from quire.kv_cache.block_tables import BlockTables
+from quire.kv_cache.disk_index import DiskIndex
 from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
@@ -21,6 +23,7 @@ from quire.kv_cache.state_pool import StatePool
 from quire.kv_cache.swaps import Swaps
 from quire.kv_cache.table_updates import TableUpdates, UpdateLog
 from quire.kv_cache.transfers import Transfers
+from quire.protocol.block_moves import SavedBlock
 from quire.protocol.step import IntArray
 
 __all__ = ["KVManager"]
@@ -29,6 +32,18 @@ Slots = npt.NDArray[np.int64]
 
 _STATE = -1
 """In place of a block, in the log of publications: the checkpoint of a recurrent state."""
+
+
+class _Publication(NamedTuple):
+    """A name that may still be retracted. mark: in the order of publications. first_name: index of
+    the block's first name. block: the named one, or `_STATE`. saved: the part that a disk keeps."""
+
+    mark: int
+    slot: int
+    first_name: int
+    block: int
+    name: bytes
+    saved: SavedBlock | None = None
 
 
 class KVManager:
@@ -51,9 +66,11 @@ class KVManager:
         *,
         keeps_evicted: bool = False,
         sources: Sequence[BlockSource] = (),
+        disk: DiskIndex | None = None,
     ) -> None:
         """keeps_evicted: whether host blocks that no swapped sequence needs hold evicted blocks
-        under their names. sources: others that hold blocks, nearest first."""
+        under their names. sources: others that hold blocks, nearest first. disk: the farthest,
+        written as blocks are computed."""
         self.layout = layout
         self.block_size = layout.block_size
         self.pool = BlockPool(num_blocks, len(layout.groups))
@@ -75,7 +92,9 @@ class KVManager:
             self._updates,
             self.ticket_numbers,
             self._unsettled,
+            disk,
         )
+        self.disk = disk
         self.all_prefixes = PrefixLookup(self.sources, self.pool, self.states, layout)
         self._names_per_block = [g.tokens_per_block // layout.block_size for g in layout.groups]
         self._num_published = np.zeros(max_num_seqs, np.int64)
@@ -86,8 +105,7 @@ class KVManager:
         self._passing: dict[int, bytes] = {}
         self._unnamed: dict[int, deque[tuple[int, int]]] = {}
         self._mark = 0
-        # publications that may still be retracted: mark, slot, first name, block or _STATE, name
-        self._log: deque[tuple[int, int, int, int, bytes]] = deque()
+        self._log: deque[_Publication] = deque()
 
     # --- growing -------------------------------------------------------------------------------
 
@@ -295,12 +313,12 @@ class KVManager:
             start = max(published // step, int(self._tables.first[group][slot]))
             blocks = table[slot, start : num_names // step].tolist()
             for index, block in enumerate(blocks, start):
-                self._publish_block(slot, group, index, block, names[(index + 1) * step - 1])
+                self._publish_block(slot, group, index, block, names)
         self._num_published[slot] = num_names
 
-    def publish_next(self, slots: Slots, names: Sequence[bytes]) -> None:
-        """Publish one name more of each of `slots` [N]: for the steady step, in which a few of many
-        sequences complete a block."""
+    def publish_next(self, slots: Slots, chains: Sequence[Sequence[bytes]]) -> None:
+        """Publish one name more of each of `slots` [N], by the names of each: for the steady step,
+        in which a few of many sequences complete a block."""
         count = self._num_published[slots] + 1
         owners = slots.tolist()
         for group, table in enumerate(self._tables.by_group):
@@ -310,16 +328,30 @@ class KVManager:
             if step > 1:
                 is_full &= count % step == 0
             blocks, place = table[slots, index].tolist(), index.tolist()
-            rows = zip(owners, place, blocks, names, is_full.tolist(), strict=True)
-            for slot, at, block, name, full in rows:
+            rows = zip(owners, place, blocks, chains, is_full.tolist(), strict=True)
+            for slot, at, block, names, full in rows:
                 if full:
-                    self._publish_block(slot, group, at, block, name)
+                    self._publish_block(slot, group, at, block, names)
         self._num_published[slots] = count
 
-    def _publish_block(self, slot: int, group: int, index: int, block: int, name: bytes) -> None:
+    def _publish_block(
+        self, slot: int, group: int, index: int, block: int, names: Sequence[bytes]
+    ) -> None:
+        """names: all names of the slot, up to this block at least."""
+        first_name = index * self._names_per_block[group]
+        name = names[first_name + self._names_per_block[group] - 1]
         if self.pool.publish(block, group, name):
-            first_name = index * self._names_per_block[group]
-            self._log.append((self._mark, slot, first_name, block, name))
+            saved = None
+            if self.sources.takes_settled:
+                follows = index > 0 and self._groups[group].window is None
+                parent = names[first_name - 1] if follows else b""
+                saved = SavedBlock(group, name, parent, index if follows else 0)
+            self._log.append(_Publication(self._mark, slot, first_name, block, name, saved))
+
+    def touch(self, names: Sequence[bytes], num_names: int) -> None:
+        """Note a use of the blocks of the first `num_names` names."""
+        for group, step in enumerate(self._names_per_block):
+            self.sources.touch(group, names[step - 1 : num_names : step])
 
     def save_state(self, slot: int, name: bytes, *, in_passing: bool = False) -> None:
         """Keep the recurrent state that a slot has after the next step, which ends the block with
@@ -364,12 +396,13 @@ class KVManager:
         if before is not None and before != name:
             self.states.forget(before, unless_used=True)
         if is_new:
-            self._log.append((self._mark, slot, int(self._num_published[slot]), _STATE, name))
+            first_name = int(self._num_published[slot])
+            self._log.append(_Publication(self._mark, slot, first_name, _STATE, name))
             if in_passing:
                 self._passing[slot] = name
 
     def drop_cached(self) -> None:
-        """Forget all names of blocks and of states; their owners keep the blocks."""
+        """Forget all names of blocks and of states in memory; their owners keep the blocks."""
         self.pool.drop_cached()
         self.sources.clear()
         if self.states is not None:
@@ -384,22 +417,27 @@ class KVManager:
     def retract(self, mark: int) -> None:
         """Unpublish all blocks that were published since `mark`; the slots that still hold them
         may publish them again."""
-        while self._log and self._log[-1][0] >= mark:
-            _, slot, first_name, block, name = self._log.pop()
-            if block != _STATE:
-                self.pool.retract(block, name)
+        while self._log and self._log[-1].mark >= mark:
+            last = self._log.pop()
+            if last.block != _STATE:
+                self.pool.retract(last.block, last.name)
             elif self.states is not None:
-                self.states.forget(name)
-            self._num_published[slot] = min(self._num_published[slot], first_name)
+                self.states.forget(last.name)
+            self._num_published[last.slot] = min(self._num_published[last.slot], last.first_name)
 
     def settle(self, mark: int) -> None:
         """Mark everything published before `mark` as certain: it will not be retracted."""
-        while self._log and self._log[0][0] < mark:
-            self._log.popleft()
+        settled: list[tuple[int, SavedBlock]] = []
+        while self._log and self._log[0].mark < mark:
+            first = self._log.popleft()
+            if first.saved is not None:
+                settled.append((first.block, first.saved))
+        if settled:
+            self.sources.settled(settled)
 
     def _unsettled(self) -> set[int]:
         """Return the blocks whose publications may still be retracted."""
-        return {block for _, _, _, block, _ in self._log}
+        return {each.block for each in self._log}
 
     # --- copies under tickets ------------------------------------------------------------------
 
@@ -407,7 +445,9 @@ class KVManager:
         """Take in that copies have ended; an unknown ticket is ignored. lost: destinations that
         they did not fill."""
         self.transfers.end(ticket, lost)
+        self.sources.beside.end(ticket, lost)
         self.sources.end(ticket, lost)
+        self.sources.save_more()
 
     def lose_copies(self) -> list[int]:
         """No copy under a ticket that has not ended counts any more. Return the tickets of copies
@@ -417,8 +457,10 @@ class KVManager:
 
     @property
     def has_copies_to_start(self) -> bool:
-        """True if there are copies to the device that no plan carries yet."""
-        return bool(self._updates.pending.load_dst)
+        """True if there are copies to the device that no plan carries yet, or copies out that must
+        be made before blocks are loaded beside the steps."""
+        pending = self._updates.pending
+        return bool(pending.load_dst or (pending.store_src and self.sources.has_moves))
 
     # --- truths --------------------------------------------------------------------------------
 
@@ -438,7 +480,10 @@ class KVManager:
         for held in self._held:
             references.update(held.all_blocks())
         references.update(self.transfers.held_blocks())
+        references.update(self.sources.beside.held_blocks())
         self.pool.check_invariants(references)
         self.host.check_invariants()
+        if self.disk is not None:
+            self.disk.check_invariants()
         if self.states is not None:
             self.states.check_invariants()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
+from quire.kv_cache.disk_index import DiskIndex
 from quire.kv_cache.notices import BlockName, Listener, Notice, NoticeKind
 from quire.kv_cache.pool import BlockPool, Evicted
 from quire.kv_cache.table_updates import UpdateLog
 from quire.kv_cache.transfers import Transfers
+from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome, SavedBlock
 
 __all__ = ["ELSEWHERE", "BlockSource", "SourceTotals", "Sources"]
+
+BLOCKS_PER_SAVE = 8
+"""One in so many blocks of the device may be held for saves that have not ended."""
 
 ELSEWHERE = -1
 """Stands for a block that a source holds and the device does not."""
@@ -84,7 +92,10 @@ class Sources:
     """Looks into the device's pool and all sources at once, as `PrefixLookup` does into the pool.
 
     A load fills fresh blocks, which are published when its ticket ends. What the pool evicts is
-    offered to the sources in turn, unless it may still be retracted.
+    offered to the sources in turn, unless it may still be retracted. A disk is written as blocks
+    are computed instead, when their steps have ended well.
+
+    beside: device blocks of moves to the disk and back, which no plan carries.
     """
 
     def __init__(
@@ -95,11 +106,13 @@ class Sources:
         updates: UpdateLog,
         ticket_numbers: Iterator[int],
         unsettled: Callable[[], Collection[int]],
+        disk: DiskIndex | None = None,
     ) -> None:
         """ticket_numbers: numbers for tickets that no group waits for. unsettled: returns blocks
-        whose publication may still be retracted."""
+        whose publication may still be retracted. disk: the last source."""
         self._pool = pool
-        self._sources = tuple(sources)
+        self._disk = disk
+        self._sources: tuple[BlockSource, ...] = (*sources, *([] if disk is None else [disk]))
         self._transfers = transfers
         self._updates = updates
         self._ticket_numbers = ticket_numbers
@@ -107,10 +120,15 @@ class Sources:
         self._loads: dict[int, dict[BlockName, int]] = {}  # device blocks, by ticket
         self._coming: dict[BlockName, int] = {}  # tickets of loads
         self._stores: dict[int, tuple[BlockSource, tuple[int, ...]]] = {}  # places, by ticket
+        self.beside = Transfers(pool)
+        self._moves: list[BlockMove] = []
+        self._kinds: dict[int, tuple[MoveKind, int]] = {}  # and number of blocks, by ticket
+        self._unsaved: deque[tuple[int, SavedBlock]] = deque()
+        self._num_saving = 0
         self.totals = SourceTotals()
         for source in self._sources:
             source.subscribe(self.totals.note)
-        if self._sources:
+        if sources:
             pool.offer_evicted(self._keep)
 
     def __bool__(self) -> bool:
@@ -153,10 +171,17 @@ class Sources:
         """Return the ticket of the load that brings a block, if one is under way."""
         return self._coming.get(block)
 
+    def parts(self, wanted: Sequence[BlockName]) -> tuple[list[BlockName], list[BlockName]]:
+        """Return blocks that are `ELSEWHERE` in two parts for `load`: those that the next plan
+        copies, and those that the disk alone has."""
+        nearer = [source for source in self._sources if source is not self._disk]
+        near = [b for b in wanted if any(each.num_held(b[0], [b[1]]) for each in nearer)]
+        known = set(near)
+        return near, [block for block in wanted if block not in known]
+
     def load(self, wanted: Sequence[BlockName], kept: Sequence[int], ticket: int) -> None:
-        """Start to copy blocks that are `ELSEWHERE` into fresh device blocks, for which there is
-        room. No other load brings them. kept: device blocks that are not evicted before the ticket
-        ends."""
+        """Start to copy one of `parts` into fresh device blocks, for which there is room. No other
+        load brings them. kept: device blocks that are not evicted before the ticket ends."""
         self._pool.share(kept)
         rest = list(wanted)
         copies: list[tuple[int, int, BlockName]] = []
@@ -166,12 +191,19 @@ class Sources:
             copies += [(source.tier, *pair) for pair in zip(places, own, strict=True)]
             rest = [block for block in rest if block not in own]
         blocks = self._pool.allocate_many(len(copies))
-        for (tier, place, _), block in zip(copies, blocks, strict=True):
-            self._updates.load(ticket, tier, place, block)
         names = [name for _, _, name in copies]
         self._loads[ticket] = dict(zip(names, blocks, strict=True))
         self._coming.update(dict.fromkeys(names, ticket))
-        self._transfers.start(ticket, [*blocks, *kept], partial(self._loaded, ticket))
+        ended, disk = partial(self._loaded, ticket), self._disk
+        if disk is not None and copies[0][0] == disk.tier:
+            slots = [slot for _, slot, _ in copies]
+            saved = tuple(map(disk.saved, slots, names))
+            self.beside.start(ticket, [*blocks, *kept], ended)
+            self._move(ticket, MoveKind.LOAD, blocks, slots, saved)
+            return
+        for (tier, place, _), block in zip(copies, blocks, strict=True):
+            self._updates.load(ticket, tier, place, block)
+        self._transfers.start(ticket, [*blocks, *kept], ended)
 
     def _loaded(self, ticket: int, lost: Collection[int]) -> None:
         """Publish the blocks of a load that arrived; whoever was to hold the others has not."""
@@ -187,6 +219,111 @@ class Sources:
                 self.totals.loaded += 1
                 self._pool.publish(block, *name)
 
+    # --- the disk ------------------------------------------------------------------------------
+
+    def seconds_to_load(self, num_blocks: int) -> float:
+        """Return the seconds for so many blocks of the disk, as measured; 0.0 while unknown."""
+        return 0.0 if self._disk is None else self._disk.seconds_to_load(num_blocks)
+
+    def declined(self) -> None:
+        """A load did not pay."""
+        if self._disk is not None:
+            self._disk.declined()
+
+    def late(self, tickets: Collection[int]) -> None:
+        """Nobody waits for these loads any longer."""
+        if self._disk is not None:
+            for ticket in tickets:
+                self._disk.late(ticket)
+
+    def touch(self, group: int, names: Sequence[bytes]) -> None:
+        """Note a use of blocks, wherever they are."""
+        if self._disk is not None:
+            self._disk.touch([(group, name) for name in names])
+
+    @property
+    def takes_settled(self) -> bool:
+        """True if `settled` is to be told of blocks."""
+        return self._disk is not None and self._disk.takes_more
+
+    def settled(self, blocks: Sequence[tuple[int, SavedBlock]]) -> None:
+        """Save blocks that are published for good, as far as the disk wants them."""
+        self._unsaved.extend(blocks)
+        self._save()
+
+    def _save(self) -> None:
+        """Start saves of what waits and is still there, within the share of the device's blocks
+        that they may hold."""
+        disk, room = self._disk, max(1, self._pool.num_blocks // BLOCKS_PER_SAVE) - self._num_saving
+        batch: list[tuple[int, SavedBlock]] = []
+        while self._unsaved and len(batch) < room:
+            block, saved = self._unsaved.popleft()
+            if self._pool.find(saved.group, saved.name) == block:
+                batch.append((block, saved))
+        if disk is None or not batch:
+            return
+        ticket = next(self._ticket_numbers)
+        taken = disk.save([saved for _, saved in batch], ticket)
+        if not taken:
+            return
+        blocks = [batch[index][0] for index in taken]
+        slots, names = zip(*taken.values(), strict=True)
+        self._pool.share(blocks)
+        self._num_saving += len(blocks)
+        self.beside.start(ticket, blocks[::-1], partial(self._saved, ticket, len(blocks)))
+        self._move(ticket, MoveKind.SAVE, blocks, slots, names)
+
+    def _saved(self, ticket: int, count: int, lost: Collection[int]) -> None:
+        assert self._disk is not None, "it has saved"
+        self._num_saving -= count
+        self.totals.unstored += len(lost)
+        self._disk.end(ticket, lost)
+
+    def _move(
+        self,
+        ticket: int,
+        kind: MoveKind,
+        blocks: Sequence[int] = (),
+        slots: Sequence[int] = (),
+        names: tuple[SavedBlock, ...] = (),
+    ) -> None:
+        self._kinds[ticket] = (kind, len(blocks))
+        places = np.array(slots, np.int32)
+        self._moves.append(BlockMove(ticket, kind, np.array(blocks, np.int32), places, names))
+
+    def take_moves(self) -> list[BlockMove]:
+        """Return the moves to start after the plans made so far, once. `moved` follows for each."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    @property
+    def has_moves(self) -> bool:
+        """True if there are moves to start."""
+        return bool(self._moves)
+
+    def moved(self, ticket: int, outcome: MoveOutcome) -> None:
+        """Learn from a move that has ended; `end` of its ticket follows."""
+        kind, count = self._kinds.pop(ticket)
+        if self._disk is not None:
+            self._disk.end_move(kind, outcome, count)
+
+    def save_more(self) -> None:
+        """Go on with what waits to be saved."""
+        if self._unsaved:
+            self._save()
+
+    def wipe(self) -> None:
+        """Drop what the disk holds, for good."""
+        if self._disk is not None:
+            self._disk.wipe()
+            if self._disk.takes_more:
+                self._move(next(self._ticket_numbers), MoveKind.CLEAR)
+
+    def retire(self) -> None:
+        """The weights have changed: the disk has none of them."""
+        if self._disk is not None:
+            self._disk.retire()
+
     # --- stores --------------------------------------------------------------------------------
 
     def _keep(self, evicted: Evicted) -> None:
@@ -194,7 +331,7 @@ class Sources:
         unsettled = self._unsettled()
         rest = [(block, name) for block, name in evicted if block not in unsettled]
         for source in self._sources:
-            if rest:
+            if rest and source is not self._disk:
                 rest = self._offer(source, rest)
 
     def _offer(self, source: BlockSource, blocks: Evicted) -> Evicted:
@@ -224,8 +361,10 @@ class Sources:
             self.end(ticket, places)
 
     def clear(self) -> None:
-        """Drop everything that sources hold, and publish nothing of loads that have not ended."""
+        """Drop everything that sources hold in memory, and publish nothing of loads that have not
+        ended."""
         self._coming.clear()
+        self._unsaved.clear()
         for names in self._loads.values():
             names.clear()
         for source in self._sources:

@@ -28,6 +28,7 @@ __all__ = [
     "ListPins",
     "MapBlocks",
     "MeasureRecovery",
+    "OpenDisk",
     "MeasuredMemory",
     "Pause",
     "PauseMode",
@@ -165,10 +166,24 @@ class MeasureRecovery(_Op, frozen=True):
     """Measure what it costs to bring a preempted request back. Before the first step."""
 
 
-WorkerOp = Allocate | MeasureRecovery | Sleep | Wake | StartProfile | StopProfile
+class OpenDisk(_Op, frozen=True):
+    """Open the files of K/V on disk, for `Executor.move_blocks`. After `Allocate`, of one rank.
+
+    slots, header: paths. lock: descriptor to close after the last write; None for files that may
+    only be read.
+    """
+
+    slots: str
+    header: str
+    slot_bytes: int
+    num_slots: int
+    lock: int | None = None
+
+
+WorkerOp = Allocate | MeasureRecovery | OpenDisk | Sleep | Wake | StartProfile | StopProfile
 """Operations that every rank of a model carries out."""
 
-ControlOp = AdminOp | ExtendPrompt | UpdateWeights | Allocate | MeasureRecovery
+ControlOp = AdminOp | ExtendPrompt | UpdateWeights | Allocate | MeasureRecovery | OpenDisk
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,4 +140,6 @@ class Allocation:
             group.was_admitted = True
             self.prompt_tokens_total += len(group.request.prompt_token_ids)
             self.cached_tokens_total += num_cached
+            for sequence, hit in zip(group.sequences, hits, strict=False):
+                self._state.prefixes.touch(sequence, hit)
             self._state.outputs.cached(group.sequences[0].handle, num_cached)

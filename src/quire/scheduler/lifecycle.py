@@ -354,5 +354,6 @@ class Lifecycle:
         if held != set(np.flatnonzero(state.table.live).tolist()):
             raise EngineError(f"slots {sorted(held)} are held but other slots are live")
         num_used = state.kv.pool.num_used - state.pins.num_blocks + state.kv.host.num_used
-        if not roster.groups and num_used and not state.kv.transfers.are_under_way:
+        under_way = state.kv.transfers.are_under_way or state.kv.sources.beside.are_under_way
+        if not roster.groups and num_used and not under_way:
             raise EngineError("blocks are left although every request has ended")

@@ -24,7 +24,9 @@ class Loads:
     published when they have arrived, and then the group finds them as any prefix. It computes what
     has not come by the deadline.
 
-    late_total: groups that did not wait to the end.
+    late_total: groups that did not wait to the end. started_total: groups that something was
+    loaded for. declined_total: groups that computed what could have been loaded, since that was
+    cheaper.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Loads:
         self._costs = costs
         self._seconds = seconds
         self._waiting: dict[SequenceGroup, tuple[float, set[int]]] = {}  # deadline, tickets
-        self.late_total = 0
+        self.late_total = self.started_total = self.declined_total = 0
 
     def start(self, group: SequenceGroup, now: float) -> bool:
         """Load what sources hold of a waiting group beyond its cached prefixes, if that pays and
@@ -56,16 +58,23 @@ class Loads:
             return False  # the blocks would be evicted again before all groups are admitted
         num_saved, wanted, kept = self._find(group)
         fresh = [name for name in wanted if sources.ticket_of(name) is None]
-        if not wanted or not self._pays(num_saved, len(fresh)):
+        if not wanted:
+            return False
+        parts = sources.parts(fresh)
+        if not self._pays(num_saved, *map(len, parts)):
+            self.declined_total += 1
+            group.was_fetched = True
+            sources.declined()
             return False
         if fresh and not self._allocation.has_room(len(fresh) + state.kv.pool.num_unused(kept)):
             return False
         tickets = {ticket for name in wanted if (ticket := sources.ticket_of(name)) is not None}
         for ticket in tickets:
             state.tickets.join(ticket, group)
-        if fresh:
+        for part in filter(None, parts):
             tickets.add(ticket := state.tickets.start(group))
-            sources.load(fresh, kept, ticket)
+            sources.load(part, kept, ticket)
+        self.started_total += bool(fresh)
         self._waiting[group] = (now + self._seconds + SECONDS_PER_TOKEN * num_saved, tickets)
         group.was_fetched = True
         return True
@@ -87,8 +96,15 @@ class Loads:
             kept.update(dict.fromkeys(blocks))
         return num_saved, list(wanted), list(kept)
 
-    def _pays(self, num_tokens: int, num_blocks: int) -> bool:
-        return self._costs is None or self._costs.prefers_load(num_tokens, num_blocks)
+    def _pays(self, num_tokens: int, num_near: int, num_far: int) -> bool:
+        """Return whether loads of blocks, some of them on the disk, beat computing `num_tokens`.
+        What nobody has measured yet pays."""
+        seconds = self._state.kv.sources.seconds_to_load(num_far)
+        if self._costs is not None:
+            seconds += num_near * self._costs.seconds_per_block
+            return seconds < num_tokens * self._costs.seconds_per_token
+        speed = self._state.speed.last_known
+        return not speed or seconds < num_tokens / speed
 
     def expire(self, now: float) -> None:
         """Let groups go on whose loads are late. The loads keep their blocks until they end."""
@@ -99,4 +115,5 @@ class Loads:
             elif deadline <= now:
                 del self._waiting[group]
                 self.late_total += 1
+                self._state.kv.sources.late(under_way)
                 self._lifecycle.stop_waiting(group, under_way)

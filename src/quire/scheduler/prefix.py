@@ -84,6 +84,12 @@ class PrefixCache:
         max_tokens = len(sequence.token_ids) - 1
         return prefixes.lookup(sequence.names, max_tokens, self._pins.match(sequence))
 
+    def touch(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """Note that a sequence uses a cached prefix."""
+        num_names = hit.num_tokens // self._kv.block_size
+        if num_names:
+            self._kv.touch(sequence.names, num_names)
+
     def num_uncached(self, group: SequenceGroup) -> int:
         """Tokens that a waiting group would have to compute now."""
         return sum(
@@ -110,7 +116,7 @@ class PrefixCache:
         places = (index * size)[:, None] + np.arange(size)
         data = self._table.token_ids[slots[:, None], places].tobytes()
         stride = len(data) // len(slots)
-        names: list[bytes] = []
+        chains: list[list[bytes]] = []
         for i, (slot, place) in enumerate(zip(slots.tolist(), index.tolist(), strict=True)):
             sequence = self._table.at(slot)
             chain = sequence.names
@@ -120,8 +126,8 @@ class PrefixCache:
                 extras = group.extras.of(place * size, (place + 1) * size)
                 block = data[i * stride : (i + 1) * stride]
                 chain.append(self._hasher.name(parent, block, extras))
-            names.append(chain[int(place)])
-        self._kv.publish_next(slots, names)
+            chains.append(chain)
+        self._kv.publish_next(slots, chains)
 
     def publish_to(self, slot: int, num_tokens: int) -> None:
         """Publish the blocks within the first `num_tokens` of one slot, planned and known."""

@@ -13,6 +13,7 @@ from quire.config.resolved import ResolvedScheduler
 from quire.errors import QuireError, RequestError
 from quire.grammar import Grammar
 from quire.kv_cache import BlockHasher, KVManager
+from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
@@ -169,12 +170,13 @@ class Scheduler:
         return self._requests.extend(op.handle, op.token_ids, is_last=op.is_last)
 
     def reset_prefix_cache(self, *, reset_running: bool) -> None:
-        """Forget all cached prefixes but pinned ones; `reset_running`: compute running requests
-        again."""
+        """Forget all cached prefixes but pinned ones, those on the disk too; `reset_running`:
+        compute running requests again."""
         if reset_running:
             for group in self._lifecycle.holders():
                 self._lifecycle.preempt(group, may_swap=False)
         self.state.kv.drop_cached()
+        self.state.kv.sources.wipe()
 
     def vacate(self, *, has_new_weights: bool = False) -> None:
         """Take in that the device has lost all K/V and rows: all groups wait to be computed again.
@@ -186,6 +188,7 @@ class Scheduler:
         state.kv.drop_cached()
         state.kv.settle(state.kv.mark())
         if has_new_weights:
+            state.kv.sources.retire()
             state.prefixes.forget_weights(set(state.roster.groups.values()))
 
     def hold_admission(self, *, is_held: bool) -> None:
@@ -344,6 +347,24 @@ class Scheduler:
         self.state.speed.step_ended(result.seconds)
         return self.state.outputs.drain()
 
+    # --- moves to the disk and back -------------------------------------------------------------
+
+    def take_moves(self) -> list[BlockMove]:
+        """Return the moves to start now that the plans made so far have been given; once. Those
+        whose device blocks a plan has yet to copy out wait for it."""
+        kv = self.state.kv
+        return [] if kv.has_copies_to_start else kv.sources.take_moves()
+
+    def moved(self, ticket: int, outcome: MoveOutcome) -> None:
+        """Take in that a move has ended, well or not."""
+        self.state.kv.sources.moved(ticket, outcome)
+        self._lifecycle.end_ticket(ticket, frozenset(outcome.lost.tolist()))
+
+    @property
+    def awaits_moves(self) -> bool:
+        """True if requests wait for moves, or blocks that they need may be held by some."""
+        return self.state.kv.sources.beside.are_under_way
+
     @property
     def awaits_drafts_of(self) -> int | None:
         """The oldest step in flight, if its late input depends on drafts that a model makes."""
@@ -446,7 +467,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         pool, drafts = self.state.kv.pool, self._drafts.totals
-        copied = self.state.kv.sources.totals
+        copied, disk = self.state.kv.sources.totals, self.state.kv.disk
         return SchedulerStats(
             num_running=len(self.state.roster.running),
             num_waiting=len(self.state.waiting),
@@ -469,6 +490,9 @@ class Scheduler:
             blocks_loaded_total=copied.loaded,
             blocks_lost_total=copied.lost,
             late_loads_total=self._loads.late_total,
+            loads_started_total=self._loads.started_total,
+            loads_declined_total=self._loads.declined_total,
+            **({} if disk is None else disk.stats()),
             prompt_tokens_total=self._allocation.prompt_tokens_total,
             cached_tokens_total=self._allocation.cached_tokens_total,
             steps_total=self._steps_total,

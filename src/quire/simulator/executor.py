@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 from quire.protocol.adapters import AdapterRef
+from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ControlOp, MeasureRecovery, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult, TokenCandidates
@@ -143,6 +144,9 @@ class SimulatedExecutor:
         done = Future[None]()
         done.set_exception(RequestError(f"a simulated device has no adapter {ref.name} in {slot}"))
         return done
+
+    def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
+        raise EngineError(f"a simulated device has no disk for move {move.ticket}")
 
     def late(self, late: LateInput) -> None:
         """Take masks, which change no time."""

@@ -22,6 +22,7 @@ STEP_TOKEN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 81
 _OF_REQUESTS = (
     "num_running", "num_waiting", "num_used_blocks", "num_cached_blocks", "num_table_entries",
     "num_tokens_in_used_blocks", "num_used_host_blocks", "num_named_host_blocks",
+    "num_named_disk_blocks",
     "running_adapters", "waiting_adapters",
 )  # fmt: skip
 """Readings of what is in the engine at the moment."""
@@ -49,6 +50,10 @@ class SchedulerStats:
     blocks_unstored_total: blocks whose copies there failed. blocks_loaded_total, blocks_lost_total:
         copies to the device that succeeded and failed.
     late_loads_total: loads that their requests did not wait for.
+    loads_started_total: requests that something was loaded for. loads_declined_total: requests that
+        computed what could have been loaded, since that was cheaper.
+    num_disk_blocks, num_named_disk_blocks: blocks that fit on the disk, and those that are there.
+    disk_read_seconds_total, disk_write_seconds_total: time of its threads.
     prompt_tokens_total, cached_tokens_total: tokens of admitted requests, and those found in the
         cache.
     prefill_tokens_per_s: rate of the last steps that computed prompts; 0.0 before the first one.
@@ -79,6 +84,20 @@ class SchedulerStats:
     blocks_loaded_total: int = _reading(("quire:kv_blocks_loaded", "Copied back for a prefix."))
     blocks_lost_total: int = _reading(("quire:kv_blocks_lost", "Copies back that failed."))
     late_loads_total: int = _reading(("quire:kv_late_loads", "Not waited for any longer."))
+    loads_started_total: int = _reading(("quire:kv_loads_started", "Requests that loaded K/V."))
+    loads_declined_total: int = _reading(
+        ("quire:kv_loads_declined", "Requests that computed what costs more to load.")
+    )
+    num_disk_blocks: int = _reading(("quire:disk_kv_blocks", "KV blocks that the disk may hold."))
+    num_named_disk_blocks: int = _reading(
+        ("quire:disk_kv_blocks_cached", "KV blocks on the disk with a prefix.")
+    )
+    disk_read_seconds_total: float = _reading(
+        ("quire:disk_kv_read_seconds", "Time of loads from the disk."), default=0.0
+    )
+    disk_write_seconds_total: float = _reading(
+        ("quire:disk_kv_write_seconds", "Time of saves to the disk."), default=0.0
+    )
     prompt_tokens_total: int = _reading(("vllm:prefix_cache_queries", "Prompt tokens looked up."))
     cached_tokens_total: int = _reading(
         ("vllm:prompt_tokens_cached", "From the cache."),

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from quire.errors import ConfigError, EngineError, RequestError
+from quire.kv_transfer.disk_blocks import DiskBlocks, open_disk
 from quire.lora.bank import AdapterBank, HostAdapter
 from quire.models import check_replacements
 from quire.protocol.adapters import AdapterRef
+from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
 from quire.protocol.control import (
     Allocate,
     ControlOp,
     Inspect,
     MeasuredMemory,
     MeasureRecovery,
+    OpenDisk,
     Report,
     Sleep,
     StartProfile,
@@ -73,6 +78,7 @@ class Worker:
         self._embed_width = self._loaded.given.width
         self._size = PoolSize(0, settings.chosen.max_model_len)
         self._assembly: Assembly | None = None
+        self._disk: DiskBlocks | None = None
         self._stash: WeightStash | None = None
         self._replaced: dict[str, torch.Tensor] = {}
         self._weights_version = 0
@@ -102,6 +108,8 @@ class Worker:
             self.allocate(op.num_blocks, op.max_model_len)
         elif isinstance(op, MeasureRecovery):
             report = replace(report, recovery_costs=self.measure_recovery())
+        elif isinstance(op, OpenDisk):
+            self._open_disk(op)
         elif isinstance(op, Sleep):
             self.sleep(op.level)
         elif isinstance(op, Wake):
@@ -318,6 +326,29 @@ class Worker:
             self._bank.put(slot, adapter)
         self._synchronize()
 
+    def _open_disk(self, op: OpenDisk) -> None:
+        try:
+            self._disk = open_disk(
+                Path(op.slots),
+                Path(op.header),
+                op.slot_bytes,
+                op.num_slots,
+                lock=op.lock,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the K/V store cannot be opened ({error}). Give another kv_disk."
+            ) from error
+
+    def start_move(self, move: BlockMove, done: Future[MoveOutcome]) -> None:
+        """Give a move to the disk's threads, which end `done`. In the thread that launches steps,
+        so that those before it have been computed."""
+        if self._disk is None or self._assembly is None:  # asleep
+            fills = move.places if move.kind is MoveKind.SAVE else move.blocks
+            done.set_result(MoveOutcome(fills))
+            return
+        self._disk.start(move, self._assembly.pages, done)
+
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step; see `Runner.launch`. After `allocate`. Copies of blocks are made in the
         order of the steps, so their tickets end with the step that starts them."""
@@ -370,7 +401,11 @@ class Worker:
         self._synchronize()
 
     def close(self) -> None:
-        """Let go of all memory, the device's too, so that another engine may take it."""
+        """Let go of all memory, the device's too, so that another engine may take it. What is to be
+        saved on the disk is, for a while."""
+        if self._disk is not None:
+            self._disk.close()
+            self._disk = None
         with contextlib.suppress(RuntimeError):  # a device that broke has nothing to give back
             self._synchronize()
             self._assembly = self._loaded = None

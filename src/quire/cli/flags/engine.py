@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.cli.flags.fields import add_field_flags, as_flag, given_fields
 from quire.cli.flags.foreign import add_foreign_flags, check_foreign_flags
-from quire.cli.layers import LayerValue
+from quire.cli.flags.layers import LayerValue
 from quire.cli.parser import CommandParser
 from quire.config.settings import ALIASES, EngineSettings, setting_fields
 from quire.errors import ConfigError

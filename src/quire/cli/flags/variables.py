@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from quire.cli.layers import LayerValue
+from quire.cli.flags.layers import LayerValue
 from quire.cli.parser import CommandParser, print_note
 from quire.config import env
 from quire.foreign import nearest

@@ -135,7 +135,7 @@ _MISSING: Mapping[str, ForeignName] = {
     ),
     **_names(
         "kv_offloading_backend",
-        "evicted KV blocks stay in host memory alone (swap_space)",
+        "evicted KV blocks stay in host memory (swap_space) or on a disk (kv_disk)",
         ("native",),
     ),
     **_names(

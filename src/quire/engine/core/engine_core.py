@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -25,6 +26,7 @@ from quire.executor import Executor, StepFuture
 from quire.grammar import Grammars
 from quire.platform.interrupts import let_through
 from quire.platform.processes import state_of
+from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
 from quire.protocol.control import (
     ControlOp,
     ExtendPrompt,
@@ -52,6 +54,9 @@ __all__ = ["EngineCore", "PlanObserver"]
 POLL_S = 0.005
 """Seconds between two looks at messages while requests wait for grammars, adapters or hooks and
 nothing else is left to do."""
+
+SECONDS_TO_SAVE = 5.0
+"""Given at the end to what is on its way to the disk."""
 
 PlanObserver = Callable[[npt.NDArray[np.int64]], None]
 """Takes the handles of the sequences that are running."""
@@ -99,6 +104,7 @@ class EngineCore:
         self._rank_pids = rank_pids
         self._in_flight: deque[StepFuture] = deque()
         self._opening: list[_Opening] = []
+        self._moving: list[tuple[BlockMove, Future[MoveOutcome]]] = []
         self._adapters: AdapterSlots | None = None
         if num_adapter_slots:
             in_use = scheduler.adapter_slots_in_use
@@ -330,7 +336,7 @@ class EngineCore:
     def waits_for_input(self) -> bool:
         """True if a step could do nothing before some prompt goes on, or the engine does."""
         is_opening = bool(self._opening) and not self._report.sleep_level
-        if self._in_flight or self._held or is_opening or self._awaits_hooks:
+        if self._in_flight or self._held or is_opening or self._awaits_hooks or self._loads:
             return False
         return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
 
@@ -365,6 +371,7 @@ class EngineCore:
     def _step(self, now: float) -> EngineOutput:
         if self._opening and not self._report.sleep_level:  # slots of adapters are asleep too
             self._take_opened()
+        self.take_moved()
         if self._hooks is not None:
             self._consult(self._hooks)
         while len(self._in_flight) < self._depth and not self._is_paused:
@@ -376,15 +383,43 @@ class EngineCore:
             if self._on_plan is not None:
                 self._on_plan(self._scheduler.running_handles())
             self._in_flight.append(self._executor.execute(plan))
+        self._start_moves()
         if self._in_flight:
             return self._take_oldest()
-        if self._opening and not self._has_news:
-            wait([each.future for each in self._opening], POLL_S, FIRST_COMPLETED)
+        if (self._opening or self._moving) and not self._has_news:
+            futures = [*(each.future for each in self._opening), *(f for _, f in self._moving)]
+            wait(futures, POLL_S, FIRST_COMPLETED)
         elif self._hooks is not None and self._awaits_hooks and not self._has_news:
             self._hooks.wait(POLL_S)
             self._consult(self._hooks)
             return self._scheduler.flush()  # what a verdict lets go on is planned next
         return self._flush()
+
+    @property
+    def is_moving(self) -> bool:
+        """True if blocks are on their way to the disk or back; `take_moved` is to be called now and
+        then."""
+        return bool(self._moving)
+
+    @property
+    def _loads(self) -> bool:
+        return any(move.kind is MoveKind.LOAD for move, _ in self._moving)
+
+    def take_moved(self) -> None:
+        """Take in the moves that have ended, and start those that follow."""
+        moving, self._moving = self._moving, []
+        for move, future in moving:
+            if not future.done():
+                self._moving.append((move, future))
+                continue
+            outcome = future.result() if future.exception() is None else _nothing_moved(move)
+            self._scheduler.moved(move.ticket, outcome)
+        self._start_moves()
+
+    def _start_moves(self) -> None:
+        """Start moves behind the steps that have been given."""
+        for move in self._scheduler.take_moves():
+            self._moving.append((move, self._executor.move_blocks(move)))
 
     def _consult(self, hooks: HookRunner) -> None:
         """Take what hooks have answered, and ask what there is to ask."""
@@ -410,6 +445,7 @@ class EngineCore:
         if self._hooks is not None:
             self._consult(self._hooks)  # so that what passes leaves with this step's output
         output = self._scheduler.apply(result)
+        self._start_moves()
         self._give_late_input(wait=False)
         if self._hooks is not None:
             self._consult(self._hooks)
@@ -431,6 +467,7 @@ class EngineCore:
     def _flush(self) -> EngineOutput:
         output = self._scheduler.flush()
         is_idle = self._is_paused or self._scheduler.waits_for_input or self._awaits_hooks
+        is_idle |= self.is_moving
         if not output.finished and not is_idle:
             raise EngineError(
                 f"nothing can be planned although requests wait ({self._scheduler.stats()}): "
@@ -465,14 +502,27 @@ class EngineCore:
         """Raise EngineError if the bookkeeping is broken; for tests and debugging."""
         self._scheduler.check_invariants()
 
+    def _finish_moves(self) -> None:
+        """Let what has been computed reach the disk, within `SECONDS_TO_SAVE`."""
+        self._start_moves()
+        end = time.monotonic() + SECONDS_TO_SAVE
+        while self._moving and (left := end - time.monotonic()) > 0.0:
+            wait([future for _, future in self._moving], left, FIRST_COMPLETED)
+            self.take_moved()
+
     def shutdown(self) -> None:
         """Let steps in flight end, and free the executor's resources."""
         self._in_flight.clear()
+        self._finish_moves()
         self._executor.shutdown()
         if self._grammars is not None:
             self._grammars.close()
         if self._hooks is not None:
             self._hooks.close()
+
+
+def _nothing_moved(move: BlockMove) -> MoveOutcome:
+    return MoveOutcome(move.places if move.kind is MoveKind.SAVE else move.blocks)
 
 
 def _as_ours(error: BaseException) -> QuireError:

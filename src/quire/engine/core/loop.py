@@ -64,6 +64,9 @@ __all__ = ["CoreLoop"]
 logger = logging.getLogger("quire")
 
 STATS_INTERVAL_S = 0.1
+MOVES_INTERVAL_S = 0.05
+"""Between looks at blocks that are on their way to the disk while no request is there."""
+
 PROBE_INTERVAL_S = 1.0
 """A client that vanished is found out at once when something is sent to it. One whose prompts are
 all open may be sent nothing for ever, and so is probed."""
@@ -136,8 +139,15 @@ class CoreLoop:
             self._in_flight.clear()
             if self._progress.is_draining and not self._media.is_busy:
                 return
+            self._core.take_moved()
             self._look_around(time.monotonic(), is_idle=True)
-            self._socket.wait(PROBE_INTERVAL_S if self._core.has_unfinished else None)
+            self._socket.wait(self._idle_seconds())
+
+    def _idle_seconds(self) -> float | None:
+        """Return how long there is nothing to do but what messages ask for; None: for ever."""
+        if self._core.is_moving:
+            return MOVES_INTERVAL_S
+        return PROBE_INTERVAL_S if self._core.has_unfinished else None
 
     # --- operations -----------------------------------------------------------------------------
 

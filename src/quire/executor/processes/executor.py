@@ -21,6 +21,7 @@ from quire.executor.processes.messages import (
 )
 from quire.platform.shared_region import SharedRegion
 from quire.protocol.adapters import AdapterRef
+from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.codec import encode
 from quire.protocol.control import ControlOp, Report, UpdateWeights, WorkerOp
 from quire.protocol.media import MediaInfo
@@ -154,6 +155,9 @@ class ProcessExecutor:
                 self._first.put_adapter(slot, ref).result()
             finally:
                 self._group.replies()
+
+    def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
+        raise EngineError(f"move {move.ticket}: a disk serves one rank, and settings said so")
 
     def late(self, late: LateInput) -> None:
         self._first.check()

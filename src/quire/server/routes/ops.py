@@ -16,6 +16,7 @@ from quire.server.readings.short_status import ShortStatus, short_status
 from quire.server.requests.errors import RefusedError
 from quire.server.routes import exposition
 from quire.server.routes.route import JSON, TEXT, Access, Call, Route
+from quire.telemetry.engine_stats import EngineStats
 
 __all__ = ["ROUTES"]
 
@@ -36,6 +37,36 @@ class Load(msgspec.Struct):
     server_load: int
     waiting_requests: int
     waiting_tokens: int
+
+
+class DiskCache(msgspec.Struct):
+    """blocks: number that fits. cached: number that is there. read_s, write_s: threads' time."""
+
+    blocks: int
+    cached: int
+    read_s: float
+    write_s: float
+
+
+class CacheReading(msgspec.Struct):
+    """The KV cache. cached: blocks with a prefix that nothing else uses. queried_tokens,
+    hit_tokens: prompt tokens, looked up and found. Loads count requests, all else counts blocks."""
+
+    block_size: int
+    blocks: int
+    used: int
+    cached: int
+    host_cached: int
+    disk: DiskCache | None
+    queried_tokens: int
+    hit_tokens: int
+    stored: int
+    unstored: int
+    loaded: int
+    lost: int
+    loads_started: int
+    loads_declined: int
+    loads_late: int
 
 
 class TimelineList(msgspec.Struct):
@@ -77,6 +108,37 @@ async def load(call: Call[None]) -> Load:
     total = call.services.total()
     others = total.metrics.num_open_requests - 1  # without this one
     return Load(others, total.num_waiting_requests, total.num_waiting_tokens)
+
+
+async def cache(call: Call[None]) -> CacheReading:
+    """Blocks of the KV cache in memory and on disk, and what became of them."""
+    client, capacity = call.services.backend.client, call.services.backend.status.capacity
+    stats = EngineStats() if client is None else client.stats
+    disk = None
+    if stats.num_disk_blocks:
+        disk = DiskCache(
+            blocks=stats.num_disk_blocks,
+            cached=stats.num_named_disk_blocks,
+            read_s=stats.disk_read_seconds_total,
+            write_s=stats.disk_write_seconds_total,
+        )
+    return CacheReading(
+        block_size=0 if capacity is None else capacity.block_size,
+        blocks=stats.num_blocks,
+        used=stats.num_used_blocks,
+        cached=stats.num_cached_blocks,
+        host_cached=stats.num_named_host_blocks,
+        disk=disk,
+        queried_tokens=stats.prompt_tokens_total,
+        hit_tokens=stats.cached_tokens_total,
+        stored=stats.blocks_stored_total,
+        unstored=stats.blocks_unstored_total,
+        loaded=stats.blocks_loaded_total,
+        lost=stats.blocks_lost_total,
+        loads_started=stats.loads_started_total,
+        loads_declined=stats.loads_declined_total,
+        loads_late=stats.late_loads_total,
+    )
 
 
 async def metrics(call: Call[None]) -> Response:
@@ -129,6 +191,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     Route("POST", "/ping", ping, answer=ShortStatus, statuses=_PROBE, is_listed=False),
     Route("GET", "/version", show_version, answer=Version),
     Route("GET", "/load", load, answer=Load),
+    Route("GET", "/cache", cache, answer=CacheReading),
     Route("GET", "/metrics", metrics, answer=str, media=TEXT),
     Route("GET", "/admin/status", status, answer=EngineStatus),
     Route("GET", "/admin/requests", timelines, answer=TimelineList),

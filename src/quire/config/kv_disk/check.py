@@ -1,0 +1,77 @@
+"""Looks through the stores of a folder, and clears it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.config.kv_disk.folder import KVFolder, StoreFiles
+from quire.config.kv_disk.records import StoreHeader, read_records
+from quire.errors import ConfigError
+
+__all__ = ["StoreReading", "clear", "read_store", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReading:
+    """A reading of a store. num_blocks: with a whole record. num_bytes: file sizes. is_in_use: an
+    engine writes it now. damaged: blocks with another payload than was written; None if nobody has
+    looked."""
+
+    store: str
+    model: str
+    num_blocks: int
+    max_blocks: int
+    num_bytes: int
+    max_bytes: int
+    is_in_use: bool
+    damaged: int | None = None
+
+
+def read_store(files: StoreFiles, header: StoreHeader) -> StoreReading:
+    """Read the records of a store."""
+    records = read_records(files.header, header.num_slots)
+    return StoreReading(
+        store=files.folder.name,
+        model=header.model,
+        num_blocks=int(np.count_nonzero(records["seal"])),
+        max_blocks=header.num_slots,
+        num_bytes=files.num_bytes,
+        max_bytes=header.max_bytes,
+        is_in_use=files.is_locked,
+    )
+
+
+def verify(files: StoreFiles, header: StoreHeader) -> int:
+    """Read all payloads, and return how many differ from what was written. A block that an engine
+    has replaced meanwhile is none of them."""
+    before = read_records(files.header, header.num_slots)
+    filled = np.flatnonzero(before["seal"]).tolist()
+    damaged: list[int] = []
+    with files.slots.open("rb") as file:
+        for slot in filled:
+            data = os.pread(file.fileno(), header.block_bytes, slot * header.slot_bytes)
+            if zlib.crc32(data) != before[slot]["checksum"]:
+                damaged.append(slot)
+    after = read_records(files.header, header.num_slots)
+    return sum(slot < len(after) and before[slot] == after[slot] for slot in damaged)
+
+
+def clear(folder: KVFolder) -> int:
+    """Remove all stores; the key stays. Return their bytes. ConfigError, and nothing is removed, if
+    an engine writes one."""
+    stores = list(folder.stores())
+    used = [header.model for files, header in stores if files.is_locked]
+    if used:
+        raise ConfigError(
+            f"an engine with {used[0]} writes to {folder.folder}. Stop it first, or ask it: POST "
+            "/reset_prefix_cache drops what it has stored."
+        )
+    num_bytes = sum(files.num_bytes for files, _ in stores)
+    for files, _ in stores:
+        shutil.rmtree(files.folder)
+    return num_bytes

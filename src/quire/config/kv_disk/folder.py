@@ -1,0 +1,232 @@
+"""The folder of `kv_disk`: a key, and one store for each model and format of its K/V."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quire.config.kv_disk.records import HEADER_BYTES, RECORD, StoreHeader, read_header
+from quire.errors import ConfigError
+
+__all__ = ["KVFolder", "OpenStore", "StoreFiles"]
+
+KEY_BYTES = 32
+
+HEADER_SECONDS = 5.0
+"""For which a reader waits for the header of a store that another process makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFiles:
+    """The files of one store, in a folder of its own: records, payloads, and a lock that its writer
+    holds."""
+
+    folder: Path
+
+    @property
+    def header(self) -> Path:
+        return self.folder / "header"
+
+    @property
+    def slots(self) -> Path:
+        return self.folder / "slots"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the files now."""
+        return sum(path.stat().st_size for path in (self.header, self.slots) if path.exists())
+
+    def lock(self) -> int | None:
+        """Take the lock, which ends with the process. Return its descriptor, or None if another
+        process writes here. OSError if the folder cannot be written."""
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return None
+        return lock
+
+    @property
+    def is_locked(self) -> bool:
+        """True if a process writes here now."""
+        try:
+            lock = self.lock()
+        except OSError:
+            return False
+        if lock is not None:
+            os.close(lock)
+        return lock is None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """A store that an engine uses. lock: descriptor of the writer's lock; None for a reader."""
+
+    files: StoreFiles
+    header: StoreHeader
+    lock: int | None
+
+    def close(self) -> None:
+        """Let others write."""
+        if self.lock is not None:
+            os.close(self.lock)
+
+
+class KVFolder:
+    """Stores of several models side by side, which share one limit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def key(self) -> bytes:
+        """Return the key by which block names are made, a file of mode 0600 that is written by
+        whoever comes first. ConfigError if there is none and none can be written."""
+        path = self.folder / "key"
+        for _ in range(2):
+            with contextlib.suppress(FileNotFoundError):
+                key = self._read_key(path)
+                if len(key) == KEY_BYTES:
+                    return key
+                raise ConfigError(
+                    f"{path} has {len(key)} bytes instead of {KEY_BYTES}. Remove it; what is "
+                    "stored beside it is lost then."
+                )
+            self._write_key(path)
+        raise ConfigError(f"{path} cannot be read after it was written. Give another kv_disk.")
+
+    def _read_key(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _write_key(self, path: Path) -> None:
+        draft = path.with_name(f"key.{os.getpid()}.{secrets.token_hex(4)}")
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(KEY_BYTES))
+            with contextlib.suppress(FileExistsError):  # another engine was first
+                os.link(draft, path)
+            draft.unlink()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"kv_disk={str(self.folder)!r} cannot be used ({error.strerror or error}). Give a "
+            "folder that this user may read and write."
+        )
+
+    def stores(self) -> Iterator[tuple[StoreFiles, StoreHeader]]:
+        """The stores, the least recently written first. What is no store is left out."""
+        if not self.folder.is_dir():
+            return
+        found = [StoreFiles(each) for each in self.folder.iterdir() if each.is_dir()]
+        found = [each for each in found if each.header.exists()]
+        for files in sorted(found, key=lambda each: each.header.stat().st_mtime_ns):
+            with contextlib.suppress(ConfigError, OSError):
+                yield files, read_header(files.header)
+
+    def open(self, header: StoreHeader) -> OpenStore:
+        """Open the store of an identity, and make it if need be. Its limit is what other stores
+        leave of `header.max_bytes`; of those that nobody writes, the oldest go until that is half.
+
+        Another process that writes it makes this one a reader. ConfigError if the folder cannot be
+        used, or has no room.
+        """
+        files = StoreFiles(self.folder / header.identity[:32])
+        try:
+            files.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = files.lock()
+        except OSError as error:
+            if not files.header.exists():
+                raise self._unusable(error) from error
+            lock = None  # a folder that can be read alone
+        if lock is None:
+            return self._open_to_read(files, header)
+        try:
+            header = replace(header, max_bytes=self._make_room(files, header.max_bytes))
+            if not header.num_slots:
+                raise ConfigError(
+                    f"kv_disk_bytes leaves {header.max_bytes:,} bytes in {self.folder} beside the "
+                    f"stores of other models, too few for a block of {header.block_bytes:,}. Give "
+                    "more, or another folder."
+                )
+            self._prepare(files, header)
+        except OSError as error:
+            os.close(lock)
+            raise self._unusable(error) from error
+        except BaseException:
+            os.close(lock)
+            raise
+        return OpenStore(files, header, lock)
+
+    def _open_to_read(self, files: StoreFiles, header: StoreHeader) -> OpenStore:
+        found = self._await_header(files)
+        if (found.identity, found.slot_bytes) != (header.identity, header.slot_bytes):
+            raise ConfigError(f"{files.folder} holds blocks of another model. Remove it.")
+        return OpenStore(files, found, None)
+
+    def _await_header(self, files: StoreFiles) -> StoreHeader:
+        """Read a header that another process may be writing. ConfigError if it does not come."""
+        end = time.monotonic() + HEADER_SECONDS
+        while True:
+            try:
+                return read_header(files.header)
+            except PermissionError as error:
+                raise self._unusable(error) from error
+            except (OSError, ConfigError) as error:
+                if time.monotonic() > end:
+                    raise ConfigError(
+                        f"the store in {files.folder} is written by another process and cannot be "
+                        f"read ({error}). Give another kv_disk."
+                    ) from error
+            time.sleep(0.05)
+
+    def _make_room(self, own: StoreFiles, limit: int) -> int:
+        """Return the bytes that a store may have. A store that is written counts with all that it
+        may have."""
+        others = [each for each in self.stores() if each[0] != own]
+        sizes = {
+            files: header.max_bytes if files.is_locked else files.num_bytes
+            for files, header in others
+        }
+        for files, _ in others:
+            if limit - sum(sizes.values()) >= limit // 2:
+                break
+            if not files.is_locked:
+                shutil.rmtree(files.folder, ignore_errors=True)
+                del sizes[files]
+        return limit - sum(sizes.values())
+
+    def _prepare(self, files: StoreFiles, header: StoreHeader) -> None:
+        """Write the header if it has changed, and cut what lies beyond the limit."""
+        known = None
+        with contextlib.suppress(ConfigError, OSError):
+            known = read_header(files.header)
+        same = known is not None and replace(known, max_bytes=header.max_bytes) == header
+        mode = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        for path, first, each in (
+            (files.header, HEADER_BYTES, RECORD.itemsize),
+            (files.slots, 0, header.slot_bytes),
+        ):
+            descriptor = os.open(path, mode, 0o600)
+            try:
+                limit = first + each * header.num_slots
+                if not same or os.fstat(descriptor).st_size > limit:
+                    os.ftruncate(descriptor, limit if same else 0)
+                if first and known != header:
+                    os.pwrite(descriptor, header.encode(), 0)
+            finally:
+                os.close(descriptor)

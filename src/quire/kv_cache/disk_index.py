@@ -1,0 +1,257 @@
+"""The books of a disk tier: which blocks are in which slots, and what is written next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from quire.config.kv_disk.records import Records
+from quire.kv_cache.notices import BlockName, Listener, Notice, NoticeKind
+from quire.kv_cache.slot_tree import SlotTree
+from quire.protocol.block_moves import MoveKind, MoveOutcome, SavedBlock
+
+__all__ = ["DISK_TIER", "DiskIndex"]
+
+DISK_TIER = 1
+"""Number of the disk among the tiers, behind `HOST_TIER`. No plan names its places: they are
+copied beside the steps."""
+
+PATIENCE = 1024
+"""Blocks that are offered to a full disk until the next one is tried beyond its end."""
+
+WEIGHT = 0.2
+"""Share of the newest load in the measured seconds per block, if it was slower than those before;
+what a disk has done once it can do."""
+
+ENOUGH = 8
+"""Loads of fewer blocks measure nothing: most of their time is that of a call."""
+
+RETRY = 0.98
+"""Factor of the measured seconds after each load that did not seem to pay, so that a disk that was
+slow once is tried again."""
+
+
+class DiskIndex:
+    """Blocks in slots of a file, as a `BlockSource` that is written as blocks are computed, and not
+    as they are evicted.
+
+    A block is taken with its parent, or after it. It can be loaded when its move has ended. What is
+    worth least goes when a slot is needed (`SlotTree`).
+    """
+
+    def __init__(self, num_slots: int, records: Records, *, is_writer: bool = True) -> None:
+        """records: an earlier run's. is_writer: False where another process writes the files."""
+        self._tree = SlotTree(num_slots, records)
+        self._is_writer = is_writer
+        self._is_retired = False
+        self._ceiling = num_slots
+        self._patience = 0
+        self._reading: dict[int, list[int]] = {}
+        self._writing: dict[int, dict[BlockName, tuple[int, SavedBlock, int | None]]] = {}
+        self._coming = Counter[BlockName]()
+        self._void: set[int] = set()  # tickets of moves before everything was dropped
+        self._late: set[int] = set()
+        self._listeners: list[Listener] = []
+        self._seconds_per_block = 0.0
+        self.seconds_read = self.seconds_written = 0.0
+
+    @property
+    def tier(self) -> int:
+        return DISK_TIER
+
+    @property
+    def num_slots(self) -> int:
+        return self._tree.num_slots
+
+    @property
+    def num_named(self) -> int:
+        """Blocks that can be loaded."""
+        return len(self._tree)
+
+    def stats(self) -> Mapping[str, Any]:
+        """Return the readings of `SchedulerStats` on the disk."""
+        return {
+            "num_disk_blocks": self._tree.num_slots,
+            "num_named_disk_blocks": len(self._tree),
+            "disk_read_seconds_total": self.seconds_read,
+            "disk_write_seconds_total": self.seconds_written,
+        }
+
+    @property
+    def takes_more(self) -> bool:
+        """True if blocks may be saved."""
+        return self._is_writer and not self._is_retired
+
+    # --- loads ---------------------------------------------------------------------------------
+
+    def num_held(self, group: int, names: Sequence[bytes]) -> int:
+        """Return the count as in `BlockSource`. 0 while loads are late: the disk hangs."""
+        if self._is_retired or self._late:
+            return 0
+        count = 0
+        for name in names:
+            if self._tree.find(group, name) is None:
+                break
+            count += 1
+        return count
+
+    def load(self, blocks: Sequence[BlockName], ticket: int) -> list[int]:
+        slots = [slot for each in blocks if (slot := self._tree.find(*each)) is not None]
+        for slot in slots:
+            self._tree.hold(slot)
+        self._reading[ticket] = slots
+        return slots
+
+    def saved(self, slot: int, block: BlockName) -> SavedBlock:
+        """Return what a move to the device must find in a slot."""
+        value, hits = self._tree.worth(slot)
+        return SavedBlock(*block, value=value, hits=hits)
+
+    def seconds_to_load(self, num_blocks: int) -> float:
+        """Return what a load costs, by the loads before; 0.0 if there was none."""
+        return num_blocks * self._seconds_per_block
+
+    def declined(self) -> None:
+        """A load did not seem to pay."""
+        self._seconds_per_block *= RETRY
+
+    def late(self, ticket: int) -> None:
+        """A load takes longer than anybody waits. No other starts before it ends."""
+        if ticket in self._reading:
+            self._late.add(ticket)
+
+    def touch(self, blocks: Sequence[BlockName]) -> None:
+        """Note a use of blocks, also where the device had them."""
+        for block in blocks:
+            if (slot := self._tree.find(*block)) is not None:
+                self._tree.touch(slot)
+
+    # --- saves ---------------------------------------------------------------------------------
+
+    def store(self, blocks: Sequence[BlockName], ticket: int) -> Mapping[BlockName, int]:
+        """Take nothing: what the device evicts was offered before."""
+        del blocks, ticket
+        return {}
+
+    def save(self, blocks: Sequence[SavedBlock], ticket: int) -> dict[int, tuple[int, SavedBlock]]:
+        """Return slots for those of `blocks` that are to be written, and what their records say, by
+        place among `blocks`."""
+        taken: dict[int, tuple[int, SavedBlock]] = {}
+        writing: dict[BlockName, tuple[int, SavedBlock, int | None]] = {}
+        if not self.takes_more or self._late:
+            return taken
+        for index, block in enumerate(blocks):
+            name, parent = (block.group, block.name), (block.group, block.parent)
+            if self._tree.find(*name) is not None or name in self._coming:
+                continue
+            above = self._tree.find(*parent) if block.parent else None
+            if block.parent and above is None and parent not in self._coming:
+                continue
+            if above is not None:
+                self._tree.hold(above)
+            slot = self._take_slot()
+            if slot is None:
+                if above is not None:
+                    self._tree.let_go(above)
+                break
+            self._tree.hold(slot)
+            worth = replace(block, value=self._tree.first_value())
+            taken[index], writing[name] = (slot, worth), (slot, worth, above)
+            self._coming[name] += 1
+        if writing:
+            self._writing[ticket] = writing
+        return taken
+
+    def _take_slot(self) -> int | None:
+        """Return a slot; the blocks that it costs are told. Beyond what a full disk has room for,
+        one is tried now and then."""
+        if self._ceiling < self._tree.num_slots:
+            self._patience -= 1
+            if self._patience <= 0:
+                self._patience, self._ceiling = PATIENCE, self._tree.num_slots
+        slot = self._tree.take(self._ceiling)
+        if self._tree.dropped is not None:
+            self._tell(NoticeKind.REMOVED, self._tree.dropped)
+        return slot
+
+    def end_move(self, kind: MoveKind, outcome: MoveOutcome, count: int) -> None:
+        """Learn from the time that a move of `count` blocks took."""
+        if kind is MoveKind.SAVE:
+            self.seconds_written += outcome.seconds
+        elif kind is MoveKind.LOAD:
+            self.seconds_read += outcome.seconds
+            if count >= ENOUGH:
+                each, known = outcome.seconds / count, self._seconds_per_block
+                if known and each > known:
+                    each = known + WEIGHT * (each - known)
+                self._seconds_per_block = each
+
+    def end(self, ticket: int, lost: Collection[int]) -> None:
+        self._late.discard(ticket)
+        for slot in self._reading.pop(ticket, ()):
+            self._let_go(slot)
+        written = self._writing.pop(ticket, {})
+        is_wanted = ticket not in self._void
+        self._void.discard(ticket)
+        for name, (slot, block, above) in written.items():
+            self._coming[name] -= 1
+            if not self._coming[name]:
+                del self._coming[name]
+            has_parent = not block.parent or self._tree.find(block.group, block.parent) is not None
+            self._tree.let_go(slot)
+            if slot in lost:
+                self._ceiling, self._patience = min(self._ceiling, max(slot, 1)), PATIENCE
+            if is_wanted and has_parent and slot not in lost and self._tree.find(*name) is None:
+                self._tree.put(slot, block)
+                self._tell(NoticeKind.STORED, name)
+            else:
+                self._tree.give_back(slot)
+            if above is not None:
+                self._let_go(above)
+
+    def _let_go(self, slot: int) -> None:
+        self._tree.let_go(slot)
+        if not self._tree.is_held(slot) and not self._tree.has_block(slot):
+            self._tree.give_back(slot)  # its block was dropped meanwhile
+
+    def forget(self, block: BlockName) -> None:
+        """Drop a block, and with it all that follow it."""
+        slot = self._tree.find(*block)
+        if slot is not None:
+            for name in self._tree.drop(slot):
+                self._tell(NoticeKind.REMOVED, name)
+
+    def clear(self) -> None:
+        """Offer nothing of moves that have not ended. What was written stays: it was checked, and
+        belongs to the weights that its names say."""
+        self._void.update(self._writing)
+
+    def wipe(self) -> None:
+        """Drop all blocks."""
+        self.clear()
+        self._tree.drop_all()
+        self._tell(NoticeKind.CLEARED, None)
+
+    def retire(self) -> None:
+        """Hold nothing from now on: the weights are no longer those of the files."""
+        self.clear()
+        self._is_retired = True
+        self._tell(NoticeKind.CLEARED, None)
+
+    def subscribe(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def _tell(self, kind: NoticeKind, block: BlockName | None) -> None:
+        notice = Notice(kind, "disk", block)
+        for listener in self._listeners:
+            listener(notice)
+
+    def check_invariants(self) -> None:
+        """EngineError unless the slots of blocks, of moves and free ones are all that there are."""
+        writing = [slot for each in self._writing.values() for slot, _, _ in each.values()]
+        reading = {slot for slots in self._reading.values() for slot in slots}
+        above = {a for each in self._writing.values() for _, _, a in each.values() if a is not None}
+        orphaned = [s for s in reading | above if not self._tree.has_block(s)]
+        self._tree.check_invariants(len(writing) + len(orphaned))

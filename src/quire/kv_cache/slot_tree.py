@@ -1,0 +1,273 @@
+"""Blocks in slots of a disk: which follow which, and which is worth least."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config.kv_disk.records import Records
+from quire.errors import EngineError
+from quire.kv_cache.notices import BlockName
+from quire.protocol.block_moves import SavedBlock
+
+__all__ = ["MAX_HITS", "SlotTree"]
+
+NONE = -1
+LOST = -2
+"""In place of the slot of a parent: there is none, and there should be none; or there should be."""
+
+Slots = npt.NDArray[np.int64]
+
+MAX_HITS = 32
+"""Hits that count: what was asked for often, and is not any more, must go some day."""
+
+
+class SlotTree:
+    """Slots `0 … num_slots - 1`, each free or with a block. A block that follows another in a
+    prompt is worth nothing without it, so the others go first: only leaves are dropped.
+
+    A block's value is its hits above the value that was dropped last (GreedyDual with frequency,
+    Cherkasova 1998; blocks have equal bytes and save equal work). So values age without a clock.
+    """
+
+    def __init__(self, num_slots: int, records: Records) -> None:
+        """records: the first slots' records; see `read_records`. Blocks without their parents are
+        left out."""
+        self.num_slots = num_slots
+        self._slot_of: dict[int, dict[bytes, int]] = {}  # by group and name
+        self._name: list[bytes | None] = [None] * num_slots
+        self._group = np.zeros(num_slots, np.int64)
+        self._value = np.zeros(num_slots)
+        self._hits = np.zeros(num_slots, np.int64)
+        self._parent = np.full(num_slots, NONE, np.int64)
+        self._num_children = np.zeros(num_slots, np.int64)
+        self._held = np.zeros(num_slots, np.int64)
+        self._heap: list[tuple[float, int]] = []
+        self._age = 0.0
+        self.dropped: BlockName | None = None  # by the last `take`
+        filled = self._read(records[:num_slots])
+        self._free: list[int] = (~filled).nonzero()[0][::-1].tolist()
+        leaves = (filled & (self._num_children == 0)).nonzero()[0]
+        self._heap = list(zip(self._value[leaves].tolist(), leaves.tolist(), strict=True))
+        heapq.heapify(self._heap)
+        self._age = self._heap[0][0] if self._heap else 0.0
+
+    def _read(self, records: Records) -> npt.NDArray[np.bool_]:
+        """Take in records. Return which slots have a block then."""
+        filled = np.zeros(self.num_slots, np.bool_)
+        filled[: len(records)] = records["seal"] != 0
+        count = len(records)
+        self._group[:count] = records["group"]
+        self._value[:count] = records["value"]
+        self._hits[:count] = records["hits"]
+        for group in np.unique(self._group[filled]).tolist():
+            slots = (filled & (self._group == group)).nonzero()[0]
+            self._read_group(group, slots, records[slots], filled)
+        while True:  # a pass for each generation of orphans
+            orphans = filled & (self._parent != NONE) & ~filled[np.maximum(self._parent, 0)]
+            if not orphans.any():
+                break
+            filled &= ~orphans
+            for slot in orphans.nonzero()[0].tolist():
+                self._forget(slot)
+        self._parent[~filled] = NONE
+        children = np.bincount(self._parent[filled & (self._parent != NONE)])
+        self._num_children[: len(children)] = children
+        return filled
+
+    def _read_group(
+        self, group: int, slots: Slots, known: Records, filled: npt.NDArray[np.bool_]
+    ) -> None:
+        names: list[bytes] = known["name"].tolist()
+        places: list[int] = slots.tolist()
+        self._slot_of[group] = slot_of = dict(zip(names, places, strict=True))
+        for slot, name in zip(places, names, strict=True):
+            self._name[slot] = name
+        if len(slot_of) < len(names):  # of twins, the last one counts
+            kept = np.fromiter(map(slot_of.__getitem__, names), np.int64, len(names)) == slots
+            filled[slots[~kept]] = False
+            for slot in slots[~kept].tolist():
+                self._name[slot] = None
+        parents = map(slot_of.get, known["parent"].tolist(), repeat(LOST))
+        follows = np.fromiter(parents, np.int64, len(names))
+        has_parent = known["depth"] > 0
+        filled[slots[has_parent & (follows == LOST)]] = False
+        for slot in slots[has_parent & (follows == LOST)].tolist():
+            self._forget(slot)
+        self._parent[slots] = np.where(has_parent & (follows != LOST), follows, NONE)
+
+    def _forget(self, slot: int) -> None:
+        """Take a name out, if the slot has one."""
+        name = self._name[slot]
+        if name is not None:
+            del self._slot_of[int(self._group[slot])][name]
+            self._name[slot] = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._slot_of.values()))
+
+    def find(self, group: int, name: bytes) -> int | None:
+        """Return the slot of a block."""
+        slots = self._slot_of.get(group)
+        return None if slots is None else slots.get(name)
+
+    def names(self) -> Iterator[BlockName]:
+        """All blocks."""
+        return ((group, name) for group, names in self._slot_of.items() for name in names)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    # --- slots ---------------------------------------------------------------------------------
+
+    def take(self, ceiling: int) -> int | None:
+        """Return a slot below `ceiling` for a new block: a free one, else that of the leaf which is
+        worth least, whose block is dropped (`dropped`). None if all are held."""
+        self.dropped = None
+        if self._free and self._free[-1] < ceiling:
+            return self._free.pop()
+        below = next((slot for slot in self._free if slot < ceiling), None)
+        if below is None:
+            return self._evict(ceiling)
+        self._free.remove(below)
+        return below
+
+    def _evict(self, ceiling: int) -> int | None:
+        passed: list[tuple[float, int]] = []
+        found: int | None = None
+        while self._heap and found is None:
+            value, slot = heapq.heappop(self._heap)
+            if self._name[slot] is None or self._num_children[slot] or value != self._value[slot]:
+                continue  # an entry of the past
+            if self._held[slot] or slot >= ceiling:
+                passed.append((value, slot))
+            else:
+                found = slot
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
+        if found is not None:
+            self._age = max(self._age, float(self._value[found]))
+            self.dropped = self._remove(found)
+        return found
+
+    def give_back(self, slot: int) -> None:
+        """A slot without a block is free."""
+        self._free.append(slot)
+
+    def hold(self, slot: int) -> None:
+        """Keep a block, or the block that will be in a slot, until `let_go`."""
+        self._held[slot] += 1
+
+    def let_go(self, slot: int) -> None:
+        self._held[slot] -= 1
+
+    def is_held(self, slot: int) -> bool:
+        return bool(self._held[slot])
+
+    # --- blocks --------------------------------------------------------------------------------
+
+    def has_block(self, slot: int) -> bool:
+        return self._name[slot] is not None
+
+    def worth(self, slot: int) -> tuple[float, int]:
+        """Return the value and the hits of the block in a slot."""
+        return float(self._value[slot]), int(self._hits[slot])
+
+    def first_value(self) -> float:
+        """Return the value of a block that is new."""
+        return self._age + 1.0
+
+    def put(self, slot: int, block: SavedBlock) -> None:
+        """A slot has this block now. Its parent is there, if it has one."""
+        self._name[slot], self._group[slot] = block.name, block.group
+        self._slot_of.setdefault(block.group, {})[block.name] = slot
+        self._value[slot], self._hits[slot] = block.value, block.hits
+        parent = self.find(block.group, block.parent) if block.parent else None
+        self._parent[slot] = NONE if parent is None else parent
+        if parent is not None:
+            self._num_children[parent] += 1
+        heapq.heappush(self._heap, (block.value, slot))
+
+    def touch(self, slot: int) -> None:
+        """The block in a slot was asked for."""
+        hits = min(int(self._hits[slot]) + 1, MAX_HITS)
+        value = self._age + 1.0 + hits
+        self._hits[slot], self._value[slot] = hits, value
+        if not self._num_children[slot]:
+            heapq.heappush(self._heap, (value, slot))
+            self._compact()
+
+    def drop(self, slot: int) -> list[BlockName]:
+        """Drop the block in a slot and all that follow it. Return their names. Slots that nobody
+        holds are free."""
+        gone = [slot]
+        if self._num_children[slot]:
+            for each in gone:
+                gone += (self._parent == each).nonzero()[0].tolist()
+        names: list[BlockName] = []
+        for each in reversed(gone):
+            names.append(self._remove(each))
+            if not self._held[each]:
+                self._free.append(each)
+        return names
+
+    def drop_all(self) -> None:
+        """Drop all blocks."""
+        for slots in self._slot_of.values():
+            for slot in slots.values():
+                self._name[slot] = None
+                if not self._held[slot]:
+                    self._free.append(slot)
+        self._slot_of.clear()
+        self._heap.clear()
+        self._parent[:] = NONE
+        self._num_children[:] = 0
+
+    def _remove(self, slot: int) -> BlockName:
+        """Take a leaf out. Its slot is nobody's then."""
+        name = self._name[slot]
+        assert name is not None, "the slot has a block"
+        group = int(self._group[slot])
+        self._forget(slot)
+        parent = int(self._parent[slot])
+        self._parent[slot] = NONE
+        if parent != NONE:
+            self._num_children[parent] -= 1
+            if not self._num_children[parent]:
+                heapq.heappush(self._heap, (float(self._value[parent]), parent))
+        return group, name
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self) + 1024:
+            slots = (slot for each in self._slot_of.values() for slot in each.values())
+            leaves = [slot for slot in slots if not self._num_children[slot]]
+            self._heap = [(float(self._value[slot]), slot) for slot in leaves]
+            heapq.heapify(self._heap)
+
+    def check_invariants(self, num_unnamed: int) -> None:
+        """EngineError unless slots, names, parents and free slots agree. num_unnamed: slots that
+        are held for blocks that have not come, or whose blocks were dropped while held."""
+        faults: list[str] = []
+        if len(set(self._free)) != len(self._free):
+            faults.append("a slot is twice free")
+        if any(self._name[slot] is not None for slot in self._free):
+            faults.append("a free slot has a block")
+        if len(self._free) + len(self) + num_unnamed != self.num_slots:
+            faults.append("slots were lost")
+        for group, name in self.names():
+            slot = self._slot_of[group][name]
+            if (self._group[slot], self._name[slot]) != (group, name):
+                faults.append(f"slot {slot} does not know its name")
+            parent = self._parent[slot]
+            if parent != NONE and self._name[parent] is None:
+                faults.append(f"slot {slot} follows an empty one")
+        counts = np.bincount(self._parent[self._parent != NONE], minlength=self.num_slots)
+        if (counts != self._num_children).any():
+            faults.append("children are counted wrong")
+        if faults:
+            raise EngineError("the index of blocks on disk is broken: " + "; ".join(faults[:5]))

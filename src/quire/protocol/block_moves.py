@@ -1,0 +1,59 @@
+"""Moves of KV blocks to a disk and back, beside the steps."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from quire.protocol.step import IntArray, no_ints
+
+__all__ = ["BlockMove", "MoveKind", "MoveOutcome", "SavedBlock"]
+
+
+class MoveKind(enum.Enum):
+    """CLEAR: forget all that was written."""
+
+    SAVE = "save"
+    LOAD = "load"
+    CLEAR = "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBlock:
+    """A block under its name, as a record keeps it.
+
+    group: number of the layer group. parent: name of the block before it in its prompt; empty if it
+    is the first, or its group's blocks stand for themselves. depth: index in its prompt; 0 without
+    a parent. value, hits: see `SlotTree`.
+    """
+
+    group: int
+    name: bytes
+    parent: bytes = b""
+    depth: int = 0
+    value: float = 0.0
+    hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMove:
+    """Copies of device blocks to places, or of places to device blocks, under one ticket.
+
+    blocks, places: int32 [N]. names: one for each block, which a load must find. Device blocks
+    belong to the move until it has ended: nobody writes those that are saved, and nobody reads or
+    writes those that are loaded.
+    """
+
+    ticket: int
+    kind: MoveKind
+    blocks: IntArray
+    places: IntArray
+    names: tuple[SavedBlock, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOutcome:
+    """lost: destinations that hold nothing of worth. seconds: time of the copies."""
+
+    lost: IntArray = field(default_factory=no_ints)
+    seconds: float = 0.0

@@ -1,0 +1,128 @@
+"""Stores of several models in one folder: one limit, one writer each, and a key."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quire.config.kv_disk.digest import digest_files
+from quire.config.kv_disk.folder import KVFolder, OpenStore
+from quire.config.kv_disk.records import RECORD, StoreHeader
+from quire.errors import ConfigError
+from tests.waiting import WAIT_S
+
+LIMIT = 10_000_000
+
+
+def header(model: str, max_bytes: int = LIMIT) -> StoreHeader:
+    return StoreHeader(model.encode().hex().ljust(64, "0"), model, 5000, 8192, max_bytes)
+
+
+def fill(store: OpenStore, num_slots: int, time_s: int = 0) -> None:
+    """Give the files the size that so many blocks have."""
+    with store.files.slots.open("r+b") as file:
+        file.truncate(num_slots * store.header.slot_bytes)
+    if time_s:
+        os.utime(store.files.header, (time_s, time_s))
+
+
+def names(folder: KVFolder) -> list[str]:
+    return [each.model for _, each in folder.stores()]
+
+
+def test_slots_and_records_fit_into_the_limit() -> None:
+    for limit in (2**20, 2**20 + 1, LIMIT):
+        each = header("a", limit)
+        size = 4096 + each.num_slots * (each.slot_bytes + RECORD.itemsize)
+        assert size <= limit < size + each.slot_bytes + RECORD.itemsize
+
+
+def test_one_writes_and_others_read(tmp_path: Path) -> None:
+    folder = KVFolder(tmp_path / "kv")
+    first, second = folder.open(header("a")), folder.open(header("a", LIMIT // 2))
+    assert first.lock is not None
+    assert second.lock is None
+    assert second.header == first.header, "a reader has other slots than the writer"
+    first.close()
+    assert folder.open(header("a")).lock is not None
+
+
+def test_a_reader_waits_for_a_header_that_is_being_made(tmp_path: Path) -> None:
+    folder = KVFolder(tmp_path / "kv")
+    writer = folder.open(header("a"))
+    data = writer.files.header.read_bytes()
+    writer.files.header.write_bytes(b"")
+    opened: list[OpenStore] = []
+    reader = threading.Thread(target=lambda: opened.append(folder.open(header("a"))))
+    reader.start()
+    writer.files.header.write_bytes(data)
+    reader.join(WAIT_S)
+    assert [each.header for each in opened] == [writer.header]
+
+
+def test_stores_share_the_limit(tmp_path: Path) -> None:
+    """The one that was written longest ago goes when the others leave less than half."""
+    folder = KVFolder(tmp_path)
+    for time_s, model in ((300, "new"), (100, "old"), (200, "middle")):
+        store = folder.open(header(model))
+        fill(store, 300, time_s)
+        store.close()
+    assert names(folder) == ["old", "middle", "new"]
+    store = folder.open(header("own"))
+    assert set(names(folder)) == {"middle", "new", "own"}
+    sizes = sum(files.num_bytes for files, each in folder.stores() if each.model != "own")
+    assert sizes + store.header.max_bytes <= LIMIT
+    assert store.header.max_bytes >= LIMIT // 2
+
+
+def test_a_store_in_use_counts_with_all_that_it_may_have(tmp_path: Path) -> None:
+    folder = KVFolder(tmp_path)
+    first = folder.open(header("a", LIMIT // 4))
+    second = folder.open(header("b"))
+    assert second.header.max_bytes == LIMIT - first.header.max_bytes
+    with pytest.raises(ConfigError, match="too few for a block"):
+        folder.open(header("c"))
+    assert set(names(folder)) >= {"a", "b"}
+
+
+def test_files_of_another_form_are_begun_anew(tmp_path: Path) -> None:
+    folder = KVFolder(tmp_path)
+    store = folder.open(header("a"))
+    fill(store, 20)
+    store.close()
+    store = folder.open(replace(header("a"), slot_bytes=12288))
+    assert store.files.slots.stat().st_size == 0
+    store.close()
+
+
+def test_there_is_one_key(tmp_path: Path) -> None:
+    folder = KVFolder(tmp_path / "new" / "kv")
+    keys: list[bytes] = []
+    threads = [threading.Thread(target=lambda: keys.append(folder.key())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(keys) == 8 and set(keys) == {folder.key()}
+    assert [path.name for path in folder.folder.iterdir()] == ["key"]
+    (folder.folder / "key").write_bytes(b"short")
+    with pytest.raises(ConfigError, match="5 bytes instead of 32"):
+        folder.key()
+
+
+def test_digests_follow_contents(tmp_path: Path) -> None:
+    memory, path = tmp_path / "memory.json", tmp_path / "weights"
+    path.write_bytes(b"one")
+    first = digest_files([path], memory)
+    assert digest_files([path], memory) == first
+    moved = path.rename(tmp_path / "moved")
+    assert digest_files([moved], memory) == first
+    moved.write_bytes(b"two")
+    assert digest_files([moved], memory) != first
+    memory.write_text("{")
+    moved.write_bytes(b"one")
+    assert digest_files([moved], memory) == first

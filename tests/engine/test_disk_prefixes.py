@@ -1,0 +1,407 @@
+"""K/V on a disk, on the real engine: what a new engine reads equals what the old one computed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from quire import LLM, LoRARequest, RequestOutput
+from quire.config.kv_disk.records import HEADER_BYTES, RECORD
+from quire.errors import ConfigError
+from tests.engine.test_laws import assert_same, params
+from tests.lora.adapters import write_adapter
+from tests.models.families import CASES, Case, write_checkpoint
+from tests.pairs import BY_PAIRS
+from tests.small_engines import Maker, small_engines
+from tests.waiting import WAIT_S
+
+LENGTH = 41
+PROMPT = np.random.default_rng(2).integers(5, 900, LENGTH).tolist()
+OTHERS = np.random.default_rng(3).integers(5, 900, (12, 50)).tolist()
+HIT = LENGTH - 1
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> str:
+    return str(tmp_path / "kv")
+
+
+@pytest.fixture
+def make(disk: str) -> Iterator[Maker]:
+    with small_engines(None, kv_disk=disk, kv_disk_bytes="64MB") as maker:
+        yield maker
+
+
+def ask(
+    llm: LLM, prompt: list[int] = PROMPT, *, adapter: LoRARequest | None = None, salt: str = "",
+    **more: Any,
+) -> RequestOutput:  # fmt: skip
+    given: dict[str, Any] = {"prompt_token_ids": prompt}
+    if salt:
+        given["cache_salt"] = salt
+    (found,) = llm.generate(given, params(1, 8, **more), use_tqdm=False, lora_request=adapter)
+    return found
+
+
+def once(make: Maker, prompt: list[int] = PROMPT, **settings: Any) -> RequestOutput:
+    """The answer of an engine that starts for it, and ends."""
+    llm = make(**settings)
+    found = ask(llm, prompt)
+    llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+    llm.shutdown()
+    return found
+
+
+def files(disk: str, name: str) -> list[Path]:
+    return sorted(Path(disk).glob(f"*/{name}"))
+
+
+@BY_PAIRS
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8", "fp8_e5m2"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_hit_on_the_disk_is_cold(
+    make: Maker, n: int, kv_cache_dtype: str, quantization: str | None, depth: int, dtype: str
+) -> None:
+    settings: dict[str, Any] = {
+        "kv_cache_dtype": kv_cache_dtype,
+        "quantization": quantization,
+        "depth": depth,
+        "dtype": dtype,
+    }
+    llm = make(**settings)
+    cold = ask(llm, n=n)
+    assert cold.num_cached_tokens == 0
+    if kv_cache_dtype.startswith("fp8"):  # its attention rounds by the rows of a step
+        cold = ask(llm, n=n)
+        assert cold.num_cached_tokens == HIT
+    llm.shutdown()
+    llm = make(**settings)
+    warm = ask(llm, n=n)
+    assert warm.num_cached_tokens == HIT
+    assert_same([warm], [cold])
+    stats = llm.engine.client.stats()
+    assert (stats.blocks_loaded_total, stats.blocks_lost_total) == (HIT // 4, 0)
+    assert stats.loads_started_total == 1
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-mixed", "gemma4", "opt"])
+def test_other_families_come_back(tmp_path: Path, disk: str, name: str) -> None:
+    """Sliding windows, layer groups of two sizes, positions that are learnt."""
+    write_checkpoint(next(each for each in CASES if each.name == name), tmp_path / "model")
+    prompt = [token % 120 for token in PROMPT]
+    with small_engines(str(tmp_path / "model"), kv_disk=disk) as make:
+        cold, warm = once(make, prompt), once(make, prompt)
+    assert warm.num_cached_tokens > 0
+    assert_same([warm], [cold])
+
+
+def test_evicted_blocks_come_back_from_the_disk(make: Maker) -> None:
+    """They were written when they were computed, and not when they were evicted."""
+    llm = make(num_kv_blocks=30)
+    cold = ask(llm)
+    for prompt in OTHERS:
+        ask(llm, prompt)
+    warm = ask(llm)
+    assert warm.num_cached_tokens == HIT
+    assert_same([warm], [cold])
+
+
+def test_memory_and_disk_together(make: Maker) -> None:
+    """A prefix is read from both."""
+    llm = make(num_kv_blocks=30, swap_space="64MiB")
+    cold = ask(llm)
+    for _ in range(3):
+        for prompt in OTHERS:
+            ask(llm, prompt)
+        warm = ask(llm)
+        assert warm.num_cached_tokens == HIT
+        assert_same([warm], [cold])
+    llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+
+
+def test_another_tenants_prefix_is_not_loaded(make: Maker) -> None:
+    llm = make()
+    cold = ask(llm, salt="one")
+    llm.shutdown()
+    llm = make()
+    assert ask(llm, salt="other").num_cached_tokens == 0
+    again = ask(llm, salt="one")
+    assert again.num_cached_tokens == HIT
+    assert_same([again], [cold])
+
+
+def test_an_adapter_has_its_own_prefixes(tmp_path: Path, disk: str) -> None:
+    """An adapter that was written anew under its name is another one."""
+    base = tmp_path / "base"
+    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), base)
+    folder = write_adapter(tmp_path / "adapter", base, ("q_proj", "v_proj"))
+    adapter = LoRARequest("adapter", 1, str(folder))
+    with small_engines(str(base), enable_lora=True, kv_disk=disk) as make:
+        llm = make()
+        plain, adapted = ask(llm), ask(llm, adapter=adapter)
+        llm.shutdown()
+        llm = make()
+        for cold, own in ((plain, None), (adapted, adapter)):
+            warm = ask(llm, adapter=own)
+            assert warm.num_cached_tokens == HIT
+            assert_same([warm], [cold])
+        llm.shutdown()
+        write_adapter(tmp_path / "adapter", base, ("k_proj", "o_proj"))
+        llm = make()
+        assert ask(llm, adapter=adapter).num_cached_tokens == 0
+
+
+def test_changed_weights_never_hit(tmp_path: Path, disk: str) -> None:
+    """One number of one tensor differs, which no sample of the tensor sees."""
+    folder = tmp_path / "model"
+    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
+    weights = folder / "model.safetensors"
+    old = weights.read_bytes()
+    with small_engines(str(folder), kv_disk=disk) as make:
+        cold = once(make)
+        changed = bytearray(old)
+        changed[len(old) * 2 // 3 + 1] ^= 1
+        weights.write_bytes(changed)
+        assert once(make).num_cached_tokens == 0
+        weights.write_bytes(old)
+        again = once(make)
+    assert again.num_cached_tokens == HIT
+    assert_same([again], [cold])
+    assert len(files(disk, "slots")) == 2
+
+
+def test_another_key_never_hits(make: Maker, disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    once(make)
+    assert (Path(disk) / "key").stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv("QUIRE_BLOCK_NAME_SECRET", "another secret of a fleet, long enough")
+    assert once(make).num_cached_tokens == 0
+    assert once(make).num_cached_tokens == HIT
+
+
+def test_all_files_belong_to_their_user_alone(make: Maker, disk: str) -> None:
+    once(make)
+    for path in (Path(disk), *Path(disk).rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize("fault", ["payload", "record", "cut slots", "cut records", "no header"])
+def test_damage_costs_time_alone(make: Maker, disk: str, fault: str) -> None:
+    cold = once(make)
+    [slots], [header] = files(disk, "slots"), files(disk, "header")
+    damaged = slots if "slots" in fault or fault == "payload" else header
+    data = bytearray(damaged.read_bytes())
+    if fault == "payload":
+        data[len(data) // 2] ^= 1
+    elif fault == "record":
+        data[HEADER_BYTES + 5 * RECORD.itemsize + 40] ^= 1
+    elif fault == "no header":
+        data = bytearray()
+    else:
+        del data[HEADER_BYTES + (len(data) - HEADER_BYTES) // 2 + 1 :]
+    damaged.write_bytes(data)
+    llm = make()
+    found = ask(llm)
+    assert found.num_cached_tokens < HIT
+    assert_same([found], [cold])
+    if damaged is slots:
+        assert llm.engine.client.stats().blocks_lost_total > 0
+    llm.shutdown()
+    again = once(make)
+    assert again.num_cached_tokens == HIT, "what was lost was not written again"
+    assert_same([again], [cold])
+
+
+def test_the_limit_holds_and_what_is_used_most_stays(make: Maker, disk: str) -> None:
+    """Ten times as much is written as there is room for."""
+    limit = 2**20
+    llm = make(kv_disk_bytes=limit)
+    num_slots = llm.engine.client.stats().num_disk_blocks
+    cold = ask(llm)
+    for seed in range(10 * num_slots // 12 + 1):
+        ask(llm, np.random.default_rng(100 + seed).integers(5, 900, 50).tolist())
+        if seed % 2 == 0:
+            assert ask(llm).num_cached_tokens == HIT
+        held = files(disk, "slots") + files(disk, "header")
+        assert sum(path.stat().st_size for path in held) <= limit
+    stats = llm.engine.client.stats()
+    assert stats.blocks_stored_total > 8 * num_slots
+    llm.shutdown()
+    warm = once(make, kv_disk_bytes=limit)
+    assert warm.num_cached_tokens == HIT
+    assert_same([warm], [cold])
+
+
+def test_a_smaller_limit_cuts_the_files(make: Maker, disk: str) -> None:
+    llm = make()
+    for prompt in OTHERS:
+        ask(llm, prompt)
+    llm.shutdown()
+    once(make, kv_disk_bytes=2**20)
+    held = files(disk, "slots") + files(disk, "header")
+    assert sum(path.stat().st_size for path in held) <= 2**20
+
+
+def test_a_second_engine_reads_what_the_first_writes(make: Maker) -> None:
+    cold = once(make)
+    first, second = make(), make()
+    warm = ask(second)
+    assert warm.num_cached_tokens == HIT
+    assert_same([warm], [cold])
+    assert ask(second, OTHERS[0]).num_cached_tokens == 0
+    assert ask(first, OTHERS[1]).num_cached_tokens == 0
+    first.shutdown()
+    second.shutdown()
+    assert once(make, OTHERS[1]).num_cached_tokens > 0
+    assert once(make, OTHERS[0]).num_cached_tokens == 0, "a reader has written"
+
+
+def test_new_weights_never_hit(tmp_path: Path, disk: str) -> None:
+    """Neither in this engine nor in the next one, which has the old weights again."""
+    folder = tmp_path / "model"
+    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(each for each in tensors if "q_proj" in each)
+    with small_engines(str(folder), kv_disk=disk) as make:
+        llm = make()
+        cold = ask(llm)
+        llm.update_weights({name: tensors[name] * 2})
+        changed = ask(llm)
+        assert changed.num_cached_tokens == 0
+        assert changed.outputs[0].logprobs != cold.outputs[0].logprobs
+        llm.shutdown()
+        warm = once(make)
+    assert warm.num_cached_tokens == HIT
+    assert_same([warm], [cold])
+
+
+def test_sleep_keeps_the_disk_and_a_reset_does_not(make: Maker) -> None:
+    llm = make()
+    cold = ask(llm)
+    llm.sleep(level=1)
+    llm.wake_up()
+    awake = ask(llm)
+    assert awake.num_cached_tokens == HIT, "the disk was forgotten in a sleep"
+    assert_same([awake], [cold])
+    llm.reset_prefix_cache()
+    assert ask(llm).num_cached_tokens == 0
+    llm.reset_prefix_cache()
+    llm.shutdown()
+    assert once(make).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"enable_prefix_caching": False}, "enable_prefix_caching is off"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is above 1"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(make: Maker, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make(**settings)
+
+
+def test_recurrent_states_are_refused(tmp_path: Path, disk: str) -> None:
+    write_checkpoint(next(case for case in CASES if case.name == "lfm2"), tmp_path / "model")
+    with (
+        small_engines(str(tmp_path / "model"), kv_disk=disk) as make,
+        pytest.raises(ConfigError, match="recurrent states"),
+    ):
+        make()
+
+
+def test_a_folder_that_is_a_file_is_refused(make: Maker, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be used .*Give a folder"):
+        make(kv_disk=str(tmp_path / "file"))
+
+
+def files_of(llm: LLM) -> Any:
+    """The slot file of a running engine."""
+    return llm.engine.client._core._executor._worker._disk._slots  # type: ignore[attr-defined]
+
+
+def waiting_for(event: threading.Event, call: Any) -> Any:
+    def waits(*given: Any) -> Any:
+        event.wait(WAIT_S)
+        return call(*given)
+
+    return waits
+
+
+def test_a_disk_that_hangs_is_not_waited_for(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is computed. No other waits, and the disk is used again when it answers."""
+    cold, event = once(make), threading.Event()
+    llm = make()
+    monkeypatch.setattr(files_of(llm), "read", waiting_for(event, files_of(llm).read))
+    assert_same([ask(llm)], [cold])
+    stats = llm.engine.client.stats()
+    assert (stats.late_loads_total, stats.loads_started_total) == (1, 1)
+    assert ask(llm, OTHERS[0]).num_cached_tokens == 0
+    event.set()
+    assert_same([ask(llm)], [cold])
+    llm.shutdown()
+    assert_same([once(make)], [cold])
+
+
+def test_writes_that_hang_hold_nobody_up(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold an eighth of the device's blocks at most, in a pool that is full."""
+    with small_engines(None) as plain:
+        cold = [ask(plain(), prompt) for prompt in OTHERS[:6]]
+    event = threading.Event()
+    llm = make(num_kv_blocks=24)
+    monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+    assert_same([ask(llm, prompt) for prompt in OTHERS[:6]], cold)
+    assert llm.engine.client.stats().blocks_stored_total == 0
+    event.set()
+
+
+def test_a_load_that_costs_more_than_it_saves_is_declined(make: Maker) -> None:
+    cold = once(make)
+    llm = make()
+    ask(llm, OTHERS[0])  # how fast it computes is known now
+    llm.engine.client._core._scheduler.state.kv.disk._seconds_per_block = 1e3  # type: ignore[attr-defined]
+    found = ask(llm)
+    stats = llm.engine.client.stats()
+    assert (stats.loads_declined_total, stats.loads_started_total) == (1, 0)
+    assert found.num_cached_tokens == 0
+    assert_same([found], [cold])
+
+
+def mounted(folder: Path, size: str) -> bool:
+    """Return whether a file system of memory is at `folder` now."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def test_a_full_disk_costs_nothing_else(make: Maker, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    if os.geteuid() != 0 or not mounted(folder, "400k"):
+        pytest.skip("no file system can be mounted here")
+    try:
+        llm = make(kv_disk=str(folder))
+        cold = [ask(llm, prompt) for prompt in OTHERS]
+        stats = llm.engine.client.stats()
+        assert stats.blocks_unstored_total > 0
+        assert stats.num_named_disk_blocks > 0
+        llm.shutdown()
+        llm = make(kv_disk=str(folder))
+        assert_same([ask(llm, prompt) for prompt in OTHERS], cold)
+        llm.shutdown()
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)

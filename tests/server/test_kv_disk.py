@@ -1,0 +1,126 @@
+"""A server that is stopped or killed, and finds its prompts again when it starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import waiting
+from tests.server.test_run import Serving, children
+from tests.waiting import wait_for
+
+PROMPT = np.random.default_rng(5).integers(5, 900, 1500).tolist()
+HIT = 1488
+LIMIT = 2 * 10**9
+
+
+@contextmanager
+def serving(tmp_path: Path, disk: Path, *more: str) -> Iterator[Serving]:
+    command = [
+        *(sys.executable, "-m", "quire", "serve", "--port", "0", "--num-threads", "1"),
+        *("--num-kv-blocks", "400", "--kv-disk", str(disk), "--kv-disk-bytes", str(LIMIT), *more),
+    ]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    ) as process:
+        server = Serving(process)
+        try:
+            yield server
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            server.end()
+
+
+def ask(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
+    """Cached tokens of the prompt, and the answer."""
+    body = {"prompt": PROMPT, "max_tokens": 12, "seed": 3, "logprobs": 2, "temperature": 0.8}
+    answer = waiting.post(f"{url}/v1/completions", json={**body, **more}).json()
+    usage = answer["usage"]["prompt_tokens_details"] or {}
+    return usage.get("cached_tokens", 0), answer["choices"][0]
+
+
+def metric(url: str, name: str) -> float:
+    found = re.search(
+        rf"^quire:{name}(?:_total)?(?:{{[^}}]*}})? (\S+)$", _metrics(url), re.MULTILINE
+    )
+    assert found is not None, name
+    return float(found.group(1))
+
+
+def _metrics(url: str) -> str:
+    return waiting.get(f"{url}/metrics").text
+
+
+def wait_until_saved(url: str, count: int = HIT // 16) -> None:
+    wait_for(lambda: metric(url, "disk_kv_blocks_cached") >= count, "prompt on the disk")
+
+
+def end(server: Serving, *, by: signal.Signals) -> None:
+    if by is signal.SIGKILL:
+        os.killpg(server.process.pid, signal.SIGKILL)
+    else:
+        server.process.send_signal(by)
+    server.end()
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_prompt_outlives_its_server(short_tmp: Path, tmp_path: Path, by: signal.Signals) -> None:
+    disk = tmp_path / "kv"
+    with serving(short_tmp, disk) as server:
+        url = server.wait_until_ready()
+        cached, cold = ask(url)
+        assert cached == 0
+        wait_until_saved(url)
+        assert ask(url)[0] == HIT
+        end(server, by=by)
+    with serving(short_tmp, disk) as server:
+        url = server.wait_until_ready()
+        cached, warm = ask(url)
+        assert (cached, warm) == (HIT, cold)
+        assert waiting.get(f"{url}/cache").json()["disk"]["cached"] >= HIT // 16
+        wait_for(lambda: metric(url, "kv_blocks_loaded") >= HIT // 16, "count of loads")
+        assert metric(url, "kv_blocks_lost") == 0
+        assert ask(url, cache_salt="another tenant") == (0, cold)
+
+
+def test_a_killed_core_finds_what_it_had_written(short_tmp: Path, tmp_path: Path) -> None:
+    """Its supervisor starts another, which writes on: the lock ended with the process."""
+    with serving(short_tmp, tmp_path / "kv") as server:
+        url = server.wait_until_ready()
+        _, cold = ask(url)
+        wait_until_saved(url)
+        (core,) = children(server.process.pid)
+        os.kill(int(core), signal.SIGKILL)
+        wait_for(lambda: core not in children(server.process.pid), "the end of the core")
+        wait_for(lambda: waiting.get(f"{url}/readyz").status_code == 200, "another core")
+        assert ask(url) == (HIT, cold)
+        assert ask(url, cache_salt="another tenant")[0] == 0
+        wait_until_saved(url, 2 * (HIT // 16))
+
+
+def test_two_replicas_read_one_store(short_tmp: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "kv"
+    with serving(short_tmp, disk) as server:
+        url = server.wait_until_ready()
+        _, cold = ask(url)
+        wait_until_saved(url)
+        end(server, by=signal.SIGTERM)
+    with serving(short_tmp, disk) as one, serving(short_tmp, disk) as other:
+        for server in (one, other):
+            assert ask(server.wait_until_ready()) == (HIT, cold)
