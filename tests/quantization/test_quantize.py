@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.ops.linear.int8.reference import PlainInt8Matrix
 from quire.quantization import quantize_int4, quantize_int8
 from quire.quantization.weight_format import BLOCK_ELEMENTS
 from tests.profiles import machine_settings
@@ -114,6 +115,21 @@ def test_rows_do_not_depend_on_each_other(dtype: torch.dtype) -> None:
             assert got is not None
             assert expected is not None
             assert torch.equal(got, expected[rows])
+
+
+def test_rotated_weights_give_the_products_of_the_unrotated() -> None:
+    """Turns red when inputs and weights are rotated differently, and when an outlier takes the
+    bits of its neighbours: with rotation it must cost less than a third."""
+    weight, x = random_weight(1, 50, 192), random_weight(2, 7, 192)
+    x[:, 5] = 100.0
+    expected = x @ weight.t()
+    errors: list[float] = []
+    for rotation in (1, 64):
+        values, scale = quantize_int8(weight, rotation)
+        matrix = PlainInt8Matrix(values, scale, rotation=rotation)
+        torch.testing.assert_close(matrix.rows(torch.arange(50)), weight, rtol=0.1, atol=0.05)
+        errors.append(float((matrix(x) - expected).norm()))
+    assert errors[1] < errors[0] / 3, errors
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

@@ -114,15 +114,25 @@ class LayerFactory:
         return self._linear(in_features, outputs, bias=bias, transposed=transposed)
 
     def row(
-        self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        transposed: bool = False,
+        unit: int = 1,
     ) -> Projection:
         """Make a projection of whose inputs each rank has an equal part, as a column projection
-        before it produces them. Each rank has all outputs."""
+        before it produces them. Each rank has all outputs. unit: inputs that no two ranks share,
+        such as those of a head."""
+        chosen = self._formats.choose(MatrixShape(out_features, in_features))
+        chosen = chosen.shared(in_features, unit)
         if self._shard.size == 1 and self._tree is None:
-            return self.replicated(in_features, out_features, bias=bias, transposed=transposed)
+            whole = Share.whole(out_features)
+            return self._of_format(chosen, in_features, whole, bias=bias, transposed=transposed)
         inputs = self._shard.equal(in_features, "inputs of a projection")
         row = RowLinear(
-            self._formats.choose(MatrixShape(out_features, in_features)),
+            chosen,
             inputs,
             out_features,
             self._dtype,
@@ -247,8 +257,20 @@ class LayerFactory:
     def _linear(
         self, in_features: int, outputs: Share, *, bias: bool, transposed: bool
     ) -> Projection:
+        chosen = self._formats.choose(MatrixShape(outputs.total, in_features))
+        return self._of_format(chosen, in_features, outputs, bias=bias, transposed=transposed)
+
+    def _of_format(
+        self,
+        weight_format: WeightFormat,
+        in_features: int,
+        outputs: Share,
+        *,
+        bias: bool,
+        transposed: bool,
+    ) -> Projection:
         linear = Linear(
-            self._formats.choose(MatrixShape(outputs.total, in_features)),
+            weight_format,
             in_features,
             outputs,
             self._dtype,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, Self
 
 import torch
 
 from quire.errors import EngineError
 from quire.ops import PackedMatrix, PartialMatrix
+from quire.ops.linear.int8.rotation import rotate
 from quire.quantization.packed import StoredMatrix
 
 __all__ = ["CutFormat", "CuttableFormat", "WeightFormat", "WidensStored", "row_blocks"]
@@ -56,6 +57,10 @@ class WidensStored:
 
     keeps_stored = False
 
+    def shared(self, inputs: int, unit: int) -> Self:  # noqa: ARG002
+        """Return the same, since nothing is rotated."""
+        return self
+
     def keep(
         self,
         parts: Sequence[StoredMatrix | torch.Tensor],
@@ -76,6 +81,11 @@ class WidensStored:
 
 class CuttableFormat(WeightFormat, Protocol):
     """One way to keep a matrix whose inputs ranks may share."""
+
+    def shared(self, inputs: int, unit: int) -> CuttableFormat:
+        """Return the format of a matrix whose inputs ranks may share, in parts of whole units of
+        `unit`; it does not depend on the number of ranks."""
+        ...
 
     def cut(self, inputs: range) -> CutFormat | None:
         """Return how a rank keeps these inputs of a matrix whose numbers are made of whole rows;
@@ -98,11 +108,13 @@ class CutFormat(Protocol):
         ...
 
 
-def row_blocks(weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Whole rows of `weight` [O, I] in float32, a block of them at a time, and which they are."""
+def row_blocks(weight: torch.Tensor, rotation: int = 1) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Whole rows of `weight` [O, I] in float32, a block of them at a time, and which they are.
+    rotation: give them for inputs that are rotated in blocks of this size (`linear_int8`)."""
     outputs, inputs = weight.shape
     elements = BLOCK_ELEMENTS if weight.device.type == "cpu" else DEVICE_BLOCK_ELEMENTS
     height = max(1, elements // inputs)
     for start in range(0, outputs, height):
         rows = slice(start, min(start + height, outputs))
-        yield rows, weight[rows].float()
+        block = weight[rows].float()
+        yield rows, block if rotation == 1 else rotate(block, rotation).div_(rotation)

@@ -1,0 +1,47 @@
+"""Rotation of rows in blocks of neighbours, which spreads a large number over its block."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.errors import EngineError
+
+__all__ = ["LEAST_ROTATION", "check_rotation", "rotate"]
+
+LEAST_ROTATION = 16
+"""Fewest numbers of a rotated block."""
+
+
+def rotate(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Multiply each block of neighbours in x [..., I] by the Hadamard matrix H of Sylvester, whose
+    numbers are 1 and -1: float32 [..., I]. A block of 1 leaves x as it is.
+
+    H is symmetric and H · H = block · 1, so a second rotation gives block · x. Sums are made in
+    float32 in this order: pairs 1 apart, pairs of these 2 apart, then 4, 8, … (fast Walsh–Hadamard
+    transform). Spread over their block, large activations of a few inputs cost the others few of
+    their 8 bits: QuaRot (Ashkboos et al., 2024, arXiv:2404.00456), section 3.
+    """
+    if block == 1:
+        return x
+    apart = x.float().reshape(-1, block).t().contiguous()  # neighbours at whole rows: fast
+    distance = 1
+    while distance < block:
+        pairs = apart.view(block // distance // 2, 2, distance, apart.shape[1])
+        first, second = pairs[:, 0], pairs[:, 1]
+        sums = torch.empty_like(pairs)
+        torch.add(first, second, out=sums[:, 0])
+        torch.sub(first, second, out=sums[:, 1])
+        apart = sums.view(block, apart.shape[1])
+        distance *= 2
+    return apart.t().reshape(x.shape)
+
+
+def check_rotation(rotation: int, inputs: int) -> None:
+    """Raise EngineError unless `rotation` is 1, or a power of two from `LEAST_ROTATION` on that
+    divides the inputs."""
+    is_power = rotation & (rotation - 1) == 0
+    if rotation != 1 and (rotation < LEAST_ROTATION or not is_power or inputs % rotation):
+        raise EngineError(
+            f"{inputs} inputs cannot be rotated in blocks of {rotation}: a block has 1 of them, or "
+            f"a power of two from {LEAST_ROTATION} on that divides them."
+        )
