@@ -11,7 +11,7 @@ from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int4.contract import GROUP_SIZES, pack_scale
 from quire.ops.linear.int8.activations import quantize_rows
 from quire.ops.linear.int8.cases import int8_weight
-from quire.ops.linear.int8.rotation import rotate
+from quire.ops.linear.rotate.reference import rotate
 from quire.ops.random_tensors import DTYPES, normal
 
 INT8 = ALL_OPS["linear_int8"].reference

@@ -17,7 +17,7 @@ import torch
 
 from quire.config import MatrixShape
 from quire.config.quantization import choose_format, rotation_of, shared_rotation
-from quire.ops.linear.int8.rotation import rotate
+from quire.ops.linear.rotate.reference import rotate
 from quire.quantization import QuantizedFormats
 from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_ops

@@ -6,7 +6,8 @@ import torch
 
 from quire.config.quantization import rotation_of, rotation_within, shared_rotation
 from quire.ops import OpSet, PackedMatrix, PartialMatrix
-from quire.quantization.weight_format import WidensStored, row_blocks
+from quire.ops.linear.rotate import rotate
+from quire.quantization.weight_format import Rotate, WidensStored, row_blocks
 
 __all__ = ["Int8Format", "quantize_int8"]
 
@@ -25,7 +26,7 @@ class Int8Format(WidensStored):
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PackedMatrix:
         rotation = self._rotation or rotation_of("int8", weight.shape[1])
-        values, scale = quantize_int8(weight, rotation)
+        values, scale = quantize_int8(weight, rotation, self._ops.rotate)
         linear = self._ops.gated_linear("linear_int8", gate)
         return linear(values, scale, bias, dtype=weight.dtype, rotation=rotation)
 
@@ -44,15 +45,17 @@ class _CutInt8:
         self._inputs = slice(inputs.start, inputs.stop)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PartialMatrix:
-        values, scale = quantize_int8(weight, self._rotation)
+        values, scale = quantize_int8(weight, self._rotation, self._ops.rotate)
         linear = self._ops.partial_linear("linear_int8")
         part = values[:, self._inputs]
         return linear(part, scale, bias, dtype=weight.dtype, rotation=self._rotation)
 
 
-def quantize_int8(weight: torch.Tensor, rotation: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_int8(
+    weight: torch.Tensor, rotation: int = 1, rotate: Rotate = rotate
+) -> tuple[torch.Tensor, torch.Tensor]:
     """weight [O, I] → int8 [O, I] in [-127, 127] and float32 scales [O]; weight ≈ scale · value, of
-    inputs that are rotated in blocks of `rotation`.
+    inputs that are rotated in blocks of `rotation`, by `rotate`.
 
     Symmetric, scale = max|weight| / 127 of each output (Jacob et al. 2018, arXiv:1712.05877,
     section 3; per channel as in Krishnamoorthi 2018, arXiv:1806.08342, section 3.1). A row of
@@ -60,7 +63,7 @@ def quantize_int8(weight: torch.Tensor, rotation: int = 1) -> tuple[torch.Tensor
     """
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
-    for rows, block in row_blocks(weight, rotation):
+    for rows, block in row_blocks(weight, rotation, rotate):
         scale = block.abs().amax(1) / LARGEST
         divisor = torch.where(scale == 0, 1.0, scale)
         values[rows] = (block / divisor[:, None]).round_().clamp_(-LARGEST, LARGEST)

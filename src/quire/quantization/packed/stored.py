@@ -14,7 +14,7 @@ from quire.config.packed.read import ALIGNMENT, BrokenError, Integers, Part, Rea
 from quire.config.packed.settings import FORMATS
 from quire.errors import ConfigError
 from quire.ops.linear.blocks.contract import Blocks
-from quire.ops.linear.int8.rotation import rotate
+from quire.ops.linear.rotate.reference import rotate
 from quire.ops.linear.tables.contract import Tables
 
 __all__ = ["StoredMatrix", "numbers_of"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from quire.errors import EngineError
-from quire.ops.linear.int8.rotation import check_rotation
 from quire.ops.linear.plain.contract import check_gate
+from quire.ops.linear.rotate.contract import check_rotation
 
 __all__ = ["GROUP_SIZES", "SYMMETRIC_ZERO", "check_arguments", "pack_scale"]
 

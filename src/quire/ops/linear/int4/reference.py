@@ -10,8 +10,8 @@ from quire.ops.linear.int8.activations import (
     quantize_rows,
     scales_of_rows,
 )
-from quire.ops.linear.int8.rotation import rotate
 from quire.ops.linear.plain.reference import gated
+from quire.ops.linear.rotate.reference import rotate
 
 __all__ = ["PlainInt4Matrix"]
 

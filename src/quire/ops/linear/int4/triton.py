@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from quire.ops.linear.int4.contract import SYMMETRIC_ZERO, check_arguments, pack_scale
-from quire.ops.linear.int8.rotation import rotate
 from quire.ops.linear.int8.triton_scaled import merge_pieces, quantize_rows, scale_sums
 from quire.ops.linear.plain import PackedMatrix
+from quire.ops.linear.rotate.reference import rotate
 from quire.ops.native.row_blocks import power_of_two
 
 __all__ = ["linear_int4"]

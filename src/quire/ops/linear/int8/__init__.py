@@ -3,7 +3,7 @@
 `linear_int8(weight, scale, bias=None, *, dtype=torch.float32, gate=None, rotation=1)` →
 `PackedMatrix`; weight int8 [O, I] with I ≤ 131,072, scale float32 [O] (one per output), bias [O],
 gate as in `quire.ops.linear.plain`; rotation: 1 for none, or a power of two from 16 on, the inputs
-of a block that is rotated (`rotation.rotate`). No tensor is kept.
+of a block that is rotated (`ops.linear.rotate`). No tensor is kept.
 
 Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x is
 rotated in float32, so the weight is that of rotated inputs: a matrix W is given as rotate(W) /

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from quire.ops.linear.int8.contract import check_arguments
-from quire.ops.linear.int8.rotation import rotate
 from quire.ops.linear.int8.triton_scaled import merge_pieces, quantize_rows, scale_sums
 from quire.ops.linear.plain import PackedMatrix
 from quire.ops.linear.plain.tiles import MAX_FEW_ROWS, Tiles, default_tiles
 from quire.ops.linear.plain.triton import num_processors
+from quire.ops.linear.rotate.reference import rotate
 
 __all__ = ["linear_int8"]
 

@@ -1,4 +1,4 @@
-// Rotation of rows by a Hadamard matrix in blocks of neighbours, as ops/linear/int8/rotation.py
+// Rotation of rows by a Hadamard matrix in blocks of neighbours, as ops/linear/rotate/reference.py
 // defines it, in the same order of additions: so it has the same bits in any instruction set.
 #pragma once
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from quire.errors import EngineError
+from quire.ops.linear.rotate.contract import check_rotation
+from quire.ops.operation import Case
+from quire.ops.random_tensors import DTYPES, normal
 
-__all__ = ["LEAST_ROTATION", "check_rotation", "rotate"]
-
-LEAST_ROTATION = 16
-"""Fewest numbers of a rotated block."""
+__all__ = ["make_inputs", "rotate"]
 
 
 def rotate(x: torch.Tensor, block: int) -> torch.Tensor:
@@ -21,6 +22,7 @@ def rotate(x: torch.Tensor, block: int) -> torch.Tensor:
     transform). Spread over their block, large activations of a few inputs cost the others few of
     their 8 bits: QuaRot (Ashkboos et al., 2024, arXiv:2404.00456), section 3.
     """
+    check_rotation(block, x.shape[-1])
     if block == 1:
         return x
     apart = x.float().reshape(-1, block).t().contiguous()  # neighbours at whole rows: fast
@@ -36,12 +38,14 @@ def rotate(x: torch.Tensor, block: int) -> torch.Tensor:
     return apart.t().reshape(x.shape)
 
 
-def check_rotation(rotation: int, inputs: int) -> None:
-    """Raise EngineError unless `rotation` is 1, or a power of two from `LEAST_ROTATION` on that
-    divides the inputs."""
-    is_power = rotation & (rotation - 1) == 0
-    if rotation != 1 and (rotation < LEAST_ROTATION or not is_power or inputs % rotation):
-        raise EngineError(
-            f"{inputs} inputs cannot be rotated in blocks of {rotation}: a block has 1 of them, or "
-            f"a power of two from {LEAST_ROTATION} on that divides them."
-        )
+def make_inputs(generator: torch.Generator) -> Iterator[Case]:
+    """Yield blocks of less than a vector's two to more than registers hold, rows with a stride,
+    outliers, a bad number, and no row."""
+    for dtype in DTYPES:
+        for block, inputs in ((1, 48), (16, 48), (32, 96), (64, 192), (256, 512), (1024, 2048)):
+            for rows in (0, 1, 7):
+                x = normal(generator, rows, inputs + 3, dtype=dtype)[:, 1:-2]
+                if rows:
+                    x[0, 5], x[-1, 3] = 100.0, -1000.0
+                    x[rows // 2, 1] = float("inf") if rows > 1 else 0.0
+                yield Case(label=f"{dtype}, {rows} rows of {inputs} by {block}", args=(x, block))
