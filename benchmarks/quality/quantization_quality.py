@@ -41,7 +41,7 @@ from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
 from quire.platform import detect_platform
-from quire.quantization import CuttableFormat, Int4Format, Int8Format, PlainFormat
+from quire.quantization import CuttableFormat, Int4Format, Int8Format, PlainFormat, quantize_int4
 from quire.quantization.weight_format import WidensStored
 from quire.rendering import Tokenizer
 
@@ -116,12 +116,27 @@ class RoundToNearest(WidensStored):
         return linear(values, scale.squeeze(2), zeros, bias, dtype=weight.dtype)
 
 
+class Unrotated(RoundToNearest):
+    """`int4` of inputs as they are: the effect of their rotation."""
+
+    def __init__(self, ops: OpSet) -> None:
+        super().__init__(ops, zero_points=True)
+
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PackedMatrix:
+        linear = self._ops.gated_linear("linear_int4", gate)
+        return linear(*quantize_int4(weight), bias, dtype=weight.dtype)
+
+
 def variants(ops: OpSet) -> Iterator[Variant]:
     """The unquantized model first. The bundled model's 704 inputs are no multiple of 128: there
     groups of 128 fall back to 64."""
     plain, int8 = PlainFormat(ops), Int8Format(ops)
     yield Variant("none", [(1, plain)], plain)
     yield Variant("int8", [(1, int8)], int8)
+    unrotated = Int8Format(ops, rotation=1)
+    yield Variant("int8, not rotated", [(1, unrotated)], unrotated)
     for zero_points in (False, True):
         kind = "zero points" if zero_points else "symmetric"
         for size in (32, 64, 128):
@@ -131,6 +146,8 @@ def variants(ops: OpSet) -> Iterator[Variant]:
                 if group <= size
             ]
             yield Variant(f"int4, groups of {size}, {kind}", body, int8)
+    name = "int4, groups of 32, zero points, not rotated"
+    yield Variant(name, [(32, Unrotated(ops))], unrotated)
     int4 = Int4Format(ops)
     for name, head in (("in int4", int4), ("as it is", plain)):
         yield Variant(f"int4, groups of 32, zero points, head {name}", [(32, int4)], head)
