@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.cli.main import main
-from quire.config import read_checkpoint
+from quire.config import read_checkpoint, read_model_spec
+from quire.config.quantization import rotation_of, shared_rotation
 from quire.config.sentence import read_sentence_settings
 from quire.engine.convert import convert_model
 from quire.errors import ConfigError
@@ -141,6 +142,43 @@ def test_other_engines_read_it(tmp_path: Path) -> None:
             assert kinds == {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point"}
             assert tensors[module + "weight_packed"].shape == (128, 16)
             assert tensors[module + "weight_zero_point"].shape == (16, 4)
+
+
+def test_rotations_are_named_by_module(tmp_path: Path) -> None:
+    """As compressed-tensors has them, or none, which older versions wrote and others read: then
+    activations are rounded as they are."""
+    source = write_pair(tmp_path, None, lambda _: None)[1]
+    found: dict[bool, dict[int, torch.Tensor]] = {}
+    for rotate in (True, False):
+        out = tmp_path / str(rotate)
+        convert_model(source, out, "int8", rotate=rotate)
+        settings = json.loads((out / "config.json").read_text())["quantization_config"]
+        transforms = (settings["transform_config"] or {"config_groups": {}})["config_groups"]
+        sizes: dict[str, int] = {}
+        for group in transforms.values():
+            for side, location in zip(group["apply"], ("input", "weight_input"), strict=True):
+                assert (side["location"], side["inverse"]) == (location, location != "input")
+                sizes |= dict.fromkeys(side["targets"], group["head_dim"])
+        spec = read_model_spec(source)
+        expected = {"lm_head": rotation_of("int8", spec.hidden_size)}
+        for layer in range(spec.num_layers):
+            prefix = f"model.layers.{layer}."
+            shared = shared_rotation("int8", spec.num_heads * spec.head_dim, spec.head_dim)
+            expected[f"{prefix}self_attn.o_proj"] = shared
+            down = read_checkpoint(source).tensors[f"{prefix}mlp.down_proj.weight"].shape[1]
+            expected[f"{prefix}mlp.down_proj"] = shared_rotation("int8", down, 1)
+            for name in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up"):
+                expected[f"{prefix}{name}_proj"] = rotation_of("int8", spec.hidden_size)
+        assert sizes == (
+            {name: size for name, size in expected.items() if size > 1} if rotate else {}
+        )
+        found[rotate] = logits(out)
+    wanted = logits(in_bfloat16(source), "int8")
+    assert all(torch.equal(found[True][seq], wanted[seq]) for seq in SEQUENCES)
+    assert not any(torch.equal(found[False][seq], wanted[seq]) for seq in SEQUENCES)
+    exact = logits(in_bfloat16(source))
+    for seq in SEQUENCES:
+        torch.testing.assert_close(found[False][seq], exact[seq], rtol=0.1, atol=0.3)
 
 
 def test_large_models_have_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ TEXT = ROOT / "benchmarks" / "workloads" / "documentation.txt"
 WINDOW = 1024
 CONVERTED = ("int8", "int4", "int4-g64", "int4-g128", "int4-sym")
 WEIGHTS_ALONE = {"w4a16": "int4-g128"}
-"""Formats of `CONVERTED`, read as another tool's files, with activations of 16 bits."""
+"""Formats of `CONVERTED`, read as another tool's files: no rotation, activations of 16 bits."""
 
 
 class SplitMatrix:
@@ -173,7 +173,7 @@ def files(source: Path, folder: Path, python: str, types: Sequence[str]) -> Iter
         if kind in CONVERTED:
             convert_model(source, made, kind)
         elif kind in WEIGHTS_ALONE:
-            convert_model(source, made, WEIGHTS_ALONE[kind])
+            convert_model(source, made, WEIGHTS_ALONE[kind], rotate=False)
             config = json.loads((made / "config.json").read_text())
             del config["quantization_config"][BY_TOKEN]
             (made / "config.json").write_text(json.dumps(config))

@@ -41,7 +41,8 @@ from quire.layers import LayerFactory
 from quire.models import CausalLM, load_model
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
 from quire.platform import detect_platform
-from quire.quantization import Int4Format, Int8Format, PlainFormat, WeightFormat
+from quire.quantization import CuttableFormat, Int4Format, Int8Format, PlainFormat, quantize_int4
+from quire.quantization.weight_format import WidensStored
 from quire.rendering import Tokenizer
 
 TOOLS = Path(__file__).parents[2] / "tools" / "bundled_model"
@@ -77,25 +78,30 @@ class Variant:
     """body: formats of all matrices but the head, the first that can hold a matrix wins."""
 
     name: str
-    body: Sequence[tuple[int, WeightFormat]]
-    head: WeightFormat
+    body: Sequence[tuple[int, CuttableFormat]]
+    head: CuttableFormat
 
-    def choose(self, shape: MatrixShape) -> WeightFormat:
+    def choose(self, shape: MatrixShape) -> CuttableFormat:
         """Choose like `MatrixFormats`."""
         if shape.is_head:
             return self.head
         return next(chosen for multiple, chosen in self.body if shape.inputs % multiple == 0)
 
 
-class RoundToNearest:
+class RoundToNearest(WidensStored):
     """4 bits in groups of 32 on the grid max|w| / 7, or (max - min) / 15 with a zero point: what
     the search for better grids gains."""
 
     def __init__(self, ops: OpSet, *, zero_points: bool) -> None:
-        self._linear = ops.linear_int4
+        self._ops = ops
         self._zero_points = zero_points
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
+    def cut(self, inputs: range) -> None:
+        """No rank has a part."""
+
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PackedMatrix:
         groups = weight.float().unflatten(1, (-1, 32))
         if self._zero_points:
             low = groups.amin(2, keepdim=True).clamp(max=0)
@@ -106,7 +112,21 @@ class RoundToNearest:
             zero = torch.full_like(scale, 8.0)
         values = ((groups / scale).round() + zero).clamp(0, 15).flatten(1).byte()
         zeros = zero.squeeze(2).byte() if self._zero_points else None
-        return self._linear(values, scale.squeeze(2), zeros, bias, dtype=weight.dtype)
+        linear = self._ops.gated_linear("linear_int4", gate)
+        return linear(values, scale.squeeze(2), zeros, bias, dtype=weight.dtype)
+
+
+class Unrotated(RoundToNearest):
+    """`int4` of inputs as they are: the effect of their rotation."""
+
+    def __init__(self, ops: OpSet) -> None:
+        super().__init__(ops, zero_points=True)
+
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
+    ) -> PackedMatrix:
+        linear = self._ops.gated_linear("linear_int4", gate)
+        return linear(*quantize_int4(weight), bias, dtype=weight.dtype)
 
 
 def variants(ops: OpSet) -> Iterator[Variant]:
@@ -115,6 +135,8 @@ def variants(ops: OpSet) -> Iterator[Variant]:
     plain, int8 = PlainFormat(ops), Int8Format(ops)
     yield Variant("none", [(1, plain)], plain)
     yield Variant("int8", [(1, int8)], int8)
+    unrotated = Int8Format(ops, rotation=1)
+    yield Variant("int8, not rotated", [(1, unrotated)], unrotated)
     for zero_points in (False, True):
         kind = "zero points" if zero_points else "symmetric"
         for size in (32, 64, 128):
@@ -124,6 +146,8 @@ def variants(ops: OpSet) -> Iterator[Variant]:
                 if group <= size
             ]
             yield Variant(f"int4, groups of {size}, {kind}", body, int8)
+    name = "int4, groups of 32, zero points, not rotated"
+    yield Variant(name, [(32, Unrotated(ops))], unrotated)
     int4 = Int4Format(ops)
     for name, head in (("in int4", int4), ("as it is", plain)):
         yield Variant(f"int4, groups of 32, zero points, head {name}", [(32, int4)], head)

@@ -42,6 +42,17 @@ def folder_of(name: str, path: Path) -> Path:
     return write_pair(path, chosen.settings, all_but_head(chosen.write))[0]
 
 
+def rotation(location: str = "input", **changes: Any) -> dict[str, Any]:
+    """A transform_config that quire reads, but for `changes` and where it says of inputs."""
+    sides = (
+        {"location": location, "inverse": False},
+        {"location": "weight_input", "inverse": True},
+    )
+    group = {"type": "hadamard", "head_dim": 32, "randomize": False} | changes
+    group["apply"] = [{"targets": ["Linear"], **side} for side in sides]
+    return {"config_groups": {"a": group}}
+
+
 def change_settings(folder: Path, **changes: Any) -> None:
     """`...` takes a key away."""
     path = folder / "config.json"
@@ -87,6 +98,14 @@ SETTINGS = [
         "group_size=0 is not supported",
     ),
     ("compressed-w4a16", {"transform_config": {"config_groups": {"R1": 1}}}, "transform_config"),
+    (
+        "compressed-w4a16",
+        {"transform_config": rotation(type="random-hadamard")},
+        "transform_config",
+    ),
+    ("compressed-w4a16", {"transform_config": rotation(head_dim=24)}, "transform_config"),
+    ("compressed-w4a16", {"transform_config": rotation(randomize=True)}, "transform_config"),
+    ("compressed-w4a16", {"transform_config": rotation(location="output")}, "transform_config"),
     ("compressed-w4a16", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
 ]
 

@@ -109,6 +109,34 @@ def test_any_int4_shape_equals_the_reference(
     compare_all(INT4, case)
 
 
+@examples(30)
+@given(
+    op=st.sampled_from((INT8, INT4)),
+    rows=st.integers(0, 40),
+    outputs=st.integers(1, 100),
+    blocks=st.integers(1, 3),
+    rotation=st.sampled_from((32, 64, 128, 256, 512)),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**31),
+)
+def test_any_rotation_equals_the_reference(
+    op: Op,
+    rows: int,
+    outputs: int,
+    blocks: int,
+    rotation: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Turns red when a sum of the rotation is made in another order, in any element type, and on
+    rows that are not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    *weight, bias = weights(op, generator, outputs, blocks * rotation)
+    x = rows_with_trouble(generator, rows, blocks * rotation, dtype)
+    ids = torch.randint(outputs, (5,), generator=generator)
+    compare_all(op, Case("random", (x, *weight, bias, ids), {"rotation": rotation}))
+
+
 BLOCK_EDGES = (264, 265, 266, 267, 533)
 """Rows around what one block takes, and two (`kBlockRows` in csrc)."""
 

@@ -11,6 +11,7 @@ from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int4.contract import GROUP_SIZES, pack_scale
 from quire.ops.linear.int8.activations import quantize_rows
 from quire.ops.linear.int8.cases import int8_weight
+from quire.ops.linear.rotate.reference import rotate
 from quire.ops.random_tensors import DTYPES, normal
 
 INT8 = ALL_OPS["linear_int8"].reference
@@ -29,6 +30,26 @@ def test_a_row_is_quantized_to_half_a_step(dtype: torch.dtype) -> None:
     assert torch.equal(integers, integers.round())
     assert (integers.abs().amax(dim=1) == 127).all()
     assert ((integers * scale - x.float()).abs() <= 0.5001 * scale).all()
+
+
+@pytest.mark.parametrize("block", [16, 64, 512])
+def test_a_rotation_is_a_product_with_sylvesters_matrix(block: int) -> None:
+    """Turns red when neighbours are paired wrongly, or a second rotation does not undo the
+    first."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < block:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    x = normal(generator(), 3, 2, 2 * block)
+    expected = (x.unflatten(-1, (2, block)).double() @ matrix.double()).flatten(-2)
+    torch.testing.assert_close(rotate(x, block), expected.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rotate(rotate(x, block), block) / block, x)
+
+
+@pytest.mark.parametrize(("rotation", "inputs"), [(8, 64), (24, 48), (64, 96), (0, 32)])
+def test_rotations_that_no_kernel_has_are_refused(rotation: int, inputs: int) -> None:
+    weight, scale = int8_weight(generator(), 4, inputs)
+    with pytest.raises(EngineError, match=f"{inputs} inputs cannot be rotated in blocks of"):
+        INT8(weight, scale, rotation=rotation)
 
 
 def test_rows_without_a_range() -> None:

@@ -8,6 +8,7 @@ its activations as they are, and shows what 8 bits of them cost.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 from quire.config import MatrixShape
+from quire.config.quantization import choose_format, rotation_of, shared_rotation
+from quire.ops.linear.rotate.reference import rotate
 from quire.quantization import QuantizedFormats
 from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_ops
@@ -43,14 +46,19 @@ def dequantize_weights(model: Any, quantization: str, *, tied: bool) -> None:
     for name, module in projections(model).items():
         if tied and name == "lm_head":
             continue  # is the embedding, which comes next
-        replace_weight(module, formats, is_head=name == "lm_head")
+        unit = shared_unit(name, model.config)
+        replace_weight(module, formats, is_head=name == "lm_head", unit=unit)
     if tied:
-        replace_weight(model.get_input_embeddings(), formats, is_head=True)
+        replace_weight(model.get_input_embeddings(), formats, is_head=True, unit=None)
 
 
-def replace_weight(module: Any, formats: QuantizedFormats, *, is_head: bool) -> None:
+def replace_weight(
+    module: Any, formats: QuantizedFormats, *, is_head: bool, unit: int | None
+) -> None:
+    """unit: as of `shared_unit`."""
     weight = module.weight.data.t() if is_transposed(module) else module.weight.data
     chosen = formats.choose(MatrixShape(*weight.shape, is_head=is_head))
+    chosen = chosen if unit is None else chosen.shared(weight.shape[1], unit)
     rows = chosen.pack(weight.contiguous(), None).rows(torch.arange(len(weight)))
     module.weight.data.copy_(rows.t() if is_transposed(module) else rows)
 
@@ -64,10 +72,33 @@ def is_transposed(module: Any) -> bool:
     return type(module).__name__ == "Conv1D"
 
 
-def round_activations(module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """A token's activations to the nearest of 255 multiples of max|x| / 127."""
-    scale = inputs[0].abs().amax(-1, keepdim=True) / 127
-    return ((inputs[0] / scale).round() * scale,)
+def shared_unit(name: str, config: Any) -> int | None:
+    """Inputs that no two ranks share; None for a projection whose inputs ranks do not share."""
+    if name.endswith(("down_proj", "fc2", "mlp.c_proj")):
+        return 1
+    is_output = name.endswith(("o_proj", "out_proj", "attn.c_proj"))
+    heads = config.hidden_size // config.num_attention_heads
+    return (getattr(config, "head_dim", None) or heads) if is_output else None
+
+
+def rounding_of(
+    name: str, module: Any, config: Any, quantization: str
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A token's activations, rotated, to the nearest of 255 multiples of max|x| / 127, and rotated
+    back."""
+    inputs, unit = module.weight.shape[not is_transposed(module)], shared_unit(name, config)
+    shape = MatrixShape(1, inputs, is_head=name == "lm_head")
+    chosen = choose_format(quantization, shape).name
+    block = rotation_of(chosen, inputs)
+    block = block if unit is None else shared_rotation(chosen, inputs, unit)
+
+    def round_activations(module: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        del module
+        x = rotate(given[0], block)
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (rotate((x / scale).round() * scale, block) / block,)
+
+    return round_activations
 
 
 @BY_PAIRS
@@ -84,8 +115,8 @@ def test_logits(name: str, quantization: str, implementation: str, tmp_path: Pat
     dequantize_weights(model, quantization, tied=bool(model.config.tie_word_embeddings))
     with torch.inference_mode():
         exact = {seq: model(torch.tensor([ids])).logits[0] for seq, ids in sequences.items()}
-        for module in projections(model).values():
-            module.register_forward_pre_hook(round_activations)
+        for part, module in projections(model).items():
+            module.register_forward_pre_hook(rounding_of(part, module, model.config, quantization))
         alike = {seq: model(torch.tensor([ids])).logits[0] for seq, ids in sequences.items()}
     errors = [relative_error(got[seq], alike[seq]) for seq in sequences]
     assert max(errors) <= FLIP_ERROR

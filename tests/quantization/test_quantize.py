@@ -7,6 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.ops import build_op_set
+from quire.ops.linear.int8.reference import PlainInt8Matrix
+from quire.ops.linear.rotate import rotate
+from quire.platform import detect_platform
 from quire.quantization import quantize_int4, quantize_int8
 from quire.quantization.weight_format import BLOCK_ELEMENTS
 from tests.profiles import machine_settings
@@ -114,6 +118,53 @@ def test_rows_do_not_depend_on_each_other(dtype: torch.dtype) -> None:
             assert got is not None
             assert expected is not None
             assert torch.equal(got, expected[rows])
+
+
+def test_rotated_weights_give_the_products_of_the_unrotated() -> None:
+    """Turns red when inputs and weights are rotated differently, and when an outlier takes the
+    bits of its neighbours: with rotation it must cost less than a third."""
+    weight, x = random_weight(1, 50, 192), random_weight(2, 7, 192)
+    x[:, 5] = 100.0
+    expected = x @ weight.t()
+    errors: list[float] = []
+    for rotation in (1, 64):
+        values, scale = quantize_int8(weight, rotation)
+        matrix = PlainInt8Matrix(values, scale, rotation=rotation)
+        torch.testing.assert_close(matrix.rows(torch.arange(50)), weight, rtol=0.1, atol=0.05)
+        errors.append(float((matrix(x) - expected).norm()))
+    assert errors[1] < errors[0] / 3, errors
+
+
+@pytest.mark.parametrize("zero_points", [True, False])
+def test_rotation_costs_4_bit_weights_nothing(zero_points: bool) -> None:
+    """Turns red when blocks mix groups, whose scales they make alike, and when large weights keep
+    the grid of their group wide."""
+    normal = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    heavy = normal * random_weight(2, 64, 512).exp()  # as matrices of trained models
+    for weight, most in ((normal, 1.01), (heavy, 0.8)):
+        errors: list[float] = []
+        for rotation in (1, 32):
+            found = quantize_int4(weight, zero_points=zero_points, rotation=rotation)
+            errors.append(float((rotate(dequantize_int4(*found), rotation) - weight).norm()))
+        assert errors[1] <= most * errors[0], errors
+
+
+def test_a_kernel_rotates_weights_to_the_same_integers() -> None:
+    """Turns red when loading by a kernel and converting by torch would differ."""
+    kernel = build_op_set(detect_platform()).rotate
+    for dtype in DTYPES:
+        weight = random_weight(4, 40, 512).to(dtype)
+        for got, expected in zip(
+            (
+                *quantize_int8(weight, 256, kernel),
+                *quantize_int4(weight, rotation=32, rotate=kernel),
+            ),
+            (*quantize_int8(weight, 256), *quantize_int4(weight, rotation=32)),
+            strict=True,
+        ):
+            assert got is not None
+            assert expected is not None
+            assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

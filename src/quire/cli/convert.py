@@ -28,6 +28,12 @@ def add_arguments(parser: CommandParser) -> None:
         help="leave the projection to logits plain, and an embedding that it is tied to, for "
         "engines that read no quantized one",
     )
+    parser.add_argument(
+        "--no-rotation",
+        action="store_true",
+        help="leave out the rotation of inputs, which costs quality, for engines that read no "
+        "transform_config",
+    )
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
 
 
@@ -37,6 +43,12 @@ def run(options: argparse.Namespace) -> int:
 
     check_new_folder(options.out)  # before a repository is fetched
     folder = resolve_model_folder(named_model(options.model), options.revision, None)
-    convert_model(folder, options.out, options.quantization, plain_head=options.plain_head)
+    convert_model(
+        folder,
+        options.out,
+        options.quantization,
+        plain_head=options.plain_head,
+        rotate=not options.no_rotation,
+    )
     print(f"wrote {options.out}")
     return 0

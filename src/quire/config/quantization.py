@@ -16,11 +16,15 @@ __all__ = [
     "INT4_GROUP_SIZE",
     "INT8_MAX_INPUTS",
     "QUANTIZATIONS",
+    "ROTATIONS",
     "FormatChoice",
     "Int4Groups",
     "choose_format",
     "matrix_bytes",
     "quantized_bytes",
+    "rotation_of",
+    "rotation_within",
+    "shared_rotation",
 ]
 
 INT8_MAX_INPUTS = 131_072
@@ -68,6 +72,44 @@ INT4_FORMATS: Mapping[str, Int4Groups] = {
 """All 4-bit formats by name. docs/quantization.md has the cost of each in quality."""
 
 QUANTIZATIONS = ("int8", *INT4_FORMATS)
+
+ROTATIONS = (256, 64, 16)
+"""Inputs of a block that is rotated in 8 bits, the best first. Roots of powers of four are powers
+of two, so scales keep their bits where folders hold them times the root (`quire convert`)."""
+
+_GOOD_ROTATION = 64
+"""Blocks from here on may be chosen smaller, so that 8 ranks can share them."""
+
+
+def rotation_of(name: str, inputs: int) -> int:
+    """Return the block in which inputs of a matrix in the format `name` are rotated: in 4 bits a
+    group, since other blocks make scales of groups alike; in 8 bits 1 where none divides them."""
+    if name in INT4_FORMATS:
+        return INT4_FORMATS[name].size
+    return 1 if name == "plain" else next((b for b in ROTATIONS if inputs % b == 0), 1)
+
+
+def shared_rotation(name: str, inputs: int, unit: int) -> int:
+    """Return the block of a matrix whose inputs ranks may share in equal parts, of whole units.
+
+    It does not depend on the number of ranks, and lies within the parts of 2 and of 4 ranks, so
+    these have the bits of one; also of 8, unless that leaves blocks of fewer than
+    `_GOOD_ROTATION`. Groups of 4 bits are never divided.
+    """
+    if name in INT4_FORMATS:
+        return rotation_of(name, inputs)
+    possible = [ranks for ranks in (8, 4, 2, 1) if inputs % (ranks * unit) == 0 or ranks == 1]
+    if possible[0] == 8 and (block := rotation_of(name, inputs // 8)) >= _GOOD_ROTATION:
+        return block
+    return rotation_of(name, inputs // next(ranks for ranks in possible if ranks < 8))
+
+
+def rotation_within(rotation: int, inputs: range) -> int:
+    """Return the largest block up to `rotation` of which these inputs of a matrix are a number of
+    whole ones."""
+    edges = (inputs.start, inputs.stop)
+    blocks = (block for block in ROTATIONS if block <= rotation)
+    return next((block for block in blocks if not any(edge % block for edge in edges)), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,20 @@ REPLACED = (
 
 
 def convert_model(
-    folder: Path, out: Path, quantization: str | None = None, *, plain_head: bool = False
+    folder: Path,
+    out: Path,
+    quantization: str | None = None,
+    *,
+    plain_head: bool = False,
+    rotate: bool = True,
 ) -> None:
     """Write the checkpoint `folder`, which may be a GGUF file, into the new folder `out`.
 
     Plain tensors become bfloat16; with `quantization`, the matrices that it quantizes are stored so
     in the format of compressed-tensors, and loading gives what that setting gives for the
     checkpoint in bfloat16. plain_head: the projection to logits, and a table that is tied to it,
-    stay plain. `out` appears once it is whole.
+    stay plain. rotate: inputs and weights, as that setting does; without, engines that know no
+    `transform_config` read the folder too. `out` appears once it is whole.
     Raises ConfigError: `out` is there, a format that does not exist, or as loading does.
     """
     if quantization is not None and quantization not in QUANTIZATIONS:
@@ -54,11 +60,12 @@ def convert_model(
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
-        from quire.models.convert import convert_weights
+        from quire.models.convert import NamedFormats, convert_weights
         from quire.ops import build_op_set, force_isa
 
         ops = build_op_set(detect_platform(), force_isa("none"))
-        converted = convert_weights(spec, folder, partial, ops, quantization, plain_head=plain_head)
+        formats = NamedFormats(ops, quantization, plain_head=plain_head, rotate=rotate)
+        converted = convert_weights(spec, folder, partial, ops, formats)
         _write_json(partial / INDEX_NAME, converted.index)
         config = _config(folder) | {"dtype": DTYPE, "tie_word_embeddings": converted.is_tied}
         if converted.quantization is not None:

@@ -115,23 +115,26 @@ class LayerFactory:
         return self._linear(in_features, outputs, bias=bias, transposed=transposed)
 
     def row(
-        self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        transposed: bool = False,
+        unit: int = 1,
     ) -> Projection:
         """Make a projection of whose inputs each rank has an equal part, as a column projection
-        before it produces them. Each rank has all outputs."""
+        before it produces them. Each rank has all outputs. unit: inputs that no two ranks share,
+        such as those of a head."""
+        chosen = self._formats.choose(MatrixShape(out_features, in_features))
+        chosen = chosen.shared(in_features, unit)
         if self._shard.size == 1 and self._tree is None:
-            return self.replicated(in_features, out_features, bias=bias, transposed=transposed)
+            whole = Share.whole(out_features)
+            return self._linear(in_features, whole, chosen, bias=bias, transposed=transposed)
         inputs = self._shard.equal(in_features, "inputs of a projection")
+        place, tree = (self._dtype, self._device, self._collectives), self._tree
         row = RowLinear(
-            self._formats.choose(MatrixShape(out_features, in_features)),
-            inputs,
-            out_features,
-            self._dtype,
-            self._device,
-            self._collectives,
-            bias=bias,
-            transposed=transposed,
-            tree=self._tree,
+            chosen, inputs, out_features, *place, bias=bias, transposed=transposed, tree=tree
         )
         if self._adapters is None:
             return row

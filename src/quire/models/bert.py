@@ -59,7 +59,7 @@ class BertBlock:
         self.attention = make.attention(layer, heads)
         self.qkv = make.qkv_linear(size, self.attention, None, bias=True)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(size, size, bias=True)
+        self.output = make.row(size, size, bias=True, unit=spec.head_dim)
         self.attention_norm = make.layer_norm(size, eps)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=True)
         self.mlp_norm = make.layer_norm(size, eps)

@@ -100,7 +100,9 @@ class CenteredBlock:
         self.attention = make.attention(layer, heads, rope=spec.ropes[layer], scores=scores)
         self.qkv = _qkv(make, size, self.attention, self.attention_norm, traits)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(spec.num_heads * spec.head_dim, size, bias=traits.o_bias)
+        self.output = make.row(
+            spec.num_heads * spec.head_dim, size, bias=traits.o_bias, unit=spec.head_dim
+        )
         self.mlp_norm = None if traits.mlp_input == "shared" else _norm(make, spec, traits)
         self.mlp, self.moe = None, None
         if spec.experts is None:

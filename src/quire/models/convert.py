@@ -14,7 +14,12 @@ from safetensors.torch import save_file
 from quire.attention import ReferenceAttention
 from quire.config import MatrixShape, ModelSpec, read_checkpoint
 from quire.config.packed.compressed_tensors.scheme import BY_TOKEN
-from quire.config.quantization import INT4_FORMATS, choose_format
+from quire.config.quantization import (
+    INT4_FORMATS,
+    choose_format,
+    rotation_of,
+    shared_rotation,
+)
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
 from quire.layers.moe import ToldFormat
@@ -25,7 +30,7 @@ from quire.ops import OpSet
 from quire.quantization import PlainFormat, StoredMatrix
 from quire.quantization.packed.compress import compress
 
-__all__ = ["Converted", "convert_weights"]
+__all__ = ["Converted", "NamedFormats", "convert_weights"]
 
 SHARD_BYTES = 4 << 30
 
@@ -45,18 +50,13 @@ def convert_weights(
     folder: Path,
     out: Path,
     ops: OpSet,
-    quantization: str | None,
-    *,
-    plain_head: bool = False,
+    formats: NamedFormats,
 ) -> Converted:
     """Write the weights of the checkpoint `folder` into files of the folder `out`, in `spec.dtype`,
-    and matrices in the format `quantization` as those of compressed-tensors.
+    and matrices in the formats of `formats` as those of compressed-tensors.
 
-    What is quantized, and to what, is what loading the checkpoint with that setting gives.
-    plain_head: the projection to logits, and a table that is tied to it, stay plain.
     Raises ConfigError as `load_model`.
     """
-    formats = NamedFormats(ops, quantization, plain_head=plain_head)
     factory = LayerFactory(
         ops,
         dict.fromkeys(range(spec.num_layers), ReferenceAttention()),
@@ -70,63 +70,90 @@ def convert_weights(
     targets = model.weight_map.targets(model)
     names = {(id(target.weights), target.part): name for name, target in targets.items()}
     chosen = {name: format_of(target) for name, target in targets.items()}
-    words = any(name in INT4_FORMATS for name in chosen.values())
+    words = any(name in INT4_FORMATS for name, _ in chosen.values())
     shards = _Shards(out)
     dtype: torch.dtype = getattr(torch, spec.dtype)
     for target, weight in read_weights(plan, checkpoint.files, dtype, progress=False):
         name = names[id(target.weights), target.part]
         plain = _plain(target, weight, dtype)
-        if chosen[name] == "plain":
+        if chosen[name] == PLAIN:
             shards.add(name, plain)
             continue
         rows = plain.t() if target.is_transposed else plain
         module = name.removesuffix(".weight")
-        for kind, tensor in compress(chosen[name], rows, words=words).items():
+        own, rotation = chosen[name]
+        for kind, tensor in compress(own, rows, words=words, rotation=rotation).items():
             shards.add(f"{module}.{kind}", tensor)
-    settings = quantization_config(targets, chosen) if quantization is not None else None
+    settings = quantization_config(targets, chosen) if formats.quantizes else None
     is_tied = spec.has_head and model.weight_map.head not in targets
     return Converted(shards.finish(), is_tied, settings)
 
 
 class NamedFormats:
-    """`MatrixFormats` of a model that is never filled: the names of what it would have."""
+    """`MatrixFormats` of a model that is never filled: the names of what loading it with
+    `quantization` gives, but for what the arguments of `convert_model` change."""
 
-    def __init__(self, ops: OpSet, quantization: str | None, *, plain_head: bool) -> None:
-        self._ops, self._quantization, self._plain_head = ops, quantization, plain_head
+    def __init__(
+        self, ops: OpSet, quantization: str | None, *, plain_head: bool, rotate: bool
+    ) -> None:
+        self._ops, self._quantization = ops, quantization
+        self._plain_head, self._rotate = plain_head, rotate
+
+    @property
+    def quantizes(self) -> bool:
+        return self._quantization is not None
 
     def choose(self, shape: MatrixShape) -> NamedFormat:
         if shape.is_head and self._plain_head:
-            return NamedFormat(self._ops, "plain")
-        return NamedFormat(self._ops, choose_format(self._quantization, shape).name)
+            return NamedFormat(self._ops, *PLAIN, rotate=False)
+        name = choose_format(self._quantization, shape).name
+        return NamedFormat(self._ops, name, rotation_of(name, shape.inputs), rotate=self._rotate)
+
+
+Chosen = tuple[str, int]
+"""The name of a format in `quire.config.quantization`, and the block of inputs that is rotated."""
+
+PLAIN: Chosen = ("plain", 1)
 
 
 class NamedFormat(PlainFormat):
-    """name: a format of `quire.config.quantization`."""
+    """name: a format of `quire.config.quantization`. rotation: inputs of a block to rotate, if
+    `rotate` is set."""
 
-    def __init__(self, ops: OpSet, name: str) -> None:
+    def __init__(self, ops: OpSet, name: str, rotation: int, *, rotate: bool) -> None:
         super().__init__(ops)
-        self.name = name
+        self._ops, self._rotate = ops, rotate
+        self.chosen: Chosen = (name, rotation if rotate else 1)
+
+    def shared(self, inputs: int, unit: int) -> NamedFormat:
+        name = self.chosen[0]
+        rotation = shared_rotation(name, inputs, unit)
+        return NamedFormat(self._ops, name, rotation, rotate=self._rotate)
 
 
-def format_of(target: WeightTarget) -> str:
-    """The name of the format that a tensor of the model gets."""
+def format_of(target: WeightTarget) -> Chosen:
+    """The format that a tensor of the model gets."""
     weights = target.weights
     if not isinstance(weights, PackedWeights) or not target.part.endswith("weight"):
-        return "plain"
+        return PLAIN
     found = weights.weight_format
     found = found.chosen if isinstance(found, ToldFormat) else found
-    return found.name if isinstance(found, NamedFormat) else "plain"
+    return found.chosen if isinstance(found, NamedFormat) else PLAIN
 
 
 def quantization_config(
-    targets: Mapping[str, WeightTarget], chosen: Mapping[str, str]
+    targets: Mapping[str, WeightTarget], chosen: Mapping[str, Chosen]
 ) -> dict[str, Any]:
     """`quantization_config` as compressed-tensors has it; the most common format is that of all
-    linear layers, others name their modules."""
+    linear layers, others name their modules, and so do rotations."""
     modules: dict[str, list[str]] = {}
+    rotated: dict[int, list[str]] = {}
     for name, target in targets.items():
         if isinstance(target.weights, PackedWeights) and target.part.endswith("weight"):
-            modules.setdefault(chosen[name], []).append(name.removesuffix(".weight"))
+            own, rotation = chosen[name]
+            modules.setdefault(own, []).append(name.removesuffix(".weight"))
+            if rotation > 1:
+                rotated.setdefault(rotation, []).append(name.removesuffix(".weight"))
     ignored = modules.pop("plain", [])
     words = any(name in INT4_FORMATS for name in modules)
     ordered = sorted(modules, key=lambda name: -len(modules[name]))
@@ -138,6 +165,7 @@ def quantization_config(
             "input_activations": None if words else _ACTIVATIONS,
             "output_activations": None,
         }
+    rotations = {f"rotation_{size}": _rotation(size, rotated[size]) for size in rotated}
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized" if words else "int-quantized",
@@ -145,7 +173,20 @@ def quantization_config(
         "config_groups": groups,
         "ignore": ignored,
         "kv_cache_scheme": None,
+        "transform_config": {"config_groups": rotations} if rotations else None,
         BY_TOKEN: True,
+    }
+
+
+def _rotation(size: int, modules: list[str]) -> dict[str, Any]:
+    """Inputs times a Hadamard matrix in blocks of `size`, and weights times its transpose."""
+    sides = ({"location": "input", "inverse": False}, {"location": "weight_input", "inverse": True})
+    return {
+        "type": "hadamard",
+        "head_dim": size,
+        "randomize": False,
+        "requires_grad": False,
+        "apply": [{"targets": modules, **side, "ignore": []} for side in sides],
     }
 
 

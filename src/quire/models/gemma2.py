@@ -64,7 +64,9 @@ class Gemma2Block:
         )
         self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=traits.bias)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(spec.num_heads * spec.head_dim, size, bias=traits.bias)
+        self.output = make.row(
+            spec.num_heads * spec.head_dim, size, bias=traits.bias, unit=spec.head_dim
+        )
         self.mlp = make.gated_mlp(size, spec.intermediate_size, spec.activation)
 
     def __call__(

@@ -90,7 +90,7 @@ class Gemma4Block:
         )
         self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=False)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(spec.num_heads * head_dim, size, bias=False)
+        self.output = make.row(spec.num_heads * head_dim, size, bias=False, unit=head_dim)
         self.mlp = make.gated_mlp(size, traits.inner_sizes[layer], spec.activation)
         self.beside = None
         if spec.experts is not None:

@@ -45,7 +45,7 @@ class GPT2Block:
             size, self.attention, self.attention_norm, bias=True, transposed=True
         )
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(size, size, bias=True, transposed=True)
+        self.output = make.row(size, size, bias=True, transposed=True, unit=spec.head_dim)
         self.mlp_norm = make.layer_norm(size, eps)
         self.mlp = make.mlp(
             size, spec.intermediate_size, spec.activation, bias=True, transposed=True

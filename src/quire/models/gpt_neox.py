@@ -48,7 +48,7 @@ class GPTNeoXBlock:
             size, self.attention, self.attention_norm, bias=traits.attention_bias
         )
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(size, size, bias=traits.attention_bias)
+        self.output = make.row(size, size, bias=traits.attention_bias, unit=spec.head_dim)
         self.mlp_norm = make.layer_norm(size, eps)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=True)
         self._sum = make.residual_add() if traits.is_parallel else None

@@ -49,7 +49,8 @@ class AttentionOperator:
             layer, heads, rope=spec.ropes[layer], qk_norm_eps=spec.norm_eps
         )
         self.qkv = make.qkv_linear(spec.hidden_size, self.attention, None, bias=False)
-        self.output = make.row(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
+        size = spec.hidden_size
+        self.output = make.row(spec.num_heads * spec.head_dim, size, bias=False, unit=spec.head_dim)
 
     def mix(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """Return what each token takes from those before it, [T, H · D]."""

@@ -107,7 +107,9 @@ class LlamaBlock:
             pairs_neighbours=traits.pairs_neighbours,
         )
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1, layer=layer)
-        self.output = make.row(spec.num_heads * spec.head_dim, size, bias=traits.o_bias)
+        self.output = make.row(
+            spec.num_heads * spec.head_dim, size, bias=traits.o_bias, unit=spec.head_dim
+        )
         self.mlp_norm = make.residual_add() if before is None else make.rms_norm(size, eps)
         self.mlp, self.moe = None, None
         if spec.experts is not None and spec.experts.layers[layer]:

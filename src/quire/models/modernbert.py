@@ -64,7 +64,7 @@ class ModernBertBlock:
             size, self.attention, self.attention_norm, bias=traits.attention_bias, fused=True
         )
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(size, size, bias=traits.attention_bias)
+        self.output = make.row(size, size, bias=traits.attention_bias, unit=spec.head_dim)
         self.mlp_norm = make.layer_norm(size, eps, bias=bias)
         self.mlp = make.gated_mlp(
             size, spec.intermediate_size, spec.activation, bias=traits.mlp_bias, fused=True

@@ -53,7 +53,7 @@ class MPTBlock:
         self.attention = make.attention(layer, heads, scale=scale, scores=scores)
         self.qkv = make.fused_qkv_linear(size, self.attention, self.attention_norm, bias=False)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(size, size, bias=False)
+        self.output = make.row(size, size, bias=False, unit=spec.head_dim)
         self.mlp_norm = make.layer_norm(size, eps, bias=False)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=False)
 

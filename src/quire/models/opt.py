@@ -55,7 +55,7 @@ class OPTBlock:
         self.attention = make.attention(layer, heads)
         self.qkv = make.qkv_linear(size, self.attention, self.attention_norm, bias=bias)
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(size, size, bias=bias)
+        self.output = make.row(size, size, bias=bias, unit=spec.head_dim)
         self.mlp_norm = make.layer_norm(size, spec.norm_eps, affine=traits.norm_affine)
         self.mlp = make.mlp(size, spec.intermediate_size, spec.activation, bias=bias)
 

@@ -48,7 +48,9 @@ class CohereBlock:
             size, self.attention, self.block_norm, bias=traits.bias, pairs_neighbours=True
         )
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1)
-        self.output = make.row(spec.num_heads * spec.head_dim, size, bias=traits.bias)
+        self.output = make.row(
+            spec.num_heads * spec.head_dim, size, bias=traits.bias, unit=spec.head_dim
+        )
         self.mlp = make.gated_mlp(size, spec.intermediate_size, spec.activation)
         self.sum = make.residual_add()
 

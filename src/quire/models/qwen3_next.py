@@ -60,7 +60,8 @@ class GatedAttention:
             layer, heads, rope=spec.ropes[layer], qk_norm_eps=spec.norm_eps, qk_norm_offset=1.0
         )
         self.qkv = make.gated_qkv_linear(spec.hidden_size, self.attention)
-        self.output = make.row(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
+        size = spec.hidden_size
+        self.output = make.row(spec.num_heads * spec.head_dim, size, bias=False, unit=spec.head_dim)
         self._gate = make.output_gate()
         self._size = self.attention.parts["q"].count
 
@@ -77,7 +78,8 @@ class DeltaOperator:
     def __init__(self, spec: ModelSpec, traits: DeltaTraits, make: LayerFactory) -> None:
         size, heads = spec.hidden_size, traits.heads
         self.mixer = make.gated_delta(size, heads, traits.taps, spec.norm_eps)
-        self.output = make.row(heads.num_values * heads.value_dim, size, bias=False)
+        of_key = heads.num_values // heads.num_keys * heads.value_dim
+        self.output = make.row(heads.num_keys * of_key, size, bias=False, unit=of_key)
 
     def mix(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """Return what each token takes from those before it, [T, H · Dv]."""

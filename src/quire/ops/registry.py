@@ -24,6 +24,7 @@ from quire.ops.linear.plain import INVARIANT, PackedMatrix, PartialMatrix
 from quire.ops.linear.plain import OP as LINEAR
 from quire.ops.linear.plain.contract import NO_PARTIAL
 from quire.ops.linear.plain.gated import GatedMatrix
+from quire.ops.linear.rotate import OP as ROTATE
 from quire.ops.linear.tables import OP as LINEAR_TABLES
 from quire.ops.moe.experts import OP as EXPERTS
 from quire.ops.moe.experts import ExpertLayers
@@ -94,6 +95,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             LOW_RANK,
             LINEAR_BLOCKS,
             LINEAR_TABLES,
+            ROTATE,
             ROUTE,
             EXPERTS,
             EMBEDDING,
@@ -140,6 +142,7 @@ class OpSet:
     low_rank: Callable[..., None]
     linear_blocks: Callable[..., PackedMatrix]
     linear_tables: Callable[..., PackedMatrix]
+    rotate: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     experts: Callable[..., ExpertLayers]
     embedding: Callable[..., torch.Tensor]

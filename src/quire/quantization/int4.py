@@ -11,7 +11,8 @@ from quire.config.quantization import INT4_GROUP_SIZE
 from quire.errors import ConfigError
 from quire.ops import OpSet, PackedMatrix, PartialMatrix
 from quire.ops.linear.int4.contract import pack_scale
-from quire.quantization.weight_format import WidensStored, row_blocks
+from quire.ops.linear.rotate import rotate
+from quire.quantization.weight_format import Rotate, WidensStored, row_blocks
 
 __all__ = ["Int4Format", "Int4Matrix", "quantize_int4"]
 
@@ -32,7 +33,7 @@ class Int4Format(WidensStored):
     """`WeightFormat` for inputs that are a multiple of the group size.
 
     group_size: inputs that share a scale. zero_points: a grid from the smallest to the largest
-    number of a group; without, one that is symmetric around zero.
+    number of a group; without, one that is symmetric around zero. Inputs are rotated within groups.
     """
 
     def __init__(
@@ -45,9 +46,12 @@ class Int4Format(WidensStored):
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, gate: str | None = None
     ) -> PackedMatrix:
-        values, scale, zero = quantize_int4(weight, self._group_size, zero_points=self._zero_points)
+        size, zero_points = self._group_size, self._zero_points
+        values, scale, zero = quantize_int4(
+            weight, size, zero_points=zero_points, rotation=size, rotate=self._ops.rotate
+        )
         linear = self._ops.gated_linear("linear_int4", gate)
-        return linear(values, scale, zero, bias, dtype=weight.dtype)
+        return linear(values, scale, zero, bias, dtype=weight.dtype, rotation=size)
 
     def cut(self, inputs: range) -> _CutInt4:
         size = self._group_size
@@ -71,7 +75,10 @@ class _CutInt4:
         self._groups = slice(inputs.start // group_size, inputs.stop // group_size)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PartialMatrix:
-        values, scale, zero = quantize_int4(weight, self._group_size, zero_points=self._zero_points)
+        size, zero_points = self._group_size, self._zero_points
+        values, scale, zero = quantize_int4(
+            weight, size, zero_points=zero_points, rotation=size, rotate=self._ops.rotate
+        )
         half, power = pack_scale(scale)
         rounded = half.float() * power.unsqueeze(1)
         return self._ops.partial_linear("linear_int4")(
@@ -80,6 +87,7 @@ class _CutInt4:
             None if zero is None else zero[:, self._groups],
             bias,
             dtype=weight.dtype,
+            rotation=size,
         )
 
 
@@ -88,10 +96,16 @@ Int4Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def quantize_int4(
-    weight: torch.Tensor, group_size: int = INT4_GROUP_SIZE, *, zero_points: bool = True
+    weight: torch.Tensor,
+    group_size: int = INT4_GROUP_SIZE,
+    *,
+    zero_points: bool = True,
+    rotation: int = 1,
+    rotate: Rotate = rotate,
 ) -> Int4Matrix:
     """weight [O, I] → values uint8 [O, I] in 0 to 15, scales float32 [O, I / group_size], and zero
-    points uint8 of the same shape or None, which is 8; weight ≈ (value - zero) · scale.
+    points uint8 of the same shape or None, which is 8; weight ≈ (value - zero) · scale,
+    of inputs that are rotated in blocks of `rotation`, by `rotate`.
 
     Of a few grids each group takes the one with the smallest squared error. I must be a multiple of
     group_size.
@@ -102,7 +116,7 @@ def quantize_int4(
     scales = torch.empty(grid, dtype=torch.float32, device=weight.device)
     zeros = torch.empty(grid, dtype=torch.uint8, device=weight.device) if zero_points else None
     grids = _grids_between_extremes if zero_points else _symmetric_grids
-    for rows, block in row_blocks(weight):
+    for rows, block in row_blocks(weight, rotation, rotate):
         groups = block.view(-1, grid[1], group_size)
         best = _best_fit(groups, grids(groups))
         values[rows] = (best.levels + best.zero).view(-1, inputs)

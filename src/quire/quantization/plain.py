@@ -27,6 +27,10 @@ class PlainFormat:
     ) -> PackedMatrix:
         return self._ops.gated_linear("linear", gate)(weight, bias)
 
+    def shared(self, inputs: int, unit: int) -> PlainFormat:  # noqa: ARG002
+        """No number is made of others."""
+        return self
+
     def cut(self, inputs: range) -> None:
         """No number is made of others."""
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, Protocol, Self
 
 import torch
 
 from quire.errors import EngineError
 from quire.ops import PackedMatrix, PartialMatrix
+from quire.ops.linear.rotate.reference import rotate
 from quire.quantization.packed import StoredMatrix
 
-__all__ = ["CutFormat", "CuttableFormat", "WeightFormat", "WidensStored", "row_blocks"]
+__all__ = ["CutFormat", "CuttableFormat", "Rotate", "WeightFormat", "WidensStored", "row_blocks"]
 
 BLOCK_ELEMENTS = 1 << 18
 """Elements quantized at a time: 1 MiB in float32, so that intermediate results stay in the caches
 and the largest matrix of a model never exists in float32."""
+
+Rotate = Callable[[torch.Tensor, int], torch.Tensor]
+"""`rotate` of `quire.ops.linear.rotate`, by any provider."""
 
 DEVICE_BLOCK_ELEMENTS = 1 << 24
 """Elements quantized at a time on a GPU, which would wait for the host over smaller blocks."""
@@ -56,6 +60,10 @@ class WidensStored:
 
     keeps_stored = False
 
+    def shared(self, inputs: int, unit: int) -> Self:  # noqa: ARG002
+        """Return the same, since nothing is rotated."""
+        return self
+
     def keep(
         self,
         parts: Sequence[StoredMatrix | torch.Tensor],
@@ -76,6 +84,11 @@ class WidensStored:
 
 class CuttableFormat(WeightFormat, Protocol):
     """One way to keep a matrix whose inputs ranks may share."""
+
+    def shared(self, inputs: int, unit: int) -> CuttableFormat:
+        """Return the format of a matrix whose inputs ranks may share, in parts of whole units of
+        `unit`; it does not depend on the number of ranks."""
+        ...
 
     def cut(self, inputs: range) -> CutFormat | None:
         """Return how a rank keeps these inputs of a matrix whose numbers are made of whole rows;
@@ -98,11 +111,16 @@ class CutFormat(Protocol):
         ...
 
 
-def row_blocks(weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Whole rows of `weight` [O, I] in float32, a block of them at a time, and which they are."""
+def row_blocks(
+    weight: torch.Tensor, rotation: int = 1, rotate: Rotate = rotate
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Whole rows of `weight` [O, I] in float32, a block of them at a time, and which they are.
+    rotation: give them for inputs that are rotated in blocks of this size (`linear_int8`), by
+    `rotate`, which may be a kernel with the same bits."""
     outputs, inputs = weight.shape
     elements = BLOCK_ELEMENTS if weight.device.type == "cpu" else DEVICE_BLOCK_ELEMENTS
     height = max(1, elements // inputs)
     for start in range(0, outputs, height):
         rows = slice(start, min(start + height, outputs))
-        yield rows, weight[rows].float()
+        block = weight[rows]
+        yield rows, block.float() if rotation == 1 else rotate(block, rotation).div_(rotation)

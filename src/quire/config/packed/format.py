@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 __all__ = [
     "Format",
     "PackedSettings",
+    "RotationRule",
     "SchemeRule",
     "compile_pattern",
     "read_block",
@@ -30,24 +31,43 @@ class SchemeRule:
 
 
 @dataclass(frozen=True, slots=True)
+class RotationRule:
+    """Modules whose inputs and weights are rotated, in blocks of `size` inputs."""
+
+    pattern: re.Pattern[str]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class PackedSettings:
     """source: place of these settings, for messages. default: scheme of modules without a rule.
-    rules: rules in order; the first that matches holds."""
+    rules, rotations: rules in order; the first that matches holds."""
 
     source: str
     default: Scheme
     rules: tuple[SchemeRule, ...] = ()
+    rotations: tuple[RotationRule, ...] = ()
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
+        """Every scheme, as it is without a rotation."""
         return (self.default, *(rule.scheme for rule in self.rules))
 
     def scheme_of(self, module: str) -> Scheme:
         """Return the scheme of `module`, if it is quantized at all."""
-        for rule in self.rules:
-            if rule.pattern.match(module):
-                return rule.scheme
-        return self.default
+        matching = (rule.scheme for rule in self.rules if rule.pattern.match(module))
+        scheme = next(matching, self.default)
+        sizes = (rule.size for rule in self.rotations if rule.pattern.match(module))
+        size = next(sizes, 1)
+        if size == 1:
+            return scheme
+        rotated = scheme.rotated(size)
+        if rotated is None:
+            raise ConfigError(
+                f"{self.source}: transform_config rotates {module}, which has no integers; use a "
+                "checkpoint of the model without"
+            )
+        return rotated
 
 
 @dataclass(frozen=True, slots=True)

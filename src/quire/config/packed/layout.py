@@ -35,6 +35,11 @@ class PackedLayout:
     kernels: tuple[str, ...]
 
     @property
+    def rotation(self) -> int:
+        """Inputs of a block that is rotated, as of `Scheme`."""
+        return self.scheme.rotated_inputs
+
+    @property
     def all_tensors(self) -> tuple[StoredTensor, ...]:
         return (*self.tensors.values(), *self.dropped)
 

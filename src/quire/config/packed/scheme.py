@@ -54,6 +54,17 @@ class Scheme(Protocol):
     added: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def rotated_inputs(self) -> int:
+        """Inputs of a block that is multiplied by a Hadamard matrix; 1 for none."""
+        return 1
+
+    def rotated(self, size: int) -> Scheme | None:
+        """Return the scheme with blocks of `size` inputs rotated; None if it has no such
+        weights."""
+        del size
+        return None
+
     def holds(self, parts: Parts) -> bool:
         """Return whether these tensors are a matrix in this scheme, and not a plain one."""
         ...

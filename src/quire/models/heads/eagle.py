@@ -45,7 +45,9 @@ class EagleLayer:
         self.attention = make.attention(0, heads, rope=spec.ropes[0])
         self.qkv = make.qkv_linear(width, self.attention, None, bias=traits.qkv_bias)
         self.wanted = make.wanted_tokens(is_last=True)
-        self.output = make.row(spec.num_heads * spec.head_dim, spec.hidden_size, bias=traits.o_bias)
+        self.output = make.row(
+            spec.num_heads * spec.head_dim, spec.hidden_size, bias=traits.o_bias, unit=spec.head_dim
+        )
         self.mlp_norm = make.rms_norm(spec.hidden_size, spec.norm_eps)
         self.mlp = make.gated_mlp(
             spec.hidden_size, spec.intermediate_size, spec.activation, bias=traits.mlp_bias

@@ -86,10 +86,12 @@ def keep_partial(
     form = _kernel_form(ops, part)
     if isinstance(form, _Int8):
         linear = ops.partial_linear("linear_int8")
-        return KeptPartial(linear(form.values, form.scale, bias, dtype=dtype), by_torch=False)
+        integers = linear(form.values, form.scale, bias, dtype=dtype, rotation=form.rotation)
+        return KeptPartial(integers, by_torch=False)
     if isinstance(form, _Int4) and form.order is None:
         linear = ops.partial_linear("linear_int4")
-        integers = linear(form.values, form.scale, form.zeros, bias, dtype=dtype)
+        weights = (form.values, form.scale, form.zeros, bias)
+        integers = linear(*weights, dtype=dtype, rotation=form.rotation)
         return KeptPartial(integers, by_torch=False)
     if form is None or isinstance(form, _Int4):
         return KeptPartial(PlainPartial(PanelMatrix(part, None, dtype), bias), by_torch=True)
@@ -101,11 +103,13 @@ class _Int8(NamedTuple):
 
     values: torch.Tensor
     scale: torch.Tensor
+    rotation: int = 1
 
     def pack(
         self, ops: OpSet, bias: torch.Tensor | None, dtype: torch.dtype, gate: str | None
     ) -> PackedMatrix:
-        return ops.gated_linear("linear_int8", gate)(self.values, self.scale, bias, dtype=dtype)
+        linear = ops.gated_linear("linear_int8", gate)
+        return linear(self.values, self.scale, bias, dtype=dtype, rotation=self.rotation)
 
 
 class _Int4(NamedTuple):
@@ -115,12 +119,14 @@ class _Int4(NamedTuple):
     scale: torch.Tensor
     zeros: torch.Tensor | None
     order: torch.Tensor | None
+    rotation: int = 1
 
     def pack(
         self, ops: OpSet, bias: torch.Tensor | None, dtype: torch.dtype, gate: str | None
     ) -> PackedMatrix:
         linear = ops.gated_linear("linear_int4", gate)
-        matrix = linear(self.values, self.scale, self.zeros, bias, dtype=dtype)
+        weights = (self.values, self.scale, self.zeros, bias)
+        matrix = linear(*weights, dtype=dtype, rotation=self.rotation)
         return _permuted(ops, matrix, self.order)
 
 
@@ -171,7 +177,16 @@ def _kernel_form(ops: OpSet, part: StoredMatrix | torch.Tensor) -> _Form | None:
             part.layout.module,
             operation,
         )
-    return form
+    return _rotated(form, part.layout.rotation)
+
+
+def _rotated(form: _Form | None, rotation: int) -> _Form | None:
+    """The same for rotated inputs; None if they are in another order."""
+    if rotation == 1 or form is None:
+        return form
+    if isinstance(form, _Int4) and form.order is None:
+        return form._replace(rotation=rotation)
+    return form._replace(rotation=rotation) if isinstance(form, _Int8) else None
 
 
 def form_of(found: Blocks | Integers | Tables, kernel: str) -> _Form | None:
@@ -276,9 +291,11 @@ def _merge(forms: Sequence[_Form | None]) -> _Form | None:
         return _BlockForm(Blocks.joined([form.blocks for form in blocks]), blocks[0].order)
     eights = [form for form in forms if isinstance(form, _Int8)]
     if len(eights) == len(forms):
-        return _Int8(
-            torch.cat([form.values for form in eights]), torch.cat([form.scale for form in eights])
-        )
+        rotation = eights[0].rotation
+        if any(form.rotation != rotation for form in eights):
+            return None
+        scale = torch.cat([form.scale for form in eights])
+        return _Int8(torch.cat([form.values for form in eights]), scale, rotation)
     fours = [form for form in forms if isinstance(form, _Int4)]
     if len(fours) != len(forms) or not all(_fit(form, fours[0]) for form in fours):
         return None
@@ -293,12 +310,13 @@ def _merge(forms: Sequence[_Form | None]) -> _Form | None:
             ]
         )
     values = torch.cat([form.values for form in fours])
-    return _Int4(values, torch.cat([form.scale for form in fours]), zeros, fours[0].order)
+    scale = torch.cat([form.scale for form in fours])
+    return _Int4(values, scale, zeros, fours[0].order, fours[0].rotation)
 
 
 def _fit(form: _Int4, other: _Int4) -> bool:
-    """Return whether both have equal groups and one order of inputs."""
-    same = form.scale.shape[1] == other.scale.shape[1]
+    """Return whether both have equal groups and rotations, and one order of inputs."""
+    same = form.scale.shape[1] == other.scale.shape[1] and form.rotation == other.rotation
     return same and _same_order(form.order, other.order)
 
 

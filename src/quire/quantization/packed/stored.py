@@ -14,6 +14,7 @@ from quire.config.packed.read import ALIGNMENT, BrokenError, Integers, Part, Rea
 from quire.config.packed.settings import FORMATS
 from quire.errors import ConfigError
 from quire.ops.linear.blocks.contract import Blocks
+from quire.ops.linear.rotate.reference import rotate
 from quire.ops.linear.tables.contract import Tables
 
 __all__ = ["StoredMatrix", "numbers_of"]
@@ -87,6 +88,11 @@ class StoredMatrix:
         layout = self.layout
         part = Part(outputs, inputs, self.shape)
         try:
+            if any(edge % layout.rotation for edge in (inputs.start, inputs.stop)):
+                raise UncutError(
+                    f"inputs {inputs.start} to {inputs.stop}; it can be at multiples of "
+                    f"{layout.rotation}, which are rotated together"
+                )
             tensors = self._reading.cut(layout.scheme, self._tensors, part)
         except UncutError as error:
             raise ConfigError(
@@ -107,7 +113,7 @@ class StoredMatrix:
         return StoredMatrix(replace(layout, **sizes, tensors=stored, kernels=kernels), own)
 
     def defined(self) -> Blocks | Integers | Tables:
-        """The whole matrix as its definition has it."""
+        """The whole matrix as its definition has it, which may be rotated."""
         pieces = [self._define(outputs) for outputs in self._cuts()]
         whole = type(pieces[0]).joined(pieces)  # type: ignore[arg-type]
         return whole if self._order is None else whole.taken(self._order)
@@ -132,7 +138,8 @@ class StoredMatrix:
         """The numbers of outputs in the order of the tensors."""
         start = first // ALIGNMENT * ALIGNMENT
         stop = min(-(-past // ALIGNMENT) * ALIGNMENT, self.layout.outputs)
-        return self._define(slice(start, stop)).numbers()[first - start : past - start]
+        found = self._define(slice(start, stop)).numbers()[first - start : past - start]
+        return rotate(found, self.layout.rotation)  # back: twice is the size of a block
 
     def slices(self) -> Iterator[tuple[int, torch.Tensor]]:
         """All outputs, some at a time: index of the first, and `numbers`."""

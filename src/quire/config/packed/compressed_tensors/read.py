@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -30,7 +31,8 @@ UNSET = -1
 def packed_integers(
     scheme: PackedIntegers, tensors: Mapping[str, torch.Tensor], outputs: slice
 ) -> Integers:
-    """(q - z) · s, where q and z are stored with half of the range added; a symmetric z is 0."""
+    """(q - z) · s, where q and z are stored with half of the range added; a symmetric z is 0. Of
+    rotated weights W · H / √n, the integers are those of W · H / n (`linear_int8`)."""
     bits, words = scheme.bits, tensors["weight_packed"]
     index = tensors.get("weight_g_idx")
     if index is not None and bool((index == UNSET).any()):
@@ -39,7 +41,7 @@ def packed_integers(
     shape = tensors.get("weight_shape")
     if shape is not None:
         values = values[:, : int(shape[1])]
-    scales = _scales(tensors["weight_scale"], len(words), outputs)
+    scales = _unrooted(_scales(tensors["weight_scale"], len(words), outputs), scheme.rotation)
     zeros: torch.Tensor | int = 1 << bits - 1
     if not scheme.symmetric:
         rows = slice(outputs.start * bits // 32, -(-outputs.stop * bits // 32))
@@ -52,15 +54,27 @@ def packed_integers(
 def plain_integers(
     scheme: PlainIntegers, tensors: Mapping[str, torch.Tensor], outputs: slice
 ) -> Integers:
-    """(q - z) · s; a symmetric z is 0."""
+    """(q - z) · s; a symmetric z is 0. Rotated weights as above."""
     weight = tensors["weight"]
     values = weight[outputs]
-    scales = _scales(tensors["weight_scale"], len(weight), outputs)
+    scales = _unrooted(_scales(tensors["weight_scale"], len(weight), outputs), scheme.rotation)
     zeros: torch.Tensor | int = 0
     if not scheme.symmetric:
         zeros = _scales(tensors["weight_zero_point"], len(weight), outputs).to(torch.int16)
     size = values.shape[1] if scheme.group_size == -1 else scheme.group_size
     return Integers(values, zeros, scales, size)
+
+
+def _unrooted(scales: torch.Tensor, rotation: int) -> torch.Tensor:
+    """Divide scales by the root of `rotation`. What comes within 2**-20 of numbers of 11 bits is
+    these: the division was of what they were multiplied to (`compress`)."""
+    scales = scales / math.sqrt(rotation)
+    if math.isqrt(rotation) ** 2 == rotation:
+        return scales
+    mantissa, exponent = torch.frexp(scales)
+    rounded = torch.ldexp((mantissa * 2**11).round_() / 2**11, exponent)
+    is_near = bool(((rounded - scales).abs() <= scales.abs() * 2**-20).all())
+    return rounded if is_near else scales
 
 
 def _scales(scale: torch.Tensor, num_outputs: int, outputs: slice) -> torch.Tensor:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 from quire.config.hf import RawConfig
 from quire.config.packed.float8.scheme import Float8
 from quire.config.packed.format import (
     Format,
     PackedSettings,
+    RotationRule,
     SchemeRule,
     compile_pattern,
     read_block,
@@ -44,18 +46,27 @@ scale per token. Other engines read the same weights with activations of 16 bits
 class PackedIntegers(Scheme):
     """pack-quantized of compressed-tensors: 4 or 8 bits in words, a scale for each output and group
     of inputs. group_size: -1 is all inputs. symmetric: there are no zero points. by_token:
-    activations are meant to have 8 bits, with one scale per token."""
+    activations are meant to have 8 bits, with one scale per token. rotation: inputs of a block that
+    is multiplied by a Hadamard matrix over the root of its size, 1 for none; so are the weights."""
 
     bits: int
     group_size: int
     symmetric: bool
     by_token: bool = False
+    rotation: int = 1
     name: ClassVar[str] = "compressed-tensors"
     kinds: ClassVar[tuple[str, ...]] = (
         "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"
     )  # fmt: skip
     floats: ClassVar[tuple[str, ...]] = ("weight_scale",)
     dropped: ClassVar[tuple[str, ...]] = ("input_scale", "input_zero_point", "output_scale")
+
+    @property
+    def rotated_inputs(self) -> int:
+        return self.rotation
+
+    def rotated(self, size: int) -> PackedIntegers:
+        return replace(self, rotation=size)
 
     def holds(self, parts: Parts) -> bool:
         return "weight_packed" in parts
@@ -86,16 +97,24 @@ class PackedIntegers(Scheme):
 @dataclass(frozen=True, slots=True)
 class PlainIntegers(Scheme):
     """int-quantized of compressed-tensors: a byte for each number, even for one of 4 bits.
-    group_size, symmetric, by_token: see `PackedIntegers`."""
+    group_size, symmetric, by_token, rotation: see `PackedIntegers`."""
 
     bits: int
     group_size: int
     symmetric: bool
     by_token: bool = False
+    rotation: int = 1
     name: ClassVar[str] = "compressed-tensors"
     kinds: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_zero_point")
     floats: ClassVar[tuple[str, ...]] = ("weight_scale",)
     dropped: ClassVar[tuple[str, ...]] = ("input_scale", "input_zero_point", "output_scale")
+
+    @property
+    def rotated_inputs(self) -> int:
+        return self.rotation
+
+    def rotated(self, size: int) -> PlainIntegers:
+        return replace(self, rotation=size)
 
     def holds(self, parts: Parts) -> bool:
         return dtype_of(parts, "weight") == "I8"
@@ -134,10 +153,13 @@ def compressed_kernels(
     these weights.
 
     One scale of activations per token adds some 0.04 nats (KL) where scales of 32 inputs add 0.004,
-    so only checkpoints that are meant so take it first (docs/quantization.md).
+    so only checkpoints that are meant so take it first (docs/quantization.md), and rotated ones,
+    which blocks do not serve.
     """
     if integers is None and scheme.symmetric and num_groups(inputs, scheme.group_size) == 1:
         integers = int8_kernel(inputs)
+    if scheme.rotation > 1:
+        return found(integers)
     kind = f"w{scheme.bits}" if scheme.symmetric else f"w{scheme.bits}_zero"
     blocks = block_kernel(kind, inputs, scheme.group_size)
     return found(integers, blocks) if scheme.by_token else found(blocks, integers)
@@ -155,10 +177,9 @@ def check_scales(parts: Parts, outputs: int, inputs: int, group_size: int) -> in
 
 
 def read_compressed_tensors(raw: RawConfig) -> PackedSettings:
-    for key in ("sparsity_config", "transform_config"):
-        section = raw.section(key)
-        if section and section.read(str, "format", default="") != "dense":
-            raise refused(raw, key, list(section), "use a checkpoint of the model without")
+    sparsity = raw.section("sparsity_config")
+    if sparsity and sparsity.read(str, "format", default="") != "dense":
+        raise refused(raw, "sparsity_config", list(sparsity), _WITHOUT)
     groups = raw.section("config_groups")
     rules: list[SchemeRule] = []
     default: Scheme | None = None
@@ -180,7 +201,52 @@ def read_compressed_tensors(raw: RawConfig) -> PackedSettings:
                 rules.append(SchemeRule(re.compile(re.escape(target) + "$"), scheme))
     if default is None and not rules:
         raise refused(raw, "config_groups", {}, "correct it: no weights are described")
-    return PackedSettings(raw.source, default or rules[0].scheme, tuple(rules))
+    rotations = tuple(_rotations(raw.section("transform_config")))
+    return PackedSettings(raw.source, default or rules[0].scheme, tuple(rules), rotations)
+
+
+_WITHOUT = "use a checkpoint of the model without"
+
+
+def _rotations(section: RawConfig | None) -> Iterator[RotationRule]:
+    """Yield what transform_config says: Hadamard matrices over inputs, whose transposes are in the
+    weights already. Raises ConfigError for other transforms."""
+    groups = None if section is None else section.section("config_groups")
+    if groups is None:
+        return
+    for name in groups:
+        group = groups.section(name)
+        if group is None:
+            raise refused(groups, "transform_config", name, _WITHOUT)
+        size = group.read(int, "block_size", "head_dim", default=0)
+        changes = any(
+            group.read(bool, key, default=False) for key in ("randomize", "requires_grad")
+        )
+        listed = cast("tuple[dict[str, Any], ...]", group.read_list(dict, "apply") or ())
+        sides = [RawConfig(each, group.source) for each in listed]
+        places = {
+            (side.read(str, "location"), side.read(bool, "inverse", default=False))
+            for side in sides
+        }
+        targets = {side.read_list(str, "targets") or () for side in sides}
+        if (
+            group.read(str, "type", default="") != "hadamard"
+            or size not in _ROTATIONS
+            or changes
+            or places != {("input", False), ("weight_input", True)}
+            or len(targets) != 1
+            or any(side.read_list(str, "ignore") for side in sides)
+        ):
+            raise refused(group, "transform_config", group.as_dict(), _WITHOUT)
+        for target in targets.pop():
+            literal = ".*" if target == "Linear" else re.escape(target) + "$"
+            is_pattern = target.startswith("re:")
+            expression = target.removeprefix("re:") if is_pattern else literal
+            yield RotationRule(compile_pattern(group, expression), size)
+
+
+_ROTATIONS = tuple(1 << power for power in range(4, 13))
+"""Sizes of blocks of inputs that `linear_int8` and `linear_int4` rotate."""
 
 
 def _is_by_token(activations: RawConfig | None) -> bool:

@@ -209,41 +209,52 @@ QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scal
 }
 
 // Unpacks rows power · scale · (W - zero) of the packed matrix to out, [num_ids, groups ·
-// group_size]. id_bytes: 4 or 8. Returns 3 for an id outside the table.
+// group_size], and undoes the rotation of LinearCall. id_bytes: 4 or 8. Returns 2 without memory for
+// a row, 3 for an id outside the table.
 QUIRE_API int quire_linear_int4_rows(const uint8_t* packed, const uint8_t* packed_zeros,
                                      const float* power, const void* ids, int32_t id_bytes,
                                      void* out, int64_t num_ids, int64_t outputs, int64_t groups,
-                                     int64_t group_size, int32_t dtype, quire::Team* team) {
+                                     int64_t group_size, int64_t rotation, int32_t dtype,
+                                     quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Ids rows{ids, id_bytes};
   if (!rows.all_within(num_ids, outputs)) return 3;
   const Int4Table table{packed, packed_zeros, power, {group_size, groups}};
   const int64_t depth = groups * group_size;
-  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+  std::atomic<bool> out_of_memory{false};
+  const int unknown = dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     parallel_for(num_ids, kWorkPerTask / 64 / depth + 1, team, [&](int64_t i) {
-      E* target = static_cast<E*>(out) + i * depth;
-      for (int64_t g = 0; g < groups; ++g) {
-        unpack_group(table, rows[i], g, target + g * group_size);
+      const auto unpack = [&](auto* target) {
+        for (int64_t g = 0; g < groups; ++g) {
+          unpack_group(table, rows[i], g, target + g * group_size);
+        }
+      };
+      if (!put_unrotated(static_cast<E*>(out) + i * depth, depth, rotation, unpack)) {
+        out_of_memory.store(true, std::memory_order_relaxed);
       }
     });
   });
+  return unknown != 0 ? unknown : out_of_memory.load(std::memory_order_relaxed) ? 2 : 0;
 }
 QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
 // Computes y. x: rows of groups · group_size elements with a stride. y: [rows, outputs] of x's type
 // or float32; for a gated layer half as wide. power and bias (or null): float32, scale and bias of
-// LinearCall. gate: as in packing. y_stride: of the rows of y, 0 if they are contiguous.
+// LinearCall, as rotation. gate: as in packing. y_stride: of the rows of y, 0 if they are
+// contiguous.
 QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const uint8_t* packed_zeros, const float* power, const float* bias,
                                 void* y, int64_t y_stride, int64_t rows, int64_t outputs,
-                                int64_t groups, int64_t group_size, int32_t x_dtype,
-                                int32_t y_dtype, int32_t gate, quire::Team* team) {
+                                int64_t groups, int64_t group_size, int64_t rotation,
+                                int32_t x_dtype, int32_t y_dtype, int32_t gate,
+                                quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Outputs all{outputs, gate, y_stride};
-  const LinearCall call{rows, all, groups * group_size, x_stride, power, bias, team};
+  LinearCall call{rows, all, groups * group_size, x_stride, power, bias, team};
+  call.rotation = rotation;
   return multiply_groups({group_size, groups}, call, packed, packed_zeros, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_int4)
@@ -255,12 +266,12 @@ QUIRE_API int quire_linear_int4_partial(const void* x, int64_t x_stride, const u
                                         const uint8_t* packed_zeros, const float* power,
                                         const float* largest, float* sums, int64_t rows,
                                         int64_t outputs, int64_t groups, int64_t group_size,
-                                        int32_t x_dtype, quire::Team* team) {
+                                        int64_t rotation, int32_t x_dtype, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const LinearCall call{rows,  {outputs, kUngated}, groups * group_size, x_stride,
                         power, nullptr,             team,                largest,
-                        Sums::kScaled};
+                        Sums::kScaled, rotation};
   return multiply_groups({group_size, groups}, call, packed, packed_zeros, x_dtype,
                          static_cast<int32_t>(DType::kFloat32), x, sums);
 }

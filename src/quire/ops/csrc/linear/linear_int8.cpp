@@ -178,47 +178,55 @@ QUIRE_API int quire_linear_int8_pack(const int8_t* weight, uint8_t* packed, int6
   return 0;
 }
 
-// Unpacks rows scale · W of the packed matrix to out, [num_ids, depth]. id_bytes: 4 or 8. Returns 3
-// for an id outside the table.
+// Unpacks rows scale · W of the packed matrix to out, [num_ids, depth], and undoes the rotation of
+// LinearCall. id_bytes: 4 or 8. Returns 2 without memory for a row, 3 for an id outside the table.
 QUIRE_API int quire_linear_int8_rows(const uint8_t* packed, const float* scale, const void* ids,
                                      int32_t id_bytes, void* out, int64_t num_ids,
-                                     int64_t outputs, int64_t depth, int32_t dtype,
-                                     quire::Team* team) {
+                                     int64_t outputs, int64_t depth, int64_t rotation,
+                                     int32_t dtype, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Ids rows{ids, id_bytes};
   if (!rows.all_within(num_ids, outputs)) return 3;
   const int64_t quads = (depth + 3) / 4;
-  return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
+  std::atomic<bool> out_of_memory{false};
+  const int unknown = dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     parallel_for(num_ids, kWorkPerTask / 64 / depth + 1, team, [&](int64_t i) {
       const int64_t id = rows[i], c = id % kWidth;
       const uint8_t* source = packed + id / kWidth * quads * 4 * kWidth + 4 * c;
-      E* target = static_cast<E*>(out) + i * depth;
-      float row[kLanes];
-      for (int64_t k = 0; k < depth; k += kLanes) {
-        const int64_t n = std::min<int64_t>(kLanes, depth - k);
-        for (int64_t j = 0; j < n; ++j) {
-          row[j] = static_cast<float>(source[(k + j) / 4 * 4 * kWidth + j % 4] - 128);
+      const auto unpack = [&](auto* target) {
+        float row[kLanes];
+        for (int64_t k = 0; k < depth; k += kLanes) {
+          const int64_t n = std::min<int64_t>(kLanes, depth - k);
+          for (int64_t j = 0; j < n; ++j) {
+            row[j] = static_cast<float>(source[(k + j) / 4 * 4 * kWidth + j % 4] - 128);
+          }
+          put(target + k, mul(load(row), set1(scale[id])), n);
         }
-        put(target + k, mul(load(row), set1(scale[id])), n);
+      };
+      if (!put_unrotated(static_cast<E*>(out) + i * depth, depth, rotation, unpack)) {
+        out_of_memory.store(true, std::memory_order_relaxed);
       }
     });
   });
+  return unknown != 0 ? unknown : out_of_memory.load(std::memory_order_relaxed) ? 2 : 0;
 }
 QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
 // Computes y. x: rows of `depth` elements with a stride. y: [rows, outputs] of x's type or float32;
-// for a gated layer half as wide. scale and bias (or null): float32, of LinearCall. gate: as in
-// packing. y_stride: of the rows of y, 0 if they are contiguous.
+// for a gated layer half as wide. scale and bias (or null): float32, of LinearCall, as rotation.
+// gate: as in packing. y_stride: of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const float* scale, const float* bias, void* y, int64_t y_stride,
-                                int64_t rows, int64_t outputs, int64_t depth, int32_t x_dtype,
-                                int32_t y_dtype, int32_t gate, quire::Team* team) {
+                                int64_t rows, int64_t outputs, int64_t depth, int64_t rotation,
+                                int32_t x_dtype, int32_t y_dtype, int32_t gate,
+                                quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Int8 format(packed, (depth + 3) / 4);
-  const LinearCall call{rows, {outputs, gate, y_stride}, depth, x_stride, scale, bias, team};
+  LinearCall call{rows, {outputs, gate, y_stride}, depth, x_stride, scale, bias, team};
+  call.rotation = rotation;
   return multiply(format, call, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_int8)
@@ -229,13 +237,13 @@ QUIRE_REPLAYABLE(quire_linear_int8)
 QUIRE_API int quire_linear_int8_partial(const void* x, int64_t x_stride, const uint8_t* packed,
                                         const float* scale, const float* largest, int32_t* sums,
                                         int64_t rows, int64_t outputs, int64_t depth,
-                                        int32_t x_dtype, quire::Team* team) {
+                                        int64_t rotation, int32_t x_dtype, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   Int8 format(packed, (depth + 3) / 4);
   format.keeps_integers = true;
   const LinearCall call{rows, {outputs, kUngated}, depth, x_stride, scale, nullptr, team, largest,
-                        Sums::kIntegers};
+                        Sums::kIntegers, rotation};
   return multiply(format, call, x_dtype, static_cast<int32_t>(DType::kFloat32), x, sums);
 }
 QUIRE_REPLAYABLE(quire_linear_int8_partial)

@@ -56,6 +56,14 @@ QUIRE_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }  // b when eithe
 QUIRE_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
 QUIRE_INLINE vf absolute(vf x) { return _mm512_abs_ps(x); }
 QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+// Swaps the lanes that are kDistance apart, in pairs of blocks of so many lanes.
+template <int kDistance>
+QUIRE_INLINE vf swap_lanes(vf x) {
+  if constexpr (kDistance == 1) return _mm512_permute_ps(x, 0xb1);
+  if constexpr (kDistance == 2) return _mm512_permute_ps(x, 0x4e);
+  if constexpr (kDistance == 4) return _mm512_shuffle_f32x4(x, x, 0xb1);
+  if constexpr (kDistance == 8) return _mm512_shuffle_f32x4(x, x, 0x4e);
+}
 // Returns x minus the nearest integer; 0 for an infinite x.
 QUIRE_INLINE vf fraction(vf x) {
   return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -228,6 +236,12 @@ QUIRE_INLINE vf max(vf a, vf b) { return _mm256_max_ps(a, b); }  // b when eithe
 QUIRE_INLINE vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
 QUIRE_INLINE vf absolute(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+template <int kDistance>
+QUIRE_INLINE vf swap_lanes(vf x) {
+  if constexpr (kDistance == 1) return _mm256_permute_ps(x, 0xb1);
+  if constexpr (kDistance == 2) return _mm256_permute_ps(x, 0x4e);
+  if constexpr (kDistance == 4) return _mm256_permute2f128_ps(x, x, 0x01);
+}
 QUIRE_INLINE vf round_to_int(vf x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

@@ -1,20 +1,20 @@
 """y = x (scale · (weight - zero))ᵀ + b with 4-bit weights in groups and, inside, 8-bit activations.
 
-`linear_int4(weight, scale, zero=None, bias=None, *, dtype=torch.float32, gate=None)` →
+`linear_int4(weight, scale, zero=None, bias=None, *, dtype=torch.float32, gate=None, rotation=1)` →
 `PackedMatrix`; weight uint8 [O, I] with values 0 to 15, one per byte; scale float32 [O, I / G] for
 a group size G of 32, 64 or 128, told from the shapes; zero uint8 [O, I / G], 0 to 15, or None for 8
-everywhere; bias [O]; gate as in `ops.linear.plain`. No tensor is kept. Scales are kept in 16 bits
-(`contract.pack_scale`), here and in every provider.
+everywhere; bias [O]; gate as in `ops.linear.plain`; rotation as in `linear_int8`. No tensor is
+kept. Scales are kept in 16 bits (`contract.pack_scale`), here and in every provider.
 
-Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes
-8-bit integers with one scale (`linear_int8.activations.quantize_rows`); the sum of a group is exact
-in 32 bits; then in float32: the sums times their scales added in the order of the groups, times the
-scale of the row, times the power of two of the output, plus bias. A row with NaN or infinity gives
-NaN, and no other row notices. A provider gives a row the same bits whatever rows share the call and
-whatever the number of threads. `rows(ids)` gives scale · (weight - zero), rounded once from float32
-to `dtype`. As a `PartialMatrix`, which a provider may lack, its partial sums are the float32 sums
-of its groups times the power of two of the output; those of a cut matrix are added in another order
-than the whole adds them.
+Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x is
+rotated and becomes 8-bit integers with one scale (`linear_int8.activations.quantize_rows`); the sum
+of a group is exact in 32 bits; then in float32: the sums times their scales added in the order of
+the groups, times the scale of the row, times the power of two of the output, plus bias. A row with
+NaN or infinity gives NaN, and no other row notices. A provider gives a row the same bits whatever
+rows share the call and whatever the number of threads. `rows(ids)` gives scale · (weight - zero),
+rotated back, rounded once from float32 to `dtype`. As a `PartialMatrix`, which a provider may lack,
+its partial sums are the float32 sums of its groups times the power of two of the output; those of a
+cut matrix are added in another order than the whole adds them.
 
 Raises EngineError when the shapes break this contract or a value needs more than 4 bits.
 Groups along the inputs: ZeroQuant (Yao et al., 2022), section 4.1; 4-bit weights with zero points:

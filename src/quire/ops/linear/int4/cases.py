@@ -41,6 +41,17 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     for rows in (1, 5, 50):
         args = (normal(generator, rows, 64), weight, scale, zero, normal(generator, 100), ids)
         yield Case(label=f"{rows} rows, gated", args=args, kwargs={"gate": "silu"})
+        yield Case(
+            label=f"{rows} rows, gated, rotated", args=args, kwargs={"gate": "silu", "rotation": 16}
+        )
+    for dtype in DTYPES:
+        for rotation, depth, group_size in ((16, 96, 32), (64, 192, 64), (256, 512, 128)):
+            weight, scale, zero = int4_weight(generator, 41, depth, group_size)
+            for rows in (1, 6, 33):
+                x = normal(generator, rows, depth + 3, dtype=dtype)[:, 1:-2]
+                x[0, 5], x[-1, 3] = 100.0, -1000.0  # as outliers of models
+                label = f"{dtype}, {rows} rows, {depth} to 41, rotated by {rotation}"
+                yield Case(label, (x, weight, scale, zero, None, ids), {"rotation": rotation})
 
 
 def int4_weight(

@@ -6,6 +6,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.linear.plain.contract import check_gate
+from quire.ops.linear.rotate.contract import check_rotation
 
 __all__ = ["GROUP_SIZES", "SYMMETRIC_ZERO", "check_arguments", "pack_scale"]
 
@@ -20,10 +21,11 @@ def check_arguments(
     zero: torch.Tensor | None,
     bias: torch.Tensor | None,
     gate: str | None = None,
+    rotation: int = 1,
 ) -> int:
     """Return the group size. Raises EngineError unless weight is uint8 [O, I] with values 0 to 15,
     scale float32 [O, I / G] for a group size G, zero uint8 of scale's shape or None, bias [O] or
-    None, and as `check_gate`."""
+    None, and as `check_gate` and `check_rotation`."""
     if weight.dtype != torch.uint8 or weight.dim() != 2 or weight.numel() == 0:
         raise EngineError(
             "linear_int4 takes a uint8 matrix with one 4-bit value per element, not "
@@ -46,6 +48,7 @@ def check_arguments(
             f"linear_int4 takes a bias of {outputs} numbers, not of {list(bias.shape)}."
         )
     check_gate(outputs, gate)
+    check_rotation(rotation, depth)
     for name, values in (("weight", weight), ("zero", zero)):
         if values is not None and (largest := int(values.max())) > 15:
             raise EngineError(f"linear_int4 takes 4-bit values; {name} holds {largest}.")

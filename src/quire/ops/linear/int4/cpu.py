@@ -33,8 +33,9 @@ def _pack(
     *,
     dtype: torch.dtype = torch.float32,
     gate: str | None = None,
+    rotation: int = 1,
 ) -> PartialPanels:
-    group_size = check_arguments(weight, scale, zero, bias, gate)
+    group_size = check_arguments(weight, scale, zero, bias, gate, rotation)
     outputs, groups = scale.shape
     half, power = pack_scale(scale)
     columns = packed_columns(outputs, gate)
@@ -59,7 +60,7 @@ def _pack(
         "linear_int4",
         [packed, packed_zeros, pad_columns(power, gate)],
         None if bias is None else pad_columns(bias, gate),
-        sizes=[outputs, groups, group_size],
+        sizes=[outputs, groups, group_size, rotation],
         depth=groups * group_size,
         dtype=dtype,
         gate=gate,

@@ -11,6 +11,7 @@ from quire.ops.linear.int8.activations import (
     scales_of_rows,
 )
 from quire.ops.linear.plain.reference import gated
+from quire.ops.linear.rotate.reference import rotate
 
 __all__ = ["PlainInt4Matrix"]
 
@@ -28,14 +29,15 @@ class PlainInt4Matrix:
         *,
         dtype: torch.dtype = torch.float32,
         gate: str | None = None,
+        rotation: int = 1,
     ) -> None:
-        self.group_size = check_arguments(weight, scale, zero, bias, gate)
+        self.group_size = check_arguments(weight, scale, zero, bias, gate, rotation)
         shift = SYMMETRIC_ZERO if zero is None else zero.to(torch.int8).unsqueeze(-1)
         grouped = weight.to(torch.int8).unflatten(1, (-1, self.group_size))
         self.weight = (grouped - shift).flatten(1)
         self.scale, self.power = pack_scale(scale)
         self.bias = None if bias is None else bias.float()
-        self.dtype, self.gate = dtype, gate
+        self.dtype, self.gate, self.rotation = dtype, gate, rotation
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = x.reshape(-1, self.weight.shape[1])
@@ -44,10 +46,10 @@ class PlainInt4Matrix:
         return gated(y.view(*x.shape[:-1], len(self.weight)), self.gate)
 
     def largest(self, x: torch.Tensor) -> torch.Tensor:
-        return largest_magnitudes(x)
+        return largest_magnitudes(rotate(x, self.rotation))
 
     def partial(self, x: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
-        quantized, _ = quantize_rows(x, largest)
+        quantized, _ = quantize_rows(rotate(x, self.rotation), largest)
         sums = quantized.new_zeros(len(quantized), len(self.weight))
         for part, weight, scale in zip(
             quantized.split(self.group_size, dim=1),
@@ -69,4 +71,4 @@ class PlainInt4Matrix:
         ids = ids.long()
         scale = self.scale[ids].float() * self.power[ids].unsqueeze(-1)
         grouped = self.weight[ids].float().unflatten(-1, (-1, self.group_size))
-        return (grouped * scale.unsqueeze(-1)).flatten(-2).to(self.dtype)
+        return rotate((grouped * scale.unsqueeze(-1)).flatten(-2), self.rotation).to(self.dtype)

@@ -14,6 +14,7 @@ import triton.language as tl
 from quire.ops.linear.int4.contract import SYMMETRIC_ZERO, check_arguments, pack_scale
 from quire.ops.linear.int8.triton_scaled import merge_pieces, quantize_rows, scale_sums
 from quire.ops.linear.plain import PackedMatrix
+from quire.ops.linear.rotate.reference import rotate
 from quire.ops.native.row_blocks import power_of_two
 
 __all__ = ["linear_int4"]
@@ -119,8 +120,9 @@ class _Int4Matrix:
         zero: torch.Tensor | None,
         bias: torch.Tensor | None,
         dtype: torch.dtype,
+        rotation: int,
     ) -> None:
-        group = check_arguments(weight, scale, zero, bias)
+        group = check_arguments(weight, scale, zero, bias, None, rotation)
         outputs, groups = scale.shape
         missing = groups % 2
         grouped = torch.nn.functional.pad(weight, (0, missing * group)).view(outputs, -1, 2, group)
@@ -131,7 +133,7 @@ class _Int4Matrix:
         if zero is not None:
             self._zero = torch.nn.functional.pad(zero, (0, missing)).to(torch.int8)
         self._bias = None if bias is None else bias.float().contiguous()
-        self._dtype = dtype
+        self._dtype, self._rotation = dtype, rotation
         self._outputs, self._depth, self._group = outputs, groups * group, group
         self._piece_pairs = _pairs_per_piece(outputs, self._packed.shape[1])
 
@@ -149,14 +151,15 @@ class _Int4Matrix:
         zero = SYMMETRIC_ZERO if self._zero is None else self._zero[ids].unsqueeze(-1)
         scale = self._scale[ids].float() * self._power[ids].unsqueeze(-1)
         values = (nibbles.to(torch.int8) - zero).float() * scale.unsqueeze(-1)
-        return values.flatten(-2)[..., : self._depth].to(self._dtype)
+        rows = values.flatten(-2)[..., : self._depth]
+        return rotate(rows, self._rotation).to(self._dtype)
 
     def _multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         num_rows, outputs = out.shape
         pairs = self._packed.shape[1]
         pieces = triton.cdiv(pairs, self._piece_pairs)
         split = pieces > 1 and num_rows <= _MAX_SPLIT_ROWS
-        quantized, x_scale = quantize_rows(x)
+        quantized, x_scale = quantize_rows(rotate(x, self._rotation))
         target = x.new_empty((pieces, num_rows, outputs), dtype=torch.float32) if split else out
         tile_rows = min(64, max(16, power_of_two(num_rows)))
         across, down = triton.cdiv(outputs, _COLUMNS), triton.cdiv(num_rows, tile_rows)
@@ -203,6 +206,7 @@ def linear_int4(
     bias: torch.Tensor | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    rotation: int = 1,
 ) -> PackedMatrix:
     """Contract in `quire.ops.linear.int4`."""
-    return _Int4Matrix(weight, scale, zero, bias, dtype)
+    return _Int4Matrix(weight, scale, zero, bias, dtype, rotation)

@@ -1,16 +1,19 @@
 """y = x (scale · weight)ᵀ + b with 8-bit weights and, inside, 8-bit activations.
 
-`linear_int8(weight, scale, bias=None, *, dtype=torch.float32, gate=None)` → `PackedMatrix`; weight
-int8 [O, I] with I ≤ 131,072, scale float32 [O] (one per output), bias [O], gate as
-in `quire.ops.linear.plain`; no tensor is kept.
+`linear_int8(weight, scale, bias=None, *, dtype=torch.float32, gate=None, rotation=1)` →
+`PackedMatrix`; weight int8 [O, I] with I ≤ 131,072, scale float32 [O] (one per output), bias [O],
+gate as in `quire.ops.linear.plain`; rotation: 1 for none, or a power of two from 16 on, the inputs
+of a block that is rotated (`ops.linear.rotate`). No tensor is kept.
 
-Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x becomes
-8-bit integers with one scale (`activations.quantize_rows`); products are exact in 32 bits; then in
-float32, in this order, (integer · scale of the row) · scale + bias. A row with NaN or infinity
-gives NaN, and no other row notices. A provider gives a row the same bits whatever rows share the
-call and whatever the number of threads. `rows(ids)` gives scale · weight, rounded once from float32
-to `dtype`. As a `PartialMatrix`, which a provider may lack, its partial sums are the exact int32
-products, so that those of a cut matrix add up to those of the whole.
+Called on x [..., I] it gives [..., O] in x's dtype or, if asked, in float32. Each row of x is
+rotated in float32, so the weight is that of rotated inputs: a matrix W is given as rotate(W) /
+rotation, whose products are those of W. Then it becomes 8-bit integers with one scale
+(`activations.quantize_rows`); products are exact in 32 bits; then in float32, in this order,
+(integer · scale of the row) · scale + bias. A row with NaN or infinity gives NaN, and no other row
+notices. A provider gives a row the same bits whatever rows share the call and whatever the number
+of threads. `rows(ids)` gives scale · weight, rotated back, rounded once from float32 to `dtype`. As
+a `PartialMatrix`, which a provider may lack, its partial sums are the exact int32 products, so that
+those of a cut matrix add up to those of the whole.
 
 Raises EngineError when the shapes break this contract.
 Per-token activations: ZeroQuant (Yao et al., 2022), section 4.1; why only scales of rows and of

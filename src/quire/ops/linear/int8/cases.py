@@ -35,6 +35,17 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     for rows in (1, 5, 33):
         args = (normal(generator, rows, 64), weight, scale, normal(generator, 100), ids)
         yield Case(label=f"{rows} rows, gated", args=args, kwargs={"gate": "silu"})
+        yield Case(
+            label=f"{rows} rows, gated, rotated", args=args, kwargs={"gate": "silu", "rotation": 32}
+        )
+    for dtype in DTYPES:
+        for rotation, depth in ((16, 48), (64, 192), (256, 512), (512, 1536)):
+            weight, scale = int8_weight(generator, 41, depth)
+            for rows in (1, 6, 33):
+                x = normal(generator, rows, depth + 3, dtype=dtype)[:, 1:-2]
+                x[0, 5], x[-1, 3] = 100.0, -1000.0  # as outliers of models
+                label = f"{dtype}, {rows} rows, {depth} to 41, rotated by {rotation}"
+                yield Case(label, (x, weight, scale, None, ids), {"rotation": rotation})
 
 
 def int8_weight(

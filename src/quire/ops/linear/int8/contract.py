@@ -7,15 +7,20 @@ import torch
 from quire.config.quantization import INT8_MAX_INPUTS
 from quire.errors import EngineError
 from quire.ops.linear.plain.contract import check_gate
+from quire.ops.linear.rotate.contract import check_rotation
 
 __all__ = ["check_arguments"]
 
 
 def check_arguments(
-    weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, gate: str | None = None
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate: str | None = None,
+    rotation: int = 1,
 ) -> None:
     """Raises EngineError unless weight is int8 [O, I], scale float32 [O] and bias [O] or None, and
-    as `check_gate`."""
+    as `check_gate` and `check_rotation`."""
     if (
         weight.dtype != torch.int8
         or weight.dim() != 2
@@ -38,3 +43,4 @@ def check_arguments(
             f"linear_int8 takes a bias of {outputs} numbers, not of {list(bias.shape)}."
         )
     check_gate(outputs, gate)
+    check_rotation(rotation, weight.shape[1])

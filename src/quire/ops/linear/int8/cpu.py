@@ -35,8 +35,9 @@ def _pack(
     *,
     dtype: torch.dtype = torch.float32,
     gate: str | None = None,
+    rotation: int = 1,
 ) -> PartialPanels:
-    check_arguments(weight, scale, bias, gate)
+    check_arguments(weight, scale, bias, gate, rotation)
     outputs, depth = weight.shape
     packed = arena.zeros(packed_columns(outputs, gate) * -(-depth // QUAD) * QUAD)
     weight = weight.contiguous()
@@ -53,7 +54,7 @@ def _pack(
         "linear_int8",
         [packed, pad_columns(scale, gate)],
         None if bias is None else pad_columns(bias, gate),
-        sizes=[outputs, depth],
+        sizes=[outputs, depth, rotation],
         depth=depth,
         dtype=dtype,
         gate=gate,

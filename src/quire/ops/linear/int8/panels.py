@@ -13,12 +13,13 @@ __all__ = ["PartialPanels", "pad_columns"]
 class PartialPanels(CpuMatrix):
     """A `CpuMatrix` of integers that is a `PartialMatrix` too, by the kernel `<name>_partial`:
     integers with one scale for each output, else sums of groups in float32. Its last buffer is the
-    scale, float32 [O], padded like the bias by `pad_columns`."""
+    scale, float32 [O], padded like the bias by `pad_columns`, and the last of its sizes the block
+    of inputs that is rotated, 1 for none."""
 
     def largest(self, x: torch.Tensor) -> torch.Tensor:
         rows = input_rows(x, self._depth)
         out = torch.empty((rows.shape[0], 1), dtype=torch.float32)
-        sizes = (rows.shape[0], self._depth, DTYPE_CODES[rows.dtype])
+        sizes = (rows.shape[0], self._depth, self._sizes[-1], DTYPE_CODES[rows.dtype])
         self._call("row_magnitudes", rows.data_ptr(), rows.stride(0), out.data_ptr(), *sizes)
         return out
 
@@ -60,7 +61,7 @@ class PartialPanels(CpuMatrix):
     @property
     def _are_integers(self) -> bool:
         """True if partial sums are integers: there are no groups, whose scales come first."""
-        return len(self._sizes) == 2
+        return len(self._sizes) == 3
 
 
 def pad_columns(values: torch.Tensor, gate: str | None) -> torch.Tensor:

@@ -11,6 +11,7 @@ from quire.ops.linear.int8.activations import (
 )
 from quire.ops.linear.int8.contract import check_arguments
 from quire.ops.linear.plain.reference import gated
+from quire.ops.linear.rotate.reference import rotate
 
 __all__ = ["PlainInt8Matrix"]
 
@@ -30,10 +31,12 @@ class PlainInt8Matrix:
         *,
         dtype: torch.dtype = torch.float32,
         gate: str | None = None,
+        rotation: int = 1,
     ) -> None:
-        check_arguments(weight, scale, bias, gate)
+        check_arguments(weight, scale, bias, gate, rotation)
         self.weight, self.scale, self.dtype, self.gate = weight, scale, dtype, gate
         self.bias = None if bias is None else bias.float()
+        self.rotation = rotation
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         rows = x.reshape(-1, self.weight.shape[1])
@@ -42,10 +45,10 @@ class PlainInt8Matrix:
         return gated(y.view(*x.shape[:-1], len(self.weight)), self.gate)
 
     def largest(self, x: torch.Tensor) -> torch.Tensor:
-        return largest_magnitudes(x)
+        return largest_magnitudes(rotate(x, self.rotation))
 
     def partial(self, x: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
-        quantized, _ = quantize_rows(x, largest)
+        quantized, _ = quantize_rows(rotate(x, self.rotation), largest)
         products = quantized.new_zeros(len(quantized), len(self.weight), dtype=torch.float64)
         for part, weight in zip(
             quantized.split(EXACT_DEPTH, dim=1), self.weight.split(EXACT_DEPTH, dim=1), strict=True
@@ -62,4 +65,5 @@ class PlainInt8Matrix:
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         ids = ids.long()
-        return (self.weight[ids].float() * self.scale[ids].unsqueeze(-1)).to(self.dtype)
+        rotated = self.weight[ids].float() * self.scale[ids].unsqueeze(-1)
+        return rotate(rotated, self.rotation).to(self.dtype)

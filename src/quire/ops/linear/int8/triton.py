@@ -14,6 +14,7 @@ from quire.ops.linear.int8.triton_scaled import merge_pieces, quantize_rows, sca
 from quire.ops.linear.plain import PackedMatrix
 from quire.ops.linear.plain.tiles import MAX_FEW_ROWS, Tiles, default_tiles
 from quire.ops.linear.plain.triton import num_processors
+from quire.ops.linear.rotate.reference import rotate
 
 __all__ = ["linear_int8"]
 
@@ -77,11 +78,12 @@ class _Int8Matrix:
         scale: torch.Tensor,
         bias: torch.Tensor | None,
         dtype: torch.dtype,
+        rotation: int,
     ) -> None:
-        check_arguments(weight, scale, bias)
+        check_arguments(weight, scale, bias, None, rotation)
         self._weight, self._scale = weight.contiguous(), scale.contiguous()
         self._bias = None if bias is None else bias.float().contiguous()
-        self._dtype = dtype
+        self._dtype, self._rotation = dtype, rotation
         self._processors = num_processors(weight.device)
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -95,7 +97,7 @@ class _Int8Matrix:
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         scale = self._scale[ids].unsqueeze(-1)
-        return (self._weight[ids].float() * scale).to(self._dtype)
+        return rotate(self._weight[ids].float() * scale, self._rotation).to(self._dtype)
 
     def _multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         num_rows, (outputs, depth) = len(x), self._weight.shape
@@ -104,7 +106,7 @@ class _Int8Matrix:
             tiles = default_tiles(num_rows, outputs, depth, self._processors)
         piece_depth = triton.cdiv(triton.cdiv(depth, tiles.pieces), tiles.depth) * tiles.depth
         pieces = triton.cdiv(depth, piece_depth)
-        quantized, x_scale = quantize_rows(x)
+        quantized, x_scale = quantize_rows(rotate(x, self._rotation))
         partial = x.new_empty((pieces, num_rows, outputs), dtype=torch.int32) if pieces > 1 else out
         across, down = triton.cdiv(outputs, tiles.columns), triton.cdiv(num_rows, tiles.rows)
         _product_kernel[(across, down, pieces)](
@@ -137,6 +139,7 @@ def linear_int8(
     bias: torch.Tensor | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    rotation: int = 1,
 ) -> PackedMatrix:
     """Contract in `quire.ops.linear.int8`."""
-    return _Int8Matrix(weight, scale, bias, dtype)
+    return _Int8Matrix(weight, scale, bias, dtype, rotation)

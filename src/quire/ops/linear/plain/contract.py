@@ -124,10 +124,10 @@ def apply_linear(
 
 
 def apply_linear_in(
-    linear: Callable[..., PackedMatrix], x: torch.Tensor, *arguments: Any, **gate: str
+    linear: Callable[..., PackedMatrix], x: torch.Tensor, *arguments: Any, **options: Any
 ) -> tuple[torch.Tensor, ...]:
     """Compute `apply_linear` with a matrix of integers that is made for the dtype of x."""
-    return apply_linear(linear, x, *arguments, dtype=x.dtype, **gate)
+    return apply_linear(linear, x, *arguments, dtype=x.dtype, **options)
 
 
 def refuse_rows(gate: str | None) -> None:

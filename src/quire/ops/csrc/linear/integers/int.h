@@ -31,7 +31,8 @@ constexpr int64_t kOwnElements = 1 << 14;
 enum class Sums { kOutputs, kScaled, kIntegers };
 
 // scale, bias: per output, padded to the end of the last panel; bias may be null. largest: largest
-// magnitude of each whole row where x is only part of the rows, else null.
+// magnitude of each whole row where x is only part of the rows, else null. rotation: inputs of a
+// block that is rotated before it is quantized, 1 for none.
 struct LinearCall {
   int64_t rows;
   Outputs outputs;
@@ -41,6 +42,7 @@ struct LinearCall {
   Team* team;
   const float* largest = nullptr;
   Sums sums = Sums::kOutputs;
+  int64_t rotation = 1;
 
   // Returns `largest` from row `first` on.
   const float* largest_from(int64_t first) const {
@@ -392,9 +394,11 @@ void multiply_shared(const Format& format, const LinearCall& call, const E* x, Y
   parallel_ranges(block.num_tiles * pairs, pairs_at_once, call.team, [&](int64_t index) {
     const int64_t t = index / pairs;
     NothingAhead nothing;
-    quantize_pair(format, x + block.first_row(t) * call.x_stride, call.x_stride, call.depth,
-                  block.tile_rows(t), index % pairs * 2, nothing,
-                  call.largest_from(block.first_row(t)));
+    const bool done = quantize_pair(
+        format, x + block.first_row(t) * call.x_stride, call.x_stride, call.depth,
+        block.tile_rows(t), index % pairs * 2, nothing, call.largest_from(block.first_row(t)),
+        call.rotation);
+    if (!done) out_of_memory.store(true, std::memory_order_relaxed);
   });
   if constexpr (kLoops<Format>) {
     multiply_panels(
@@ -430,10 +434,13 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
     Out out;
   };
   const auto enter = [&](const uint8_t* weights) {
-    const QuantizedRows rows = scratch_for(format, call.rows);
+    QuantizedRows rows = scratch_for(format, call.rows);
     Ahead ahead{weights, kCacheLine};
     for (int64_t r = 0; r < rows.rows; r += 2) {
-      quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead, call.largest);
+      if (!quantize_pair(format, x, call.x_stride, call.depth, rows, r, ahead, call.largest,
+                         call.rotation)) {
+        rows = {};
+      }
     }
     const Block<Format, Y> block(format, call, rows, y, out_of_memory);
     return Worker{block, format.enter(call.rows), {}, block.template thread_outputs<Out>()};

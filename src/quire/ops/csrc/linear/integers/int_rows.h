@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "linear/integers/rotation.h"
 #include "linear/panels.h"
 #include "native/simd_int.h"
 
@@ -40,8 +41,10 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
   vf inverse[N];
   vi keep[N];
   for (int i = 0; i < N; ++i) {
-    const float largest =
-        given != nullptr ? given[i] : largest_magnitude(x + i * x_stride, depth);
+    float largest = given != nullptr ? given[i] : 0.0f;
+    if constexpr (!kIsSplit<E>) {  // split ones come with theirs
+      if (given == nullptr) largest = largest_magnitude(x + i * x_stride, depth);
+    }
     const bool usable = is_usable(largest);
     target.scales[r + i] = scale_of_row(largest);
     inverse[i] = set1(usable ? 127.0f / largest : 0.0f);
@@ -69,22 +72,24 @@ void quantize_rows(const Format& format, const E* x, int64_t x_stride, int64_t d
           const vf2 values = load_both(x + i * x_stride + k);
           const vi a = to_numbers(values.a, i), b = to_numbers(values.b, i);
           total[i] = add_int(total[i], add_int(a, b));
-          store_bytes(x, inputs(quad, i), stored(a), stored(b));
+          store_bytes(order_of(x), inputs(quad, i), stored(a), stored(b));
           ahead.fetch_line();
         }
       }
     }
-    for (; k < end; k += kLanes, quad += kLanes / 4) {
-      for (int i = 0; i < N; ++i) {
-        const vi numbers = to_numbers(load_at_most(x + i * x_stride + k, end - k), i);
-        total[i] = add_int(total[i], numbers);
-        if constexpr (Format::kQuadInputs == 1) {
-          store_bytes(inputs(quad, i), stored(numbers));
-        } else {
-          static_assert(Format::kAdded == 0);
-          put_byte_inputs(numbers, inputs(quad, i));
+    if constexpr (!kIsSplit<E>) {  // a group of split numbers has no rest
+      for (; k < end; k += kLanes, quad += kLanes / 4) {
+        for (int i = 0; i < N; ++i) {
+          const vi numbers = to_numbers(load_at_most(x + i * x_stride + k, end - k), i);
+          total[i] = add_int(total[i], numbers);
+          if constexpr (Format::kQuadInputs == 1) {
+            store_bytes(inputs(quad, i), stored(numbers));
+          } else {
+            static_assert(Format::kAdded == 0);
+            put_byte_inputs(numbers, inputs(quad, i));
+          }
+          if (quad % kFetchQuads == 0) ahead.fetch_line();
         }
-        if (quad % kFetchQuads == 0) ahead.fetch_line();
       }
     }
     if constexpr (Format::kSums) {
@@ -127,21 +132,47 @@ void quantize_groups(const Format& format, const E* x, int64_t depth, QuantizedR
 }
 
 // Quantizes rows [r, min(r + 2, target.rows)) of `target`. x: its first row. largest: for all of
-// its rows, as in LinearCall.
+// its rows, as in LinearCall, and so is rotation. Returns false without memory for rotated rows.
 template <class Format, class E, class A>
-void quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
-                   QuantizedRows target, int64_t r, A& ahead, const float* largest) {
+bool quantize_pair(const Format& format, const E* x, int64_t x_stride, int64_t depth,
+                   QuantizedRows target, int64_t r, A& ahead, const float* largest,
+                   int64_t rotation) {
   const E* from = x + r * x_stride;
-  const float* const given = largest == nullptr ? nullptr : largest + r;
+  const int64_t count = std::min<int64_t>(2, target.rows - r);
   if constexpr (Format::kGroupScales) {
-    for (int64_t i = r; i < std::min(r + 2, target.rows); ++i, from += x_stride) {
-      quantize_groups(format, from, depth, target, i, ahead);
+    for (int64_t i = 0; i < count; ++i, from += x_stride) {
+      quantize_groups(format, from, depth, target, r + i, ahead);
     }
-  } else if (r + 1 < target.rows) {
-    quantize_rows<2>(format, from, x_stride, depth, target, r, ahead, given);
-  } else if (r < target.rows) {
-    quantize_rows<1>(format, from, x_stride, depth, target, r, ahead, given);
+  } else {
+    const auto quantize = [&](const auto* rows, int64_t stride, const float* given) {
+      if (count == 2) quantize_rows<2>(format, rows, stride, depth, target, r, ahead, given);
+      if (count == 1) quantize_rows<1>(format, rows, stride, depth, target, r, ahead, given);
+    };
+    const float* const given = largest == nullptr ? nullptr : largest + r;
+    if (rotation == 1) {
+      quantize(from, x_stride, given);
+    } else if (count > 0) {
+      float own[2];
+      const auto rotate_to = [&](auto* rows) {
+        for (int64_t i = 0; i < count && rows != nullptr; ++i) {
+          own[i] = rotate_row(from + i * x_stride, rows + i * depth, depth, rotation);
+        }
+        return rows;
+      };
+      if constexpr (std::is_same_v<E, bf16> && Format::kQuadInputs == 1 && kLanes == 16) {
+        if (rotation >= 2 * kLanes) {  // split numbers are widened and narrowed faster
+          const auto* const rows = rotate_to(rotated_rows<Split<E>>(count * depth));
+          if (rows == nullptr) return false;
+          quantize(rows, depth, given == nullptr ? own : given);
+          return true;
+        }
+      }
+      const auto* const rows = rotate_to(rotated_rows(count * depth));
+      if (rows == nullptr) return false;
+      quantize(&rows->number, depth, given == nullptr ? own : given);
+    }
   }
+  return true;
 }
 
 }  // namespace quire::linear_int
