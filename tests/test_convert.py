@@ -145,8 +145,8 @@ def test_other_engines_read_it(tmp_path: Path) -> None:
 
 
 def test_rotations_are_named_by_module(tmp_path: Path) -> None:
-    """As compressed-tensors has them, or none, which older versions wrote and others read: then
-    activations are rounded as they are."""
+    """Rotations have the form of compressed-tensors. Older versions wrote none, which others read:
+    then activations are rounded without one."""
     source = write_pair(tmp_path, None, lambda _: None)[1]
     found: dict[bool, dict[int, torch.Tensor]] = {}
     for rotate in (True, False):

@@ -51,7 +51,7 @@ PARTS = ("quality", "loading")
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """quantization: of the weights. activations: "kept", "by token" or "by block"."""
+    """quantization: format of the weights. activations: "kept", "by token" or "by block"."""
 
     quantization: str
     rotates: bool
@@ -95,7 +95,7 @@ class SimulatedMatrix:
 
 
 class SimulatedFormat(WidensStored):
-    """`WeightFormat` and `MatrixFormats` of one reading. is_head: of the matrix."""
+    """`WeightFormat` and `MatrixFormats` of one reading. is_head: the matrix projects to logits."""
 
     def __init__(self, ops: OpSet, reading: Simulated, *, is_head: bool = False) -> None:
         self._ops, self._reading, self._is_head = ops, reading, is_head

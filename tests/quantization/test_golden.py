@@ -55,7 +55,7 @@ def dequantize_weights(model: Any, quantization: str, *, tied: bool) -> None:
 def replace_weight(
     module: Any, formats: QuantizedFormats, *, is_head: bool, unit: int | None
 ) -> None:
-    """unit: as of `shared_unit`."""
+    """unit: see `shared_unit`."""
     weight = module.weight.data.t() if is_transposed(module) else module.weight.data
     chosen = formats.choose(MatrixShape(*weight.shape, is_head=is_head))
     chosen = chosen if unit is None else chosen.shared(weight.shape[1], unit)
