@@ -72,7 +72,7 @@ class LLM(VectorMethods):
     """An engine in this process: no server, no sockets, no `__main__` guard.
 
     model: a folder, GGUF file or hub id ("organization/name:Q4_K_M" for a GGUF file); None is the
-    small demonstration model that comes with quire. settings: those of `EngineSettings`, such as
+    small demonstration model that comes with quire. settings: fields of `EngineSettings`, such as
     max_model_len. output_hooks=[…]: hooks that see outputs first, objects or names (`quire.hooks`).
     Raises ConfigError if the engine cannot start with them.
 
