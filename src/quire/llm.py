@@ -72,10 +72,9 @@ class LLM(VectorMethods):
     """An engine in this process: no server, no sockets, no `__main__` guard.
 
     model: a folder, GGUF file or hub id ("organization/name:Q4_K_M" for a GGUF file); None is the
-    small demonstration model that comes with quire.
-    Further settings are those of `EngineSettings`, by keyword (max_model_len, dtype, load_format,
-    skip_tokenizer_init, …). output_hooks=[…]: hooks that see outputs first, objects or names
-    (`quire.hooks`). Raises ConfigError if the engine cannot start with them.
+    small demonstration model that comes with quire. settings: fields of `EngineSettings`, such as
+    max_model_len. output_hooks=[…]: hooks that see outputs first, objects or names (`quire.hooks`).
+    Raises ConfigError if the engine cannot start with them.
 
     One thread at a time may use it. Use it as a context manager, or call `shutdown`, to give its
     memory back early.
@@ -110,16 +109,15 @@ class LLM(VectorMethods):
 
         prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, {"prompt_embeds":
         float tensor [tokens, hidden size]} (with `enable_prompt_embeds`), or a list of them. Texts
-        and ids may have a `cache_salt`, and share cached prefixes with their like alone.
+        and ids may have `multi_modal_data`, and a `cache_salt`: its like alone share prefixes.
         sampling_params: one for all, or one per prompt; None takes the model's own defaults.
         priority: smaller goes first, under a policy that knows priorities. scheduling_params:
         priorities, deadlines, tenants and weights. lora_request: the adapter that computes the
         prompts (with `enable_lora`). Each is one for all, or one per prompt. others: arguments that
         vLLM has and that ask for nothing here.
 
-        A single prompt that cannot be served raises RequestError. In a list, of one too, only the
-        prompt at fault fails, and the others are complete: it has one output without text, with
-        finish_reason "error", and both have `error` set.
+        A single prompt that cannot be served raises RequestError. In a list, even of one, it gets
+        an output without text, finish_reason "error" and `error` on both; others are complete.
         """
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
         if prompts is None:

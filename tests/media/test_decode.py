@@ -76,6 +76,21 @@ def test_transparent_colours_of_other_modes_are_white(mode: str) -> None:
     assert (decoded(as_bytes(image, "PNG", **options)) == 255).all()
 
 
+def test_a_transparent_level_of_16_bits_is_white() -> None:
+    levels = np.full((6, 6), 1000, np.uint16)
+    levels[2] = 2000
+    found = decoded(as_bytes(Image.fromarray(levels), "PNG", transparency=1000))
+    assert (found[0] == 255).all() and (found[2] == 8).all()
+
+
+def test_a_photo_of_several_is_its_first() -> None:
+    """Fault: JPEG files of some cameras, which have a preview at their end, are refused."""
+    photos = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    data = as_bytes(photos[0], "MPO", save_all=True, append_images=photos[1:])
+    red = decoded(data)
+    assert red[..., 0].min() > 200 > 60 > red[..., 2].max()
+
+
 def test_16_bits_are_scaled_and_cmyk_is_converted() -> None:
     levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     found = decoded(as_bytes(Image.fromarray(levels)))
@@ -188,8 +203,12 @@ def test_files_of_the_allowed_folder_alone(tmp_path: Path) -> None:
     for path in (f"{outside}/c.png", f"{inside}/../out/c.png", f"{inside}/link.png"):
         with pytest.raises(RequestError, match="outside of allowed_local_media_path"):
             read(f"file://{path}", inside)
-    with pytest.raises(RequestError, match="there is no file"):
-        read(f"file://{inside}/none.png", inside)
+    behind = tmp_path / "behind"
+    behind.symlink_to(inside)
+    for name, words in (("none.png", "there is no file"), ("x" * 300, "cannot be read")):
+        with pytest.raises(RequestError, match=words) as caught:
+            read(f"file://{behind}/{name}", behind)
+        assert str(inside) not in str(caught.value), "it tells where the folder leads"
 
 
 def test_details() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import http.server
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -131,6 +134,34 @@ def test_no_longer_than_the_deadline(server: Server) -> None:
             fetch(f"http://{HOST}:{port}/", PLACE)
 
 
+def test_the_deadline_ends_slow_hosts_of_https_too(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Fault: TLS takes the socket over, and the watch shuts one that is empty."""
+    names = [str(tmp_path / name) for name in ("key.pem", "cert.pem")]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", names[0],
+         "-out", names[1], "-subj", f"/CN={HOST}", "-addext", f"subjectAltName=DNS:{HOST}"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(names[1], names[0])
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    monkeypatch.setenv("SSL_CERT_FILE", names[1])
+    dial, port = socket.create_connection, server.server_address[1]
+    monkeypatch.setattr(
+        socket, "create_connection", lambda at, timeout: dial((at[0], port), timeout)
+    )
+    assert ImageFetcher([HOST], 10**6, here)(f"https://{HOST}/image", PLACE) == b"bytes of an image"
+    assert server.paths == [("/image", HOST)], "signed URLs cover the name without the usual port"
+    end = threading.Timer(40.0, server.is_over.set)
+    end.start()
+    with pytest.raises(RequestError, match=r"it took over 1 s"):
+        ImageFetcher([HOST], 10**6, here, 1.0)(f"https://{HOST}/slow", PLACE)
+    end.cancel()
+    assert not server.is_over.is_set(), "the host ended it, and not the watch"
+
+
 def test_what_is_not_there(server: Server) -> None:
     with pytest.raises(RequestError, match="the host answers 404"):
         fetcher(server)(url(server, "/none"), PLACE)
@@ -164,6 +195,9 @@ def test_odd_urls(bad: str) -> None:
         ["64:ff9b::a9fe:a9fe"],
         ["2002:a00:1::"],
         ["fe80::1%2"],
+        ["fec0::1"],
+        ["::7f00:1"],
+        ["64:ff9b:1::a9fe:a9fe"],
         ["224.0.0.1"],
         ["0.0.0.0"],
         ["93.184.216.34", "192.168.0.1"],

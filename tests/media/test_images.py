@@ -29,6 +29,7 @@ from quire.config.render_plan import render_plan
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model, plan_startup
 from quire.platform import detect_platform
+from quire.protocol.media import ImageTiles
 from quire.rendering.media.idefics3 import make_tiles
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -316,6 +317,15 @@ def test_after_a_sleep_images_are_read_again(folder: Path) -> None:
             engine.sleep(level)
             engine.wake_up()
             assert tokens(*engine.generate(prompt, GREEDY, use_tqdm=False)) == wanted
+
+
+def test_a_sleeping_engine_says_so(folder: Path) -> None:
+    """Fault: it says that the model takes text only."""
+    with LLM(str(folder), **SETTINGS) as llm:
+        llm.sleep(level=2)
+        worker = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
+        with pytest.raises(RequestError, match="the engine sleeps: wake it up"):
+            worker.put_media(0, ImageTiles(b"", 1, 28))
 
 
 def test_preempted_requests_keep_their_images(folder: Path) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests import waiting
 from tests.engine.process_harness import Collected, collect, hosted, run, until_idle, until_state
 from tests.image_writer import IMAGE, picture, write_vision_checkpoint
 
 from quire import LLM, SamplingParams
 from quire.config.settings import EngineSettings, setting_values
 from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.core.client_table import ConnectedClient
+from quire.engine.core.media_intake import MediaIntake
 from quire.errors import RequestError
 from quire.protocol import EngineRequest, FinishReason
-from quire.protocol.media import ImageTiles, Media
+from quire.protocol.media import ImageTiles, Media, MediaInfo
+from quire.protocol.messages import PutMedia
 from quire.protocol.status import EngineState
 from quire.rendering import RenderedPrompt
 
@@ -146,11 +151,42 @@ def test_what_is_dropped_while_it_is_encoded_is_not_kept(
     run(work())
 
 
+def test_images_of_nobody_are_not_encoded() -> None:
+    """Fault: whoever sends many images and leaves keeps the encoder from others for minutes."""
+    begun: list[int] = []
+    started, may_end = threading.Event(), threading.Event()
+
+    class Core:
+        def put_media(self, handle: int, _data: object) -> MediaInfo:
+            begun.append(handle)
+            started.set()
+            assert may_end.wait(60)
+            return MediaInfo(1, b"")
+
+    intake = MediaIntake(cast("Any", Core()), lambda: None)
+    gone, other = ConnectedClient(0, b"gone"), ConnectedClient(1, b"other")
+    with intake:
+        for handle in range(3):
+            intake.put(gone, PutMedia(handle, handle, ImageTiles(b"", 1, 28)))
+        assert started.wait(60)
+        intake.put(other, PutMedia(3, 3, ImageTiles(b"", 1, 28)))
+        intake.cancel(gone, range(3))
+        assert not gone.coming and other.coming == {3}
+        may_end.set()
+        ended: set[int] = set()
+
+        def have_ended() -> bool:
+            ended.update(each.handle for each in intake.take_ended())
+            return 3 in ended
+
+        waiting.wait_for(have_ended, "end of the other's image")
+        assert begun == [0, 3] and ended == {0, 3} and not intake.is_busy
+
+
 def test_rows_must_be_as_many_as_places(
     known: tuple[list[RenderedPrompt], list[list[int]]],
 ) -> None:
     from quire.errors import EngineError
-    from quire.protocol.media import MediaInfo
 
     (part,) = known[0][0].parts
     with pytest.raises(EngineError, match="rows; this is a bug"):

@@ -289,6 +289,8 @@ class Worker:
 
     def _encoded(self, tiles: ImageTiles) -> tuple[torch.Tensor, bytes]:
         encoder = self._images
+        if encoder is None and self._sleep_level:
+            raise RequestError("the engine sleeps: wake it up, and send the image again")
         if encoder is None:
             raise RequestError("the served model takes text only: leave the image out")
         return encoder.encode(tiles, getattr(torch, self._settings.chosen.dtype))

@@ -370,7 +370,7 @@ class CoreLoop:
             self._admit(client, request, handles)
 
     def _drop_media(self, client: ConnectedClient, handles: Iterable[int]) -> None:
-        client.coming -= set(handles)
+        self._media.cancel(client, handles)
         own = client.media & set(handles)
         client.media -= own
         self._core.drop_media(list(own))
@@ -412,6 +412,6 @@ class CoreLoop:
         )
         client.live.difference_update(self._media.let_go(client.live))
         self._abort(client, list(client.live))
-        self._drop_media(client, client.media)
+        self._drop_media(client, client.media | client.coming)
         self._clients.leave(client)
         self._socket.forget(client.peer)

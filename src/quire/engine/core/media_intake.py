@@ -96,8 +96,19 @@ class MediaIntake:
         """Return what has ended since the last call."""
         ended, self._ended = self._ended, []
         for future in [each for each in self._encoding if each.done()]:
-            ended.append(_ending(self._encoding.pop(future), future))
+            message = self._encoding.pop(future)
+            if not future.cancelled():
+                ended.append(_ending(message, future))
         return ended
+
+    def cancel(self, client: ConnectedClient, handles: Iterable[int]) -> None:
+        """Forget media of a client that have not ended. An image that is being encoded ends, and
+        those behind it are not begun."""
+        gone = client.coming.intersection(handles)
+        client.coming -= gone
+        for future, message in self._encoding.items():
+            if message.handle in gone:
+                future.cancel()
 
     def hold(self, client: ConnectedClient, request: EngineRequest, media: Iterable[int]) -> bool:
         """Keep a request until its media have ended. Returns False if there is nothing to wait

@@ -55,7 +55,8 @@ def plain_image(image: Image.Image, place: str, max_pixels: int) -> Image.Image:
     if width < 1 or height < 1:
         raise RequestError(f"{place} has {width} x {height} pixels: {_ADVICE}")
     try:
-        if getattr(image, "is_animated", False):
+        # A photo of several (MPO) is an ordinary JPEG first, and previews of it follow.
+        if image.format != "MPO" and getattr(image, "is_animated", False):
             raise RequestError(f"{place} has several frames: send one image of each as a part")
         image.load()
         return _as_rgb(_turned(image))
@@ -78,7 +79,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     if image.mode.startswith("I"):
-        return _of_16_bits(image)
+        return _of_16_bits(image, image.info.get("transparency"))
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, _WHITE)
@@ -86,12 +87,15 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _of_16_bits(image: Image.Image) -> Image.Image:
-    """Scale levels of 16 bits to 8 bits; Pillow's own conversion cuts them off."""
+def _of_16_bits(image: Image.Image, transparent: object) -> Image.Image:
+    """Scale levels of 16 bits to 8 bits; Pillow's own conversion cuts them off. transparent: level
+    that is shown as white; None if there is none."""
     import numpy as np
     from PIL import Image
 
-    levels: Any = np.asarray(image).astype(np.int64).clip(0, 65535)
+    levels: Any = np.asarray(image).clip(0, 65535).astype(np.uint32)
+    if isinstance(transparent, int):
+        levels[levels == transparent] = 65535
     return Image.fromarray(((levels + 128) // 257).astype(np.uint8)).convert("RGB")
 
 

@@ -25,8 +25,11 @@ TIMEOUT_S = 15.0
 CHUNK_BYTES = 65_536
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
-_EMBEDDED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "2002::/16", "2001::/32")))
-"""IPv6 networks whose addresses stand for others of IPv4 (RFC 6052, 3056, 4380)."""
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""The only part of IPv6 that is given out for global unicast (RFC 4291, IANA's registry)."""
+
+_EMBEDDED = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/32")))
+"""Networks in it with addresses that stand for others of IPv4 (RFC 3056, 4380)."""
 
 Addresses = Callable[[str, int], Sequence[str]]
 """Resolver of a host and a port. It raises OSError if there are no addresses."""
@@ -41,10 +44,10 @@ def global_addresses(host: str, port: int) -> Sequence[str]:
         address = ipaddress.ip_address(text.partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None)
         checked = mapped or address
-        embeds = any(
-            checked in network for network in _EMBEDDED if network.version == checked.version
+        is_odd = checked.version == 6 and (
+            checked not in _UNICAST or any(checked in network for network in _EMBEDDED)
         )
-        if embeds or not checked.is_global or checked.is_multicast:
+        if is_odd or not checked.is_global or checked.is_multicast:
             raise OSError("an address of the host is not a global one")
     if not addresses:
         raise OSError("the host has no address")
@@ -127,8 +130,10 @@ class ImageFetcher:
         if left <= 0:
             raise TimeoutError("no time is left")
         dialled = socket.create_connection((address, target.port), timeout=left)
-        # A host that sends a byte now and then would outlast the timeout of each read.
-        watch = threading.Timer(left, _shut, (dialled,))
+        # A host that sends a byte now and then would outlast the timeout of each read. TLS takes
+        # the socket away from `dialled`, so the watch has a descriptor of its own.
+        watched = dialled.dup()
+        watch = threading.Timer(left, _shut, (watched,))
         watch.daemon = True
         watch.start()
         try:
@@ -138,14 +143,16 @@ class ImageFetcher:
             return found
         finally:
             watch.cancel()
+            watched.close()
             dialled.close()
 
     def _ask(self, target: _Target, dialled: socket.socket) -> bytes | str:
-        connection = http.client.HTTPConnection(target.host, target.port)
         if target.scheme == "https":
             context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(target.host, target.port, context=context)
             connection.sock = context.wrap_socket(dialled, server_hostname=target.host)
         else:
+            connection = http.client.HTTPConnection(target.host, target.port)
             connection.sock = dialled
         try:
             headers = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "quire"}

@@ -46,8 +46,8 @@ def in_order(
         else message
         for message in messages
     ]
-    if taken:
-        raise RequestError(f"{found[0].place if found else 'an image'} has no place in the prompt")
+    for image in taken.values():
+        raise RequestError(f"{image.place} has no place in the prompt: leave the image out")
     return bare, found
 
 

@@ -71,7 +71,7 @@ class MediaAccess:
         if isinstance(value, bytearray | memoryview):
             return bytes(cast("bytearray | memoryview[int]", value))
         if isinstance(value, Path):
-            return self._of_file(value, place)
+            return self._of_file(value, place, str(value))
         if isinstance(value, str):
             return self._of_url(value, place)
         raise RequestError(
@@ -135,13 +135,14 @@ class MediaAccess:
             raise RequestError(
                 f"{place} names {quoted(url)}, which is outside of allowed_local_media_path"
             )
-        return self._of_file(path, place)
+        return self._of_file(path, place, url)
 
-    def _of_file(self, path: Path, place: str) -> bytes:
-        """Return the bytes of a file, and one more than allowed of a longer one."""
+    def _of_file(self, path: Path, place: str, shown: str) -> bytes:
+        """Return the bytes of a file, and one more than allowed of a longer one. shown: name of the
+        file in errors, which was sent: its path may be nobody's business."""
         try:
             if not path.is_file():
-                raise RequestError(f"{place}: there is no file {quoted(str(path))}")
+                raise RequestError(f"{place}: there is no file {quoted(shown)}")
             with path.open("rb") as file:
                 return file.read(self.max_bytes + 1)
         except OSError as error:
