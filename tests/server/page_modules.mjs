@@ -20,9 +20,22 @@ test("blocks", () => {
   const [table] = parse("| a | b |\n|---|--:|\n| 1 | **2** |");
   assert.deepEqual(table.aligns, ["left", "right"]);
   assert.deepEqual(table.rows, [[["1"], [{ kind: "strong", parts: ["2"] }]]]);
+  const columns = Array.from({ length: 9 }, () => "**c**");
+  const [wide] = parse(`|${columns.join("|")}|\n${"|-".repeat(9)}|`);
+  assert.deepEqual(new Set(wide.head.map(([{ kind }]) => kind)), new Set(["strong"]));
+  assert.deepEqual(["# a ##", "# a#", "# #", "## a # b #  "].map((text) => parse(text)[0].parts), [["a"], ["a#"], ["#"], ["a # b"]]);
   const [list] = parse("1. one\n   more\n2. two\n   - inner\n");
   assert.equal(list.items.length, 2);
   assert.deepEqual(list.items[1].map(({ kind }) => kind), ["paragraph", "list"]);
+});
+
+test("an element takes any number of children", async () => {
+  const element = () => ({ children: [], append(...given) { this.children.push(...given); }, replaceChildren(...given) { this.children = given; }, setAttribute() {} });
+  globalThis.document = { createElement: element };
+  const { fill, h } = await import(new URL("dom.js", UI));
+  const many = Array.from({ length: 600_000 }, () => "a");
+  assert.equal(h("p", {}, many).children.length, many.length);
+  assert.equal(fill(h("p", {}, "old"), many, null, "b").children.length, many.length + 1);
 });
 
 test("parts of lines", () => {
@@ -47,6 +60,10 @@ test("no text takes long", () => {
   // In quadratic time these texts take minutes, and the caller gives up.
   const hostile = ["*", "_", "~~", "`", "``` ", "[", "![", "[](", "*a ", "_a_b", "**a* ", "`a``b", "https://", "\\", "<", "|", "> ", "- ", "1. ", "| - ", "# ", "\n", "* * *\n", "| a |\n| - |\n", "x"];
   for (const piece of hostile) assert.ok(parse(piece.repeat(Math.ceil(400_000 / piece.length))).length < 400_001);
+  assert.deepEqual(parse(`# a${" ".repeat(400_000)}b ##`)[0].parts.at(-1).slice(-2), " b");
+  const [table] = parse(`${"|a".repeat(999)}|\n${"|-".repeat(999)}|\n${"|\n".repeat(100_000)}`);
+  assert.equal(table.rows.length, 100_000);
+  assert.ok(table.rows.every((row) => row.length === 1), "a short row gets no cells that nobody wrote");
 });
 
 test("merge patches", () => {
@@ -119,6 +136,19 @@ test("branches", () => {
   assert.deepEqual(talks.fromFile(talks.toFile([talk])), [talk]);
   assert.throws(() => talks.fromFile('{"a": 1}'), /no conversations/);
   assert.throws(() => talks.fromFile("{"), /not JSON/);
+});
+
+test("a conversation that would break the page is not taken", () => {
+  const talk = talks.newConversation();
+  const first = talks.add(talk, { role: "user", content: "a" });
+  const last = talks.add(talk, { role: "assistant", content: "b", calls: [] });
+  const faults = { ring: [first, { parent: last.id }], stray: [last, { parent: "constructor" }], calls: [last, { calls: {} }], call: [last, { calls: [null] }], thought: [last, { reasoning: 1 }], id: [last, { id: first.id }] };
+  for (const [name, [message, change]] of Object.entries(faults)) {
+    const bad = { ...talk, id: name, messages: { ...talk.messages, [message.id]: { ...message, ...change } } };
+    assert.throws(() => talks.fromFile(talks.toFile([bad])), /no conversations/, name);
+    const store = new talks.ConversationStore({ getItem: () => talks.toFile([bad, talk]) });
+    assert.deepEqual(store.all.map(({ id }) => id), [talk.id], "the others stay");
+  }
 });
 
 test("a store without room drops the oldest", () => {

@@ -34,7 +34,12 @@ export function h(tag, props = {}, ...children) {
     else if (name === "value" || name === "checked" || name === "open") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
+  return appendAll(element, children);
+}
+
+/** Append nested lists of children, one by one: a call takes only so many arguments. */
+function appendAll(element, children) {
+  for (const child of children.flat(9)) if (child !== null && child !== undefined && child !== false) element.append(child);
   return element;
 }
 
@@ -54,8 +59,8 @@ export function iconButton(name, label, onclick, extra = {}) {
 
 /** Replace the children of an element. */
 export function fill(element, ...children) {
-  element.replaceChildren(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
+  element.replaceChildren();
+  return appendAll(element, children);
 }
 
 export function toast(text) {

@@ -52,7 +52,15 @@ function fence(lines, at) {
 function heading(lines, at) {
   if (RULE.test(lines[at])) return { block: { kind: "rule" }, next: at + 1 };
   const found = HEADING.exec(lines[at]);
-  return found && { block: { kind: "heading", level: found[1].length, parts: inline(found[2].replace(/\s+#+\s*$/, "")) }, next: at + 1 };
+  return found && { block: { kind: "heading", level: found[1].length, parts: inline(withoutMarks(found[2])) }, next: at + 1 };
+}
+
+/** Return the text of a heading without the signs that close it. */
+function withoutMarks(text) {
+  const whole = text.trimEnd();
+  let end = whole.length;
+  while (whole[end - 1] === "#") end -= 1;
+  return /\s/.test(whole[end - 1] ?? "") ? whole.slice(0, end).trimEnd() : whole;
 }
 
 function quote(lines, at, depth) {
@@ -104,7 +112,8 @@ function table(lines, at) {
   let end = at + 2;
   const rows = [];
   while (end < lines.length && lines[end].includes("|")) rows.push(cells(lines[end++]));
-  return { block: { kind: "table", aligns, head: head.map(inline), rows: rows.map((row) => head.map((_, i) => inline(row[i] ?? ""))) }, next: end };
+  const partsOf = (row) => row.slice(0, head.length).map((cell) => inline(cell)); // a short row stays short
+  return { block: { kind: "table", aligns, head: partsOf(head), rows: rows.map(partsOf) }, next: end };
 }
 
 function cells(line) {

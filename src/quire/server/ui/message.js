@@ -32,8 +32,8 @@ export class AnswerView {
     this.element.classList.toggle("open", isOpen);
     this.element.setAttribute("aria-busy", String(isOpen));
     this._details.hidden = !message.reasoning;
-    const thought = visible(message.reasoning ?? "");
-    this._thought.textContent = thought.length > MAX_SHOWN ? `${thought.slice(0, MAX_SHOWN)} …` : thought;
+    const thought = message.reasoning ?? "";
+    this._thought.textContent = visible(thought.slice(0, MAX_SHOWN)) + (thought.length > MAX_SHOWN ? " …" : "");
     const isThinking = isOpen && !message.content && !message.calls?.length;
     this._summary.textContent = isThinking ? "Thinking …" : `Thought${Number.isFinite(message.thoughtMs) ? ` for ${duration(message.thoughtMs)}` : ""}`;
     this._markdown.show(message.content);
