@@ -63,20 +63,49 @@ export function asMessages(conversation, end = conversation.last) {
 
 /** Return conversations from a file. Raises Error, with words for people, if it is none. */
 export function fromFile(text) {
-  let data;
+  let list;
   try {
-    data = JSON.parse(text);
+    list = listed(JSON.parse(text));
   } catch (error) {
     throw new Error(`The file is not JSON: ${error.message}`);
   }
-  const list = data?.conversations ?? (Array.isArray(data) ? data : [data]);
-  const isOne = (each) => each && typeof each.id === "string" && each.messages && typeof each.messages === "object" && Object.values(each.messages).every(isMessage);
-  if (!Array.isArray(list) || !list.length || !list.every(isOne)) throw new Error("The file has no conversations of this page.");
-  return list.map((each) => ({ ...newConversation(), ...each, title: String(each.title ?? ""), settings: each.settings ?? {} }));
+  if (!list.length || !list.every(isWhole)) throw new Error("The file has no conversations of this page.");
+  return list.map(filledIn);
+}
+
+function listed(data) {
+  const list = data?.conversations ?? data;
+  return Array.isArray(list) ? list : [list];
+}
+
+function isWhole(each) {
+  return each && typeof each.id === "string" && each.messages && typeof each.messages === "object" && isTree(each.messages);
+}
+
+function filledIn(each) {
+  return { ...newConversation(), ...each, title: String(each.title ?? ""), settings: each.settings ?? {} };
 }
 
 function isMessage(each) {
-  return each && typeof each.content === "string" && ["user", "assistant", "tool"].includes(each.role);
+  const isText = (value) => value === undefined || value === null || typeof value === "string";
+  const isList = (value) => value === undefined || Array.isArray(value);
+  const isCall = (call) => call && [call.id, call.name, call.arguments].every((value) => typeof value === "string");
+  return each && typeof each.content === "string" && ["user", "assistant", "tool"].includes(each.role) && [each.reasoning, each.schema, each.error].every(isText) && isList(each.calls) && (each.calls ?? []).every(isCall);
+}
+
+/** Return whether these are messages, each below another one or the first: a ring has no end. */
+function isTree(messages) {
+  if (!Object.entries(messages).every(([id, each]) => isMessage(each) && each.id === id)) return false;
+  const reach = new Set([null]);
+  for (const id of Object.keys(messages)) {
+    const chain = new Set();
+    for (let at = id; !reach.has(at); at = messages[at].parent) {
+      if (chain.has(at) || !Object.hasOwn(messages, at)) return false;
+      chain.add(at);
+    }
+    for (const each of chain) reach.add(each);
+  }
+  return true;
 }
 
 export function toFile(conversations) {
@@ -88,7 +117,7 @@ export class ConversationStore {
   constructor(storage) {
     this._storage = storage;
     try {
-      this.all = fromFile(storage.getItem(STORE) ?? "[]");
+      this.all = listed(JSON.parse(storage.getItem(STORE) ?? "[]")).filter(isWhole).map(filledIn);
     } catch {
       this.all = [];
     }
