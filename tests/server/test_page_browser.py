@@ -241,6 +241,9 @@ def test_the_key_is_asked_for_and_stays_in_the_tab(browser: Any, front: ModelFro
         viewer = Viewer(browser, server.url, SIZES[0], "light")
         page = viewer.page
         page.goto(f"{server.url}/ui")
+        page.get_by_label("Key", exact=True).fill("no-header-takes-this-é")
+        page.keyboard.press("Enter")
+        assert page.evaluate("sessionStorage.length") == 0 and page.locator("#key[open]").count()
         page.get_by_label("Key", exact=True).fill("a-wrong-one")
         page.keyboard.press("Enter")
         page.wait_for_selector("#key-error:not([hidden])")

@@ -26,10 +26,11 @@ function askForKey(wasRefused) {
     const input = document.getElementById("key-input");
     document.getElementById("key-error").hidden = !wasRefused;
     input.value = "";
+    dialog.returnValue = "";
     dialog.addEventListener(
       "close",
       () => {
-        if (input.value.trim()) key.set(input.value.trim());
+        if (dialog.returnValue === "use") key.set(input.value.trim());
         asking = null;
         resolve();
       },
