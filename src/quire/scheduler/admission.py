@@ -11,7 +11,7 @@ from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.loads import Loads
 from quire.scheduler.sequence import SequenceGroup
 from quire.scheduler.state import SchedulerState
-from quire.scheduler.token_budget import TokenBudget
+from quire.scheduler.token_budget import StepTokens, TokenBudget
 
 __all__ = ["Admission"]
 
@@ -67,7 +67,7 @@ class Admission:
             if self._allocation.has_nothing_to_compute(group):
                 self._lifecycle.await_input(group)
                 continue
-            if self._awaits_state(group, step.chosen()[0]):
+            if self._awaits_state(group, step):
                 break
             if self._loads.start(group, now):
                 self._state.roster.block(group)
@@ -89,15 +89,15 @@ class Admission:
             step.admit(chunks, is_spare=group.is_spare)
         return step.chosen()
 
-    def _awaits_state(self, group: SequenceGroup, slots: Slots) -> bool:
-        """Return whether a group had better wait: one of `slots`, which compute in this step, is
-        about to keep a recurrent state from which it can start. Blocks are shared within a step,
-        states are not."""
+    def _awaits_state(self, group: SequenceGroup, step: StepTokens) -> bool:
+        """Return whether a group had better wait: a sequence that computes in this step is about to
+        keep a recurrent state from which it can start. Blocks are shared within a step, states are
+        not."""
         prefixes, states = self._state.prefixes, self._state.states
         first = group.sequences[0]
         if states is None or first.swapped is not None or not prefixes.may_serve(first):
             return False
-        return states.is_coming(first, prefixes.lookup(first).num_tokens, slots)
+        return states.is_coming(first, prefixes.lookup(first).num_tokens, step.chosen()[0])
 
     def drop_late(self, now: float) -> None:
         """End the waiting groups whose first token can no longer come before their deadline."""
