@@ -16,7 +16,8 @@ import pytest
 
 from quire.engine.model_front import ModelFront
 from quire.protocol.control import AdminOp, Inspect, MapBlocks, Report
-from quire.server.routes.live import difference, run_lengths
+from quire.server.readings.timeline import Timeline, TimelineLog
+from quire.server.routes.live import NUM_OPEN, difference, request_rows, run_lengths
 from quire.server.routes.page import FILES
 from quire.server.settings import ServerSettings
 from tests import waiting
@@ -172,6 +173,33 @@ def test_requests_of_others_are_not_shown(front: ModelFront) -> None:
         )
         assert not own["requests"] and len(other["requests"]) == 1
         assert not own["settings"] and keys[1] not in json.dumps(own)
+
+
+def test_a_long_queue_makes_no_long_snapshot() -> None:
+    """Fault: each event costs as much as there are requests, or the longest wait is not shown."""
+    log = TimelineLog(8)
+    for i in range(5000):
+        log.begin(Timeline(f"r{i}", CHAT))
+    numbers = [int(number) for number in request_rows(log, "")]
+    assert numbers == [*range(1, NUM_OPEN + 1), *range(5001 - NUM_OPEN, 5001)]
+    assert not request_rows(log, "another")
+
+
+@pytest.mark.parametrize("count", [1, NUM_OPEN - 1, NUM_OPEN + 1, 2 * NUM_OPEN])
+def test_a_short_queue_is_shown_whole(count: int) -> None:
+    log = TimelineLog(8)
+    for i in range(count):
+        log.begin(Timeline(f"r{i}", CHAT))
+    assert list(request_rows(log, "")) == [str(i + 1) for i in range(count)]
+
+
+def test_a_long_answer_is_counted_while_it_grows() -> None:
+    """Fault: the tokens of an open request stand still once its timeline keeps no more chunks."""
+    log = TimelineLog(8)
+    log.begin(timeline := Timeline("long", CHAT))
+    for _ in range(3000):
+        timeline.add_chunk(2)
+    assert request_rows(log, "")["1"]["tokens"] == 6000
 
 
 def test_a_stream_tells_differences(server: RunningServer, http: httpx.Client) -> None:

@@ -20,9 +20,10 @@ class Timeline:
 
     rendered: the prompt was tokenized. queued: it was sent to the engine. scheduled: its first step
     was planned. first_token, finished: the answer began and ended. chunk_times, chunk_sizes: times
-    at which the engine gave tokens, and their numbers. A request of several prompts has the times
-    of the first prompt to get there, and chunks of all. tenant: name of the caller's key (see
-    `Gate`); not shown. number: place in a `TimelineLog`, from 1.
+    at which the engine gave tokens, and their numbers. num_chunk_tokens: tokens of all chunks so
+    far. A request of several prompts has the times of the first prompt to get there, and chunks of
+    all. tenant: name of the caller's key (see `Gate`); not shown. number: place in a `TimelineLog`,
+    from 1.
 
     num_history_tokens: tokens of the conversation that the request continues. num_kept_tokens:
     number of the first ones that the prompt has unchanged; the rest was tokenized again.
@@ -56,6 +57,7 @@ class Timeline:
     removed_lines: list[str] = field(default_factory=list[str])
     ignored: list[str] = field(default_factory=list[str])
     num_chunks: int = 0
+    num_chunk_tokens: int = 0
     chunk_times: array[float] = field(default_factory=lambda: array("d"))
     chunk_sizes: array[int] = field(default_factory=lambda: array("L"))
     _start: float = 0.0
@@ -73,6 +75,7 @@ class Timeline:
         if self.first_token_s is None:
             self.first_token_s = now
         self.num_chunks += 1
+        self.num_chunk_tokens += num_tokens
         if self.num_chunks <= MAX_CHUNKS:
             self.chunk_times.append(now)
             self.chunk_sizes.append(num_tokens)

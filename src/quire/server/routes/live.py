@@ -17,7 +17,7 @@ from quire.errors import QuireError
 from quire.protocol.control import Inspect, MapBlocks
 from quire.server.generation.backend import Backend
 from quire.server.readings.metrics import ServerMetrics
-from quire.server.readings.timeline import Timeline
+from quire.server.readings.timeline import Timeline, TimelineLog
 from quire.server.settings import ServerSettings
 from quire.telemetry import EngineStats
 
@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 _Json = dict[str, Any]
 
-__all__ = ["EngineLook", "difference", "run_lengths", "snapshot"]
+__all__ = ["EngineLook", "difference", "request_rows", "run_lengths", "snapshot"]
 
 NUM_ENDED = 30
 """Requests that have ended and are shown."""
+
+NUM_OPEN = 100
+"""Open requests that are shown, of the oldest and of the newest each."""
 
 MANY_BLOCKS = 20_000
 SLOW_MAP_S = 2.0
@@ -94,7 +97,7 @@ async def snapshot(services: Services, tenant: str, max_age_s: float = 0.0) -> d
     """Return all that the page shows a caller, without values that are None."""
     shared = await services.look.read(services, max_age_s)
     now = round(time.time(), 3)
-    return {**shared, "at": now, "requests": _requests(services, tenant)}
+    return {**shared, "at": now, "requests": request_rows(services.timelines, tenant)}
 
 
 def _shared(services: Services, plan: str, runs: str) -> dict[str, Any]:
@@ -140,15 +143,18 @@ def _histogram(metrics: ServerMetrics, name: str) -> dict[str, Any]:
     return {"bounds": list(found.bounds), "counts": list(found.counts), "total": found.total}
 
 
-def _requests(services: Services, tenant: str) -> dict[str, Any]:
-    """Return open requests and the last ones that ended, by their numbers."""
-    ended = reversed(list(islice(services.timelines.latest(tenant), NUM_ENDED)))
-    rows = [*ended, *services.timelines.open(tenant)]
-    return {str(each.number): _without_none(_row(each)) for each in rows}
+def request_rows(timelines: TimelineLog, tenant: str) -> dict[str, Any]:
+    """Return rows of open requests and of the last ones that ended, by their numbers. However many
+    are open, a snapshot has at most 2 · `NUM_OPEN` of them."""
+    ended = reversed(list(islice(timelines.latest(tenant), NUM_ENDED)))
+    opened = timelines.open(tenant)
+    shown = [*ended, *opened[:NUM_OPEN], *opened[NUM_OPEN:][-NUM_OPEN:]]
+    return {str(each.number): _without_none(_row(each)) for each in shown}
 
 
 def _row(timeline: Timeline) -> dict[str, Any]:
     """Return a request for the waterfall; times in milliseconds since its arrival."""
+    is_over = timeline.finished_s is not None
     times = {
         name: getattr(timeline, f"{name}_s")
         for name in ("rendered", "queued", "scheduled", "first_token", "finished")
@@ -160,7 +166,7 @@ def _row(timeline: Timeline) -> dict[str, Any]:
         **{name: None if at is None else round(1000 * at, 1) for name, at in times.items()},
         "prompt": timeline.num_prompt_tokens,
         "cached": timeline.num_cached_tokens,
-        "tokens": timeline.num_generation_tokens or sum(timeline.chunk_sizes),
+        "tokens": timeline.num_generation_tokens if is_over else timeline.num_chunk_tokens,
         "reason": timeline.finish_reason,
         "error": timeline.error,
     }
