@@ -216,5 +216,5 @@ test("recordings", () => {
   assert.deepEqual(frames.map(({ at }) => at), Array.from({ length: 12 }, (_, i) => 19 + i), "the last ten seconds, and what they build on");
   assert.deepEqual(frames.at(-1), { ...whole, at: 30, engine: { n: 30 } });
   assert.throws(() => framesOf("{"), /Line 1/);
-  assert.throws(() => framesOf('{"at": 1}'), /no recording/);
+  assert.throws(() => framesOf('{"at": 1}'), /not a recording/);
 });

@@ -134,13 +134,13 @@ def test_branches(viewer: Viewer, script: Script) -> None:
     for number, text in enumerate(("First.", "Second.")):
         set_field(page, "Seed", str(script.tell(text + END)))
         if number:
-            page.get_by_role("button", name="Answer again").click()
+            page.get_by_role("button", name="Regenerate the answer").click()
             answer = ended(page)
         else:
             answer = send(page, "Say a number.")
         assert answer.locator(".markdown").inner_text() == text
     assert page.locator(".assistant .branches").inner_text() == "2/2"
-    page.locator(".assistant").get_by_role("button", name="Branch before").click()
+    page.locator(".assistant").get_by_role("button", name="Previous branch").click()
     assert page.locator(".assistant .markdown").inner_text() == "First."
     set_field(page, "Seed", str(script.tell(f"Third.{END}")))
     page.get_by_role("button", name="Edit the message").click()
@@ -156,7 +156,7 @@ def test_thinking_and_a_tool_call_answered_by_hand(viewer: Viewer, script: Scrip
     call = '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}\n</tool_call>'
     set_field(page, "Seed", str(script.tell(f"<think>\nHm.\n</think>\n\n{call}{END}")))
     page.get_by_role("button", name="Parameters", exact=True).click()
-    page.get_by_role("button", name="example / clear").last.click()
+    page.get_by_role("button", name="Example / clear").last.click()
     page.get_by_role("button", name="Close the parameters").click()
     answer = send(page, "How is it in Ulm?")
     assert answer.locator("summary").inner_text().startswith("Thought for")
@@ -164,7 +164,7 @@ def test_thinking_and_a_tool_call_answered_by_hand(viewer: Viewer, script: Scrip
     assert "Tool call: weather" in answer.inner_text() and '"Ulm"' in answer.inner_text()
     set_field(page, "Seed", str(script.tell(f"<think>\n\n</think>\n\nIt rains.{END}")))
     answer.get_by_label("Result").fill("rain")
-    answer.get_by_role("button", name="Give the result").click()
+    answer.get_by_role("button", name="Send the result").click()
     page.wait_for_selector(".assistant >> nth=1")
     assert ended(page).locator(".markdown").inner_text() == "It rains."
     assert "rain" in page.locator(".result").inner_text()
@@ -176,17 +176,17 @@ def test_an_answer_by_a_schema(viewer: Viewer, script: Script) -> None:
     set_field(page, "JSON schema of answers", json.dumps({**schema, "additionalProperties": False}))
     set_field(page, "Seed", str(script.tell(f'{{"n": 7}}{END}')))
     answer = send(page, "A number.")
-    assert answer.locator(".good").inner_text() == "Follows the schema"
+    assert answer.locator(".good").inner_text() == "Matches the schema"
 
 
 def test_probabilities_of_tokens(viewer: Viewer, script: Script) -> None:
     page = viewer.page
     set_field(page, "Seed", str(script.tell(f"A few words.{END}")))
     page.get_by_role("button", name="Parameters", exact=True).click()
-    page.get_by_label("Probabilities of tokens").check()
+    page.get_by_label("Token probabilities").check()
     page.get_by_role("button", name="Close the parameters").click()
     answer = send(page, "Say something.")
-    answer.get_by_role("button", name="Probabilities of tokens").click()
+    answer.get_by_role("button", name="Token probabilities").click()
     token = answer.locator(".token").first
     token.focus()
     assert token.locator(".token-card tr").count() >= 2

@@ -112,9 +112,9 @@ export function speedOf(message) {
 }
 
 const ENDS = {
-  length: "It reached the longest length that was asked for.",
+  length: "It reached the token limit.",
   content_filter: "A hook of the server ended it.",
-  repetition: "It repeated itself, and was ended.",
+  repetition: "It was stopped because it repeated itself.",
   stopped: "You stopped it.",
   abort: "The request was ended early.",
 };

@@ -168,7 +168,7 @@ export class Chat {
 
   _keep() {
     if (!this._store.all.includes(this._current) && this._current.last !== null) this._store.all.unshift(this._current);
-    if (!this._store.save()) toast("This browser has no room for all conversations. Export and delete some.");
+    if (!this._store.save()) toast("The browser's storage is full. Export some conversations, then delete them.");
     this._showList();
   }
 

@@ -69,7 +69,7 @@ export function fromFile(text) {
   } catch (error) {
     throw new Error(`The file is not JSON: ${error.message}`);
   }
-  if (!list.length || !list.every(isWhole)) throw new Error("The file has no conversations of this page.");
+  if (!list.length || !list.every(isWhole)) throw new Error("The file holds no conversations from this page.");
   return list.map(filledIn);
 }
 

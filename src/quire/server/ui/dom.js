@@ -81,7 +81,7 @@ export async function copyText(text) {
     area.select();
     const done = document.execCommand("copy");
     area.remove();
-    toast(done ? "Copied" : "The browser does not let the page copy");
+    toast(done ? "Copied" : "The browser blocked copying.");
   }
 }
 

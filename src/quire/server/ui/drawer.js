@@ -41,9 +41,9 @@ function life(row, now) {
 }
 
 const ADVICE = {
-  render: "Most of it went into reading the messages: long prompts take time here.",
-  wait: "Most of it was waiting: others held the room. A larger max_num_seqs or a larger K/V cache lets more run at once.",
-  prefill: "Most of it was the prompt: a prefix that stays the same is found in the cache next time.",
+  render: "Most of it went into reading the messages. Long prompts take longer.",
+  wait: "Most of it was waiting for room. A larger max_num_seqs or a larger K/V cache lets more run at once.",
+  prefill: "Most of it was the prompt. If the next prompt begins the same way, the cache has that part.",
   decode: "Most of it was writing tokens, one after the other.",
 };
 
@@ -56,7 +56,7 @@ function details(row, timeline) {
     ["End", row.error ?? row.reason ?? "still running"],
   ];
   const decodeMs = row.finished !== undefined && row.first_token !== undefined && row.tokens > 1 ? (row.finished - row.first_token) / (row.tokens - 1) : null;
-  if (decodeMs) facts.push(["A token took", duration(decodeMs)]);
-  for (const [name, label] of [["dropped_keywords", "Keywords of schemas without effect"], ["removed_lines", "Lines left out of the system prompt"], ["ignored", "Without effect"]]) if (timeline?.[name]) facts.push([label, timeline[name].join(", ")]);
+  if (decodeMs) facts.push(["Time per token", duration(decodeMs)]);
+  for (const [name, label] of [["dropped_keywords", "Schema keywords without effect"], ["removed_lines", "Lines left out of the system prompt"], ["ignored", "Without effect"]]) if (timeline?.[name]) facts.push([label, timeline[name].join(", ")]);
   return h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }

@@ -11,8 +11,8 @@ const BLOCKS = [
   ["u", "used", "Blocks that one sequence holds."],
   ["s", "shared", "Blocks that several sequences hold (a mark in each)."],
   ["p", "pinned", "Blocks of pinned prefixes (a dot in each)."],
-  ["c", "cached", "Free blocks with a prefix that a later prompt can take back."],
-  ["f", "free", "Blocks without contents."],
+  ["c", "cached", "Free blocks that hold a prefix for later prompts."],
+  ["f", "free", "Empty blocks."],
 ];
 const PHASES = [
   ["render", "reading the prompt"],
@@ -22,8 +22,8 @@ const PHASES = [
 ];
 const NAMES = new Map([["render", "reading"], ["wait", "waiting"], ["prefill", "prompt"], ["decode", "writing"]]);
 const FIGURES = [
-  ["running", "Running", "Requests that compute. vllm:num_requests_running", ({ engine }) => number(engine.num_running)],
-  ["waiting", "Waiting", "Requests that wait to compute, in the engine and before it. vllm:num_requests_waiting", ({ engine, front }) => number(Math.max(engine.num_waiting, front.waiting_requests))],
+  ["running", "Running", "Requests in progress. vllm:num_requests_running", ({ engine }) => number(engine.num_running)],
+  ["waiting", "Waiting", "Requests that wait, in the engine or in front of it. vllm:num_requests_waiting", ({ engine, front }) => number(Math.max(engine.num_waiting, front.waiting_requests))],
   ["out", "Tokens/s out", "Tokens that were generated, over the last 5 s. vllm:generation_tokens_total", (_, ring) => rounded(ring.rate("out"))],
   ["ttft", "First token, p50 / p95 / p99", "Time to the first token: p50, p95 and p99 of the last minute. vllm:time_to_first_token_seconds", (_, ring) => shares(ring, "ttft", [0.5, 0.95, 0.99])],
   ["itl", "Between tokens, p50 / p95", "Time between tokens: p50 and p95 of the last minute. vllm:inter_token_latency_seconds", (_, ring) => shares(ring, "itl", [0.5, 0.95])],
@@ -124,7 +124,7 @@ export class EngineView {
 
   _save() {
     const { text } = this._recorder;
-    if (text === null) toast("Nothing has come from the server yet.");
+    if (text === null) toast("The server has sent nothing yet.");
     else download("quire-engine.jsonl", text);
   }
 
@@ -178,7 +178,7 @@ export class EngineView {
     this._replayBar = h("div", { class: "replay", hidden: true });
     const file = h("input", { type: "file", accept: ".jsonl,application/json", class: "offscreen", tabindex: "-1", "aria-label": "File of a recording" });
     file.addEventListener("change", () => this._openRecording(file));
-    const tools = h("div", { class: "row end" }, h("button", { type: "button", class: "button", title: "The last ten minutes that this page has seen, as a file", onclick: () => this._save() }, icon("download"), "Save a recording"), h("button", { type: "button", class: "button", onclick: () => file.click() }, icon("upload"), "Open a recording"), file);
+    const tools = h("div", { class: "row end" }, h("button", { type: "button", class: "button", title: "The last ten minutes of this page, saved to a file", onclick: () => this._save() }, icon("download"), "Save a recording"), h("button", { type: "button", class: "button", onclick: () => file.click() }, icon("upload"), "Open a recording"), file);
     this._banner = h("div", { class: "banner", hidden: true });
     this._map = h("canvas", { class: "map", role: "img", "aria-label": "Map of K/V blocks" });
     this._legend = h("ul", { class: "legend" });
@@ -229,7 +229,7 @@ export class EngineView {
     const size = status.capacity?.block_size;
     fill(this._legend, BLOCKS.map(([letter, label, words]) => h("li", { title: words, "data-state": letter, "data-count": String(found[letter]) }, h("span", { class: `swatch block-${letter}` }), `${label} ${number(found[letter])}`)));
     if (!has) {
-      setText(this._mapNote, "The engine has not shown its blocks yet.");
+      setText(this._mapNote, "The engine has not sent its blocks yet.");
       return;
     }
     if (this._mapKey !== blocks) {
@@ -252,7 +252,7 @@ export class EngineView {
   _drawRequests({ requests, at }) {
     const rows = Object.values(requests).sort((one, other) => other.at - one.at).slice(0, 24);
     if (!rows.length) {
-      fill(this._rows, h("p", { class: "hint" }, "No requests yet. Those of your key appear here while they run and after they ended."));
+      fill(this._rows, h("p", { class: "hint" }, "No requests yet. The requests of your key appear here while they run, and after they end."));
       return;
     }
     const old = new Map([...this._rows.children].map((each) => [each.dataset?.number, each]));
@@ -300,7 +300,7 @@ export class EngineView {
     const capacity = status.capacity ?? {};
     const waits = Object.values(shown.requests).filter((row) => row.finished === undefined && row.scheduled === undefined);
     facts(this._queue, [
-      ["Waiting in the engine", number(engine.num_waiting), "They fit the model, but not beside those that run: room in the batch or K/V blocks."],
+      ["Waiting in the engine", number(engine.num_waiting), "They wait for room in the batch, or for K/V blocks."],
       ["Before their first step", `${number(front.waiting_requests)} requests, ${number(front.waiting_tokens)} tokens`],
       ["Longest wait", waits.length ? duration(Math.max(...waits.map((row) => 1000 * (shown.at - row.at)))) : "none"],
       ["Refused", `${number(Object.values(front.refused).reduce((sum, count) => sum + count, 0))} by the queue, ${number(engine.refused_total)} by the engine`],
@@ -314,7 +314,7 @@ export class EngineView {
       ["Host memory", host],
       ["Copied out, back, failed", `${number(engine.blocks_stored_total)}, ${number(engine.blocks_loaded_total)}, ${number(engine.blocks_unstored_total + engine.blocks_lost_total)} blocks`],
       ["Swapped out, in", `${number(engine.swapped_out_total)}, ${number(engine.swapped_in_total)} requests`],
-      ["Drafts that were right", engine.draft_tokens_total ? `${percent(engine.accepted_drafts_total, engine.draft_tokens_total)} of ${number(engine.draft_tokens_total)}${places}` : "no drafts"],
+      ["Accepted drafts", engine.draft_tokens_total ? `${percent(engine.accepted_drafts_total, engine.draft_tokens_total)} of ${number(engine.draft_tokens_total)}${places}` : "no drafts"],
     ]);
     facts(this._parts, [
       ["Model", model ? `${model.names.join(", ")} (${model.root})` : "loading"],
@@ -337,7 +337,7 @@ export class EngineView {
 
   _drawPlan(text) {
     const { title, rows } = planRows(text);
-    if (!text) fill(this._plan, h("p", { class: "hint" }, "The engine has not told its plan yet."));
+    if (!text) fill(this._plan, h("p", { class: "hint" }, "The engine has not sent its plan yet."));
     else fill(this._plan, h("p", {}, title), h("div", { class: "table-box", tabindex: "0" }, h("table", { class: "plan" }, h("thead", {}, h("tr", {}, ["What", "Value", "Why"].map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, rows.map((row) => h("tr", {}, h("th", { scope: "row", class: row.isInner ? "inner" : "" }, row.name), h("td", { class: "value" }, row.value), h("td", {}, row.reason)))))));
   }
 }

@@ -57,7 +57,7 @@ export class AnswerView {
     } catch (error) {
       fault = error.message;
     }
-    return fault ? h("p", { class: "error" }, `Not what the schema asks for: ${fault}`) : h("p", { class: "good" }, "Follows the schema");
+    return fault ? h("p", { class: "error" }, `Does not match the schema: ${fault}`) : h("p", { class: "good" }, "Matches the schema");
   }
 
   _call(call, index) {
@@ -72,8 +72,8 @@ export class AnswerView {
     const box = h("div", { class: "code" }, head, h("pre", { tabindex: "0" }, h("code", {}, visible(text).slice(0, MAX_SHOWN))));
     if (given !== null) return h("div", { class: "call" }, box, h("div", { class: "result" }, h("span", { class: "label" }, "Result"), h("pre", {}, visible(given).slice(0, MAX_SHOWN))));
     const name = `result-${this._message.id}-${index}`;
-    const area = h("textarea", { id: name, rows: "2", placeholder: "What the tool gives back" });
-    const form = h("form", { class: "result-form" }, h("label", { for: name }, "Result"), area, h("button", { class: "button", type: "submit" }, "Give the result"));
+    const area = h("textarea", { id: name, rows: "2", placeholder: "What the tool returns" });
+    const form = h("form", { class: "result-form" }, h("label", { for: name }, "Result"), area, h("button", { class: "button", type: "submit" }, "Send the result"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this._actions.answerCall(this._message, call, area.value);
@@ -86,8 +86,8 @@ export class AnswerView {
     return [
       actions.branches(message),
       iconButton("copy", "Copy the answer", () => actions.copy(message.content)),
-      iconButton("retry", "Answer again", () => actions.regenerate(message)),
-      message.tokens?.length ? iconButton("chart", "Probabilities of tokens", () => this._toggleTokens()) : null,
+      iconButton("retry", "Regenerate the answer", () => actions.regenerate(message)),
+      message.tokens?.length ? iconButton("chart", "Token probabilities", () => this._toggleTokens()) : null,
       message.requestId ? iconButton("dots", "How the request went", () => actions.showRequest(message.requestId)) : null,
     ];
   }
@@ -161,9 +161,9 @@ export function branchSwitch(all, message, onSelect) {
   if (all.length < 2) return null;
   const at = all.findIndex((each) => each.id === message.id);
   const go = (step) => onSelect(all[(at + step + all.length) % all.length].id);
-  return h("span", { class: "branches" }, iconButton("left", "Branch before", () => go(-1)), h("span", {}, `${at + 1}/${all.length}`), iconButton("right", "Next branch", () => go(1)));
+  return h("span", { class: "branches" }, iconButton("left", "Previous branch", () => go(-1)), h("span", {}, `${at + 1}/${all.length}`), iconButton("right", "Next branch", () => go(1)));
 }
 
 export function emptyHint(ideas, onPick) {
-  return h("div", { class: "welcome" }, h("div", { class: "welcome-icon" }, icon("send")), h("h2", {}, "What shall the model do?"), h("p", { class: "hint" }, "Conversations stay in this browser."), h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", class: "button", onclick: () => onPick(idea) }, idea))));
+  return h("div", { class: "welcome" }, h("div", { class: "welcome-icon" }, icon("send")), h("h2", {}, "What would you like to ask?"), h("p", { class: "hint" }, "Conversations stay in this browser."), h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", class: "button", onclick: () => onPick(idea) }, idea))));
 }

@@ -43,7 +43,7 @@ export function framesOf(text) {
     }
   }
   const isOne = (frame) => Number.isFinite(frame.at) && frame.engine && frame.front && frame.status && frame.requests && frame.latency;
-  if (!frames.length || !frames.every(isOne)) throw new Error("The file is no recording of this page.");
+  if (!frames.length || !frames.every(isOne)) throw new Error("The file is not a recording from this page.");
   return frames;
 }
 

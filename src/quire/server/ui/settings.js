@@ -19,10 +19,10 @@ export function settingsPanel(settings, defaults, onChange, onClose) {
   });
   return [
     h("div", { class: "panel-head" }, h("h2", {}, "Parameters"), iconButton("close", "Close the parameters", onClose)),
-    area("System prompt", settings.system, (value) => set("system", value), { rows: 4, placeholder: "How the model shall behave" }),
+    area("System prompt", settings.system, (value) => set("system", value), { rows: 4, placeholder: "How the model should behave" }),
     h("div", { class: "fields" }, numbers),
-    area("Stop texts, one a line", settings.stop, (value) => set("stop", value), { rows: 2, placeholder: "\\n stands for a line end" }),
-    check("Probabilities of tokens", settings.logprobs, (value) => set("logprobs", value)),
+    area("Stop sequences, one per line", settings.stop, (value) => set("stop", value), { rows: 2, placeholder: "\\n stands for a line break" }),
+    check("Token probabilities", settings.logprobs, (value) => set("logprobs", value)),
     json("JSON schema of answers", settings.schema, (value) => set("schema", value), SCHEMA_EXAMPLE, "The schema"),
     json("Tools", settings.tools, (value) => set("tools", value), TOOL_EXAMPLE, "Tools"),
     h("p", { class: "hint" }, "An empty field leaves the model's default, which it shows in grey. The settings belong to this conversation; a new chat takes them over."),
@@ -56,5 +56,5 @@ function json(label, value, onInput, example, what) {
     input.value = input.value.trim() ? "" : example;
     take();
   };
-  return h("div", { class: "field" }, h("span", { class: "row" }, h("span", { class: "grow" }, label), h("button", { type: "button", class: "link", onclick: fillIn }, "example / clear")), input, fault);
+  return h("div", { class: "field" }, h("span", { class: "row" }, h("span", { class: "grow" }, label), h("button", { type: "button", class: "link", onclick: fillIn }, "Example / clear")), input, fault);
 }
