@@ -60,6 +60,7 @@ def test_files_are_public_typed_and_tagged(guarded: RunningServer, path: str) ->
         assert reply.headers["content-type"].partition(";")[0] == kind
         policy = reply.headers["content-security-policy"]
         assert policy.startswith("default-src 'self'") and "unsafe" not in policy
+        assert "data:" not in policy and "*" not in policy
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert http.head(path).headers["etag"] == reply.headers["etag"]
         same = http.get(path, headers={"if-none-match": reply.headers["etag"]})

@@ -34,7 +34,7 @@ FILES = sorted(path.name for path in _FOLDER.iterdir() if path.suffix in _MEDIA)
 
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+        "default-src 'self'; object-src 'none'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
