@@ -151,6 +151,29 @@ test("a conversation that would break the page is not taken", () => {
   }
 });
 
+test("two tabs lose nothing of each other", () => {
+  const storage = { text: null, getItem() { return this.text; }, setItem(_, text) { this.text = text; }, removeItem() { this.text = null; } };
+  const begun = talks.newConversation();
+  const first = talks.add(begun, { role: "user", content: "both" });
+  storage.text = talks.toFile([begun]);
+  const [one, other] = [new talks.ConversationStore(storage), new talks.ConversationStore(storage)];
+  const made = talks.newConversation();
+  talks.add(made, { role: "user", content: "in one tab" });
+  one.all.push(made);
+  const branch = talks.add(one.all.find(({ id }) => id === begun.id), { role: "assistant", content: "one", calls: [] });
+  one.save();
+  const reply = talks.add(other.all[0], { role: "assistant", content: "other", calls: [] });
+  other.save();
+  const third = new talks.ConversationStore(storage);
+  assert.deepEqual(new Set(third.all.map(({ id }) => id)), new Set([begun.id, made.id]));
+  assert.deepEqual(new Set(Object.keys(third.all.find(({ id }) => id === begun.id).messages)), new Set([first.id, branch.id, reply.id]));
+  other.remove(made.id);
+  other.save();
+  assert.deepEqual(new talks.ConversationStore(storage).all.map(({ id }) => id), [begun.id]);
+  other.remove(begun.id);
+  assert.equal(storage.text, null);
+});
+
 test("a store without room drops the oldest", () => {
   const kept = new Map();
   const storage = { getItem: (name) => kept.get(name) ?? null, removeItem: (name) => kept.delete(name), setItem: (name, text) => { if (text.length > 3000) throw new Error("quota"); kept.set(name, text); } };

@@ -112,35 +112,60 @@ export function toFile(conversations) {
   return JSON.stringify({ format: "quire conversations", version: 1, conversations }, null, 2);
 }
 
+/** Return the conversations in a text that was stored; those that are not whole are left out. */
+function kept(text) {
+  try {
+    return listed(JSON.parse(text || "[]")).filter(isWhole).map(filledIn);
+  } catch {
+    return [];
+  }
+}
+
 /** The conversations of this browser. storage: `localStorage`, or what has its methods. */
 export class ConversationStore {
   constructor(storage) {
     this._storage = storage;
-    try {
-      this.all = listed(JSON.parse(storage.getItem(STORE) ?? "[]")).filter(isWhole).map(filledIn);
-    } catch {
-      this.all = [];
+    this._known = "";
+    this._removed = new Set();
+    this.all = [];
+    this._takeIn();
+  }
+
+  /** Take in what other tabs have kept since this one looked: each writes all that it has. */
+  _takeIn() {
+    const text = this._storage.getItem(STORE) ?? "";
+    if (text === this._known) return;
+    this._known = text;
+    const own = new Map(this.all.map((each) => [each.id, each]));
+    for (const other of kept(text)) {
+      const mine = own.get(other.id);
+      if (mine) mine.messages = { ...other.messages, ...mine.messages };
+      else if (!this._removed.has(other.id)) this.all.push(other);
     }
   }
 
   /** Keep them. Returns false if there is no room, after the oldest were dropped from what is kept. */
   save() {
+    this._takeIn();
     this.all.sort((one, other) => other.at - one.at);
     this.all.length = Math.min(this.all.length, MAX_KEPT);
-    const kept = this.all.filter((each) => each.last !== null).map(lean);
-    for (let count = kept.length; count > 0; count = Math.floor(count / 2)) {
+    const written = this.all.filter((each) => each.last !== null).map(lean);
+    for (let count = written.length; count > 0; count = Math.floor(count / 2)) {
       try {
-        this._storage.setItem(STORE, toFile(kept.slice(0, count)));
-        return count === kept.length;
+        const text = toFile(written.slice(0, count));
+        this._storage.setItem(STORE, text);
+        this._known = text;
+        return count === written.length;
       } catch {
         // The quota is used up: keep the newer half.
       }
     }
-    if (!kept.length) this._storage.removeItem(STORE);
-    return kept.length === 0;
+    if (!written.length) this._storage.removeItem(STORE);
+    return written.length === 0;
   }
 
   remove(id) {
+    this._removed.add(id);
     this.all = this.all.filter((each) => each.id !== id);
     return this.save();
   }
