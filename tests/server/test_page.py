@@ -174,6 +174,7 @@ def test_requests_of_others_are_not_shown(front: ModelFront) -> None:
         )
         assert not own["requests"] and len(other["requests"]) == 1
         assert not own["settings"] and keys[1] not in json.dumps(own)
+        assert own["model"]["names"] and "root" not in own["model"], "a folder is a setting too"
 
 
 def test_a_long_queue_makes_no_long_snapshot() -> None:

@@ -113,7 +113,11 @@ def _shared(services: Services, plan: str, runs: str) -> dict[str, Any]:
         },
         "model": None
         if model is None
-        else {"names": list(model.names), "root": model.root, "adapters": list(adapters)},
+        else {
+            "names": list(model.names),
+            "root": model.root if _shows_settings(services.settings) else None,
+            "adapters": list(adapters),
+        },
         "status": {**asdict(status), "state": status.state.value},
         "engine": asdict(EngineStats() if client is None else client.stats),
         "front": {
@@ -172,9 +176,13 @@ def _row(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+def _shows_settings(settings: ServerSettings) -> bool:
+    """Return whether callers see the server's settings. With several keys their holders do not."""
+    return len(settings.api_key) <= 1
+
+
 def _settings(settings: ServerSettings) -> dict[str, Any]:
-    """Return the settings of the server. With several keys their holders see none of them."""
-    if len(settings.api_key) > 1:
+    if not _shows_settings(settings):
         return {}
     shown = [item.name for item in fields(settings) if item.name not in _SECRET]
     return {name: getattr(settings, name) for name in shown}

@@ -317,7 +317,7 @@ export class EngineView {
       ["Accepted drafts", engine.draft_tokens_total ? `${percent(engine.accepted_drafts_total, engine.draft_tokens_total)} of ${number(engine.draft_tokens_total)}${places}` : "no drafts"],
     ]);
     facts(this._parts, [
-      ["Model", model ? `${model.names.join(", ")} (${model.root})` : "loading"],
+      ["Model", model ? model.names.join(", ") + (model.root ? ` (${model.root})` : "") : "loading"],
       ["Kernels", capacity.description || "–"],
       ["Context", capacity.max_model_len ? `${number(capacity.max_model_len)} tokens, ${number(capacity.capacity_tokens)} in the cache` : "–"],
       ["Batch", capacity.max_num_seqs ? `${number(capacity.max_num_seqs)} sequences, ${number(capacity.max_num_batched_tokens)} tokens in a step` : "–"],
