@@ -36,6 +36,7 @@ NOT_RUN = {
     'LLM("organization/name"': "a model of the reader's",
     'LLM("sentence-transformers/': "a model from the hub",
     'LLM("Qwen/': "a model from the hub",
+    'LLM("HuggingFaceTB/': "a model from the hub",
     'LLM("big.gguf"': "files of the reader's",
     '"my_hooks:others"': "modules of the reader's",
 }

@@ -93,6 +93,7 @@ def test_a_prompt_outlives_its_server(short_tmp: Path, tmp_path: Path, by: signa
         url = server.wait_until_ready()
         cached, warm = ask(url)
         assert (cached, warm) == (HIT, cold)
+        wait_until_saved(url)  # the front's readings may be a moment old
         assert waiting.get(f"{url}/cache").json()["disk"]["cached"] >= HIT // 16
         wait_for(lambda: metric(url, "kv_blocks_loaded") >= HIT // 16, "count of loads")
         assert metric(url, "kv_blocks_lost") == 0
