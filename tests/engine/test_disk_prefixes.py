@@ -300,6 +300,33 @@ def test_sleep_keeps_the_disk_and_a_reset_does_not(make: Maker) -> None:
     assert once(make).num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("has_new_weights", [False, True])
+def test_a_save_that_waits_does_not_see_another_pool(
+    tmp_path: Path, disk: str, has_new_weights: bool
+) -> None:
+    """Its blocks are gone when it could start: nothing goes to the disk under their names."""
+    folder = tmp_path / "model"
+    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
+    tensors = load_file(folder / "model.safetensors")
+    with small_engines(str(folder), kv_disk=disk) as make:
+        llm = make()
+        scheduler = llm.engine.client._core._scheduler  # type: ignore[attr-defined]
+        scheduler.take_moves = list
+        cold = ask(llm)
+        if has_new_weights:
+            llm.update_weights(dict(tensors))
+        else:
+            llm.sleep(level=1)
+            llm.wake_up()
+        del scheduler.take_moves
+        ask(llm, OTHERS[0])
+        llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+        llm.shutdown()
+        found = once(make)
+    assert found.num_cached_tokens == 0
+    assert_same([found], [cold])
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
