@@ -14,7 +14,9 @@ import pytest
 from safetensors.torch import load_file
 
 from quire import LLM, LoRARequest, RequestOutput
+from quire.config.checkpoint import Checkpoint, TensorInfo
 from quire.config.kv_disk.records import HEADER_BYTES, RECORD
+from quire.engine.disk_tier import weights_digest
 from quire.errors import ConfigError
 from tests.engine.test_laws import assert_same, params
 from tests.lora.adapters import write_adapter
@@ -179,6 +181,21 @@ def test_changed_weights_never_hit(tmp_path: Path, disk: str) -> None:
     assert again.num_cached_tokens == HIT
     assert_same([again], [cold])
     assert len(files(disk, "slots")) == 2
+
+
+def test_weights_beside_the_text_model_count(tmp_path: Path) -> None:
+    """Those that encode images may have a file of their own."""
+    text, tower = tmp_path / "text", tmp_path / "tower"
+    text.write_bytes(b"text")
+    parts = {
+        path: {"w": TensorInfo("w", (4,), "U8", path, start=0, end=4)} for path in (text, tower)
+    }
+    checkpoint = Checkpoint((text, tower), parts[text], others=parts[tower])
+    digests: list[bytes] = []
+    for data in (b"old", b"newer"):
+        tower.write_bytes(data)
+        digests.append(weights_digest(str(tmp_path), checkpoint))
+    assert digests[0] != digests[1]
 
 
 def test_another_key_never_hits(make: Maker, disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
