@@ -43,7 +43,8 @@ class DiskIndex:
     """
 
     def __init__(self, num_slots: int, records: Records, *, is_writer: bool = True) -> None:
-        """records: an earlier run's. is_writer: False where another process writes the files."""
+        """records: records of an earlier run. is_writer: False if another process writes the
+        files."""
         self._tree = SlotTree(num_slots, records)
         self._is_writer = is_writer
         self._is_retired = False

@@ -17,8 +17,10 @@ from quire.protocol.block_moves import SavedBlock
 __all__ = ["MAX_HITS", "SlotTree"]
 
 NONE = -1
+"""Slot of the parent of a block that has none."""
+
 LOST = -2
-"""In place of the slot of a parent: there is none, and there should be none; or there should be."""
+"""Slot of a parent that is not there."""
 
 Slots = npt.NDArray[np.int64]
 

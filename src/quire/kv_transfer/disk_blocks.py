@@ -48,8 +48,8 @@ class DiskBlocks:
         num_stored: int,
         lock: int | None = None,
     ) -> None:
-        """free_bytes: returns those that are free in the file system, and that it has. num_stored:
-        slots that the file has bytes of. lock: see `OpenDisk`."""
+        """free_bytes: returns the free bytes of the file system, and its size. num_stored: number
+        of slots within the file. lock: see `OpenDisk`."""
         self._lock = lock
         self._slots = slots
         self._header = header

@@ -17,9 +17,9 @@ __all__ = ["StoreReading", "clear", "read_store", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class StoreReading:
-    """A reading of a store. num_blocks: with a whole record. num_bytes: file sizes. is_in_use: an
-    engine writes it now. damaged: blocks with another payload than was written; None if nobody has
-    looked."""
+    """A reading of a store. num_blocks: number of whole records. num_bytes: size of the files.
+    is_in_use: True if an engine writes it. damaged: number of blocks with another payload than was
+    written; None if nobody has looked."""
 
     store: str
     model: str
