@@ -184,7 +184,7 @@ def test_changed_weights_never_hit(tmp_path: Path, disk: str) -> None:
 
 
 def test_weights_beside_the_text_model_count(tmp_path: Path) -> None:
-    """Those that encode images may have a file of their own."""
+    """Image encoders may have a file of their own."""
     text, tower = tmp_path / "text", tmp_path / "tower"
     text.write_bytes(b"text")
     parts = {
