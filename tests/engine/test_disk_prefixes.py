@@ -23,7 +23,7 @@ from tests.lora.adapters import write_adapter
 from tests.models.families import CASES, Case, write_checkpoint
 from tests.pairs import BY_PAIRS
 from tests.small_engines import Maker, small_engines
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_for
 
 LENGTH = 41
 PROMPT = np.random.default_rng(2).integers(5, 900, LENGTH).tolist()
@@ -302,9 +302,17 @@ def test_new_weights_never_hit(tmp_path: Path, disk: str) -> None:
     assert_same([warm], [cold])
 
 
+def is_saved(llm: LLM) -> bool:
+    """Return whether no move is under way."""
+    core: Any = llm.engine.client._core  # type: ignore[attr-defined]
+    core.take_moved()
+    return not core.is_moving
+
+
 def test_sleep_keeps_the_disk_and_a_reset_does_not(make: Maker) -> None:
     llm = make()
     cold = ask(llm)
+    wait_for(lambda: is_saved(llm), "the saves to end")
     llm.sleep(level=1)
     llm.wake_up()
     awake = ask(llm)
