@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from quire.config.kv_disk.check import clear
 from quire.config.kv_disk.digest import digest_files
 from quire.config.kv_disk.folder import KVFolder, OpenStore
 from quire.config.kv_disk.records import RECORD, StoreHeader
@@ -97,6 +103,88 @@ def test_files_of_another_form_are_begun_anew(tmp_path: Path) -> None:
     store = folder.open(replace(header("a"), slot_bytes=12288))
     assert store.files.slots.stat().st_size == 0
     store.close()
+
+
+def test_engines_that_start_together_share_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room = KVFolder._make_room
+
+    def slow(*given: Any) -> int:
+        found = make_room(*given)
+        time.sleep(0.2)  # in which others would see the same room
+        return found
+
+    monkeypatch.setattr(KVFolder, "_make_room", slow)
+    opened: list[OpenStore] = []
+    models = [f"model {number}" for number in range(4)]
+
+    def start(model: str) -> None:
+        with contextlib.suppress(ConfigError):  # the others left it too little
+            opened.append(KVFolder(tmp_path).open(header(model, LIMIT)))
+
+    threads = [threading.Thread(target=start, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sum(each.header.max_bytes for each in opened) <= LIMIT
+
+
+def test_a_look_at_a_store_does_not_keep_its_writer_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = KVFolder(tmp_path)
+    store = folder.open(header("a"))
+    store.close()
+    looking = os.open(store.files.folder / "lock", os.O_RDWR)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+    assert folder.open(header("a")).lock is not None
+    os.close(looking)
+
+
+def test_a_folder_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for one that another process writes."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    with pytest.raises(ConfigError, match="No locks available"):
+        KVFolder(tmp_path).open(header("a"))
+
+
+def test_stores_of_other_versions_count_and_go(tmp_path: Path) -> None:
+    folder = KVFolder(tmp_path)
+    for model in ("a", "b"):
+        store = folder.open(replace(header(model), format=999))
+        fill(store, 600)
+        store.close()
+    assert names(folder) == []
+    store = folder.open(header("own"))
+    sizes = sum(files.num_bytes for files in folder.all_files() if files != store.files)
+    assert sizes + store.header.max_bytes <= LIMIT
+    assert sizes <= LIMIT // 2
+    store.close()
+    assert clear(folder) > sizes
+    assert folder.all_files() == []
+
+
+@pytest.mark.parametrize("name", ["header", "slots", "lock", ""])
+def test_a_link_is_not_followed(tmp_path: Path, name: str) -> None:
+    other = tmp_path / "other"
+    store = KVFolder(tmp_path / "kv").open(header("a"))
+    store.close()
+    path = store.files.folder / name
+    path.rename(other)
+    path.symlink_to(other)
+    before = other.read_bytes() if name else b""
+    if name in ("slots", "lock"):
+        store.files.header.unlink()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        KVFolder(tmp_path / "kv").open(header("a", LIMIT // 2))
+    assert not name or other.read_bytes() == before
 
 
 def test_there_is_one_key(tmp_path: Path) -> None:

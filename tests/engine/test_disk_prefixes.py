@@ -14,14 +14,16 @@ import pytest
 from safetensors.torch import load_file
 
 from quire import LLM, LoRARequest, RequestOutput
+from quire.config.checkpoint import Checkpoint, TensorInfo
 from quire.config.kv_disk.records import HEADER_BYTES, RECORD
+from quire.engine.disk_tier import weights_digest
 from quire.errors import ConfigError
 from tests.engine.test_laws import assert_same, params
 from tests.lora.adapters import write_adapter
 from tests.models.families import CASES, Case, write_checkpoint
 from tests.pairs import BY_PAIRS
 from tests.small_engines import Maker, small_engines
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_for
 
 LENGTH = 41
 PROMPT = np.random.default_rng(2).integers(5, 900, LENGTH).tolist()
@@ -181,6 +183,21 @@ def test_changed_weights_never_hit(tmp_path: Path, disk: str) -> None:
     assert len(files(disk, "slots")) == 2
 
 
+def test_weights_beside_the_text_model_count(tmp_path: Path) -> None:
+    """Image encoders may have a file of their own."""
+    text, tower = tmp_path / "text", tmp_path / "tower"
+    text.write_bytes(b"text")
+    parts = {
+        path: {"w": TensorInfo("w", (4,), "U8", path, start=0, end=4)} for path in (text, tower)
+    }
+    checkpoint = Checkpoint((text, tower), parts[text], others=parts[tower])
+    digests: list[bytes] = []
+    for data in (b"old", b"newer"):
+        tower.write_bytes(data)
+        digests.append(weights_digest(str(tmp_path), checkpoint))
+    assert digests[0] != digests[1]
+
+
 def test_another_key_never_hits(make: Maker, disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     once(make)
     assert (Path(disk) / "key").stat().st_mode & 0o777 == 0o600
@@ -285,9 +302,17 @@ def test_new_weights_never_hit(tmp_path: Path, disk: str) -> None:
     assert_same([warm], [cold])
 
 
+def is_saved(llm: LLM) -> bool:
+    """Return whether no move is under way."""
+    core: Any = llm.engine.client._core  # type: ignore[attr-defined]
+    core.take_moved()
+    return not core.is_moving
+
+
 def test_sleep_keeps_the_disk_and_a_reset_does_not(make: Maker) -> None:
     llm = make()
     cold = ask(llm)
+    wait_for(lambda: is_saved(llm), "the saves to end")
     llm.sleep(level=1)
     llm.wake_up()
     awake = ask(llm)
@@ -298,6 +323,33 @@ def test_sleep_keeps_the_disk_and_a_reset_does_not(make: Maker) -> None:
     llm.reset_prefix_cache()
     llm.shutdown()
     assert once(make).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("has_new_weights", [False, True])
+def test_a_save_that_waits_does_not_see_another_pool(
+    tmp_path: Path, disk: str, has_new_weights: bool
+) -> None:
+    """Its blocks are gone when it could start: nothing goes to the disk under their names."""
+    folder = tmp_path / "model"
+    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
+    tensors = load_file(folder / "model.safetensors")
+    with small_engines(str(folder), kv_disk=disk) as make:
+        llm = make()
+        scheduler = llm.engine.client._core._scheduler  # type: ignore[attr-defined]
+        scheduler.take_moves = list
+        cold = ask(llm)
+        if has_new_weights:
+            llm.update_weights(dict(tensors))
+        else:
+            llm.sleep(level=1)
+            llm.wake_up()
+        del scheduler.take_moves
+        ask(llm, OTHERS[0])
+        llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+        llm.shutdown()
+        found = once(make)
+    assert found.num_cached_tokens == 0
+    assert_same([found], [cold])
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,8 @@ def test_the_cost_of_a_load_is_learnt() -> None:
     assert index.seconds_to_load(10) == pytest.approx(1.2)
     index.end_move(MoveKind.LOAD, MoveOutcome(seconds=0.5), 10)
     assert index.seconds_to_load(10) == pytest.approx(0.5)
+    index.end_move(MoveKind.LOAD, MoveOutcome(np.arange(10, dtype=np.int32)), 10)
+    assert index.seconds_to_load(10) == pytest.approx(0.5), "a load that failed was fast"
     for _ in range(40):
         index.declined()
     assert index.seconds_to_load(10) < 0.25

@@ -169,3 +169,12 @@ def test_the_machine_loads_and_drops() -> None:
     assert machine.num_loaded > 3
     assert machine.kv.sources.totals.removed > 0
     machine.check()
+
+
+def test_what_waits_for_a_disk_that_hangs_is_bounded() -> None:
+    """No more waits than the device has blocks."""
+    machine = Machine(0)
+    for branch in range(20):
+        machine.compute(machine.chain(branch, MAX_LENGTH), fails=False)
+        machine.check()
+    assert len(machine.kv.sources._unsaved) <= NUM_BLOCKS

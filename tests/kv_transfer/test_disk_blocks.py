@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from quire.config.kv_disk.records import HEADER_BYTES, RECORD, read_records
+from quire.kv_transfer import disk_blocks
 from quire.kv_transfer.block_file import SystemFile
 from quire.kv_transfer.disk_blocks import DiskBlocks, open_disk
 from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome, SavedBlock
@@ -149,6 +151,35 @@ def test_errors_of_a_disk_lose_blocks_alone(
     assert move(disk, pages, MoveKind.LOAD, ints(5), ints(0), names(1)) == []
     assert torch.equal(pages[:, 5], pages[:, 0])
     disk.close()
+
+
+def test_a_read_that_hangs_does_not_hold_the_end_up(
+    paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine may write then."""
+    monkeypatch.setattr(disk_blocks, "SECONDS_TO_CLOSE", 0.1)
+    pages, disk = make_pages(), opened(paths)
+    assert move(disk, pages, MoveKind.SAVE, ints(0), ints(0), names(1)) == []
+    fcntl.flock(disk._lock or -1, fcntl.LOCK_EX)
+    event = threading.Event()
+    monkeypatch.setattr(disk._slots, "read", lambda *_: event.wait(WAIT_S))
+    disk.start(BlockMove(0, MoveKind.LOAD, ints(1), ints(0), names(1)), pages, Future())
+    closing = threading.Thread(target=disk.close)
+    closing.start()
+    closing.join(WAIT_S / 2)
+    is_closed = not closing.is_alive()
+    event.set()
+    closing.join(WAIT_S)
+    assert is_closed
+    with paths[0].open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_link_is_not_followed(paths: tuple[Path, Path]) -> None:
+    paths[0].rename(paths[0].with_name("other"))
+    paths[0].symlink_to("other")
+    with pytest.raises(OSError, match="symbolic links"):
+        SystemFile(paths[0], is_writer=True)
 
 
 def test_a_record_has_a_cache_line() -> None:

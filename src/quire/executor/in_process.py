@@ -168,7 +168,7 @@ class InProcessExecutor:
             elif isinstance(work, _Put):
                 self._put(worker, work)
             elif isinstance(work, _Move):
-                worker.start_move(work.move, work.done)
+                self._move(worker, work)
             else:
                 self._launch(worker, *work)
 
@@ -179,6 +179,12 @@ class InProcessExecutor:
             work.done.set_exception(error)
         else:
             work.done.set_result(None)
+
+    def _move(self, worker: Worker, work: _Move) -> None:
+        try:
+            worker.start_move(work.move, work.done)
+        except BaseException as error:  # noqa: BLE001  as above
+            work.done.set_exception(error)
 
     def _launch(self, worker: Worker, plan: StepPlan, launched: LaunchedStep) -> None:
         started = time.perf_counter()

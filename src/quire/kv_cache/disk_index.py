@@ -26,7 +26,8 @@ WEIGHT = 0.2
 what a disk has done once it can do."""
 
 ENOUGH = 8
-"""Loads of fewer blocks measure nothing: most of their time is that of a call."""
+"""Loads of fewer blocks measure nothing: most of their time is that of a call. Nor do those that
+lose blocks, which fail sooner than a disk can read."""
 
 RETRY = 0.98
 """Factor of the measured seconds after each load that did not seem to pay, so that a disk that was
@@ -42,7 +43,8 @@ class DiskIndex:
     """
 
     def __init__(self, num_slots: int, records: Records, *, is_writer: bool = True) -> None:
-        """records: an earlier run's. is_writer: False where another process writes the files."""
+        """records: records of an earlier run. is_writer: False if another process writes the
+        files."""
         self._tree = SlotTree(num_slots, records)
         self._is_writer = is_writer
         self._is_retired = False
@@ -182,7 +184,7 @@ class DiskIndex:
             self.seconds_written += outcome.seconds
         elif kind is MoveKind.LOAD:
             self.seconds_read += outcome.seconds
-            if count >= ENOUGH:
+            if count >= ENOUGH and not len(outcome.lost):
                 each, known = outcome.seconds / count, self._seconds_per_block
                 if known and each > known:
                     each = known + WEIGHT * (each - known)

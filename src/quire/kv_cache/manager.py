@@ -349,7 +349,9 @@ class KVManager:
             self._log.append(_Publication(self._mark, slot, first_name, block, name, saved))
 
     def touch(self, names: Sequence[bytes], num_names: int) -> None:
-        """Note a use of the blocks of the first `num_names` names."""
+        """Note a use of the blocks of the first `num_names` names, for the disk."""
+        if self.disk is None:
+            return
         for group, step in enumerate(self._names_per_block):
             self.sources.touch(group, names[step - 1 : num_names : step])
 

@@ -17,8 +17,10 @@ from quire.protocol.block_moves import SavedBlock
 __all__ = ["MAX_HITS", "SlotTree"]
 
 NONE = -1
+"""Slot of the parent of a block that has none."""
+
 LOST = -2
-"""In place of the slot of a parent: there is none, and there should be none; or there should be."""
+"""Slot of a parent that is not there."""
 
 Slots = npt.NDArray[np.int64]
 
@@ -50,7 +52,7 @@ class SlotTree:
         self._age = 0.0
         self.dropped: BlockName | None = None  # by the last `take`
         filled = self._read(records[:num_slots])
-        self._free: list[int] = (~filled).nonzero()[0][::-1].tolist()
+        self._free: list[int] = (~filled).nonzero()[0].tolist()  # a heap: the first ones fill first
         leaves = (filled & (self._num_children == 0)).nonzero()[0]
         self._heap = list(zip(self._value[leaves].tolist(), leaves.tolist(), strict=True))
         heapq.heapify(self._heap)
@@ -129,13 +131,9 @@ class SlotTree:
         """Return a slot below `ceiling` for a new block: a free one, else that of the leaf which is
         worth least, whose block is dropped (`dropped`). None if all are held."""
         self.dropped = None
-        if self._free and self._free[-1] < ceiling:
-            return self._free.pop()
-        below = next((slot for slot in self._free if slot < ceiling), None)
-        if below is None:
-            return self._evict(ceiling)
-        self._free.remove(below)
-        return below
+        if self._free and self._free[0] < ceiling:
+            return heapq.heappop(self._free)
+        return self._evict(ceiling)
 
     def _evict(self, ceiling: int) -> int | None:
         passed: list[tuple[float, int]] = []
@@ -157,7 +155,7 @@ class SlotTree:
 
     def give_back(self, slot: int) -> None:
         """A slot without a block is free."""
-        self._free.append(slot)
+        heapq.heappush(self._free, slot)
 
     def hold(self, slot: int) -> None:
         """Keep a block, or the block that will be in a slot, until `let_go`."""
@@ -213,7 +211,7 @@ class SlotTree:
         for each in reversed(gone):
             names.append(self._remove(each))
             if not self._held[each]:
-                self._free.append(each)
+                self.give_back(each)
         return names
 
     def drop_all(self) -> None:
@@ -222,7 +220,7 @@ class SlotTree:
             for slot in slots.values():
                 self._name[slot] = None
                 if not self._held[slot]:
-                    self._free.append(slot)
+                    self.give_back(slot)
         self._slot_of.clear()
         self._heap.clear()
         self._parent[:] = NONE

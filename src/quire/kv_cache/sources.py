@@ -123,7 +123,7 @@ class Sources:
         self.beside = Transfers(pool)
         self._moves: list[BlockMove] = []
         self._kinds: dict[int, tuple[MoveKind, int]] = {}  # and number of blocks, by ticket
-        self._unsaved: deque[tuple[int, SavedBlock]] = deque()
+        self._unsaved: deque[tuple[int, SavedBlock]] = deque(maxlen=pool.num_blocks)
         self._num_saving = 0
         self.totals = SourceTotals()
         for source in self._sources:
@@ -295,6 +295,13 @@ class Sources:
         """Return the moves to start after the plans made so far, once. `moved` follows for each."""
         moves, self._moves = self._moves, []
         return moves
+
+    def lose_moves(self) -> list[BlockMove]:
+        """Return the moves that nobody took, which start no more: their device blocks are lost.
+        `moved` follows for each. The disk is cleared all the same."""
+        moves = self.take_moves()
+        self._moves = [move for move in moves if move.kind is MoveKind.CLEAR]
+        return [move for move in moves if move.kind is not MoveKind.CLEAR]
 
     @property
     def has_moves(self) -> bool:

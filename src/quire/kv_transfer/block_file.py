@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -44,16 +43,13 @@ class SystemFile:
 
     def __init__(self, path: Path, *, is_writer: bool, is_direct: bool = False) -> None:
         self._path = path
-        self._flags = (os.O_RDWR if is_writer else os.O_RDONLY) | os.O_CLOEXEC
-        self._lock = threading.Lock()
-        self._files = [os.open(path, self._flags)]
+        flags = (os.O_RDWR if is_writer else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._files = [os.open(path, flags)]
+        self._is_direct = False
         if is_direct:
             with contextlib.suppress(OSError):
-                self._files.append(os.open(path, self._flags | os.O_DIRECT))
-
-    @property
-    def is_direct(self) -> bool:
-        return len(self._files) == 2
+                self._files.append(os.open(path, flags | os.O_DIRECT))
+                self._is_direct = True
 
     def read(self, pieces: Sequence[memoryview], offset: int) -> None:
         self._each(os.preadv, pieces, offset)
@@ -81,15 +77,13 @@ class SystemFile:
         part: Sequence[memoryview],
         offset: int,
     ) -> int:
-        file = self._files[-1]
-        try:
-            return call(file, part, offset)
-        except OSError as error:
-            if file == self._files[0] or error.errno not in _NOT_SO:
-                raise
-        with self._lock:
-            if self.is_direct:
-                os.close(self._files.pop())
+        if self._is_direct:
+            try:
+                return call(self._files[1], part, offset)
+            except OSError as error:
+                if error.errno not in _NOT_SO:
+                    raise
+            self._is_direct = False  # it stays open: another thread may be in a call on it
         return call(self._files[0], part, offset)
 
     def cut(self, num_bytes: int) -> None:

@@ -7,7 +7,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +48,8 @@ class DiskBlocks:
         num_stored: int,
         lock: int | None = None,
     ) -> None:
-        """free_bytes: returns those that are free in the file system, and that it has. num_stored:
-        slots that the file has bytes of. lock: see `OpenDisk`."""
+        """free_bytes: returns the free bytes of the file system, and its size. num_stored: number
+        of slots within the file. lock: see `OpenDisk`."""
         self._lock = lock
         self._slots = slots
         self._header = header
@@ -191,21 +191,21 @@ class DiskBlocks:
             logger.warning("the K/V disk failed to %s a block: %s", what, error)
 
     def close(self) -> None:
-        """Let saves end, within `SECONDS_TO_CLOSE`, and close the files."""
-        last = self._writer.submit(lambda: None)
-        try:
-            last.result(SECONDS_TO_CLOSE)
-        except TimeoutError:
+        """Let moves end, within `SECONDS_TO_CLOSE`, and close the files. A thread that has not
+        ended then keeps them, and a writer its lock too."""
+        threads = (self._writer, self._reader)
+        written, read = last = [thread.submit(lambda: None) for thread in threads]
+        wait(last, SECONDS_TO_CLOSE)
+        if not written.done():
             logger.warning("the K/V disk is slow: what was not saved is lost")
         self._is_closing = True
-        self._writer.shutdown(wait=False, cancel_futures=True)
-        self._reader.shutdown(wait=False, cancel_futures=True)
-        if last.done():
-            self._reader.shutdown(wait=True)
+        for thread in threads:
+            thread.shutdown(wait=False, cancel_futures=True)
+        if written.done() and read.done():
             self._slots.close()
             self._header.close()
-            if self._lock is not None:
-                os.close(self._lock)
+        if written.done() and self._lock is not None:
+            os.close(self._lock)
 
 
 def open_disk(

@@ -50,6 +50,11 @@ class BlockMove:
     places: IntArray
     names: tuple[SavedBlock, ...] = ()
 
+    @property
+    def all_lost(self) -> MoveOutcome:
+        """Outcome of a move that filled nothing."""
+        return MoveOutcome(self.places if self.kind is MoveKind.SAVE else self.blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:

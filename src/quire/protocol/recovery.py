@@ -19,10 +19,6 @@ class RecoveryCosts:
         """Return whether copying `num_blocks` out and in beats computing `num_tokens` again."""
         return 2 * num_blocks * self.seconds_per_block < num_tokens * self.seconds_per_token
 
-    def prefers_load(self, num_tokens: int, num_blocks: int) -> bool:
-        """Return whether copying `num_blocks` in beats computing `num_tokens`."""
-        return num_blocks * self.seconds_per_block < num_tokens * self.seconds_per_token
-
 
 ALWAYS_SWAP = RecoveryCosts(seconds_per_token=1.0, seconds_per_block=0.0)
 """Whatever it costs."""

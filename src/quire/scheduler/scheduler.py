@@ -187,6 +187,8 @@ class Scheduler:
         state.builder.leave_all()
         state.kv.drop_cached()
         state.kv.settle(state.kv.mark())
+        for move in state.kv.sources.lose_moves():
+            self.moved(move.ticket, move.all_lost)
         if has_new_weights:
             state.kv.sources.retire()
             state.prefixes.forget_weights(set(state.roster.groups.values()))

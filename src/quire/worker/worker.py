@@ -17,7 +17,7 @@ from quire.kv_transfer.disk_blocks import DiskBlocks, open_disk
 from quire.lora.bank import AdapterBank, HostAdapter
 from quire.models import check_replacements
 from quire.protocol.adapters import AdapterRef
-from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
+from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import (
     Allocate,
     ControlOp,
@@ -346,8 +346,7 @@ class Worker:
         """Give a move to the disk's threads, which end `done`. In the thread that launches steps,
         so that those before it have been computed."""
         if self._disk is None or self._assembly is None:  # asleep
-            fills = move.places if move.kind is MoveKind.SAVE else move.blocks
-            done.set_result(MoveOutcome(fills))
+            done.set_result(move.all_lost)
             return
         self._disk.start(move, self._assembly.pages, done)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import zlib
 from dataclasses import dataclass
 
@@ -18,9 +17,9 @@ __all__ = ["StoreReading", "clear", "read_store", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class StoreReading:
-    """A reading of a store. num_blocks: with a whole record. num_bytes: file sizes. is_in_use: an
-    engine writes it now. damaged: blocks with another payload than was written; None if nobody has
-    looked."""
+    """A reading of a store. num_blocks: number of whole records. num_bytes: size of the files.
+    is_in_use: True if an engine writes it. damaged: number of blocks with another payload than was
+    written; None if nobody has looked."""
 
     store: str
     model: str
@@ -62,16 +61,19 @@ def verify(files: StoreFiles, header: StoreHeader) -> int:
 
 
 def clear(folder: KVFolder) -> int:
-    """Remove all stores; the key stays. Return their bytes. ConfigError, and nothing is removed, if
-    an engine writes one."""
-    stores = list(folder.stores())
-    used = [header.model for files, header in stores if files.is_locked]
-    if used:
-        raise ConfigError(
-            f"an engine with {used[0]} writes to {folder.folder}. Stop it first, or ask it: POST "
-            "/reset_prefix_cache drops what it has stored."
-        )
-    num_bytes = sum(files.num_bytes for files, _ in stores)
-    for files, _ in stores:
-        shutil.rmtree(files.folder)
+    """Remove all stores, those of other versions too; the key stays. Return their bytes.
+    ConfigError, and nothing is removed, if an engine writes one; also if one cannot be removed."""
+    with folder.alone():
+        stores = folder.all_files()
+        for files in filter(lambda each: each.is_locked, stores):
+            header = files.read()
+            model = "another version" if header is None else header.model
+            raise ConfigError(
+                f"an engine with {model} writes to {folder.folder}. Stop it first, or ask it: POST "
+                "/reset_prefix_cache drops what it has stored."
+            )
+        num_bytes = sum(files.num_bytes for files in stores)
+        left = [files.folder for files in stores if not files.remove()]
+    if left:
+        raise ConfigError(f"{left[0]} cannot be removed. Use the account that wrote it.")
     return num_bytes

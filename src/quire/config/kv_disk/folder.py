@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,17 @@ __all__ = ["KVFolder", "OpenStore", "StoreFiles"]
 KEY_BYTES = 32
 
 HEADER_SECONDS = 5.0
-"""For which a reader waits for the header of a store that another process makes."""
+"""Time that a reader gives another process to write the header of a new store."""
+
+
+LOCK_TRIES = 5
+LOCK_RETRY_S = 0.02
+"""Another process that looks if a store is in use has its lock for a moment."""
+
+OWN_FILE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+"""Flags for a file of a store, which is never a link to one elsewhere."""
+
+STORE_NAME = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +56,53 @@ class StoreFiles:
 
     def lock(self) -> int | None:
         """Take the lock, which ends with the process. Return its descriptor, or None if another
-        process writes here. OSError if the folder cannot be written."""
-        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        process writes here. OSError if the folder cannot be written, or has no locks."""
+        lock = os.open(self.folder / "lock", OWN_FILE | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            for _ in range(LOCK_TRIES):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return lock
+                time.sleep(LOCK_RETRY_S)
+        except BaseException:
             os.close(lock)
-            return None
-        return lock
+            raise
+        os.close(lock)
+        return None
 
     @property
     def is_locked(self) -> bool:
         """True if a process writes here now."""
         try:
-            lock = self.lock()
+            lock = os.open(self.folder / "lock", OWN_FILE)
         except OSError:
             return False
-        if lock is not None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        finally:
             os.close(lock)
-        return lock is None
+        return False
+
+    @property
+    def written_ns(self) -> int:
+        """Time at which the header was written last; 0 if there is none."""
+        try:
+            return self.header.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def read(self) -> StoreHeader | None:
+        """Return the header, or None if this version cannot read it."""
+        with contextlib.suppress(ConfigError, OSError):
+            return read_header(self.header)
+        return None
+
+    def remove(self) -> bool:
+        """Remove the files. Return whether all have gone."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return not self.folder.exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +157,11 @@ class KVFolder:
                 file.write(secrets.token_bytes(KEY_BYTES))
             with contextlib.suppress(FileExistsError):  # another engine was first
                 os.link(draft, path)
-            draft.unlink()
         except OSError as error:
             raise self._unusable(error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
     def _unusable(self, error: OSError) -> ConfigError:
         return ConfigError(
@@ -129,14 +170,36 @@ class KVFolder:
         )
 
     def stores(self) -> Iterator[tuple[StoreFiles, StoreHeader]]:
-        """The stores, the least recently written first. What is no store is left out."""
-        if not self.folder.is_dir():
-            return
-        found = [StoreFiles(each) for each in self.folder.iterdir() if each.is_dir()]
-        found = [each for each in found if each.header.exists()]
-        for files in sorted(found, key=lambda each: each.header.stat().st_mtime_ns):
-            with contextlib.suppress(ConfigError, OSError):
-                yield files, read_header(files.header)
+        """The stores that this version can read, the least recently written first."""
+        for files in self.all_files():
+            header = files.read()
+            if header is not None:
+                yield files, header
+
+    def all_files(self) -> list[StoreFiles]:
+        """Return the files of all stores, those of other versions and damaged ones too, the least
+        recently written first."""
+        try:
+            found = [each for each in os.scandir(self.folder) if STORE_NAME.fullmatch(each.name)]
+        except OSError:
+            return []
+        stores = [StoreFiles(Path(e.path)) for e in found if e.is_dir(follow_symlinks=False)]
+        return sorted(stores, key=lambda each: each.written_ns)
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None]:
+        """Keep other processes from opening and removing stores meanwhile, where there are
+        locks."""
+        lock: int | None = None
+        try:
+            with contextlib.suppress(OSError):
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = os.open(self.folder / "lock", OWN_FILE | os.O_CREAT, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            if lock is not None:
+                os.close(lock)
 
     def open(self, header: StoreHeader) -> OpenStore:
         """Open the store of an identity, and make it if need be. Its limit is what other stores
@@ -146,15 +209,23 @@ class KVFolder:
         used, or has no room.
         """
         files = StoreFiles(self.folder / header.identity[:32])
+        if files.folder.is_symlink():
+            raise self._unusable(OSError(f"{files.folder.name} in it is a link"))
+        with self.alone():
+            store = self._open_to_write(files, header)
+        return store or self._open_to_read(files, header)
+
+    def _open_to_write(self, files: StoreFiles, header: StoreHeader) -> OpenStore | None:
+        """Open a store as its writer. None if another process is that, or nobody may write."""
         try:
             files.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = files.lock()
         except OSError as error:
-            if not files.header.exists():
+            if files.read() is None:
                 raise self._unusable(error) from error
-            lock = None  # a folder that can be read alone
+            return None
         if lock is None:
-            return self._open_to_read(files, header)
+            return None
         try:
             header = replace(header, max_bytes=self._make_room(files, header.max_bytes))
             if not header.num_slots:
@@ -197,16 +268,15 @@ class KVFolder:
     def _make_room(self, own: StoreFiles, limit: int) -> int:
         """Return the bytes that a store may have. A store that is written counts with all that it
         may have."""
-        others = [each for each in self.stores() if each[0] != own]
-        sizes = {
-            files: header.max_bytes if files.is_locked else files.num_bytes
-            for files, header in others
-        }
-        for files, _ in others:
+        sizes = dict[StoreFiles, int]()
+        for files in self.all_files():
+            if files != own:
+                header = files.read() if files.is_locked else None
+                sizes[files] = files.num_bytes if header is None else header.max_bytes
+        for files in list(sizes):
             if limit - sum(sizes.values()) >= limit // 2:
                 break
-            if not files.is_locked:
-                shutil.rmtree(files.folder, ignore_errors=True)
+            if not files.is_locked and files.remove():
                 del sizes[files]
         return limit - sum(sizes.values())
 
@@ -216,12 +286,11 @@ class KVFolder:
         with contextlib.suppress(ConfigError, OSError):
             known = read_header(files.header)
         same = known is not None and replace(known, max_bytes=header.max_bytes) == header
-        mode = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         for path, first, each in (
             (files.header, HEADER_BYTES, RECORD.itemsize),
             (files.slots, 0, header.slot_bytes),
         ):
-            descriptor = os.open(path, mode, 0o600)
+            descriptor = os.open(path, OWN_FILE | os.O_CREAT, 0o600)
             try:
                 limit = first + each * header.num_slots
                 if not same or os.fstat(descriptor).st_size > limit:

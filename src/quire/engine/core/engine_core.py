@@ -412,7 +412,7 @@ class EngineCore:
             if not future.done():
                 self._moving.append((move, future))
                 continue
-            outcome = future.result() if future.exception() is None else _nothing_moved(move)
+            outcome = future.result() if future.exception() is None else move.all_lost
             self._scheduler.moved(move.ticket, outcome)
         self._start_moves()
 
@@ -519,10 +519,6 @@ class EngineCore:
             self._grammars.close()
         if self._hooks is not None:
             self._hooks.close()
-
-
-def _nothing_moved(move: BlockMove) -> MoveOutcome:
-    return MoveOutcome(move.places if move.kind is MoveKind.SAVE else move.blocks)
 
 
 def _as_ours(error: BaseException) -> QuireError:
