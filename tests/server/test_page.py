@@ -16,8 +16,8 @@ import pytest
 
 from quire.engine.model_front import ModelFront
 from quire.protocol.control import AdminOp, Inspect, MapBlocks, Report
+from quire.server.readings.live import NUM_OPEN, difference, request_rows, run_lengths
 from quire.server.readings.timeline import Timeline, TimelineLog
-from quire.server.routes.live import NUM_OPEN, difference, request_rows, run_lengths
 from quire.server.routes.page import FILES
 from quire.server.settings import ServerSettings
 from tests import waiting

@@ -48,7 +48,7 @@ class KVPool:
     def allocate(
         cls, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> KVPool:
-        """Pages that nobody initialises: what was not written is never read.
+        """Pages that nobody initialises: unwritten parts are never read.
 
         On a CPU they lie in the system's huge pages where it has them, since decode streams
         through the pool. Memory is used from the first write on, then 2 MiB at once and not the

@@ -1,4 +1,4 @@
-"""`quire bench latency`: how long one batch takes from start to end."""
+"""`quire bench latency`: seconds of one batch from start to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads: how long prompts and outputs are, and random token ids to fill them.
+"""Workloads: lengths of prompts and outputs, and random token ids to fill them.
 
 Everything is drawn from seeded generators, so a workload is named by its parameters and its seed.
 """

@@ -1,4 +1,4 @@
-"""The machine of a measurement: what it is, and what plain torch reaches on it in the same run."""
+"""Facts of the machine of a measurement, and the limits that plain torch reaches beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quire cache`: what a folder of `--kv-disk` holds, and an end to it."""
+"""`quire cache`: shows, checks and clears a folder of `--kv-disk`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start-up report: what was decided, and where the memory goes, as a block of text."""
+"""The start-up report: decisions, and uses of the memory, as a block of text."""
 
 from __future__ import annotations
 

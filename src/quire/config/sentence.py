@@ -1,4 +1,4 @@
-"""The files that sentence-transformers puts beside a model: what becomes of its hidden states.
+"""The files that sentence-transformers puts beside a model: the steps after its hidden states.
 
 `modules.json` lists the modules in their order, each with the folder of its settings. A checkpoint
 without it has none, and defaults apply.

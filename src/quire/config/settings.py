@@ -185,13 +185,12 @@ class ModelSettings:
     )
 
     def media_limit(self, kind: str) -> int:
-        """Most media of a kind, such as "image", in one prompt. ConfigError for what is none."""
+        """Return the most media of a kind, such as "image", in a prompt. ConfigError if invalid."""
         chosen: dict[str, object] = json.loads(self.limit_mm_per_prompt or "{}")
         limit = chosen.get(kind, DEFAULT_MEDIA_LIMIT)
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise _invalid(
-                "limit_mm_per_prompt", self.limit_mm_per_prompt, 'counts, such as {"image": 4}'
-            )
+            given = self.limit_mm_per_prompt
+            raise _invalid("limit_mm_per_prompt", given, 'counts, such as {"image": 4}')
         return limit
 
     @property
@@ -235,8 +234,7 @@ class CacheSettings:
     )
     kv_disk: str | None = _setting(
         None,
-        "folder in which the KV of prompts outlives the engine; whoever can read it can find out "
-        "what was asked",
+        "folder that keeps the KV of prompts across restarts; its readers can recover prompts",
     )
     kv_disk_bytes: int = _setting(
         20 * 10**9, "size that the files in kv_disk never exceed", kind="bytes", low=2**20

@@ -1,5 +1,5 @@
-"""Choice of kernels for 16-bit products on a CPU: those that processor flags suggest, unless a
-measurement shows others to be much faster.
+"""Choice of kernels for 16-bit products on a CPU: processor flags suggest some, and a measurement
+may show others to be much faster.
 
 Kernels of different instruction sets round differently, so that the choice is part of the bits of
 every result. Whoever owns an engine (`LLM`, or the process with the supervisor) chooses once, and
@@ -161,8 +161,8 @@ def _faster(seconds: Seconds, suggested: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One file for one product in one environment: what was measured with other threads, by another
-    processor or version, is in another one.
+    """One file for one product in one environment. Measurements with other threads, by another
+    processor or version, are in other files.
 
     A file that cannot be read counts as none. One that cannot be written costs a measurement at the
     next start. The first of several engines that measure at once is believed by all.

@@ -1,4 +1,4 @@
-"""The books of a disk tier: which blocks are in which slots, and what is written next."""
+"""Index of a disk tier: the slots of its blocks, and the blocks to write next."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class DiskIndex:
     # --- saves ---------------------------------------------------------------------------------
 
     def store(self, blocks: Sequence[BlockName], ticket: int) -> Mapping[BlockName, int]:
-        """Take nothing: what the device evicts was offered before."""
+        """Take nothing: evicted blocks were offered before."""
         del blocks, ticket
         return {}
 

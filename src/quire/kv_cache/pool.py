@@ -1,4 +1,4 @@
-"""Physical blocks: which are free, which are shared, and which hold cached tokens."""
+"""Physical blocks: free ones, shared ones, and ones that hold cached tokens."""
 
 from __future__ import annotations
 

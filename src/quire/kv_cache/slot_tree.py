@@ -1,4 +1,4 @@
-"""Blocks in slots of a disk: which follow which, and which is worth least."""
+"""Tree of the blocks in a disk's slots, from parents to children, and its least valuable leaf."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOST = -2
 Slots = npt.NDArray[np.int64]
 
 MAX_HITS = 32
-"""Hits that count: what was asked for often, and is not any more, must go some day."""
+"""Number of hits that count. They age, so that blocks once in demand go some day."""
 
 
 class SlotTree:

@@ -197,7 +197,7 @@ class DiskBlocks:
         written, read = last = [thread.submit(lambda: None) for thread in threads]
         wait(last, SECONDS_TO_CLOSE)
         if not written.done():
-            logger.warning("the K/V disk is slow: what was not saved is lost")
+            logger.warning("the K/V disk is slow: blocks that were not saved yet are lost")
         self._is_closing = True
         for thread in threads:
             thread.shutdown(wait=False, cancel_futures=True)

@@ -19,8 +19,8 @@ logger = logging.getLogger("quire")
 class HostPages:
     """Blocks of the device and of the host, and the copies between the two.
 
-    A copy that fails loses the blocks that it was to write, and nothing else: what is lost is
-    remembered until it is written again.
+    A copy that fails loses the blocks that it was to write, and nothing else: lost ones are
+    remembered until they are written again.
     """
 
     def __init__(self, copies: BlockCopies) -> None:

@@ -253,7 +253,7 @@ class MixtureOfExperts:
         self._collectives = collectives
 
     def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
-        """routed [T, H]: what the router sees, if not x."""
+        """routed [T, H]: input of the router, if not x."""
         logits = self.router.weights.matrix(x if routed is None else routed, torch.float32)
         ids, weights = self._route(
             logits, self._routing, _values(self.choice_bias), _values(self.factors)

@@ -19,7 +19,7 @@ class OutputLostError(QuireError):
 
 
 class _Descriptor(io.RawIOBase):
-    """Writes to a descriptor whatever becomes of it: what cannot be written is dropped.
+    """Writes to a descriptor, and drops text that cannot be written.
 
     is_asked_for: the first failure raises OutputLostError, since a user waits for the output;
     BrokenPipeError if its reader has gone."""

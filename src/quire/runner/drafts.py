@@ -1,4 +1,4 @@
-"""Verification of drafts: what a row draws decides how many of its drafts it keeps."""
+"""Verification of drafts: a row keeps them while they equal its draws."""
 
 from __future__ import annotations
 

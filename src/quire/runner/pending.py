@@ -1,4 +1,4 @@
-"""Steps that were launched: what the executor waits for."""
+"""Launched steps, for which the executor waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling parameters on a device: which columns of `SamplingState`, and how they lie in memory."""
+"""Sampling parameters on a device: their columns of `SamplingState`, and their layout in memory."""
 
 from __future__ import annotations
 

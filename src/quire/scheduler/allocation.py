@@ -1,4 +1,4 @@
-"""Gives a waiting group slots and blocks: what is cached or swapped of it, and room to compute."""
+"""Gives a waiting group slots, its cached or swapped blocks, and room to compute."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class LargestSteps:
     in which each row decodes; all rows sample in both. pooling: method of rows that draw nothing,
     such as those of encoders; then there is no second step.
 
-    All rows have the same blocks, so that a small pool serves: what is in them does not matter.
+    All rows have the same blocks, so that a small pool serves: their contents do not matter.
     """
 
     max_num_seqs: int

@@ -1,4 +1,4 @@
-"""Types of tensors in GGUF files: how many numbers a block holds, in how many bytes."""
+"""Types of tensors in GGUF files: numbers and bytes of a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budget of an engine: how much memory it may take, and of which kind."""
+"""Budget of an engine: kind and amount of the memory it may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts of quantized matrices: which tensors of a folder form one, and how it is kept in
+"""Layouts of quantized matrices: the tensors of a folder that form one, and its form in
 memory."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Weights that are kept as indices into tables of floating-point numbers: what `linear_tables`
-multiplies."""
+"""Weights that are kept as indices into tables of floating-point numbers: the weights of
+`linear_tables`."""
 
 from __future__ import annotations
 

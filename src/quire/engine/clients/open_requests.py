@@ -1,4 +1,4 @@
-"""The requests that a client has open: which sequence in the core belongs to which stream."""
+"""The open requests of a client: the stream of each sequence in the core."""
 
 from __future__ import annotations
 

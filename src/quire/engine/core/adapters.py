@@ -1,4 +1,4 @@
-"""Slots of adapters: which adapter has one, and whose turn it is to get one."""
+"""Slots of adapters: their holders, and the queue for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core's heartbeat: what it has started, and how far its present step is."""
+"""The core's heartbeat: phases of its start, and progress of its present step."""
 
 from __future__ import annotations
 

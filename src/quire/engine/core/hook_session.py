@@ -95,8 +95,8 @@ class HookSession:
         self.num_calls = 0
 
     def answer(self, question: Question) -> Verdict:
-        """Ask all hooks about each new token. Never raises: what a hook raises, be it an error or
-        not, ends its request."""
+        """Ask all hooks about each new token. Never raises: any exception of a hook ends its
+        request."""
         try:
             if not self._watching:
                 self._begin()

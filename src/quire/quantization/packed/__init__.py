@@ -1,5 +1,5 @@
-"""Matrices that a Hugging Face folder holds quantized: what the bits of each format mean, and how
-they compute."""
+"""Matrices that a Hugging Face folder holds quantized: the meaning of their bits, and their
+products."""
 
 from quire.quantization.packed.keep import keep, keep_partial
 from quire.quantization.packed.stored import StoredMatrix, numbers_of

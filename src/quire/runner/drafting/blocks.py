@@ -1,4 +1,4 @@
-"""K/V of a draft model: which tokens of which blocks it has computed."""
+"""K/V of a draft model: the tokens of each block that it has computed."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class LayerDrafter(ABC):
     # --- what does not --------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """The last step is over: what was computed of its rejected drafts is forgotten. Before the
+        """Forget the K/V of rejected drafts once the last step is over. Before the
         next plan is applied."""
         if len(self._drafted):
             kept = self.kept_after_step(self._drafted, self._firsts)

@@ -1,4 +1,4 @@
-"""Sizes of steps that have a graph: those that traffic asks for, recorded while it goes on."""
+"""Sizes of steps that have a graph: traffic asks for them, and they are recorded meanwhile."""
 
 from __future__ import annotations
 

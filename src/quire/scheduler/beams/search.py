@@ -1,4 +1,4 @@
-"""The rules of beam search, without rows and blocks: which beams go on, and what is found.
+"""The rules of beam search, without rows and blocks: the beams that go on, and the finished ones.
 
 They are those of `transformers` (`generate(num_beams=…)`), and so are the scores. Of all
 continuations of all beams, in the order of their summed log-probabilities, those that end are kept

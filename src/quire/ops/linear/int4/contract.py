@@ -6,7 +6,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.linear.plain.contract import check_gate
-from quire.ops.linear.rotate.contract import check_rotation
+from quire.ops.linear.rotate.reference import check_rotation
 
 __all__ = ["GROUP_SIZES", "SYMMETRIC_ZERO", "check_arguments", "pack_scale"]
 

@@ -7,7 +7,7 @@ import torch
 from quire.config.quantization import INT8_MAX_INPUTS
 from quire.errors import EngineError
 from quire.ops.linear.plain.contract import check_gate
-from quire.ops.linear.rotate.contract import check_rotation
+from quire.ops.linear.rotate.reference import check_rotation
 
 __all__ = ["check_arguments"]
 

@@ -9,9 +9,13 @@ Weights are rotated by it while a checkpoint loads. `linear_int8` and `linear_in
 inputs in the same order of sums, while they round them.
 """
 
-from quire.ops.linear.rotate.contract import LEAST_ROTATION, check_rotation
 from quire.ops.linear.rotate.cpu import bind
-from quire.ops.linear.rotate.reference import make_inputs, rotate
+from quire.ops.linear.rotate.reference import (
+    LEAST_ROTATION,
+    check_rotation,
+    make_inputs,
+    rotate,
+)
 from quire.ops.native.cpu_provider import cpu_providers
 from quire.ops.operation import Op, exact
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.linear.rotate.contract import check_rotation
+from quire.ops.linear.rotate.reference import check_rotation
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES, input_rows
 

@@ -6,11 +6,25 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.ops.linear.rotate.contract import check_rotation
+from quire.errors import EngineError
 from quire.ops.operation import Case
 from quire.ops.random_tensors import DTYPES, normal
 
-__all__ = ["make_inputs", "rotate"]
+__all__ = ["LEAST_ROTATION", "check_rotation", "make_inputs", "rotate"]
+
+LEAST_ROTATION = 16
+"""Fewest numbers of a rotated block."""
+
+
+def check_rotation(rotation: int, inputs: int) -> None:
+    """Raise EngineError unless `rotation` is 1, or a power of two from `LEAST_ROTATION` on that
+    divides the inputs."""
+    is_power = rotation & (rotation - 1) == 0
+    if rotation != 1 and (rotation < LEAST_ROTATION or not is_power or inputs % rotation):
+        raise EngineError(
+            f"{inputs} inputs cannot be rotated in blocks of {rotation}: a block has 1 of them, or "
+            f"a power of two from {LEAST_ROTATION} on that divides them."
+        )
 
 
 def rotate(x: torch.Tensor, block: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Snapshots for the page: what the engine and the server publish, and the requests of one key."""
+"""Snapshots for the page: figures of the engine and the server, and the requests of one key."""
 
 from __future__ import annotations
 
