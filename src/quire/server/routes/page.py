@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.server.http.events import EventSink, EventStream
 from quire.server.openai.answer import encode
-from quire.server.readings.live import difference, snapshot
+from quire.server.routes.live import difference, snapshot
 from quire.server.routes.route import EVENTS, Access, Call, Route
 
 __all__ = ["FILES", "ROUTES", "FRAME_S"]

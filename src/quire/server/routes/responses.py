@@ -1,4 +1,4 @@
-"""The routes that make responses."""
+"""The routes that make responses, and those of kept ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from quire.server.generation.backend import Ready
 from quire.server.http.body import unknown_names
 from quire.server.http.gate import is_foreign_page
 from quire.server.http.websocket import WEBSOCKET, WebSocket
+from quire.server.openai.answer import encode
 from quire.server.openai.sampling import chat_params
 from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.readings.timeline import Timeline
@@ -24,7 +25,13 @@ from quire.server.requests.responses_bodies import (
     InputTokensRequest,
     ResponsesRequest,
 )
-from quire.server.responses.answer import InputTokens, Response, ResponsesAnswer
+from quire.server.responses.answer import (
+    InputTokens,
+    ItemList,
+    Response,
+    ResponsesAnswer,
+    page_of,
+)
 from quire.server.responses.compaction import Compaction, compacted, summary_request
 from quire.server.responses.conversation import input_items
 from quire.server.responses.references import with_referenced
@@ -37,7 +44,18 @@ from quire.server.responses.socket import (
 )
 from quire.server.responses.store import KeepsResponses, StoredResponse
 from quire.server.responses.tools import shown_choice, shown_tools
-from quire.server.routes.route import Call, Needs, Route, respond
+from quire.server.routes.route import (
+    AFTER,
+    JSON,
+    LIMIT,
+    Call,
+    Deleted,
+    Needs,
+    Query,
+    Route,
+    page_size,
+    respond,
+)
 from quire.server.routes.services import Services
 
 __all__ = ["ROUTES"]
@@ -47,6 +65,8 @@ _PREFIXES = {
 }  # fmt: skip
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+_ORDER = Query("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"})
 
 
 async def create_response(call: Call[ResponsesRequest]) -> Response | HttpResponse:
@@ -102,6 +122,49 @@ async def count_input_tokens(call: Call[InputTokensRequest]) -> InputTokens:
     takes_images = call.ready.model.front.renderer.images is not None
     read = read_request(body, [*before, *items], takes_images=takes_images)
     return InputTokens(await call.attended(services.count_chat(call.ready, read.chat)))
+
+
+async def retrieve_response(call: Call[None]) -> HttpResponse:
+    """A response that is kept."""
+    if call.request.query_params.get("stream") == "true":
+        raise RefusedError("Kept responses are not streamed again. Leave out stream.")
+    found = call.services.responses.find(call.part("response_id"), call.tenant)
+    return HttpResponse(encode(found.body), media_type=JSON)
+
+
+async def delete_response(call: Call[None]) -> Deleted:
+    """Forget a response; conversations cannot go on from it any more."""
+    response_id = call.part("response_id")
+    call.services.responses.delete(response_id, call.tenant)
+    call.services.background.cancel(response_id)
+    return Deleted(id=response_id, object="response", deleted=True)
+
+
+async def cancel_response(call: Call[None]) -> HttpResponse:
+    """End a response that is made in the background."""
+    response_id, store = call.part("response_id"), call.services.responses
+    found = store.find(response_id, call.tenant)
+    if not found.body["background"]:
+        raise RefusedError(
+            f"The response {response_id[:80]!r} is not made in the background. Only such a "
+            "one can be cancelled; close the connection of others.",
+            param="response_id",
+        )
+    if found.is_unfinished:
+        found.body["status"] = "cancelled"
+        store.put(found, call.tenant)
+        call.services.background.cancel(response_id)
+    return HttpResponse(encode(found.body), media_type=JSON)
+
+
+async def list_input_items(call: Call[None]) -> ItemList:
+    """The items that a response was asked with."""
+    limit, order = page_size(call.request), _ORDER.of(call.request) or ""
+    if order not in ("asc", "desc"):
+        raise RefusedError(f'order is {order[:80]!r}. Use "asc" or "desc".', param="order")
+    found = call.services.responses.find(call.part("response_id"), call.tenant)
+    after = AFTER.of(call.request)
+    return page_of(found.input, limit=limit, descends=order == "desc", after=after)
 
 
 class _Asked:
@@ -338,5 +401,22 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         InputTokensRequest,
         InputTokens,
         needs=Needs.ENGINE,
+    ),
+    Route("GET", "/v1/responses/{response_id}", retrieve_response, answer=Response, refuses=(400,)),
+    Route("DELETE", "/v1/responses/{response_id}", delete_response, answer=Deleted, refuses=(400,)),
+    Route(
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        cancel_response,
+        answer=Response,
+        refuses=(400,),
+    ),
+    Route(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        list_input_items,
+        answer=ItemList,
+        query=(LIMIT, _ORDER, AFTER),
+        refuses=(400,),
     ),
 )

@@ -28,7 +28,6 @@ from quire.server.openai.sampling import chat_params, check_label
 from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
-from quire.server.readings.live import EngineLook
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline, TimelineLog
 from quire.server.readings.trace_recorder import TraceRecorder
@@ -37,6 +36,7 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import Pooled
 from quire.server.responses.background import BackgroundRuns
 from quire.server.responses.store import ResponseStore
+from quire.server.routes.live import EngineLook
 from quire.server.sessions.pins import SessionPins
 from quire.server.sessions.store import SessionStore
 from quire.server.sessions.turn import SessionTurn

@@ -16,7 +16,6 @@ from quire.server.openai.answer import encode
 from quire.server.routes import (
     batches,
     control,
-    kept_responses,
     messages,
     openai,
     ops,
@@ -37,7 +36,7 @@ __all__ = ["GROUPS", "Endpoint", "RouteTable"]
 GROUPS: tuple[tuple[str, tuple[Route[Any, Any], ...]], ...] = (
     ("OpenAI", openai.ROUTES),
     ("Messages", messages.ROUTES),
-    ("Responses", (*responses.ROUTES, *kept_responses.ROUTES)),
+    ("Responses", responses.ROUTES),
     ("tokens", tokens.ROUTES),
     ("tokenizer", text.ROUTES),
     ("operations", (*ops.ROUTES, *prefixes.ROUTES, *sessions.ROUTES, *control.ROUTES)),
