@@ -130,7 +130,7 @@ MODELS = (
     ),
     *(f"src/quire/protocol/{name}.py" for name in ("codec", "grammar", "sampling_params")),
     *("src/quire/protocol/parameters/**", "src/quire/platform/**", "src/quire/foreign.py"),
-    *("tests/models/families.py", "tests/models/harness.py"),
+    *("tests/models/families.py", "tests/models/family_bases.py", "tests/models/harness.py"),
 )
 GATES = (
     Gate("kernel-sets", (), COMPILING, ("compiler",), all_sets=True, command=_compile_all_sets),

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests.models.families import BASES, CASES
+from tests.models.families import CASES
+from tests.models.family_bases import BASES
 
 from quire.config import ModelSpec, read_model_spec
 from quire.config.families import FAMILIES, Family

@@ -20,7 +20,8 @@ from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.errors import ConfigError
 from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
-from tests.models.families import BASES, GEMMA4_EXPERTS, Case, write_checkpoint
+from tests.models.families import GEMMA4_EXPERTS, Case, write_checkpoint
+from tests.models.family_bases import BASES
 
 
 def settings(size: int = 2, **more: Any) -> EngineSettings:

@@ -13,7 +13,8 @@ from quire.protocol.recovery import ALWAYS_SWAP
 from tests.engine.fake_engine import FakeEngine
 from tests.kv_cache.model import make_layout
 from tests.pairs import LAWS_BY_PAIRS
-from tests.scheduler.simulation import POISON_OUTSIDE, Setup, Simulation
+from tests.scheduler.simulated_setup import POISON_OUTSIDE, Setup
+from tests.scheduler.simulation import Simulation
 
 pytestmark = LAWS_BY_PAIRS
 

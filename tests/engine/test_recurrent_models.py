@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, ConfigError, RequestError, RequestOutput, SamplingParams
-from tests.models.families import BASES, Case, write_checkpoint
+from tests.models.families import Case, write_checkpoint
+from tests.models.family_bases import BASES
 from tests.small_engines import Maker, small_engines
 
 NAMES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_next")

@@ -9,7 +9,6 @@ are words of 64 bits, one for each token; a word below 2**31 stands for what the
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,8 +26,6 @@ from quire.protocol.media import MediaInfo
 from quire.protocol.step import (
     DRAFT_OF_MODEL,
     EMPTY_INTS,
-    HOST_TIER,
-    NO_TICKET,
     EnterRow,
     FloatArray,
     IntArray,
@@ -38,7 +35,6 @@ from quire.protocol.step import (
     RowTokens,
     StepPlan,
     StepResult,
-    TicketFailure,
     TokenCandidates,
     TokenLogprobs,
 )
@@ -48,45 +44,9 @@ from quire.runner.pooling import PoolPiece, VectorPools, wanted_tokens
 from quire.runner.rows import RowTable, ScheduledRows
 from tests.executor.fake_model import FakeModel, Words, adapter_word
 from tests.executor.fake_states import FakeStates
+from tests.executor.fake_tiers import FakeTiers, Tier
 
 __all__ = ["FakeExecutor", "FakeModel"]
-
-
-@dataclass(slots=True)
-class _Copies:
-    """Copies under a ticket that ends after `steps_left`: from places `src` of tiers to device
-    blocks `dst`, or what is in `content` to places `dst` of a tier."""
-
-    ticket: int
-    tiers: IntArray
-    src: IntArray
-    dst: IntArray
-    steps_left: int
-    content: tuple[Words, npt.NDArray[np.bool_]] | None = None
-
-
-class _Tier:
-    """Places beyond the device. words: [2, places, tokens]. garbage: [places, tokens]. corrupt:
-    picks, of the places that are read, those whose words have changed."""
-
-    def __init__(self, words: Words, corrupt: Callable[[IntArray], IntArray]) -> None:
-        self.words = words
-        self.garbage = np.zeros(words.shape[1:], np.bool_)
-        self._corrupt = corrupt
-        self._checksums: dict[int, int] = {}
-
-    def write(self, places: IntArray, words: Words, garbage: npt.NDArray[np.bool_]) -> None:
-        self.words[:, places], self.garbage[places] = words, garbage
-        for place in places.tolist():
-            self._checksums[place] = self._checksum(place)
-
-    def damaged(self, places: IntArray) -> list[int]:
-        """Return the places whose words are not those that were written."""
-        self.words[:, self._corrupt(places)] ^= np.uint64(1)
-        return [p for p in places.tolist() if self._checksums.get(p) != self._checksum(p)]
-
-    def _checksum(self, place: int) -> int:
-        return zlib.crc32(self.words[:, place].tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +109,8 @@ class FakeExecutor:
         number. breaks: called with the step's number. draft: returns the guesses of a draft model
         after these tokens."""
         self._model = model
-        self._ticket_steps = ticket_steps
-        self._lose = lose
         self._breaks = breaks
         self._draft = draft
-        self._tickets: list[_Copies] = []
         self._sleep_level = 0
         self._weights_version = 0
         self._readers_fail = readers_fail
@@ -173,8 +130,9 @@ class FakeExecutor:
         largest = max(self._tokens_per_block)
         self._cache = self._noise((2, num_blocks, largest))
         self._garbage = np.zeros((num_blocks, largest), np.bool_)
-        self._tiers = [_Tier(self._noise((2, num_host_blocks, largest)), lambda _: EMPTY_INTS)]
-        self._tiers += [_Tier(self._noise((2, n, largest)), corrupt) for n in num_places]
+        tiers = [Tier(self._noise((2, num_host_blocks, largest)), lambda _: EMPTY_INTS)]
+        tiers += [Tier(self._noise((2, n, largest)), corrupt) for n in num_places]
+        self.tiers = FakeTiers(self._cache, self._garbage, tiers, ticket_steps, lose)
         self._queue: deque[tuple[StepPlan, Future[StepResult]] | _Change] = deque()
         self._computed: _Computed | None = None  # the first step of the queue, apart from its draws
         self._late: dict[int, LateInput] = {}
@@ -193,14 +151,11 @@ class FakeExecutor:
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
         if isinstance(op, Sleep | UpdateWeights):
-            self._cache = self._noise(self._cache.shape)
+            self._cache[:] = self._noise(self._cache.shape)
             self._garbage[:] = True
-            for tier in self._tiers:
-                tier.words = self._noise(tier.words.shape)
-                tier.garbage[:] = True
+            self.tiers.lose_all(self._noise)
             self._states.lose_all()
             self._rows.standing[:] = 0
-            self._tickets.clear()
         if isinstance(op, Sleep):
             self._sleep_level = op.level
         elif isinstance(op, Wake):
@@ -310,10 +265,10 @@ class FakeExecutor:
         """Lose all steps given and not computed, like a device fault."""
         self._queue.clear()
         self._computed = None
-        self._tickets.clear()
+        self.tiers.drop_copies()
 
     def _compute_step(self, plan: StepPlan) -> _Computed:
-        self._copy_blocks(plan)
+        self.tiers.copy_blocks(plan)
         self._rows.apply(plan)
         for row in plan.enter:
             self._streams[row.slot] = row
@@ -351,7 +306,7 @@ class FakeExecutor:
         seen = {slot: hidden[sources.pop(slot)] for slot in asked}
         candidates = self._find_candidates(seen, masks)
         drawn = self._sample(hidden, sources, masks)
-        done, lost = self._end_tickets(plan)
+        done, lost = self.tiers.end_tickets(plan)
         return StepResult(
             plan.step_id,
             drawn.slots.astype(np.int32),
@@ -390,58 +345,6 @@ class FakeExecutor:
             self._rows.failed[slot] = True
             computed.failures.append(told.get(slot) or RowFailure(slot, "no mask was given"))
         return masks
-
-    def _end_tickets(self, plan: StepPlan) -> tuple[tuple[int, ...], tuple[TicketFailure, ...]]:
-        """Start the tickets of this plan and end those that are due."""
-        for ticket in plan.started:
-            own = plan.load_ticket == ticket
-            if own.any():
-                src, dst = plan.load_src[own], plan.load_dst[own]
-                steps = self._ticket_steps(ticket)
-                self._tickets.append(_Copies(ticket, plan.load_tier[own], src, dst, steps))
-        done: list[int] = []
-        failed: list[TicketFailure] = []
-        for copies in [copies for copies in self._tickets if not copies.steps_left]:
-            lost = self._end_copies(copies)
-            if len(lost):
-                failed.append(TicketFailure(copies.ticket, lost, "the copy failed"))
-            else:
-                done.append(copies.ticket)
-        self._tickets = [copies for copies in self._tickets if copies.steps_left]
-        for copies in self._tickets:
-            copies.steps_left -= 1
-        return tuple(done), tuple(failed)
-
-    def _end_copies(self, copies: _Copies) -> IntArray:
-        """Make the copies of a ticket; return the destinations that were not filled."""
-        is_lost = np.isin(copies.dst, self._lose(copies.dst))
-        for number in set(copies.tiers.tolist()):
-            tier, own = self._tiers[number], copies.tiers == number
-            if copies.content is not None:
-                arrives = own & ~is_lost
-                words, garbage = copies.content
-                tier.write(copies.dst[arrives], words[:, arrives], garbage[arrives])
-                continue
-            is_lost |= own & np.isin(copies.src, tier.damaged(copies.src[own]))
-            arrives = own & ~is_lost
-            src, dst = copies.src[arrives], copies.dst[arrives]
-            self._cache[:, dst], self._garbage[dst] = tier.words[:, src], tier.garbage[src]
-        return copies.dst[is_lost]
-
-    def _copy_blocks(self, plan: StepPlan) -> None:
-        """Copy blocks out, and within the device. Copies in are made when their tickets end; what
-        goes out under a ticket is read now, and is in its place then."""
-        for ticket in sorted(set(plan.store_ticket.tolist())):
-            own = plan.store_ticket == ticket
-            src, dst, tiers = plan.store_src[own], plan.store_dst[own], plan.store_tier[own]
-            content = self._cache[:, src], self._garbage[src]
-            if ticket == NO_TICKET:
-                self._tiers[HOST_TIER].write(dst, *content)
-            else:
-                steps = self._ticket_steps(ticket)
-                self._tickets.append(_Copies(ticket, tiers, src, dst, steps, content))
-        src, dst = plan.copy_src, plan.copy_dst
-        self._cache[:, dst], self._garbage[dst] = self._cache[:, src], self._garbage[src]
 
     def _forward(self, rows: ScheduledRows, breaks: bool) -> _Computed:
         everything = slice(0, len(rows.slots))

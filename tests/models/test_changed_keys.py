@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.models.families import BASES, CASES, GEMMA4_WHOLE, VOCAB, Case, is_factor
+from tests.models.families import CASES, GEMMA4_WHOLE, Case, is_factor
+from tests.models.family_bases import BASES, VOCAB
 from tests.models.harness import PagedModel
 from tests.profiles import SCALE
 

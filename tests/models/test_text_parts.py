@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.families import BASES, Case, random_sequences, write_checkpoint
+from tests.models.families import Case, random_sequences, write_checkpoint
+from tests.models.family_bases import BASES
 from tests.models.harness import PagedModel
 
 from quire.config import read_checkpoint, read_model_spec

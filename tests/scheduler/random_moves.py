@@ -14,7 +14,8 @@ from quire.scheduler.loads import LOAD_SECONDS
 from quire.scheduler.token_budget import UNLIMITED
 from tests.profiles import under_seed
 from tests.scheduler.expected import VOCAB
-from tests.scheduler.simulation import ADAPTERS, POISON_OUTSIDE, Setup, Simulation
+from tests.scheduler.simulated_setup import POISON_OUTSIDE, Setup
+from tests.scheduler.simulation import ADAPTERS, Simulation
 
 WINDOWS: tuple[tuple[int | None, ...], ...] = (
     (None,),

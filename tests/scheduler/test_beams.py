@@ -10,7 +10,8 @@ import pytest
 from quire.errors import RequestError
 from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams
 from tests.pairs import LAWS_BY_PAIRS
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 pytestmark = LAWS_BY_PAIRS
 

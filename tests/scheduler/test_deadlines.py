@@ -8,7 +8,8 @@ import pytest
 from quire.errors import RequestError
 from quire.protocol import FinishReason, SchedulingParams
 from quire.scheduler.deadlines import PrefillSpeed
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 SETUP = Setup(
     depth=1, block_size=4, num_blocks=300, max_num_seqs=1, max_num_batched_tokens=10,

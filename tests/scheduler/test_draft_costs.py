@@ -13,7 +13,8 @@ from quire.protocol.request import EngineRequest
 from quire.scheduler.drafts import Drafts
 from quire.speculation.policy import RESTS, DraftPolicy
 from tests.scheduler.expected import VOCAB, expected_tokens
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 LENGTH = 512

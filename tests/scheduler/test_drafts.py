@@ -22,7 +22,8 @@ from tests.profiles import seeds, under_seed
 from tests.scheduler.expected import expected_tokens, make_model
 from tests.scheduler.proposers import Knows, Wrong
 from tests.scheduler.random_moves import random_setup, walk
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 pytestmark = LAWS_BY_PAIRS
 

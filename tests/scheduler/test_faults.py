@@ -8,7 +8,8 @@ import pytest
 from quire.errors import EngineError, RequestError
 from quire.protocol import EMPTY_INTS, FinishReason, StepResult
 from tests.pairs import BY_PAIRS
-from tests.scheduler.simulation import POISON_OUTSIDE, Setup, Simulation
+from tests.scheduler.simulated_setup import POISON_OUTSIDE, Setup
+from tests.scheduler.simulation import Simulation
 
 POISONED = [4, 5, 6, 7, POISON_OUTSIDE]
 HEALTHY = [4, 5, 6, 7, 8]

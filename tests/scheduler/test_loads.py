@@ -15,7 +15,8 @@ from quire.protocol import FinishReason
 from quire.protocol.recovery import RecoveryCosts
 from quire.scheduler.sequence import GroupState
 from tests.pairs import LAWS_BY_PAIRS
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 pytestmark = LAWS_BY_PAIRS
 
@@ -97,8 +98,8 @@ def test_another_adapter_loads_nothing(medium: str) -> None:
 def test_what_does_not_arrive_is_computed_and_forgotten(depth: int, fault: str) -> None:
     """All of it; nobody fails, and nobody asks for it again."""
     simulation = evicted("source", depth=depth)
-    simulation.executor._lose = lambda blocks: blocks if fault == "losses" else blocks[:0]
-    simulation.executor._tiers[1]._corrupt = lambda places: (
+    simulation.executor.tiers.lose = lambda blocks: blocks if fault == "losses" else blocks[:0]
+    simulation.executor.tiers.by_number[1]._corrupt = lambda places: (
         places if fault == "corruptions" else places[:0]
     )
     assert answer(simulation) == 0
@@ -116,10 +117,10 @@ def test_a_part_that_arrives_is_used_up_to_the_first_gap(depth: int) -> None:
     group = simulation.scheduler.state.roster.groups[handle]
     (ticket,) = group.blocked_on
     blocks = list(simulation.kv.sources._loads[ticket].values())
-    simulation.executor._lose = lambda given: given[given == blocks[5]]
+    simulation.executor.tiers.lose = lambda given: given[given == blocks[5]]
     while group.state is GroupState.BLOCKED:
         simulation.apply()
-    simulation.executor._lose = lambda given: given[:0]
+    simulation.executor.tiers.lose = lambda given: given[:0]
     before = simulation.scheduler.stats().cached_tokens_total
     simulation.drain()
     assert simulation.scheduler.stats().cached_tokens_total - before == 10
@@ -132,7 +133,7 @@ def test_a_late_load_is_not_waited_for(depth: int, medium: str) -> None:
     """The prompt is computed when the deadline passes. The load keeps its blocks until it ends, and
     whoever comes after that finds them."""
     simulation = evicted(medium, depth=depth, load_seconds=0.55, num_blocks=24)
-    simulation.executor._ticket_steps = lambda _: 30
+    simulation.executor.tiers.ticket_steps = lambda _: 30
     handle = come_back(simulation)
     group = simulation.scheduler.state.roster.groups[handle]
     simulation.plan()
@@ -156,7 +157,7 @@ def test_a_late_load_is_not_waited_for(depth: int, medium: str) -> None:
 @MEDIA
 def test_a_load_leaves_all_else_running(depth: int, medium: str) -> None:
     simulation = evicted(medium, depth=depth, num_blocks=20)
-    simulation.executor._ticket_steps = lambda _: 8
+    simulation.executor.tiers.ticket_steps = lambda _: 8
     handle = come_back(simulation)
     (other,) = simulation.add([3, 4, 5], max_tokens=9)
     group = simulation.scheduler.state.roster.groups[handle]
@@ -272,8 +273,8 @@ def test_requests_with_one_prefix_share_a_load(depth: int, medium: str, end: str
     """Also when the one that has started it gives up."""
     seconds = 0.55 if end == "late" else 5.0
     simulation = evicted(medium, depth=depth, num_blocks=40, load_seconds=seconds)
-    simulation.executor._ticket_steps = lambda _: 12 if end == "late" else 3
-    simulation.executor._lose = lambda given: given if end == "lost" else given[:0]
+    simulation.executor.tiers.ticket_steps = lambda _: 12 if end == "late" else 3
+    simulation.executor.tiers.lose = lambda given: given if end == "lost" else given[:0]
     handles = [come_back(simulation, seed=seed) for seed in range(3)]
     simulation.plan()
     groups = [simulation.scheduler.state.roster.groups[handle] for handle in handles]
@@ -290,7 +291,7 @@ def test_requests_with_one_prefix_share_a_load(depth: int, medium: str, end: str
 def test_no_more_loads_are_started_than_there_are_slots(medium: str) -> None:
     """Else their blocks would be evicted before their requests are admitted."""
     simulation = evicted(medium, num_blocks=27, max_num_seqs=2)
-    simulation.executor._ticket_steps = lambda _: 4
+    simulation.executor.tiers.ticket_steps = lambda _: 4
     for prompt in (PROMPT, [0] * 18, [1] * 18):
         simulation.add(prompt, max_tokens=2)
     simulation.plan()

@@ -8,7 +8,8 @@ import pytest
 
 from quire.errors import RequestError
 from quire.protocol import FinishReason
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 PREFIX = [1 + i % 20 for i in range(23)]
 ROOMY = Setup(block_size=4, num_blocks=40, max_model_len=36, max_num_batched_tokens=64)

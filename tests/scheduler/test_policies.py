@@ -18,7 +18,8 @@ from quire.protocol import SchedulingParams
 from quire.scheduler import KeyedPolicy, PrefillLimits, SequenceGroup, make_policy
 from tests.profiles import machine_settings, seeds
 from tests.scheduler.random_moves import run_random
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 from tests.scheduler.test_machine import SchedulerMachine
 
 ROOMY = Setup(depth=1, block_size=4, num_blocks=400, max_num_batched_tokens=8, max_model_len=200)

@@ -12,7 +12,8 @@ from quire.protocol.step import IntArray, StepPlan, StepResult
 from quire.worker import recovery
 from quire.worker.recovery import measure_recovery
 from tests.kv_cache.model import make_layout
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 # Seven known tokens, of which the last one is computed again in any case: six, in blocks of two.
 PROMPT = [1, 2, 3, 4, 5, 6]

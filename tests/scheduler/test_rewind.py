@@ -29,7 +29,8 @@ from tests.profiles import seeds, under_seed
 from tests.scheduler.expected import VOCAB, Asked, expected_tokens
 from tests.scheduler.proposers import Once
 from tests.scheduler.random_moves import random_move, random_setup, with_states
-from tests.scheduler.simulation import Client, Setup, Simulation
+from tests.scheduler.simulated_setup import Client, Setup
+from tests.scheduler.simulation import Simulation
 
 pytestmark = LAWS_BY_PAIRS
 

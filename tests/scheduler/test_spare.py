@@ -17,7 +17,8 @@ from quire.scheduler.sequence import GroupState
 from quire.scheduler.token_budget import MAX_STEPS_PAUSED
 from tests.profiles import examples
 from tests.scheduler.random_moves import random_prompt, random_setup
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 SPARE = SchedulingParams(is_spare=True)
 

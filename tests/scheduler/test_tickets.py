@@ -8,7 +8,8 @@ import pytest
 from quire.protocol import FinishReason, SchedulingParams
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from tests.pairs import LAWS_BY_PAIRS
-from tests.scheduler.simulation import Setup, Simulation
+from tests.scheduler.simulated_setup import Setup
+from tests.scheduler.simulation import Simulation
 
 pytestmark = LAWS_BY_PAIRS
 
@@ -112,7 +113,7 @@ def test_a_failed_ticket_sets_the_computed_count_back(depth: int) -> None:
     """To the first token whose block did not arrive, and no further."""
     simulation, (handle,), group = coming_in(depth, 1)
     blocks = simulation.scheduler.state.kv.tables(group.sequences[0].slot)[0]
-    simulation.executor._lose = lambda given: given[given == blocks[2]]
+    simulation.executor.tiers.lose = lambda given: given[given == blocks[2]]
     slot = group.sequences[0].slot
     while group.state is GroupState.BLOCKED:
         simulation.apply()

@@ -1,0 +1,136 @@
+"""Tiny configurations of every supported family, which the variants in `families.py` change."""
+
+VOCAB = 128
+_TOKENS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
+_LLAMA = {
+    **_TOKENS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+_OPT = {
+    **_TOKENS,
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "word_embed_proj_dim": 32,
+    "pad_token_id": 0,
+}
+_GPT2 = {
+    **_TOKENS,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+}
+_MPT = {
+    **_TOKENS,
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 64,
+}
+_FALCON = {
+    **_TOKENS,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+_BLOOM = {
+    **_TOKENS,
+    "hidden_size": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "seq_length": 64,
+}
+_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+_DELTA = {
+    **_LLAMA,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "rms_norm_eps": 1e-3,  # a head that gives almost nothing would magnify what is rounded
+}
+BASES = {
+    "llama": _LLAMA,
+    "arcee": _LLAMA,
+    "mistral": {**_LLAMA, "sliding_window": None},
+    "ministral3": {**_LLAMA, "head_dim": 16},
+    "stablelm": _LLAMA,
+    "starcoder2": {**_LLAMA, "sliding_window": 7},
+    "nemotron": _LLAMA,
+    "falcon": _FALCON,
+    "bloom": _BLOOM,
+    "qwen2": _LLAMA,
+    "qwen3": {**_LLAMA, "head_dim": 16},
+    "phi3": {**_LLAMA, "sliding_window": None},
+    "olmo2": _LLAMA,
+    "olmo3": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 7},
+    "glm": {**_LLAMA, "head_dim": 16},
+    "glm4": {**_LLAMA, "head_dim": 16},
+    "cohere": _LLAMA,
+    "cohere2": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 7},
+    "exaone4": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 7},
+    "granite": _LLAMA,
+    "seed_oss": {**_LLAMA, "head_dim": 16},
+    "smollm3": {**_LLAMA, "num_hidden_layers": 4},
+    "gemma2": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 7},
+    "gemma3_text": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 6, "sliding_window": 7},
+    "gemma4_text": {
+        **_LLAMA,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "sliding_window": 7,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+    },
+    "mixtral": {**_LLAMA, "num_local_experts": 5},
+    "qwen2_moe": {**_LLAMA, **_MOE, "shared_expert_intermediate_size": 40},
+    "qwen3_moe": {**_LLAMA, **_MOE, "head_dim": 16},
+    "olmoe": {**_LLAMA, "num_experts": 6, "num_experts_per_tok": 3},
+    "granitemoe": {**_LLAMA, "num_local_experts": 5},
+    "phimoe": {**_LLAMA, "num_local_experts": 5},
+    "glm4_moe": {
+        **_LLAMA,
+        "head_dim": 16,
+        "moe_intermediate_size": 20,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "gpt_oss": {**_LLAMA, "head_dim": 32, "num_local_experts": 5, "sliding_window": 7},
+    "lfm2": {
+        **_LLAMA,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "block_multiple_of": 16,
+    },
+    "lfm2_moe": {
+        **_LLAMA,
+        **_MOE,
+        "num_hidden_layers": 4,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+    },
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 24},
+    "qwen3_next": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 24},
+    "opt": _OPT,
+    "gpt2": _GPT2,
+    "mpt": _MPT,
+    "gpt_neox": {**_LLAMA, "num_key_value_heads": 4},
+}
