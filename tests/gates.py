@@ -120,7 +120,7 @@ KERNELS = (
 )
 MODELS = (
     *KERNELS,
-    *("src/quire/models/*.py", "src/quire/models/generic/**"),
+    *("src/quire/models/*.py", "src/quire/models/generic/**", "src/quire/models/hybrid/**"),
     *("src/quire/layers/**", "src/quire/attention/**", "src/quire/quantization/**"),
     "src/quire/config/media/idefics3.py",
     *("src/quire/config/families/**", "src/quire/config/packed/**", "src/quire/config/gguf/**"),

@@ -93,7 +93,7 @@ class LayerFactory:
             )
         self._ops = ops
         self._backends = attention
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device = self._place = dtype, device
         self._max_positions = max_positions
         self._plain = QuantizedFormats(None, ops)
         self._formats = formats or self._plain
@@ -132,7 +132,7 @@ class LayerFactory:
             whole = Share.whole(out_features)
             return self._linear(in_features, whole, chosen, bias=bias, transposed=transposed)
         inputs = self._shard.equal(in_features, "inputs of a projection")
-        place, tree = (self._dtype, self._device, self._collectives), self._tree
+        place, tree = (*self._place, self._collectives), self._tree
         row = RowLinear(
             chosen, inputs, out_features, *place, bias=bias, transposed=transposed, tree=tree
         )
@@ -163,10 +163,9 @@ class LayerFactory:
         """Make a merged projection; each rank has an equal part of each part's outputs. gate: see
         `MergedLinear`. fused: the parts are one tensor on disk."""
         shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
-        shape = MatrixShape(sum(parts.values()), in_features)
         on_disk = _parts(shares, fused=fused)
-        chosen, place = self._formats.choose(shape), (self._dtype, self._device)
-        merged = MergedLinear(chosen, in_features, on_disk, *place, bias=bias, gate=gate)
+        chosen = self._formats.choose(_shape(shares, in_features))
+        merged = MergedLinear(chosen, in_features, on_disk, *self._place, bias=bias, gate=gate)
         additions = self._additions(merged, in_features, on_disk)
         if additions is None:
             return merged
@@ -243,8 +242,9 @@ class LayerFactory:
         transposed: bool,
     ) -> Projection:
         chosen = chosen or self._formats.choose(MatrixShape(outputs.total, in_features))
-        place = (self._dtype, self._device)
-        linear = Linear(chosen, in_features, outputs, *place, bias=bias, transposed=transposed)
+        linear = Linear(
+            chosen, in_features, outputs, *self._place, bias=bias, transposed=transposed
+        )
         return self._adapted(linear, in_features, {"": outputs})
 
     def _merged(
@@ -256,8 +256,7 @@ class LayerFactory:
         bias: bool = False,
         orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> Projection:
-        place = (self._dtype, self._device)
-        merged = MergedLinear(chosen, in_features, parts, *place, bias=bias, orders=orders)
+        merged = MergedLinear(chosen, in_features, parts, *self._place, bias=bias, orders=orders)
         return self._adapted(merged, in_features, parts)
 
     def _adapted(
@@ -283,7 +282,7 @@ class LayerFactory:
 
     def embedding(self, num_rows: int, size: int, *, offset: int = 0) -> Embedding:
         """Make a table that each rank has whole, such as that of positions."""
-        return Embedding(self._ops, num_rows, size, self._dtype, self._device, offset=offset)
+        return Embedding(self._ops, num_rows, size, *self._place, offset=offset)
 
     def embedding_and_head(
         self, vocab_size: int, size: int, *, tied: bool, head_bias: bool = False
@@ -297,20 +296,19 @@ class LayerFactory:
         )
         head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
         if tied:
-            shared = TiedEmbedding(head, vocabulary, size, self._dtype, self._device)
+            shared = TiedEmbedding(head, vocabulary, size, *self._place)
             return shared, LMHead(shared, vocabulary)
-        place = (self._dtype, self._device)
         own = Linear(
-            head, size, vocabulary.share, *place, bias=head_bias, num_outputs=vocabulary.most
+            head, size, vocabulary.share, *self._place, bias=head_bias, num_outputs=vocabulary.most
         )
-        table = TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
+        table = TokenEmbedding(self._ops, vocabulary, size, *self._place)
         return table, LMHead(own, vocabulary)
 
     def token_embedding(self, vocab_size: int, size: int) -> TokenEmbedding:
         """Make the token table of a model without logits."""
         self.given.width = size
         vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given, self.parts)
-        return TokenEmbedding(self._ops, vocabulary, size, self._dtype, self._device)
+        return TokenEmbedding(self._ops, vocabulary, size, *self._place)
 
     def token_column(self, name: str) -> TokenColumn:
         """Make a column: a fact of each token, set anew for each forward."""
@@ -346,13 +344,14 @@ class LayerFactory:
         self, size: int, eps: float, *, offset: float = 0.0, part: str = "weight"
     ) -> RMSNorm:
         """part: see `RMSNorm`."""
-        return RMSNorm(self._ops, size, eps, self._dtype, self._device, offset=offset, part=part)
+        return RMSNorm(self._ops, size, eps, *self._place, offset=offset, part=part)
 
     def layer_norm(
         self, size: int, eps: float, *, affine: bool = True, bias: bool = True, offset: float = 0.0
     ) -> LayerNorm:
-        place = (self._dtype, self._device)
-        norm = LayerNorm(self._ops, size, eps, *place, affine=affine, bias=bias, offset=offset)
+        norm = LayerNorm(
+            self._ops, size, eps, *self._place, affine=affine, bias=bias, offset=offset
+        )
         if self._adapters is not None and norm.bias is not None:
             norm.adapt(self._adapters.norm_biases(norm.weights))
         return norm
@@ -431,7 +430,7 @@ class LayerFactory:
         head_norm = None
         if v_norm:
             assert qk_norm_eps is not None, "norms of q, k and v have one eps"
-            head_norm = HeadNorm(self._ops, head_dim, qk_norm_eps, self._dtype, self._device)
+            head_norm = HeadNorm(self._ops, head_dim, qk_norm_eps, *self._place)
         return Attention(
             self._ops,
             backend,
@@ -492,7 +491,7 @@ class LayerFactory:
         )
 
     def own_factor(self) -> OwnFactor:
-        return OwnFactor(self._ops, self._dtype, self._device)
+        return OwnFactor(self._ops, *self._place)
 
     def wanted_tokens(self, *, is_last: bool, layer: int | None = None) -> WantedTokens:
         """layer: number of the block, if the state that enters it may be tapped."""
@@ -528,8 +527,7 @@ class LayerFactory:
             activation,
             self._formats,
             spec.bias,
-            self._dtype,
-            self._device,
+            *self._place,
         )
         adapted = None
         if self._adapters is not None:
@@ -558,7 +556,7 @@ class LayerFactory:
     def _unquantized(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
         chosen = self._plain.choose(MatrixShape(out_features, in_features))
         outputs = Share.whole(out_features)
-        return Linear(chosen, in_features, outputs, self._dtype, self._device, bias=bias)
+        return Linear(chosen, in_features, outputs, *self._place, bias=bias)
 
     def mlp(
         self, size: int, inner_size: int, activation: str, *, bias: bool, transposed: bool = False
@@ -573,7 +571,7 @@ class LayerFactory:
                 "rank_invariant=True: this model has norms over the heads of all ranks, whose sums "
                 "depend on the number of ranks. Leave it out."
             )
-        return SharedRMSNorm(self._ops, share, eps, self._dtype, self._device, self._collectives)
+        return SharedRMSNorm(self._ops, share, eps, *self._place, self._collectives)
 
     def _query_heads(self, total: int) -> Share:
         return self._shard.equal(total, "query heads")
@@ -582,7 +580,7 @@ class LayerFactory:
         """Return the scaling of queries, None also if no position is far enough for it."""
         if wanted is None or self._max_positions <= wanted[1]:
             return None
-        return QueryGrowth(self._ops, *wanted, self._max_positions, self._dtype, self._device)
+        return QueryGrowth(self._ops, *wanted, self._max_positions, *self._place)
 
     def _rotary(self, rope: RopeSpec) -> RotaryEmbedding:
         """Layers with the same rope share one pair of tables."""

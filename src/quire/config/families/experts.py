@@ -428,7 +428,7 @@ FAMILIES = (
     ),
     Family(
         "LFM2 with experts",
-        "quire.models.lfm2:LFM2Model",
+        "quire.models.hybrid:LFM2Model",
         "lfm2_moe",
         {"Lfm2MoeForCausalLM": read_lfm2_moe},
         _LFM2_NAMES,

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import GGUFNames
-from quire.config.families.shared import FULL, read_heads, read_num_layers
+from quire.config.families.shared import (
+    FULL,
+    read_heads,
+    read_hybrid_layer_types,
+    read_hybrid_ropes,
+    read_num_layers,
+    read_taps,
+)
 from quire.config.hf import RawConfig
 from quire.config.model_spec import MatrixShape, ModelSpec, ParameterCounts
-from quire.config.rope import extended_context, read_ropes
-from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "GGUF_NAMES", "LFM2Traits", "read_lfm2"]
 
 CONV = "conv"
-MAX_TAPS = 8
-"""The kernel's limit (csrc/recurrent/short_conv.cpp); models have 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +34,21 @@ class LFM2Traits:
 
 def read_lfm2(raw: RawConfig, dtype: str) -> ModelSpec:
     """Layers are convolutions where `layer_types` or `full_attn_idxs` does not name attention."""
-    raw = raw.with_defaults({"rope_theta": 1e6, "num_key_value_heads": 8})
+    raw = raw.with_defaults({"rope_theta": 1e6, "num_key_value_heads": 8, "conv_L_cache": 3})
     hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
     num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
-    layer_types = _read_layer_types(raw, num_layers)
+    attend = raw.read_list(int, "full_attn_idxs")
+    attend = range(num_layers) if attend is None else attend
+    by_index = tuple(FULL if layer in attend else CONV for layer in range(num_layers))
+    layer_types = read_hybrid_layer_types(raw, num_layers, by_index, CONV)
     num_conv = layer_types.count(CONV)
     num_attention = num_layers - num_conv
-    taps = raw.read_size("conv_L_cache", default=3)
-    if not 2 <= taps <= MAX_TAPS:
-        raise ConfigError(f"{raw.source}: conv_L_cache={taps}; quire takes 2 to {MAX_TAPS}")
+    taps = read_taps(raw, "conv_L_cache")
     bias = raw.read(bool, "conv_bias", default=False)
     inner, vocab = _read_inner_size(raw), raw.read_size("vocab_size")
     tied = raw.read(bool, "tie_embedding", "tie_word_embeddings", default=True)
     max_positions = raw.read_size("max_position_embeddings", default=128000)
-    ropes = read_ropes(raw, (FULL,) * num_layers, head_dim, max_positions)
+    ropes, max_context = read_hybrid_ropes(raw, layer_types, head_dim, max_positions)
     q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
     of_attention = hidden * (2 * q_size + 2 * kv_size) + 2 * head_dim
     of_conv = hidden * (4 * hidden + taps) + 5 * hidden * bias
@@ -60,13 +64,11 @@ def read_lfm2(raw: RawConfig, dtype: str) -> ModelSpec:
         head_dim=head_dim,
         activation="silu",
         norm_eps=raw.read(float, "norm_eps", "block_norm_eps", default=1e-5),
-        max_context=min(extended_context(rope, max_positions) for rope in ropes),
+        max_context=max_context,
         tie_word_embeddings=tied,
         dtype=dtype,
         windows=(None,) * num_layers,
-        ropes=tuple(
-            rope if kind == FULL else None for rope, kind in zip(ropes, layer_types, strict=True)
-        ),
+        ropes=ropes,
         traits=LFM2Traits(taps, bias),
         parameters=ParameterCounts(
             embedding=vocab * hidden,
@@ -88,27 +90,6 @@ def read_lfm2(raw: RawConfig, dtype: str) -> ModelSpec:
         pad_token_id=raw.read_optional(int, "pad_token_id"),
         states=tuple((taps - 1) * hidden * (kind == CONV) for kind in layer_types),
     )
-
-
-def _read_layer_types(raw: RawConfig, num_layers: int) -> tuple[str, ...]:
-    """ConfigError without a layer of attention, whose blocks name the prefixes of a cache."""
-    layer_types = raw.read_list(str, "layer_types")
-    if layer_types is None:
-        attend = raw.read_list(int, "full_attn_idxs")
-        attend = tuple(range(num_layers)) if attend is None else attend
-        layer_types = tuple(FULL if layer in attend else CONV for layer in range(num_layers))
-    if len(layer_types) != num_layers:
-        raise ConfigError(
-            f"{raw.source}: layer_types has {len(layer_types)} entries for {num_layers} layers"
-        )
-    for kind in layer_types:
-        if kind not in (FULL, CONV):
-            raise raw.unsupported("layer_types", kind, (FULL, CONV))
-    if FULL not in layer_types:
-        raise ConfigError(
-            f"{raw.source}: layer_types has no {FULL!r}; quire serves LFM2 with some of them"
-        )
-    return layer_types
 
 
 def _read_inner_size(raw: RawConfig) -> int:
@@ -160,7 +141,7 @@ GGUF_NAMES = GGUFNames(
 FAMILIES = (
     Family(
         "LFM2",
-        "quire.models.lfm2:LFM2Model",
+        "quire.models.hybrid:LFM2Model",
         "lfm2",
         {"Lfm2ForCausalLM": read_lfm2},
         GGUF_NAMES,

@@ -10,7 +10,14 @@ from typing import Any, get_args
 
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import BLOCK, GGUFNames
-from quire.config.families.shared import FULL, read_heads, read_num_layers
+from quire.config.families.shared import (
+    FULL,
+    read_heads,
+    read_hybrid_layer_types,
+    read_hybrid_ropes,
+    read_num_layers,
+    read_taps,
+)
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
     DeltaHeads,
@@ -19,7 +26,6 @@ from quire.config.model_spec import (
     ModelSpec,
     ParameterCounts,
 )
-from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 
 __all__ = [
@@ -38,9 +44,6 @@ DELTA = "linear_attention"
 DELTA_LAYOUT = "delta_layout"
 """Key of the layout of heads in GGUF files, which folders have not."""
 
-MAX_TAPS = 8
-"""The kernel's limit (csrc/recurrent/short_conv.cpp); models have 4."""
-
 MAX_KEY_DIM, COLUMNS = 256, 16
 """The kernel's limit, and its unit of values (csrc/recurrent/gated_delta.cpp); models have 128."""
 
@@ -57,7 +60,7 @@ _DEFAULTS = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
-_NOT_IN_CLASS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
+_NOT_IN_CLASS = {"partial_rotary_factor": 0.25}
 """Values that these families mean where the file is silent."""
 
 _QWEN3_5_TEXT = {
@@ -96,21 +99,19 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
     raw = _without_axes(raw.with_defaults({**_DEFAULTS, **_NOT_IN_CLASS}))
     hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
     num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
-    layer_types = _read_layer_types(raw, num_layers)
+    interval = raw.read_size("full_attention_interval", default=4)
+    in_turns = tuple(DELTA if (i + 1) % interval else FULL for i in range(num_layers))
+    layer_types = read_hybrid_layer_types(raw, num_layers, in_turns, DELTA)
     num_delta = layer_types.count(DELTA)
     num_attention = num_layers - num_delta
     heads = _read_delta_heads(raw, layout)
-    taps = raw.read_size("linear_conv_kernel_dim")
-    if not 2 <= taps <= MAX_TAPS:
-        raise ConfigError(
-            f"{raw.source}: linear_conv_kernel_dim={taps}; quire takes 2 to {MAX_TAPS}"
-        )
+    taps = read_taps(raw, "linear_conv_kernel_dim")
     if raw.read(bool, "attention_bias", default=False):
         raise raw.unsupported("attention_bias", value=True, supported=("false",))
     inner, vocab = raw.read_size("intermediate_size", default=5632), raw.read_size("vocab_size")
     tied = raw.read(bool, "tie_word_embeddings", default=False)
     max_positions = raw.read_size("max_position_embeddings")
-    ropes = read_ropes(raw, (FULL,) * num_layers, head_dim, max_positions)
+    ropes, max_context = read_hybrid_ropes(raw, layer_types, head_dim, max_positions)
     q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
     values = heads.num_values * heads.value_dim
     of_attention = hidden * (3 * q_size + 2 * kv_size) + 2 * head_dim
@@ -128,13 +129,11 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
         head_dim=head_dim,
         activation=raw.read_choice(("silu",), "hidden_act", default="silu"),
         norm_eps=raw.read(float, "rms_norm_eps"),
-        max_context=min(extended_context(rope, max_positions) for rope in ropes),
+        max_context=max_context,
         tie_word_embeddings=tied,
         dtype=dtype,
         windows=(None,) * num_layers,
-        ropes=tuple(
-            rope if kind == FULL else None for rope, kind in zip(ropes, layer_types, strict=True)
-        ),
+        ropes=ropes,
         traits=DeltaTraits(heads, taps),
         parameters=ParameterCounts(
             embedding=vocab * hidden,
@@ -173,26 +172,6 @@ def _without_axes(raw: RawConfig) -> RawConfig:
             kept = {k: v for k, v in section.as_dict().items() if not k.startswith("mrope_")}
             raw = raw.overridden({key: kept})
     return raw
-
-
-def _read_layer_types(raw: RawConfig, num_layers: int) -> tuple[str, ...]:
-    """ConfigError without a layer of attention, whose blocks name the prefixes of a cache."""
-    layer_types = raw.read_list(str, "layer_types")
-    if layer_types is None:
-        interval = raw.read_size("full_attention_interval")
-        layer_types = tuple(DELTA if (i + 1) % interval else FULL for i in range(num_layers))
-    if len(layer_types) != num_layers:
-        raise ConfigError(
-            f"{raw.source}: layer_types has {len(layer_types)} entries for {num_layers} layers"
-        )
-    for kind in layer_types:
-        if kind not in (FULL, DELTA):
-            raise raw.unsupported("layer_types", kind, (FULL, DELTA))
-    if FULL not in layer_types:
-        raise ConfigError(
-            f"{raw.source}: layer_types has no {FULL!r}; quire serves models with some of them"
-        )
-    return layer_types
 
 
 def _read_delta_heads(raw: RawConfig, layout: DeltaLayout) -> DeltaHeads:
@@ -253,7 +232,7 @@ def delta_gguf(name: str, block: Mapping[str, str]) -> GGUFNames:
     )
 
 
-MODEL = "quire.models.qwen3_next:Qwen3NextModel"
+MODEL = "quire.models.hybrid:Qwen3NextModel"
 
 FAMILIES = (
     Family(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.config.hf import RawConfig
-from quire.config.model_spec import MatrixShape
+from quire.config.model_spec import MatrixShape, RopeSpec
+from quire.config.rope import extended_context, read_ropes
 from quire.errors import ConfigError
 
 __all__ = [
@@ -12,8 +13,11 @@ __all__ = [
     "SLIDING",
     "plain_block_matrices",
     "read_heads",
+    "read_hybrid_layer_types",
+    "read_hybrid_ropes",
     "read_layer_types",
     "read_num_layers",
+    "read_taps",
     "read_windows",
 ]
 
@@ -55,7 +59,10 @@ def read_num_layers(raw: RawConfig, *keys: str) -> int:
     return num_layers
 
 
-def read_layer_types(raw: RawConfig, num_layers: int, default: tuple[str, ...]) -> tuple[str, ...]:
+def read_layer_types(
+    raw: RawConfig, num_layers: int, default: tuple[str, ...], other: str = SLIDING
+) -> tuple[str, ...]:
+    """Layers are full attention or `other`."""
     layer_types = raw.read_list(str, "layer_types")
     if layer_types is None:
         return default
@@ -64,9 +71,42 @@ def read_layer_types(raw: RawConfig, num_layers: int, default: tuple[str, ...]) 
             f"{raw.source}: layer_types has {len(layer_types)} entries for {num_layers} layers"
         )
     for kind in layer_types:
-        if kind not in (FULL, SLIDING):
-            raise raw.unsupported("layer_types", kind, (FULL, SLIDING))
+        if kind not in (FULL, other):
+            raise raw.unsupported("layer_types", kind, (FULL, other))
     return layer_types
+
+
+def read_hybrid_layer_types(
+    raw: RawConfig, num_layers: int, default: tuple[str, ...], recurrent: str
+) -> tuple[str, ...]:
+    """ConfigError without a layer of attention, whose blocks name the prefixes of a cache."""
+    layer_types = read_layer_types(raw, num_layers, default, recurrent)
+    if FULL not in layer_types:
+        raise ConfigError(
+            f"{raw.source}: layer_types has no {FULL!r}; quire serves models with some of them"
+        )
+    return layer_types
+
+
+def read_hybrid_ropes(
+    raw: RawConfig, layer_types: tuple[str, ...], head_dim: int, max_positions: int
+) -> tuple[tuple[RopeSpec | None, ...], int]:
+    """Rope of each layer, None where it has states; and the longest context in tokens."""
+    (rope,) = read_ropes(raw, (FULL,), head_dim, max_positions)
+    ropes = tuple(rope if kind == FULL else None for kind in layer_types)
+    return ropes, extended_context(rope, max_positions)
+
+
+MAX_TAPS = 8
+"""The kernel's limit (csrc/recurrent/short_conv.cpp); models have 3 or 4."""
+
+
+def read_taps(raw: RawConfig, key: str) -> int:
+    """Number of tokens that a short convolution sees, its own included."""
+    taps = raw.read_size(key)
+    if not 2 <= taps <= MAX_TAPS:
+        raise ConfigError(f"{raw.source}: {key}={taps}; quire takes 2 to {MAX_TAPS}")
+    return taps
 
 
 def read_windows(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[int | None, ...]:
