@@ -89,6 +89,7 @@ def create_app(
         RequestTrace,
         metrics=services.metrics,
         max_label_chars=settings.limits.max_label_chars,
+        has_spans=services.spans is not None,
     )
     return app
 
