@@ -167,14 +167,14 @@ class MeasureRecovery(_Op, frozen=True):
 
 
 class OpenDisk(_Op, frozen=True):
-    """Open the files of K/V on disk, for `Executor.move_blocks`. After `Allocate`, of one rank.
+    """Open the files of K/V on disk, for `Executor.move_blocks`. After `Allocate`.
 
-    slots, header: paths. lock: descriptor to close after the last write; None for files that may
-    only be read.
+    folder: path of the store. is_writer: False for files that may only be read. lock: descriptor
+    that the first rank closes after its last write.
     """
 
-    slots: str
-    header: str
+    folder: str
+    is_writer: bool
     slot_bytes: int
     num_slots: int
     lock: int | None = None
