@@ -29,7 +29,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Spans:
-    """A collector on this machine. bodies: posted, decoded. status: of its answers."""
+    """A collector on this machine. bodies: decoded posts. status: number that it answers with."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
