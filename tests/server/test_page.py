@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,54 @@ def test_requests_of_others_are_not_shown(front: ModelFront) -> None:
         assert not own["requests"] and len(other["requests"]) == 1
         assert not own["settings"] and keys[1] not in json.dumps(own)
         assert own["model"]["names"] and "root" not in own["model"], "a folder is a setting too"
+
+
+def test_owners_of_blocks_are_named_to_their_own_key(front: ModelFront) -> None:
+    """Fault: the holder of one key learns ids of another's requests from the map, or a waiting
+    request has no reason."""
+    keys = (KEY, "another-key-0123456789")
+    client = InMemoryClient(step_s=0.01, max_num_seqs=1)
+    settings = ServerSettings(api_key=keys, disable_access_log=True)
+    with (
+        running_server(front, settings, client) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+        http.stream(
+            "POST",
+            CHAT,
+            json={**BODY, "max_tokens": 400, "stream": True, "request_id": "first"},
+            headers={"x-api-key": keys[0]},
+        ) as first,
+    ):
+        lines = first.iter_lines()  # to drop it would end the request
+        next(lines)
+        second = {**BODY, "max_tokens": 4, "request_id": "second"}
+        with futures.ThreadPoolExecutor(1) as pool:
+            done = pool.submit(http.post, CHAT, json=second, headers={"x-api-key": keys[1]})
+            server.wait_until_open(2)
+            own, other = (
+                http.get("/ui/api/snapshot", headers={"x-api-key": key}).json() for key in keys
+            )
+            first.close()
+            assert done.result().status_code == 200
+        server.wait_until_idle()
+    client.engine.core.shutdown()
+    running, queued = own["groups"].values()
+    assert running["id"] == "first" and running["blocks"] > 0 and "waits" not in running
+    assert "id" not in queued and "max_num_seqs" in queued["waits"]
+    assert [each.get("id") for each in other["groups"].values()] == [None, "second"]
+    owned = sum(int(run.split("x")[1]) for run in own["owners"].split(",") if run[0] != "0")
+    assert owned == running["blocks"] == own["engine"]["num_used_blocks"]
+
+
+def test_steps_keep_their_times(server: RunningServer, http: httpx.Client) -> None:
+    """Fault: each event sends all steps again, since their times move."""
+    http.get("/ui/api/snapshot")
+    assert http.post(CHAT, json=BODY).status_code == 200
+    server.wait_until_idle()
+    one, other = (http.get("/ui/api/snapshot").json()["steps"] for _ in range(2))
+    assert one and one == other
+    assert sum(row[1] for row in one.values()) >= 7, "tokens behind the prompt"
+    assert sum(row[2] for row in one.values()) > 0, "tokens of the prompt"
 
 
 def test_a_long_queue_makes_no_long_snapshot() -> None:
