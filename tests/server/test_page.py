@@ -16,7 +16,9 @@ import httpx
 import pytest
 
 from quire.engine.model_front import ModelFront
+from quire.errors import ConfigError
 from quire.protocol.control import AdminOp, Inspect, MapBlocks, Report
+from quire.server.readings.page_recorder import PageRecorder
 from quire.server.readings.timeline import Timeline, TimelineLog
 from quire.server.routes.live import NUM_OPEN, difference, request_rows, run_lengths
 from quire.server.routes.page import FILES
@@ -273,6 +275,54 @@ def test_a_stream_tells_differences(server: RunningServer, http: httpx.Client) -
             assert "settings" not in change and "plan" not in change
             shown = merged(shown, change)
     assert shown["settings"] == settings
+
+
+def test_a_recording_is_what_the_page_shows(front: ModelFront, tmp_path: Path) -> None:
+    """Fault: a recording lacks what a viewer sees, or the requests of some keys."""
+    path = tmp_path / "engine.jsonl"
+    path.write_text("an older one")
+    keys = (KEY, "another-key-0123456789")
+    settings = ServerSettings(api_key=keys, record_ui=str(path), disable_access_log=True)
+    with (
+        running_server(front, settings) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        for i, key in enumerate(keys):
+            body = {**BODY, "request_id": f"of-{i}"}
+            assert http.post(CHAT, json=body, headers={"x-api-key": key}).status_code == 200
+        server.wait_until_idle()
+        names = {"of-0", "of-1"}
+
+        def recorded() -> dict[str, Any]:
+            shown: dict[str, Any] = {}
+            for line in path.read_text().splitlines(keepends=True):
+                if line.endswith("\n"):
+                    shown = merged(shown, json.loads(line))
+            return shown
+
+        def has_all() -> bool:
+            rows = recorded().get("requests", {}).values()
+            return {row["id"] for row in rows if "finished" in row} == names
+
+        waiting.wait_for(has_all, "end of the requests in the recording")
+        now = http.get("/ui/api/snapshot", headers={"x-api-key": KEY}).json()
+    shown = recorded()
+    assert shown["front"]["generation_tokens"] == now["front"]["generation_tokens"] == 16
+    assert shown["blocks"] == now["blocks"] and not shown["settings"]
+
+
+def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="record_ui"):
+        PageRecorder(str(tmp_path))
+    recorder = PageRecorder("")
+    assert not recorder.is_open
+    recorder.add({"a": 1})
+    small = PageRecorder(str(tmp_path / "small"), max_bytes=20)
+    small.add({"a": 1})
+    small.add({"b": "x" * 20})
+    assert not small.is_open, "it is full"
+    small.add({"c": 1})
+    assert (tmp_path / "small").read_text() == '{"a":1}\n'
 
 
 def merged(value: Any, change: Any) -> Any:

@@ -109,6 +109,9 @@ class ServerSettings:
     record_trace: str = _setting(
         "", "file to which lengths and times of requests are added, no texts"
     )
+    record_ui: str = _setting(
+        "", "file for a recording of the page's engine view, of requests of all keys, no texts"
+    )
     limits: Limits = field(default_factory=Limits, metadata={"help": "bounds on requests"})
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.page_recorder import PageRecorder
 from quire.server.readings.timeline import Timeline, TimelineLog
 from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.bodies import ChatRequest, GenerationRequest
@@ -90,6 +91,7 @@ class Services:
             most and ceil(most / settings.api_server_count),
         )
         self._recorder = TraceRecorder(settings.record_trace)
+        self.page_recorder = PageRecorder("" if front else settings.record_ui)
         folder = settings.data_dir
         self.batches = (
             None
@@ -271,6 +273,7 @@ class Services:
         await self.session_pins.close()
         self.prompts.close()
         self._recorder.close()
+        self.page_recorder.close()
         self.background.close()
         self.responses.close()
         self.sessions.close()
