@@ -117,6 +117,9 @@ class ServerSettings:
         "genai",
         "attributes of traces: genai (OpenTelemetry's names), vllm (its older ones) or both",
     )
+    record_ui: str = _setting(
+        "", "file for a recording of the page's engine view, of requests of all keys, no texts"
+    )
     limits: Limits = field(default_factory=Limits, metadata={"help": "bounds on requests"})
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.page_recorder import PageRecorder
 from quire.server.readings.span_exporter import SpanExporter, collector_of
 from quire.server.readings.spans import request_spans
 from quire.server.readings.timeline import Timeline, TimelineLog
@@ -96,6 +97,7 @@ class Services:
         self._recorder = TraceRecorder(settings.record_trace)
         collector = collector_of(settings.otlp_traces_endpoint, os.environ)
         self.spans = None if collector is None else SpanExporter(collector)
+        self.page_recorder = PageRecorder("" if front else settings.record_ui)
         folder = settings.data_dir
         self.batches = (
             None
@@ -302,6 +304,7 @@ class Services:
         self._recorder.close()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)
+        self.page_recorder.close()
         self.background.close()
         self.responses.close()
         self.sessions.close()
