@@ -35,8 +35,8 @@ others is."""
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """A rank's share of the query heads. sizes: of the model. pairs_neighbours: on disk the two
-    rows of a rotated pair are adjacent."""
+    """A rank's share of the query heads. sizes: sizes of the model. pairs_neighbours: True if the
+    two rows of a rotated pair are adjacent on disk."""
 
     query: Share
     sizes: LatentSpec
@@ -64,7 +64,7 @@ class LatentHeads:
 
     @property
     def up_orders(self) -> Mapping[str, torch.Tensor]:
-        """The same of `up`."""
+        """Place on disk of each of this rank's outputs of `up`."""
         return {"": self._of_queries()}
 
     def _of_queries(self) -> torch.Tensor:
