@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -409,15 +410,6 @@ def test_what_cannot_be_kept_is_refused(make: Maker, settings: dict[str, Any], r
         make(**settings)
 
 
-def test_recurrent_states_are_refused(tmp_path: Path, disk: str) -> None:
-    write_checkpoint(next(case for case in CASES if case.name == "lfm2"), tmp_path / "model")
-    with (
-        small_engines(str(tmp_path / "model"), kv_disk=disk) as make,
-        pytest.raises(ConfigError, match="recurrent states"),
-    ):
-        make()
-
-
 def test_a_folder_that_is_a_file_is_refused(make: Maker, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be used .*Give a folder"):
@@ -462,6 +454,81 @@ def test_writes_that_hang_hold_nobody_up(make: Maker, monkeypatch: pytest.Monkey
     assert_same([ask(llm, prompt) for prompt in OTHERS[:6]], cold)
     assert llm.engine.client.stats().blocks_stored_total == 0
     event.set()
+
+
+def num_used(llm: LLM) -> int:
+    """Blocks of the device that are not free, when what has ended was taken in."""
+    llm.engine.client._core.take_moved()  # type: ignore[attr-defined]
+    return llm.engine.client.stats().num_used_blocks
+
+
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_a_disk_that_hangs_for_ever_keeps_no_blocks(
+    make: Maker, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A prompt as large as the pool is computed meanwhile, and the blocks of moves that hang have
+    other contents when the disk answers."""
+    monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.1)
+    cold, event = once(make), threading.Event()
+    with small_engines(None) as plain:
+        large = [ask(plain(num_kv_blocks=16), prompt) for prompt in OTHERS[:4]]
+    llm = make(num_kv_blocks=16)
+    hangs = waiting_for(event, getattr(files_of(llm), call))
+    monkeypatch.setattr(files_of(llm), call, hangs)
+    assert_same([ask(llm)], [cold])
+    assert_same([ask(llm, prompt) for prompt in OTHERS[:4]], large)
+    wait_for(lambda: ask(llm, OTHERS[5]) and num_used(llm) == 0, "the disk's blocks to be free")
+    assert not event.is_set()
+    event.set()
+    wait_for(lambda: is_saved(llm), "the disk to answer")
+    assert_same([ask(llm, prompt) for prompt in (PROMPT, *OTHERS[:4])], [cold, *large])
+    llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+    llm.shutdown()
+    assert_same([once(make)], [cold])
+
+
+def test_a_running_request_waits_for_blocks_that_saves_hold(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not preempted for them: they come free when the saves end, or their time is over."""
+    monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.3)
+    event = threading.Event()
+    llm = make(num_kv_blocks=16)
+    monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+    ask(llm, OTHERS[0])
+    assert num_used(llm) == 2, "no blocks wait to be saved"
+    ask(llm, OTHERS[1])
+    assert llm.engine.client.stats().preempted_total == 0
+    event.set()
+
+
+@pytest.mark.parametrize("has_new_weights", [False, True])
+def test_sleep_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, disk: str, monkeypatch: pytest.MonkeyPatch, has_new_weights: bool
+) -> None:
+    """The pool's memory is given back, and what the disk writes later is whole or is not found."""
+    monkeypatch.setattr("quire.engine.core.engine_core.SECONDS_TO_SAVE", 0.1)
+    folder, event = tmp_path / "model", threading.Event()
+    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
+    tensors = load_file(folder / "model.safetensors")
+    with small_engines(str(folder), kv_disk=disk) as make:
+        llm = make()
+        worker: Any = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
+        monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+        cold = ask(llm)
+        pool = weakref.ref(worker._assembly.memory)
+        if has_new_weights:
+            llm.update_weights(dict(tensors))
+        else:
+            llm.sleep(level=1)
+        assert pool() is None, "a move keeps the pool"
+        if not has_new_weights:
+            llm.wake_up()
+        assert_same([ask(llm)], [cold])
+        event.set()
+        llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+        llm.shutdown()
+        assert_same([once(make)], [cold])
 
 
 def test_a_load_that_costs_more_than_it_saves_is_declined(make: Maker) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "RopeSpec",
     "Routing",
     "YarnScaling",
+    "STATE_ALIGNMENT",
     "aligned_state",
 ]
 

@@ -23,7 +23,7 @@ from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
-from quire.engine.disk_tier import disk_key, open_store, weights_digest
+from quire.engine.disk_tier import disk_key, num_state_parts, open_store, weights_digest
 from quire.engine.fingerprint import fingerprint
 from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
@@ -292,6 +292,7 @@ def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> Di
                 is_writer=store.lock is not None,
                 slot_bytes=header.slot_bytes,
                 num_slots=header.num_slots,
+                num_state_parts=num_state_parts(plan.resolved),
                 lock=store.lock,
             )
         )
@@ -388,6 +389,7 @@ def _build_scheduler(
         chosen.num_state_checkpoints,
         keeps_evicted=chosen.enable_prefix_caching,
         disk=disk,
+        num_state_parts=num_state_parts(resolved),
     )
     return Scheduler(
         kv=kv,

@@ -9,10 +9,11 @@ from quire.config.checkpoint import Checkpoint
 from quire.config.kv_disk.digest import digest_files
 from quire.config.kv_disk.folder import KVFolder, OpenStore
 from quire.config.kv_disk.records import StoreHeader
+from quire.config.model_spec import STATE_ALIGNMENT
 from quire.config.resolve import Resolved
 from quire.config.shard import Shard
 
-__all__ = ["disk_key", "open_store", "weights_digest"]
+__all__ = ["disk_key", "num_state_parts", "open_store", "weights_digest"]
 
 DISK_BLOCK = 4096
 """Slots begin at multiples of it, so that files can be read past the page cache."""
@@ -33,6 +34,16 @@ def weights_digest(kv_disk: str, checkpoint: Checkpoint | None) -> bytes:
     stored = [part for tensor in tensors for part in tensor.stored]
     files = {tensor.file for tensor in (*stored, *checkpoint.cache_scales)}
     return digest_files(files, Path(kv_disk).expanduser() / "digests.json")
+
+
+def num_state_parts(resolved: Resolved) -> int:
+    """Return the number of blocks as long as a rank's recurrent state, 0 without states. A rank may
+    pad its share of each layer's state to a cache line."""
+    num_ranks, spec = resolved.settings.tensor_parallel_size, resolved.spec
+    layout = resolved.layout.of_rank(Shard(0, num_ranks))
+    num_states = len(spec.states) + len(spec.wide_states)
+    padding = num_states * STATE_ALIGNMENT if num_ranks > 1 else 0
+    return -(-(layout.state_bytes + padding) // layout.page_bytes)
 
 
 def open_store(resolved: Resolved, kv_disk: str, model: str, root: bytes) -> OpenStore:

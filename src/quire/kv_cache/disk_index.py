@@ -54,7 +54,7 @@ class DiskIndex:
         self._writing: dict[int, dict[BlockName, tuple[int, SavedBlock, int | None]]] = {}
         self._coming = Counter[BlockName]()
         self._void: set[int] = set()  # tickets of moves before everything was dropped
-        self._late: set[int] = set()
+        self._stalled: dict[int, MoveKind] = {}  # by ticket of the move that ends a stall
         self._listeners: list[Listener] = []
         self._seconds_per_block = 0.0
         self.seconds_read = self.seconds_written = 0.0
@@ -89,8 +89,8 @@ class DiskIndex:
     # --- loads ---------------------------------------------------------------------------------
 
     def num_held(self, group: int, names: Sequence[bytes]) -> int:
-        """Return the count as in `BlockSource`. 0 while loads are late: the disk hangs."""
-        if self._is_retired or self._late:
+        """Return the count as in `BlockSource`. 0 while loads stall."""
+        if self._is_retired or MoveKind.LOAD in self._stalled.values():
             return 0
         count = 0
         for name in names:
@@ -119,10 +119,10 @@ class DiskIndex:
         """A load did not seem to pay."""
         self._seconds_per_block *= RETRY
 
-    def late(self, ticket: int) -> None:
-        """A load takes longer than anybody waits. No other starts before it ends."""
-        if ticket in self._reading:
-            self._late.add(ticket)
+    def stall(self, kind: MoveKind, ticket: int) -> None:
+        """A move of this kind took longer than anybody waits. After loads, nothing starts before
+        `ticket` ends, and after saves, no save."""
+        self._stalled[ticket] = kind
 
     def touch(self, blocks: Sequence[BlockName]) -> None:
         """Note a use of blocks, also where the device had them."""
@@ -142,7 +142,7 @@ class DiskIndex:
         place among `blocks`."""
         taken: dict[int, tuple[int, SavedBlock]] = {}
         writing: dict[BlockName, tuple[int, SavedBlock, int | None]] = {}
-        if not self.takes_more or self._late:
+        if not self.takes_more or self._stalled:
             return taken
         for index, block in enumerate(blocks):
             name, parent = (block.group, block.name), (block.group, block.parent)
@@ -191,7 +191,7 @@ class DiskIndex:
                 self._seconds_per_block = each
 
     def end(self, ticket: int, lost: Collection[int]) -> None:
-        self._late.discard(ticket)
+        self._stalled.pop(ticket, None)
         for slot in self._reading.pop(ticket, ()):
             self._let_go(slot)
         written = self._writing.pop(ticket, {})
