@@ -249,6 +249,21 @@ def test_another_key_never_hits(make: Maker, disk: str, monkeypatch: pytest.Monk
     assert once(make).num_cached_tokens == HIT
 
 
+def test_another_version_or_attention_never_hits(
+    make: Maker, disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their K/V may differ in bits."""
+    cold = once(make)
+    assert once(make, attention_backend="reference").num_cached_tokens == 0
+    monkeypatch.setattr("quire.__version__", "99.0")
+    assert once(make).num_cached_tokens == 0
+    monkeypatch.undo()
+    again = once(make)
+    assert again.num_cached_tokens == HIT
+    assert_same([again], [cold])
+    assert len(files(disk, "slots")) == 3
+
+
 def test_all_files_belong_to_their_user_alone(make: Maker, disk: str) -> None:
     once(make)
     for path in (Path(disk), *Path(disk).rglob("*")):

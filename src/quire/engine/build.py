@@ -29,7 +29,7 @@ from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
 from quire.errors import ConfigError, RequestError
 from quire.executor import Executor
-from quire.executor.processes.messages import RankLaunch
+from quire.executor.processes.messages import RankLaunch, computes_with
 from quire.grammar import Grammars
 from quire.grammar.guidance import GuidanceGrammars
 from quire.grammar.vocabulary import Encode, Vocabulary
@@ -186,7 +186,7 @@ def _build_core(
         report = executor.start()
         hasher = block_hasher(plan, report)
         resolved = _allocate(executor, plan, report)
-        disk = _open_disk(executor, plan, hasher)
+        disk = _open_disk(executor, plan, hasher, report)
         costs = _recovery_costs(executor, chosen.preemption_mode)
         report = replace(report, plan=render_plan(resolved))
     except BaseException:
@@ -277,13 +277,16 @@ def block_hasher(plan: StartupPlan, report: Report) -> BlockHasher:
     return BlockHasher(plan.resolved.layout.block_size, key, root)
 
 
-def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> DiskIndex | None:
+def _open_disk(
+    executor: Executor, plan: StartupPlan, hasher: BlockHasher, report: Report
+) -> DiskIndex | None:
     """Open the files of K/V on disk, and read what they hold; None without a folder for them."""
     chosen = plan.resolved.settings
     if chosen.kv_disk is None:
         return None
     model = plan.asked.model or str(plan.folder)
-    store = open_store(plan.resolved, chosen.kv_disk, model, hasher.root())
+    root, kernels = hasher.root(), computes_with(report)
+    store = open_store(plan.resolved, chosen.kv_disk, model, root, kernels)
     header, files = store.header, store.files
     try:
         executor.control(

@@ -46,14 +46,17 @@ def num_state_parts(resolved: Resolved) -> int:
     return -(-(layout.state_bytes + padding) // layout.page_bytes)
 
 
-def open_store(resolved: Resolved, kv_disk: str, model: str, root: bytes) -> OpenStore:
-    """Open the store of an engine. root: a name that stands for everything that decides the K/V,
-    and for the key of names. ConfigError if the folder cannot be used."""
+def open_store(
+    resolved: Resolved, kv_disk: str, model: str, root: bytes, computes_with: str
+) -> OpenStore:
+    """Open the store of an engine. root: a name that stands for the model, the format of its K/V
+    and the key of names. computes_with: version and kernels, which decide the bits. ConfigError if
+    the folder cannot be used."""
     settings = resolved.settings
     num_ranks = settings.tensor_parallel_size
     layout = resolved.layout.of_rank(Shard(0, num_ranks))  # all ranks have as many bytes
     identity = hashlib.blake2b(root, digest_size=32, person=b"quire store")
-    identity.update(repr((layout.page_bytes, num_ranks)).encode())
+    identity.update(repr((layout.page_bytes, num_ranks, computes_with)).encode())
     header = StoreHeader(
         identity=identity.hexdigest(),
         model=model,

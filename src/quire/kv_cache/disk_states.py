@@ -130,8 +130,8 @@ class DiskStates:
     # --- ends ----------------------------------------------------------------------------------
 
     def end(self, ticket: int, lost: Collection[int]) -> None:
-        """Take in that a move has ended; other tickets are ignored. lost: destinations that it did not
-        fill."""
+        """Take in that a move has ended; other tickets are ignored. lost: destinations that were
+        not filled."""
         if ticket in self._saves:
             self._states.let_go(self._saves.pop(ticket))
             self._sources.end_save(ticket, lost)
