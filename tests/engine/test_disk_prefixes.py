@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from quire import LLM, LoRARequest, RequestOutput
 from quire.config.checkpoint import Checkpoint, TensorInfo
-from quire.config.kv_disk.records import HEADER_BYTES, RECORD
+from quire.config.kv_disk.records import HEADER_BYTES, RECORD, read_records
 from quire.engine.disk_tier import weights_digest
 from quire.errors import ConfigError
 from tests.engine.test_laws import assert_same, params
@@ -315,6 +315,20 @@ def test_the_limit_holds_and_what_is_used_most_stays(make: Maker, disk: str) -> 
     warm = once(make, kv_disk_bytes=limit)
     assert warm.num_cached_tokens == HIT
     assert_same([warm], [cold])
+
+
+def test_hits_outlive_the_engine(make: Maker, disk: str) -> None:
+    """Else what is used most would be as new after each restart."""
+    llm = make()
+    for _ in range(4):
+        ask(llm)
+    ask(llm, OTHERS[0])
+    llm.shutdown()
+    [header] = files(disk, "header")
+    hits = sorted(read_records(header, 1000)["hits"].tolist())
+    assert hits[-HIT // 4 :] == [3] * (HIT // 4)
+    once(make)
+    assert sorted(read_records(header, 1000)["hits"].tolist())[-HIT // 4 :] == [4] * (HIT // 4)
 
 
 def test_a_smaller_limit_cuts_the_files(make: Maker, disk: str) -> None:

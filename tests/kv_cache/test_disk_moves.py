@@ -126,6 +126,8 @@ class Machine:
         lost: list[int] = []
         if move.kind is MoveKind.CLEAR:
             self.slots.clear()
+        if move.kind is MoveKind.NOTE:
+            return lost
         rows = zip(move.blocks.tolist(), move.places.tolist(), move.names, strict=True)
         for block, slot, saved in rows:
             is_save = move.kind is MoveKind.SAVE

@@ -93,6 +93,21 @@ def test_what_is_not_there_is_lost_and_the_rest_is_not(paths: tuple[Path, Path])
     disk.close()
 
 
+def test_hits_are_noted_in_the_records_of_their_blocks(paths: tuple[Path, Path]) -> None:
+    """Payloads stay, and so does what another block has in its slot meanwhile."""
+    pages, disk = make_pages(), opened(paths)
+    assert move(disk, pages, MoveKind.SAVE, ints(0, 1), ints(0, 2), names(1, 2)) == []
+    noted = [SavedBlock(0, bytes([each]) * 16, value=4.5, hits=3) for each in (1, 9, 7)]
+    assert move(disk, pages, MoveKind.NOTE, ints(), ints(0, 2, 3), tuple(noted)) == []
+    records = read_records(paths[1], NUM_SLOTS)
+    assert (records["hits"].tolist(), records["value"].tolist()) == ([3, 0, 0], [4.5, 0.0, 0.0])
+    assert np.count_nonzero(records["seal"]) == 2
+    before = pages.clone()
+    assert move(disk, pages, MoveKind.LOAD, ints(3, 4), ints(0, 2), names(1, 2)) == []
+    assert torch.equal(pages[:, 3:5], before[:, :2])
+    disk.close()
+
+
 def test_a_reserve_of_the_file_system_stays_free(paths: tuple[Path, Path]) -> None:
     """Slots that are there may be written again; nothing grows."""
     pages, room = make_pages(), [PLENTY]

@@ -56,6 +56,7 @@ class DiskIndex:
         self._void: set[int] = set()  # tickets of moves before everything was dropped
         self._stalled: dict[int, MoveKind] = {}  # by ticket of the move that ends a stall
         self._listeners: list[Listener] = []
+        self._touched: dict[int, None] = {}  # slots, in order
         self._seconds_per_block = 0.0
         self.seconds_read = self.seconds_written = 0.0
 
@@ -129,6 +130,17 @@ class DiskIndex:
         for block in blocks:
             if (slot := self._tree.find(*block)) is not None:
                 self._tree.touch(slot)
+                if self._is_writer:
+                    self._touched[slot] = None
+
+    def take_touched(self, at_least: int) -> dict[int, SavedBlock]:
+        """Return blocks by slot that were used since the last call, with their values and hits;
+        none while they are fewer than `at_least`."""
+        if len(self._touched) < at_least or not self.takes_more:
+            return {}
+        slots, self._touched = list(self._touched), {}
+        named = ((slot, self._tree.block(slot)) for slot in slots)
+        return {slot: self.saved(slot, block) for slot, block in named if block is not None}
 
     # --- saves ---------------------------------------------------------------------------------
 
@@ -233,6 +245,7 @@ class DiskIndex:
     def wipe(self) -> None:
         """Drop all blocks."""
         self.clear()
+        self._touched.clear()
         self._tree.drop_all()
         self._tell(NoticeKind.CLEARED, None)
 

@@ -373,6 +373,7 @@ class KVManager:
             self.sources.touch(group, names[step - 1 : num_names : step])
         if self.disk_states is not None and num_names:
             self.disk_states.touch(names[num_names - 1])
+        self.sources.note_uses()
 
     def save_state(self, slot: int, name: bytes, *, in_passing: bool = False) -> None:
         """Keep the recurrent state that a slot has after the next step, which ends the block with

@@ -172,6 +172,11 @@ class SlotTree:
     def has_block(self, slot: int) -> bool:
         return self._name[slot] is not None
 
+    def block(self, slot: int) -> BlockName | None:
+        """Return what the block in a slot is called, if there is one."""
+        name = self._name[slot]
+        return None if name is None else (int(self._group[slot]), name)
+
     def worth(self, slot: int) -> tuple[float, int]:
         """Return the value and the hits of the block in a slot."""
         return float(self._value[slot]), int(self._hits[slot])

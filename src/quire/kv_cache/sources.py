@@ -25,6 +25,9 @@ BLOCKS_PER_SAVE = 8
 SAVE_SECONDS = 5.0
 """A save may hold its device blocks for so long."""
 
+USES_PER_NOTE = 64
+"""Blocks that prompts have used until their hits are written to the disk."""
+
 ELSEWHERE = -1
 """Stands for a block that a source holds and the device does not."""
 
@@ -286,6 +289,13 @@ class Sources:
         """Note a use of blocks, wherever they are."""
         if self._disk is not None:
             self._disk.touch([(group, name) for name in names])
+
+    def note_uses(self, at_least: int = USES_PER_NOTE) -> None:
+        """Write the hits of blocks that were used to the disk, if there are `at_least` so many."""
+        noted = {} if self._disk is None else self._disk.take_touched(at_least)
+        if noted:
+            ticket = next(self.ticket_numbers)
+            self.move(ticket, MoveKind.NOTE, (), list(noted), tuple(noted.values()))
 
     @property
     def takes_settled(self) -> bool:

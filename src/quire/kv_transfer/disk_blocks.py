@@ -155,6 +155,9 @@ class DiskBlocks:
         if kind is MoveKind.CLEAR:
             self._clear()
             return MoveOutcome()
+        if kind is MoveKind.NOTE:
+            self._note(running.move)
+            return MoveOutcome()
         lost = self._save(running) if kind is MoveKind.SAVE else self._load(running)
         return MoveOutcome(np.array(lost, np.int32), time.perf_counter() - started)
 
@@ -229,6 +232,24 @@ class DiskBlocks:
             free, total = self._free_bytes()
             if free - growth < total * RESERVE_SHARE:
                 raise OSError(f"{free:,} bytes are free, and {RESERVE_SHARE:.0%} are kept free")
+
+    def _note(self, move: BlockMove) -> None:
+        """Write values and hits into the records that are those of the move's names."""
+        slots: list[int] = move.places.tolist()
+        records = self._read_records(slots)
+        is_whole = (seal(records) == records["seal"]).tolist()
+        own = [
+            index
+            for index, (record, name) in enumerate(zip(records, move.names, strict=True))
+            if is_whole[index]
+            and (int(record["group"]), record["name"].tobytes()) == (name.group, name.name)
+        ]
+        records = records[own]
+        for field in ("value", "hits"):
+            records[field] = [getattr(move.names[index], field) for index in own]
+        records["seal"] = seal(records)
+        for _ in self._write_records([slots[index] for index in own], records):
+            pass
 
     # --- loads -----------------------------------------------------------------------------------
 

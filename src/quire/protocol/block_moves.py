@@ -11,10 +11,12 @@ __all__ = ["BlockMove", "MoveKind", "MoveOutcome", "SavedBlock", "checkpoint_pla
 
 
 class MoveKind(enum.Enum):
-    """CLEAR: forget all that was written."""
+    """NOTE: write values and hits of places into their records. CLEAR: forget all that was
+    written."""
 
     SAVE = "save"
     LOAD = "load"
+    NOTE = "note"
     CLEAR = "clear"
 
 

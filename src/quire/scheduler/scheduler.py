@@ -358,6 +358,10 @@ class Scheduler:
         kv = self.state.kv
         return [] if kv.has_copies_to_start else kv.sources.take_moves()
 
+    def note_uses(self) -> None:
+        """Have the disk know how often its blocks were used, before the engine ends."""
+        self.state.kv.sources.note_uses(1)
+
     def take_cancelled(self) -> list[int]:
         """Return tickets of moves to cancel, once: `moved` follows soon."""
         return self.state.kv.sources.take_cancelled()

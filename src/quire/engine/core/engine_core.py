@@ -508,13 +508,14 @@ class EngineCore:
 
     def _finish_moves(self) -> None:
         """Let what has been computed reach the disk, within `SECONDS_TO_SAVE`."""
+        self._scheduler.note_uses()
         self._start_moves()
         end = time.monotonic() + SECONDS_TO_SAVE
         while (left := end - time.monotonic()) > 0.0:
             writing = [
                 future
                 for move, future in self._moving
-                if move.kind is MoveKind.CLEAR or (move.kind is MoveKind.SAVE and move.names)
+                if move.kind is MoveKind.CLEAR or (move.kind is not MoveKind.LOAD and move.names)
             ]
             if not writing:
                 return
