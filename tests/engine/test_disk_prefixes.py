@@ -355,6 +355,33 @@ def test_a_second_engine_reads_what_the_first_writes(make: Maker) -> None:
     assert once(make, OTHERS[0]).num_cached_tokens == 0, "a reader has written"
 
 
+def test_a_reader_finds_what_is_written_later(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of several engines on one folder share what any prompt has cost."""
+    monkeypatch.setattr("quire.engine.disk_tier.LOOK_SECONDS", 0.05)
+    writer, reader = make(), make()
+    cold = ask(writer)
+    wait_for(lambda: is_saved(writer), "the saves to end")
+
+    def has_looked() -> bool:
+        ask(reader, OTHERS[0])
+        return reader.engine.client.stats().num_named_disk_blocks > 0
+
+    wait_for(has_looked, "the reader to look")
+    warm = ask(reader)
+    assert warm.num_cached_tokens == HIT
+    assert_same([warm], [cold])
+    writer.reset_prefix_cache()
+    wait_for(lambda: is_saved(writer), "the store to be cleared")
+
+    def has_none() -> bool:
+        ask(reader, OTHERS[1])
+        return reader.engine.client.stats().num_named_disk_blocks == 0
+
+    wait_for(has_none, "the reader to look again")
+    assert_same([ask(reader)], [cold])
+    reader.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+
+
 def test_new_weights_never_hit(tmp_path: Path, disk: str) -> None:
     """Neither in this engine nor in the next one, which has the old weights again."""
     folder = tmp_path / "model"

@@ -23,7 +23,7 @@ from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
-from quire.engine.disk_tier import disk_key, num_state_parts, open_store, weights_digest
+from quire.engine.disk_tier import StoreNews, disk_key, num_state_parts, open_store, weights_digest
 from quire.engine.fingerprint import fingerprint
 from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
@@ -303,7 +303,8 @@ def _open_disk(
         store.close()
         raise
     records = files.read_records(header)
-    index = DiskIndex(header.num_slots, records, is_writer=store.lock is not None)
+    news = None if store.lock is not None else StoreNews(files, header)
+    index = DiskIndex(header.num_slots, records, news=news)
     if not chosen.quiet:
         role = "" if store.lock is not None else ", which another process writes"
         say(f"{index.num_named:,} KV blocks are in {files.folder}{role}\n")

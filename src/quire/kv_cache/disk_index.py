@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,11 +42,14 @@ class DiskIndex:
     worth least goes when a slot is needed (`SlotTree`).
     """
 
-    def __init__(self, num_slots: int, records: Records, *, is_writer: bool = True) -> None:
-        """records: records of an earlier run. is_writer: False if another process writes the
-        files."""
+    def __init__(
+        self, num_slots: int, records: Records, *, news: Callable[[], SlotTree | None] | None = None
+    ) -> None:
+        """records: records of an earlier run. news: returns the blocks that another process has
+        written meanwhile, if it has; None for the process that writes the files."""
         self._tree = SlotTree(num_slots, records)
-        self._is_writer = is_writer
+        self._is_writer = news is None
+        self._news = news
         self._is_retired = False
         self._ceiling = num_slots
         self._patience = 0
@@ -102,9 +105,10 @@ class DiskIndex:
 
     def load(self, blocks: Sequence[BlockName], ticket: int) -> list[int]:
         slots = [slot for each in blocks if (slot := self._tree.find(*each)) is not None]
-        for slot in slots:
-            self._tree.hold(slot)
-        self._reading[ticket] = slots
+        if self._is_writer:  # nothing else gives slots away
+            for slot in slots:
+                self._tree.hold(slot)
+            self._reading[ticket] = slots
         return slots
 
     def saved(self, slot: int, block: BlockName) -> SavedBlock:
@@ -124,6 +128,16 @@ class DiskIndex:
         """A move of this kind took longer than anybody waits. After loads, nothing starts before
         `ticket` ends, and after saves, no save."""
         self._stalled[ticket] = kind
+
+    def look_again(self) -> None:
+        """Take in what another process has written, now and then."""
+        tree = None if self._news is None else self._news()
+        if tree is not None:
+            old, self._tree = self._tree, tree
+            for name in old.names_beyond(tree):
+                self._tell(NoticeKind.REMOVED, name)
+            for name in tree.names_beyond(old):
+                self._tell(NoticeKind.STORED, name)
 
     def touch(self, blocks: Sequence[BlockName]) -> None:
         """Note a use of blocks, also where the device had them."""

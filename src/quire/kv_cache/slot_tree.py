@@ -121,6 +121,12 @@ class SlotTree:
         """All blocks."""
         return ((group, name) for group, names in self._slot_of.items() for name in names)
 
+    def names_beyond(self, other: SlotTree) -> Iterator[BlockName]:
+        """Blocks that another tree does not have."""
+        for group, names in self._slot_of.items():
+            for name in names.keys() - other._slot_of.get(group, {}).keys():
+                yield group, name
+
     @property
     def num_free(self) -> int:
         return len(self._free)

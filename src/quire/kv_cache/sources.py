@@ -253,7 +253,10 @@ class Sources:
                 self._cancel(ticket)
 
     def expire(self, now: float) -> None:
-        """Cancel saves that were under way `SAVE_SECONDS` ago. `now`: seconds."""
+        """Cancel saves that were under way `SAVE_SECONDS` ago, and see what other processes have
+        written. `now`: seconds."""
+        if self._disk is not None:
+            self._disk.look_again()
         for ticket, (kind, count) in list(self._kinds.items()):
             is_save = kind is MoveKind.SAVE and count > 0
             if is_save and self._deadlines.setdefault(ticket, now + SAVE_SECONDS) <= now:
