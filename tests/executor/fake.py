@@ -213,6 +213,9 @@ class FakeExecutor:
     def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
         raise EngineError(f"the fake device has no disk for move {move.ticket}")
 
+    def cancel_move(self, ticket: int) -> None:
+        raise EngineError(f"a fake device has no disk for move {ticket}")
+
     def late(self, late: LateInput) -> None:
         self._late[late.step_id] = late
 

@@ -38,6 +38,7 @@ __all__ = [
     "RopeSpec",
     "Routing",
     "YarnScaling",
+    "STATE_ALIGNMENT",
     "aligned_state",
 ]
 

@@ -436,7 +436,9 @@ def _describe_disk(
     if settings.kv_disk is None:
         return ()
     refused = {
-        "the model has recurrent states, whose checkpoints stay on the device": bool(spec.states),
+        "num_state_checkpoints is 0, without which nothing is found": (
+            bool(spec.states or spec.wide_states) and settings.num_state_checkpoints == 0
+        ),
         "enable_prefix_caching is off": not settings.enable_prefix_caching,
         "the ranks that Ray places have no common disk": (
             settings.tensor_parallel_size > 1 and settings.distributed_executor_backend == "ray"

@@ -14,6 +14,7 @@ from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError
 from quire.kv_cache.block_tables import BlockTables
 from quire.kv_cache.disk_index import DiskIndex
+from quire.kv_cache.disk_states import DiskStates
 from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
@@ -67,10 +68,12 @@ class KVManager:
         keeps_evicted: bool = False,
         sources: Sequence[BlockSource] = (),
         disk: DiskIndex | None = None,
+        num_state_parts: int = 0,
     ) -> None:
         """keeps_evicted: whether host blocks that no swapped sequence needs hold evicted blocks
         under their names. sources: others that hold blocks, nearest first. disk: the farthest,
-        written as blocks are computed."""
+        written as blocks are computed. num_state_parts: number of blocks that a recurrent state
+        takes there."""
         self.layout = layout
         self.block_size = layout.block_size
         self.pool = BlockPool(num_blocks, len(layout.groups))
@@ -95,7 +98,13 @@ class KVManager:
             disk,
         )
         self.disk = disk
-        self.all_prefixes = PrefixLookup(self.sources, self.pool, self.states, layout)
+        self.disk_states: DiskStates | None = None
+        if disk is not None and self.states is not None:
+            self.disk_states = DiskStates(
+                self.states, disk, self.sources, len(layout.groups), num_state_parts
+            )
+        all_states = self.disk_states or self.states
+        self.all_prefixes = PrefixLookup(self.sources, self.pool, all_states, layout)
         self._names_per_block = [g.tokens_per_block // layout.block_size for g in layout.groups]
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
@@ -249,9 +258,17 @@ class KVManager:
         self._num_published[slot] = 0
         self._shares_tail[slot] = False
         if self.states is not None:
-            self._passing.pop(slot, None)
+            self._keep_last_state(slot)
             for _, checkpoint in self._unnamed.pop(slot, ()):
                 self.states.release(checkpoint)
+
+    def _keep_last_state(self, slot: int) -> None:
+        """Save the newest state that a slot has kept in passing, when it ends."""
+        name = self._passing.pop(slot, None)
+        if name is None or self.disk_states is None:
+            return
+        if all(each.name != name or each.block != _STATE for each in self._log):
+            self.disk_states.settled(name)  # else `settle` does so
 
     def _release_backwards(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
@@ -354,6 +371,9 @@ class KVManager:
             return
         for group, step in enumerate(self._names_per_block):
             self.sources.touch(group, names[step - 1 : num_names : step])
+        if self.disk_states is not None and num_names:
+            self.disk_states.touch(names[num_names - 1])
+        self.sources.note_uses()
 
     def save_state(self, slot: int, name: bytes, *, in_passing: bool = False) -> None:
         """Keep the recurrent state that a slot has after the next step, which ends the block with
@@ -407,6 +427,8 @@ class KVManager:
         """Forget all names of blocks and of states in memory; their owners keep the blocks."""
         self.pool.drop_cached()
         self.sources.clear()
+        if self.disk_states is not None:
+            self.disk_states.clear()
         if self.states is not None:
             self.states.forget_all()
             self._passing.clear()
@@ -434,6 +456,9 @@ class KVManager:
             first = self._log.popleft()
             if first.saved is not None:
                 settled.append((first.block, first.saved))
+            is_state = first.block == _STATE and self._passing.get(first.slot) != first.name
+            if is_state and self.disk_states is not None:
+                self.disk_states.settled(first.name)
         if settled:
             self.sources.settled(settled)
 
@@ -449,6 +474,8 @@ class KVManager:
         self.transfers.end(ticket, lost)
         self.sources.beside.end(ticket, lost)
         self.sources.end(ticket, lost)
+        if self.disk_states is not None:
+            self.disk_states.end(ticket, lost)
         self.sources.save_more()
 
     def lose_copies(self) -> list[int]:
@@ -456,6 +483,11 @@ class KVManager:
         to the device."""
         self.sources.lose_stores()
         return self.transfers.lose_all()
+
+    @property
+    def num_orphaned(self) -> int:
+        """Device blocks that only running copies and moves hold: they are free when these end."""
+        return self.transfers.num_orphaned + self.sources.beside.num_orphaned
 
     @property
     def has_copies_to_start(self) -> bool:

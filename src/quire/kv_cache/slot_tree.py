@@ -121,6 +121,12 @@ class SlotTree:
         """All blocks."""
         return ((group, name) for group, names in self._slot_of.items() for name in names)
 
+    def names_beyond(self, other: SlotTree) -> Iterator[BlockName]:
+        """Blocks that another tree does not have."""
+        for group, names in self._slot_of.items():
+            for name in names.keys() - other._slot_of.get(group, {}).keys():
+                yield group, name
+
     @property
     def num_free(self) -> int:
         return len(self._free)
@@ -171,6 +177,11 @@ class SlotTree:
 
     def has_block(self, slot: int) -> bool:
         return self._name[slot] is not None
+
+    def block(self, slot: int) -> BlockName | None:
+        """Return what the block in a slot is called, if there is one."""
+        name = self._name[slot]
+        return None if name is None else (int(self._group[slot]), name)
 
     def worth(self, slot: int) -> tuple[float, int]:
         """Return the value and the hits of the block in a slot."""

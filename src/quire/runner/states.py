@@ -27,6 +27,11 @@ class RecurrentStates:
         self._write = torch.from_numpy(rows.write_state)
         self._num_computed = torch.from_numpy(rows.num_computed)
 
+    @property
+    def checkpoints(self) -> torch.Tensor:
+        """The memory of the checkpoints, uint8 [C, state_bytes]."""
+        return self._places[self._first :]
+
     def inputs(self, slots: torch.Tensor) -> StateInputs:
         """Return what layers read of the rows in `slots` [R], in memory that stays."""
         return StateInputs(self._places, self._read, self._write, self._num_computed, slots)

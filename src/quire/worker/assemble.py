@@ -12,6 +12,7 @@ from quire.attention import KVPool
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.config.shard import NUM_PIECES
 from quire.kv_transfer.block_copies import DirectCopies
+from quire.kv_transfer.pool_memory import PoolMemory
 from quire.kv_transfer.tiers import make_tiers
 from quire.ops.exchange import NativeCollectives
 from quire.ops.native.capture import CaptureArena
@@ -132,7 +133,8 @@ def _on_host(
         drafter=drafter,
         collectives=loaded.collectives,
     )
-    return Assembly(runner, kv.pages, tiers, nullcontext)
+    memory = PoolMemory(kv.pages, None if states is None else states.checkpoints)
+    return Assembly(runner, memory, tiers, nullcontext)
 
 
 @dataclass(frozen=True, slots=True)
