@@ -432,8 +432,10 @@ class ModelSpec:
     V of layers before them, and have none. side_size: elements of a token that a forward holds from
     its beginning on, beside the residual stream. states: elements of each layer's recurrent state,
     in the model's dtype; 0 for a layer that attends. () if all layers do. wide_states: elements
-    that it has beside them in float32, () for none. mixer_size: elements of a token that a layer
-    holds at once to mix tokens, if it is more than plain attention does.
+    that it has beside them in float32, () for none. state_inputs: elements of a token, in the
+    model's dtype, from which the operations of all layers compute their states. mixer_size:
+    elements of a token that a layer holds at once to mix tokens, if it is more than plain attention
+    does.
     score_options: names of `quire.attention.ScoreOptions` for changes of scores besides scaling.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
     prefix LMs), or as far behind it as before it in layers with a window; a prompt is then computed
@@ -488,6 +490,7 @@ class ModelSpec:
     states: tuple[int, ...] = ()
     images: ImageSpec | None = None
     wide_states: tuple[int, ...] = ()
+    state_inputs: int = 0
     mixer_size: int = 0
     latent: LatentSpec | None = None
     index_top_k: int | None = None
@@ -558,6 +561,11 @@ class ModelSpec:
         """Bytes of the recurrent state of one sequence in all layers."""
         own = sum(aligned_state(elements * self.dtype_bytes) for elements in self.states)
         return own + sum(aligned_state(4 * elements) for elements in self.wide_states)
+
+    @property
+    def state_input_bytes(self) -> int:
+        """Bytes of a token from which the recurrent states of all layers are computed."""
+        return self.state_inputs * self.dtype_bytes
 
     @property
     def kv_elements(self) -> int:

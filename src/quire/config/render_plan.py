@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config.kv_layout import KV_DTYPES
-from quire.config.memory.plan import format_bytes
+from quire.config.memory.plan import FEWEST_DRAFTS, format_bytes
 from quire.config.resolve import Decision, Resolved
 from quire.config.shard import Shard
 
@@ -82,7 +82,10 @@ def _rows_of_states(plan: Resolved) -> list[tuple[str, str, str]]:
         return []
     count, settings = plan.settings.num_state_checkpoints, plan.settings
     size = format_bytes(plan.layout.of_rank(Shard(0, settings.tensor_parallel_size)).state_bytes)
-    words = f"{size} each: two of every sequence, {count:,} checkpoints of prefixes"
+    tokens = settings.max_num_seqs + FEWEST_DRAFTS
+    words = (
+        f"{size} each: two of every sequence, {count:,} checkpoints; {tokens:,} tokens of drafts"
+    )
     return [("  states", format_bytes(plan.memory.fixed.states), words)]
 
 

@@ -128,13 +128,6 @@ RULES = (
         ),
     ),
     Rule(
-        lambda case: bool(case.spec.states) and case.settings.speculative_config is not None,
-        lambda case: (
-            f"speculative_config with {case.spec.architecture}: a recurrent state cannot "
-            "go back behind a wrong draft. Leave it out."
-        ),
-    ),
-    Rule(
         lambda case: case.spec.latent is not None and case.device != "cpu",
         lambda case: (
             f"{case.spec.architecture} on {case.device}: models with latent attention run on CPUs "

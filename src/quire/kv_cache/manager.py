@@ -384,13 +384,25 @@ class KVManager:
             self._updates.save_state(slot, checkpoint)
         self._state_kept(slot, name, is_new=checkpoint is not None, in_passing=in_passing)
 
-    def save_unnamed_state(self, slot: int, num_names: int) -> None:
-        """Keep the recurrent state that a slot has after the next step, which ends its block
-        `num_names - 1`. Nobody finds it before `name_states`."""
+    def save_unnamed_state(self, slot: int, num_names: int, num_drafts: int = 0) -> None:
+        """Keep the recurrent state that a slot has in the next step after its block
+        `num_names - 1`, if it accepts the first `num_drafts` of its drafts. Nobody finds it before
+        `name_states`."""
         checkpoint = None if self.states is None else self.states.reserve()
         if checkpoint is not None:
-            self._updates.save_state(slot, checkpoint)
+            self._updates.save_state(slot, checkpoint, num_drafts)
             self._unnamed.setdefault(slot, deque()).append((num_names, checkpoint))
+
+    def drop_unnamed_states(self, slot: int, num_names: int) -> None:
+        """Forget the unnamed states behind a slot's first `num_names` whole blocks: its drafts
+        before them were not accepted."""
+        if self.states is None or slot not in self._unnamed:
+            return
+        waiting = self._unnamed[slot]
+        while waiting and waiting[-1][0] > num_names:
+            self.states.release(waiting.pop()[1])
+        if not waiting:
+            del self._unnamed[slot]
 
     @property
     def slots_with_unnamed_states(self) -> tuple[int, ...]:

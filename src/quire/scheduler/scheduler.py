@@ -349,7 +349,7 @@ class Scheduler:
         table.num_computed[slots] += tokens
         self.state.prefixes.publish(slots)
         if self.state.states is not None:
-            self.state.states.save(slots)
+            self.state.states.save(slots, drafts.slots, drafts.counts)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
         table.num_total[reached] += table.draws[reached]
         if len(drafts.slots):

@@ -65,12 +65,12 @@ def _on_host(
         [g.tokens_per_block for g in layout.groups],
         position_axes=loaded.spec.position_axes,
         token_types=loaded.spec.token_types,
-        has_states=loaded.state_bytes > 0,
+        has_states=loaded.recurrent is not None,
     )
     states = None
-    if loaded.state_bytes:
+    if loaded.recurrent is not None:
         num_checkpoints = settings.chosen.num_state_checkpoints
-        states = RecurrentStates(rows, num_checkpoints, loaded.state_bytes)
+        states = RecurrentStates(rows, num_checkpoints, loaded.recurrent)
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
     tiers = make_tiers(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(

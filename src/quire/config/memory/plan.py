@@ -15,6 +15,7 @@ from quire.config.settings import EngineSettings
 
 __all__ = [
     "EXPERT_ROWS",
+    "FEWEST_DRAFTS",
     "MAX_CAPTURED_ROWS",
     "PROMPT_LOGPROB_ROWS",
     "RUNTIME_BYTES",
@@ -48,6 +49,11 @@ so that it is a smaller part of larger steps, but at 256 it is a tenth yet
 
 EXPERT_ROWS = 256
 """Rows of one expert that a thread computes at a time: kRowsPerTask of csrc/moe/tasks.h."""
+
+FEWEST_DRAFTS = 16
+"""Drafts that a step may have whatever `max_num_seqs` is; more of them only instead of sequences,
+since memory is planned for the logits of so many, and for the tokens that a recurrent state may
+have to see again."""
 
 _BUFFER_ROUNDING = 16 * 64
 """Each of a captured step's buffers begins at a cache line."""
@@ -266,8 +272,9 @@ def table_bytes(
 
 def states_bytes(layout: KVLayout, max_num_seqs: int, num_checkpoints: int) -> int:
     """Recurrent states: two for each row, as a step reads one and writes the other, and one for
-    each checkpoint."""
-    return (2 * max_num_seqs + num_checkpoints) * layout.state_bytes
+    each checkpoint; and inputs of the tokens that rows with drafts may have to see again."""
+    states = (2 * max_num_seqs + num_checkpoints) * layout.state_bytes
+    return states + (max_num_seqs + FEWEST_DRAFTS) * layout.state_input_bytes
 
 
 def image_bytes(spec: ModelSpec, max_model_len: int, cache_bytes: int) -> int:
