@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 from quire.config.media.image_spec import ImageSpec
 from quire.errors import RequestError
 from quire.rendering.media.decode import decode_image, plain_image
 from quire.rendering.media.door import ImagePart, ImagePreparer, PreparedImage, Run
-from quire.rendering.media.sources import ImageSource, MediaAccess
+from quire.rendering.media.sources import ImageSource, MediaAccess, is_remote
 from quire.rendering.tokenizer import Tokenizer
 
 __all__ = ["ImageRenderer", "NamedImage"]
+
+
+FETCH_THREADS = 4
+"""Most images of a prompt that are fetched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,24 @@ class ImageRenderer:
                 f"the prompt has {num_images} images, but at most {self._max_images} are taken "
                 "(limit_mm_per_prompt): send fewer"
             )
+
+    def prepare_all(self, sources: Sequence[ImageSource]) -> list[NamedImage]:
+        """Prepare images, of which those behind URLs are fetched side by side. RequestError as of
+        `prepare`."""
+        if sum(is_remote(source.value) for source in sources) < 2:
+            return [self.prepare(source) for source in sources]
+        threads = ThreadPoolExecutor(FETCH_THREADS, "quire-fetch")
+        try:
+            read = [
+                threads.submit(self.access.read, source) if is_remote(source.value) else None
+                for source in sources
+            ]
+            return [
+                self.prepare(source if each is None else replace(source, value=each.result()))
+                for source, each in zip(sources, read, strict=True)
+            ]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, source: ImageSource) -> NamedImage:
         """Read, decode and cut an image. Raises RequestError with its place in the request."""
