@@ -20,7 +20,7 @@ from quire.config.hf import RawConfig
 from quire.config.media.qwen_vl import read_qwen2_5
 from quire.errors import RequestError
 from quire.rendering.media.fetch import ImageFetcher, global_addresses
-from quire.rendering.media.images import FETCH_THREADS, ImageRenderer
+from quire.rendering.media.images import FETCH_THREADS, ImageBounds, ImageRenderer
 from quire.rendering.media.sources import ImageSource, MediaAccess
 from quire.server.generation.prompts import FETCHES_TOGETHER, PromptRenderer
 from quire.server.requests.limits import Limits
@@ -277,7 +277,7 @@ def renderer_with(fetch: Together) -> ImageRenderer:
     processor = RawConfig(dict(QWEN_PROCESSOR), "processor")
     spec = read_qwen2_5(RawConfig(config, "config.json"), processor, 32)
     access = MediaAccess(10**6, 10**6, fetch=fetch)
-    return ImageRenderer(spec, None, access, 16)  # type: ignore[arg-type]
+    return ImageRenderer(spec, None, access, ImageBounds(16, 10**9, 1))  # type: ignore[arg-type]
 
 
 def sources(*names: str) -> list[ImageSource]:

@@ -249,9 +249,10 @@ def test_videos_are_refused_by_name(llm: LLM, kind: str) -> None:
 
 
 def test_the_plan_counts_the_encoder_for_the_longest_prompt(folder: Path) -> None:
-    settings = EngineSettings.from_options({"model": str(folder), **SETTINGS, "image_cache": 0})
+    memory = {"image_cache": 0, "image_memory": 1000}
+    settings = EngineSettings.from_options({"model": str(folder), **SETTINGS, **memory})
     plan = plan_startup(settings, detect_platform()).resolved
     images = plan.spec.images
     assert images is not None
-    assert plan.memory.fixed.images == images.work_elements(512) * 4
+    assert plan.memory.fixed.images == images.work_elements(512) * 4 + 1000
     assert images.work_elements(10) < images.work_elements(40) == images.work_elements(512)

@@ -3,7 +3,7 @@ of transformers, and so do rows of the encoders."""
 
 from __future__ import annotations
 
-import base64
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.image_oracle import GREEDY, inputs_of, oracle
 from tests.image_writer import (
     QWEN_IMAGE,
     QWEN_PROCESSOR,
-    as_bytes,
+    data_url,
     picture,
     write_qwen_checkpoint,
 )
@@ -80,7 +80,7 @@ def processor_of(**processor: Any) -> Any:
         Qwen2VLImageProcessorPil,
     )
 
-    return Qwen2VLImageProcessorPil(**processor)
+    return Qwen2VLImageProcessorPil(**copy.deepcopy(processor))  # it writes into dictionaries
 
 
 def spec_of(vision: dict[str, Any] | None = None, **processor: Any) -> QwenSpec:
@@ -211,10 +211,6 @@ def test_low_detail_takes_few_tokens(positions_folder: Path, tmp_path: Path) -> 
         prompt = front.renderer.render_chat(taken, images=images)
         counts.append(sum(run.tokens.length for part in prompt.parts for run in part.runs))
     assert counts == [400, 256]
-
-
-def data_url(image: Any) -> str:
-    return "data:image/png;base64," + base64.b64encode(as_bytes(image)).decode()
 
 
 @pytest.fixture(scope="module")
