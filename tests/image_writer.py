@@ -134,8 +134,8 @@ QWEN_PROCESSOR: dict[str, Any] = {
 
 
 def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
-    """Write a tiny Qwen2.5-VL, Qwen3-VL or Qwen3.5, by `model_type`. text: further values of the
-    language model."""
+    """Write a tiny Qwen2.5-VL, Qwen3-VL or Qwen3.5 (with experts too), by `model_type`. text: more
+    values of the language model."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     tokenizer = tokenizers.Tokenizer.from_file(str(bundled_model_path() / "tokenizer.json"))
@@ -187,6 +187,9 @@ def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
             },
         }
         vision |= {"num_position_embeddings": 16}
+        if kind == "qwen3_5_moe":
+            base |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+            base |= {"num_experts": 4, "num_experts_per_tok": 2}
     names = ("image_token_id", "vision_start_token_id", "vision_end_token_id", "video_token_id")
     ids = {name: tokenizer.token_to_id(QWEN_SPECIAL[i]) for i, name in enumerate(names)}
     config = AutoConfig.for_model(

@@ -64,6 +64,14 @@ def test_answers_are_those_of_generate(llm: LLM, folder: Path) -> None:
         assert tokens(*llm.generate(prompt, GREEDY, use_tqdm=False)) == wanted
 
 
+def test_qwen3_5_with_experts(tmp_path: Path) -> None:
+    folder = write_qwen_checkpoint(tmp_path / "model", "qwen3_5_moe")
+    image = picture(60, 30)
+    with LLM(str(folder), **SETTINGS) as llm:
+        (output,) = llm.generate(asked(f"Look: {QWEN_IMAGE}?", image), GREEDY, use_tqdm=False)
+    assert tokens(output) == generated(folder, list(output.prompt_token_ids), [image])
+
+
 def test_whole_is_chunked_at_every_cut(folder: Path) -> None:
     """Chunks that begin and end at each place around the image, and in it."""
     prompt = asked(f"So {QWEN_IMAGE} it", picture(40, 24))
