@@ -94,7 +94,7 @@ def _rows_of_images(plan: Resolved) -> list[tuple[str, str, str]]:
     if images is None:
         return []
     size = format_bytes(images.num_parameters * plan.spec.dtype_bytes)
-    words = f"the cache and the work on a tile; the encoder's {size} are among the weights"
+    words = f"open ones, the cache, the work on one; the encoder's {size} are among the weights"
     return [("  images", format_bytes(plan.memory.fixed.images), words)]
 
 

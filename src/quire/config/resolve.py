@@ -406,7 +406,7 @@ def _memory_of_device(
             num_host_blocks=num_host_blocks,
             num_checkpoints=num_checkpoints,
             num_threads=num_threads,
-            image_cache=settings.image_cache,
+            image_memory=settings.image_cache + settings.image_memory,
             captures=captures,
         )
     check_host_memory(num_host_blocks * layout.page_bytes, platform)

@@ -77,7 +77,8 @@ class FixedBytes:
     CPU may be a captured one, and buffers of threads for experts. tables: token ids, block tables
     and rope tables, which grow with the context. swap: blocks in host memory, 0 if the device has
     memory of its own. graphs: memory held back on a GPU for steps that are captured later. states:
-    recurrent states and their checkpoints. images: work of the image encoder, and its cache."""
+    recurrent states and their checkpoints. images: work of the image encoder, its cache, and
+    images of open requests."""
 
     weights: int
     runtime: int
@@ -277,12 +278,12 @@ def states_bytes(layout: KVLayout, max_num_seqs: int, num_checkpoints: int) -> i
     return states + (max_num_seqs + FEWEST_DRAFTS) * layout.state_input_bytes
 
 
-def image_bytes(spec: ModelSpec, max_model_len: int, cache_bytes: int) -> int:
-    """Memory for encoding one image that fits into a prompt, and of the cache of encoded images; 0
-    for a model of text."""
+def image_bytes(spec: ModelSpec, max_model_len: int, kept_bytes: int) -> int:
+    """Memory for encoding one image that fits into a prompt, and for images that are kept; 0 for a
+    model of text."""
     if spec.images is None:
         return 0
-    return spec.images.work_elements(max_model_len) * _FLOAT32_BYTES + cache_bytes
+    return spec.images.work_elements(max_model_len) * _FLOAT32_BYTES + kept_bytes
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:
