@@ -46,6 +46,7 @@ from quire.ops.pointwise.rescale_rows import OP as RESCALE_ROWS
 from quire.ops.pointwise.take_columns import OP as TAKE_COLUMNS
 from quire.ops.recurrent.gated_delta import OP as GATED_DELTA
 from quire.ops.recurrent.short_conv import OP as SHORT_CONV
+from quire.ops.recurrent.ssd import OP as SSD
 from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
 from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
 from quire.ops.rows.decode_inputs import OP as DECODE_INPUTS
@@ -101,6 +102,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             EMBEDDING,
             SHORT_CONV,
             GATED_DELTA,
+            SSD,
             DECODE_INPUTS,
             STEP_INPUTS,
             APPLY_UPDATES,
@@ -148,6 +150,7 @@ class OpSet:
     embedding: Callable[..., torch.Tensor]
     short_conv: Callable[..., torch.Tensor]
     gated_delta: Callable[..., torch.Tensor]
+    ssd: Callable[..., torch.Tensor]
     decode_inputs: Callable[..., None]
     step_inputs: Callable[..., None]
     apply_updates: Callable[..., None]
