@@ -208,7 +208,7 @@ def test_granite_4_attends_without_positions(tmp_path: Path) -> None:
 
 
 def test_granite_4_with_rope_alone_has_no_states(tmp_path: Path) -> None:
-    """As granite-4.0-micro, which is of this architecture too."""
+    """The case of granite-4.0-micro, a dense model of this architecture."""
     changes = {"layer_types": ["attention"] * 40, "position_embedding_type": "rope"}
     (tmp_path / "config.json").write_text(json.dumps({**GRANITE_4, **changes}))
     spec = read_model_spec(tmp_path)
