@@ -248,11 +248,9 @@ def _read_ssd_heads(raw: RawConfig, hidden: int, names: tuple[str, ...]) -> SSDH
     the hidden size."""
     of_heads, of_dim, of_groups, of_state, of_factor = names
     num_heads, num_groups = raw.read_size(of_heads), raw.read_size(of_groups)
-    if raw.has(INNER_SIZE):
-        inner = raw.read_size(INNER_SIZE)
-    else:
-        inner = raw.read_size(of_factor) * hidden
-    is_stated = raw.has(of_dim) and raw.as_dict()[of_dim] != "auto"
+    is_told = raw.has(INNER_SIZE)
+    inner = raw.read_size(INNER_SIZE) if is_told else raw.read_size(of_factor) * hidden
+    is_stated = not is_told and raw.has(of_dim) and raw.as_dict()[of_dim] != "auto"
     head_dim = raw.read_size(of_dim) if is_stated else inner // num_heads
     state_size = raw.read_size(of_state)
     if num_heads * head_dim != inner:
@@ -344,7 +342,6 @@ MAMBA_GGUF = GGUFNames(
         INNER_SIZE: "ssm.inner_size",
         "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
     },
-    constants={"head_dim": "auto"},
     outer={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
     blocks="backbone.layers.{}.",
 )
