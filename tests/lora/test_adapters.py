@@ -33,6 +33,11 @@ FAMILIES = {
         Case("qwen3.5", "qwen3_5_text"),
         (*LLAMA, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
     ),
+    "granite-4": (
+        Case("granite-4", "granitemoehybrid"),
+        (*LLAMA[:4], "in_proj", "out_proj", "input_linear", "output_linear"),
+    ),
+    "mamba2": (Case("mamba2", "mamba2"), ("in_proj", "out_proj")),
     "gpt2": (Case("gpt2", "gpt2"), ("c_attn", "c_proj", "c_fc")),
     "opt": (Case("opt", "opt"), ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")),
 }

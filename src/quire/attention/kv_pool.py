@@ -54,7 +54,7 @@ class KVPool:
         through the pool. Memory is used from the first write on, then 2 MiB at once and not the
         written block alone; the memory plan counts the whole pool anyway.
         """
-        shape = (layout.num_segments, num_blocks, layout.segment_bytes)
+        shape = (layout.num_segments, num_blocks, layout.segment_bytes)  # empty without K/V
         if device.type == "cpu":
             size = math.prod(shape)
             pages = map_huge_pages(size)[:size].view(shape)

@@ -177,7 +177,10 @@ def select_backends(
     preferred: str | None = None,
 ) -> GroupBackends:
     """Call `select_backend` for each layer group; groups that need the same share a backend.
-    layers: layers of each group, for the sentence. A forced backend has to serve all groups."""
+    layers: layers of each group, for the sentence. A forced backend has to serve all groups that
+    have layers."""
+    if not any(layers):
+        return GroupBackends((ReferenceAttention(),) * len(needs), "attention: none")
     choices = {
         each: select_backend(platform, each, forced, team, preferred=preferred)
         for each in dict.fromkeys(needs)

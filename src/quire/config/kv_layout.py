@@ -86,6 +86,8 @@ class KVFormat:
 
     def of_rank(self, shard: Shard) -> KVFormat:
         """The format of the kv heads that a rank has. Raises ConfigError as `Shard.kv_heads`."""
+        if not self.num_kv_heads:
+            return self
         return replace(self, num_kv_heads=shard.kv_heads(self.num_kv_heads).count)
 
 
@@ -236,19 +238,25 @@ class KVLayout:
         return sum(group.most_blocks(num_tokens, max_step_tokens) for group in self.groups)
 
 
+NO_KV = LayerKV(KVFormat(num_kv_heads=0, key_dim=0, value_dim=0, dtype_bytes=0))
+
+
 def group_layers(layers: Sequence[LayerKV | None], block_size: int) -> tuple[KVGroup, ...]:
     """Partition layers by kind, window and format into groups of at most the smallest kind's size.
 
     layers: None for those without K/V.
     A kind with more layers than the smallest kind is split, so that little of a page is padding.
     The group with the largest tokens has `block_size` of them in a block; the others have as many
-    times that as fit its segments.
+    times that as fit its segments. If no layer has K/V, one group without layers has blocks of no
+    bytes, whose names are those of prefixes.
     """
     kinds: dict[LayerKV, list[int]] = {}
     for layer, kv in enumerate(layers):
         if kv is None:
             continue
         kinds.setdefault(kv, []).append(layer)
+    if not kinds:
+        return (KVGroup((), NO_KV, block_size),)
     size = min(len(members) for members in kinds.values())
     largest = max(kv.format.token_bytes for kv in kinds)
     groups = [
