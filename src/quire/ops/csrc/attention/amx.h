@@ -162,6 +162,7 @@ class LanePiece {
  private:
   static constexpr int kMostBlocks = 64;
   static constexpr int kStreamedBlocks = 4;
+  static constexpr int kMostPackedDims = 256, kPackedDims = 64;
   static constexpr bool kIsBf16 = std::is_same_v<E, bf16>;
 
   // Returns whether tiles can be loaded from the pages.
@@ -172,6 +173,9 @@ class LanePiece {
     const int64_t width = std::max(b.head_dim, b.value_dim);
     return reads_pages(b) ? 0 : kKeyBlock * b.num_kv_heads * width;
   }
+
+  // Returns the dims of V that are packed at a time.
+  int packed_dims() const { return b_.value_dim > kMostPackedDims ? kPackedDims : b_.value_dim; }
 
   // Returns whether the few rows that share a wide plane wait for memory rather than arithmetic.
   bool streams() const { return b_.head_dim != b_.value_dim && lanes_.blocks() <= kStreamedBlocks; }
@@ -310,15 +314,15 @@ class LanePiece {
     }
   }
 
-  void pair_values(const KeyTiles<bf16>& tiles, int pair, int head, uint64_t broken, bf16* out,
-                   Lines* ahead, int lines) {
+  // Packs `dims` of V of a pair of tiles, from element `at` of each token on.
+  void pair_values(const KeyTiles<bf16>& tiles, int pair, int64_t at, int dims, uint64_t broken,
+                   bf16* out, Lines* ahead, int lines) {
     const uint64_t usable = bits_between(tiles.from, tiles.to) & ~broken;
-    const int64_t at = int64_t{head} * b_.value_dim;
     const int low = 2 * pair, high = low + 1;
     const bool any = high < tiles.end_tile(), some = low >= tiles.first_tile();
     pair_tokens(some ? tiles.v[low] + at : nullptr, any ? tiles.v[high] + at : nullptr,
-                tiles.stride, static_cast<uint32_t>(usable >> (pair * kPairTokens)), b_.value_dim,
-                out, ahead, lines);
+                tiles.stride, static_cast<uint32_t>(usable >> (pair * kPairTokens)), dims, out,
+                ahead, lines);
   }
 
   // Copies K of one head to adjacent rows: tokens some KiB apart map to few sets of the first-level
@@ -392,12 +396,24 @@ class LanePiece {
       return static_cast<int>(bytes / 64 * part / 16 / turns + 1);
     };
     const int64_t blocks = lanes_.blocks();
-    return {share(4, kKeyBlock / 2), share(4, b_.head_dim / kTileDims * kKeyTiles * blocks),
+    const int64_t packs = kKeyBlock / 2 * ((b_.value_dim + packed_dims() - 1) / packed_dims());
+    return {share(4, packs), share(4, b_.head_dim / kTileDims * kKeyTiles * blocks),
             share(2, 8 * blocks), share(6, b_.value_dim / kLanes * blocks)};
   }
 
+  // Returns the part of a key block that a block of lanes sees.
+  KeyTiles<bf16> own_tiles(const KeyTiles<bf16>& tiles, int block) const {
+    const int row = block * kBlockLanes, last = std::min(row + kBlockLanes, tile_.rows) - 1;
+    KeyTiles<bf16> own = tiles;
+    own.from = static_cast<int>(std::max<int64_t>(tiles.from, tile_.low(row) - tiles.block));
+    const int64_t end = tile_.last_key(last) + 1 - tiles.block;
+    own.to = static_cast<int>(std::min<int64_t>(tiles.to, end));
+    return own;
+  }
+
   // Attends one key block for many rows of one head, which is bound by arithmetic, or for the rows
-  // of few tokens that share a wide plane.
+  // of few tokens that share a wide plane. V is packed kPackedDims at a time, which the first-level
+  // cache keeps until all rows have used them.
   void attend_wide(const KeyTiles<bf16>& tiles, const KeyTiles<E>* next, bool careful) {
     Lines ahead;
     const Pace lines = pace();
@@ -406,43 +422,76 @@ class LanePiece {
       expect_values(*next, i, ahead);
     }
     const uint64_t broken = careful ? broken_tokens(tiles, 0) : 0;
-    const int64_t pair_elements = int64_t{kPairTokens} * b_.value_dim;
-    for (int pair = tiles.first_pair(); pair < tiles.end_pair(); ++pair)
-      pair_values(tiles, pair, 0, broken, values_ + pair * pair_elements, &ahead, lines.pack);
-    const bool adjacent = tiles.stride == b_.head_dim;
+    const int dims = packed_dims();
+    const bool adjacent = tiles.stride == b_.head_dim, whole = dims == b_.value_dim;
+    if (whole) pack(tiles, broken, 0, dims, &ahead, lines.pack);
     if (!adjacent) copy_keys(tiles);
     const int blocks = lanes_.blocks();
     for (int block = 0; block < blocks; ++block) {
-      const int row = block * kBlockLanes, last = std::min(row + kBlockLanes, tile_.rows) - 1;
-      KeyTiles<bf16> own = tiles;
-      own.from = static_cast<int>(std::max<int64_t>(tiles.from, tile_.low(row) - tiles.block));
-      const int64_t end = tile_.last_key(last) + 1 - tiles.block;
-      own.to = static_cast<int>(std::min<int64_t>(tiles.to, end));
+      const KeyTiles<bf16> own = own_tiles(tiles, block);
       if (own.from >= own.to) continue;
       if (next != nullptr && !streams()) fetch_part(*next, block, blocks);
-      ScoreTile scored[kKeyTiles];
-      int count = 0;
-      for (int i = own.first_tile(); i < own.end_tile(); ++i)
-        scored[count++] = {adjacent ? own.k[i] : copy_ + i * kTileTokens * b_.head_dim,
-                           queries(block),
-                           scores_ + row * kKeyBlock + i * kTileTokens * kLanes};
-      score_some<true>(scored, count, b_.head_dim, kBlockLanes, b_.head_dim / kTileDims, &ahead,
-                       lines.score);
+      score_block(own, block, adjacent, &ahead, lines.score);
       soften(own, block, &ahead, lines.soften);
-      const int first = own.first_pair();
-      const bf16* weights = weights_ + row * kKeyBlock + first * kTileElements;
-      const bf16* values = values_ + first * pair_elements;
-      if (own.end_pair() - first == 2) {
-        weigh_tiles<2>(weights, values, b_.value_dim, acc(row), !seen_[block], &ahead,
-                       lines.weigh);
-      } else {
-        weigh_tiles<1>(weights, values, b_.value_dim, acc(row), !seen_[block], &ahead,
-                       lines.weigh);
+      if (whole) weigh_block(own, block, 0, dims, &ahead, lines.weigh);
+    }
+    for (int d = 0; !whole && d < b_.value_dim; d += dims) {
+      const int left = std::min(dims, b_.value_dim - d);
+      if (streams()) fetch_outputs(d, left);
+      pack(tiles, broken, d, left, &ahead, lines.pack);
+      for (int block = 0; block < blocks; ++block) {
+        const KeyTiles<bf16> own = own_tiles(tiles, block);
+        if (own.from < own.to) weigh_block(own, block, d, left, &ahead, lines.weigh);
       }
-      seen_[block] = true;
+    }
+    for (int block = 0; block < blocks; ++block) {
+      const KeyTiles<bf16> own = own_tiles(tiles, block);
+      if (own.from < own.to) seen_[block] = true;
       break_lanes(tiles, block, broken);
     }
     ahead.fetch(1 << 20);
+  }
+
+  // Prefetches dims of all outputs into the first-level cache, which K has filled.
+  void fetch_outputs(int d, int dims) const {
+    for (int state = 0; state < lanes_.blocks() * kBlockLanes; ++state)
+      for (int i = 0; i < dims; i += kLanes)
+        _mm_prefetch(reinterpret_cast<const char*>(acc(state) + d + i), _MM_HINT_T0);
+  }
+
+  // Packs dims of V for all pairs of tokens.
+  void pack(const KeyTiles<bf16>& tiles, uint64_t broken, int d, int dims, Lines* ahead,
+            int lines) {
+    for (int pair = tiles.first_pair(); pair < tiles.end_pair(); ++pair)
+      pair_values(tiles, pair, d, dims, broken, values_ + pair * int64_t{kPairTokens} * dims,
+                  ahead, lines);
+  }
+
+  // Scores the keys of one block of lanes.
+  void score_block(const KeyTiles<bf16>& own, int block, bool adjacent, Lines* ahead, int lines) {
+    ScoreTile scored[kKeyTiles];
+    int count = 0;
+    for (int i = own.first_tile(); i < own.end_tile(); ++i)
+      scored[count++] = {adjacent ? own.k[i] : copy_ + i * kTileTokens * b_.head_dim,
+                         queries(block),
+                         scores_ + block * kBlockLanes * kKeyBlock + i * kTileTokens * kLanes};
+    score_some<true>(scored, count, b_.head_dim, kBlockLanes, b_.head_dim / kTileDims, ahead,
+                     lines);
+  }
+
+  // Adds packed dims of V to the outputs of one block of lanes.
+  void weigh_block(const KeyTiles<bf16>& own, int block, int d, int dims, Lines* ahead,
+                   int lines) {
+    const int row = block * kBlockLanes, first = own.first_pair();
+    const bf16* weights = weights_ + row * kKeyBlock + first * kTileElements;
+    const bf16* values = values_ + first * int64_t{kPairTokens} * dims;
+    const bool fresh = !seen_[block];
+    float* const to = acc(row) + d;
+    if (own.end_pair() - first == 2) {
+      weigh_tiles<2>(weights, values, dims, to, b_.value_dim, fresh, ahead, lines);
+    } else {
+      weigh_tiles<1>(weights, values, dims, to, b_.value_dim, fresh, ahead, lines);
+    }
   }
 
   // Prefetches one of `parts` shares of the next key block.
@@ -493,12 +542,14 @@ class LanePiece {
     for (int pair = tiles.first_pair(); pair < tiles.end_pair(); ++pair) {
       for (int head = 0; head < heads; ++head) {
         if (careful) broken = broken_tokens(tiles, head);
-        pair_values(tiles, pair, head, broken, values_, &ahead, pack_lines);
+        pair_values(tiles, pair, int64_t{head} * b_.value_dim, b_.value_dim, broken, values_,
+                    &ahead, pack_lines);
         for (int part = 0; part < lanes_.parts; ++part) {
           const int unit = head * lanes_.parts + part, lane = lanes_.lane(unit);
           const bf16* weights = weights_ + lane / kBlockLanes * kBlockLanes * kKeyBlock +
                                 pair * kTileElements + lane % kBlockLanes * kTileDims;
-          weigh_tiles<1>(weights, values_, b_.value_dim, acc(lane), false, &ahead, weigh_lines);
+          weigh_tiles<1>(weights, values_, b_.value_dim, acc(lane), b_.value_dim, false, &ahead,
+                         weigh_lines);
           break_lanes(tiles, unit, broken);
         }
       }

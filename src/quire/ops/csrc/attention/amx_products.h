@@ -242,19 +242,20 @@ QUIRE_INLINE void weigh_dims(const bf16* values, int64_t step_elements, float* a
   }
 }
 
+// `dims` of acc and of values, which have no others; rows of acc are `width` apart.
 template <int kSteps>
-inline void weigh_tiles(const bf16* weights, const bf16* values, int value_dim, float* acc,
-                        bool fresh, Lines* ahead, int lines) {
+inline void weigh_tiles(const bf16* weights, const bf16* values, int dims, float* acc,
+                        int64_t width, bool fresh, Lines* ahead, int lines) {
   order_memory();
   _tile_loadd(4, weights, kTileBytes);
   if constexpr (kSteps > 1) _tile_loadd(5, weights + kTileElements, kTileBytes);
-  const int64_t step_elements = int64_t{kPairTokens} * value_dim;
+  const int64_t step_elements = int64_t{kPairTokens} * dims;
   int d = 0;
-  for (; d + 4 * kLanes <= value_dim; d += 4 * kLanes)
-    weigh_dims<kSteps, 2>(values + d * kPairTokens, step_elements, acc + d, value_dim, fresh, ahead,
+  for (; d + 4 * kLanes <= dims; d += 4 * kLanes)
+    weigh_dims<kSteps, 2>(values + d * kPairTokens, step_elements, acc + d, width, fresh, ahead,
                           lines);
-  if (d < value_dim)
-    weigh_dims<kSteps, 1>(values + d * kPairTokens, step_elements, acc + d, value_dim, fresh, ahead,
+  if (d < dims)
+    weigh_dims<kSteps, 1>(values + d * kPairTokens, step_elements, acc + d, width, fresh, ahead,
                           lines);
   order_memory();
 }
