@@ -69,6 +69,11 @@ class KVFormat:
         """K and V of one width. kv_dtype: a name in KV_DTYPES."""
         return cls(num_kv_heads, head_dim, head_dim, *KV_DTYPES[kv_dtype])
 
+    @classmethod
+    def latent(cls, width: int, rank: int, kv_dtype: str) -> KVFormat:
+        """One plane for all heads, whose first `rank` elements are the value."""
+        return cls(1, width, rank, *KV_DTYPES[kv_dtype], num_planes=1)
+
     @property
     def num_scales(self) -> int:
         """Scales of one token in one plane, if it has some: one for each head. A plane of K and V
@@ -178,6 +183,9 @@ class KVLayout:
     def of_model(cls, spec: ModelSpec, block_size: int, kv_dtype: str) -> KVLayout:
         """Layout of a model's cache. kv_dtype: a name in KV_DTYPES."""
         layers: list[LayerKV | None] = [None] * spec.num_layers
+        if (latent := spec.latent) is not None:
+            kv = LayerKV(KVFormat.latent(latent.width, latent.rank, kv_dtype), "latent")
+            return cls(group_layers([kv] * spec.num_layers, block_size), block_size)
         for layer, shape in zip(spec.kv_layers, spec.own_kv_shapes, strict=True):
             kv_format = KVFormat.plain(*shape, kv_dtype)
             layers[layer] = LayerKV.with_window(spec.windows[layer], kv_format)

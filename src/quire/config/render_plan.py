@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.config.kv_layout import KV_DTYPES
 from quire.config.memory.plan import format_bytes
 from quire.config.resolve import Decision, Resolved
 from quire.config.shard import Shard
@@ -55,7 +56,8 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
         (
             "  KV cache",
             format_bytes(memory.kv_cache),
-            f"{memory.capacity_tokens:,} tokens of {format_bytes(memory.kv_per_token)}, {taken}",
+            f"{memory.capacity_tokens:,} tokens of {format_bytes(memory.kv_per_token)}"
+            f"{_expanded_words(plan)}, {taken}",
         ),
         ("  total", format_bytes(memory.total), _budget_words(plan)),
         (
@@ -64,6 +66,15 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
             f"sequences of {settings.max_model_len:,} tokens at once",
         ),
     ]
+
+
+def _expanded_words(plan: Resolved) -> str:
+    """Say what a token of latent attention would take without it."""
+    elements = plan.spec.expanded_kv_elements
+    if elements is None:
+        return ""
+    each, _ = KV_DTYPES[plan.settings.kv_cache_dtype]
+    return f" (keys and values of all heads: {format_bytes(elements * each)})"
 
 
 def _rows_of_states(plan: Resolved) -> list[tuple[str, str, str]]:

@@ -15,7 +15,10 @@ from quire.ops.attention.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.kv.copy_blocks import OP as COPY_BLOCKS
 from quire.ops.kv.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
 from quire.ops.kv.swap_blocks import OP as SWAP_BLOCKS
+from quire.ops.kv.write_latent import OP as WRITE_LATENT
 from quire.ops.linear.blocks import OP as LINEAR_BLOCKS
+from quire.ops.linear.by_head import OP as LINEAR_BY_HEAD
+from quire.ops.linear.by_head import HeadMatrices
 from quire.ops.linear.embedding import OP as EMBEDDING
 from quire.ops.linear.int4 import OP as LINEAR_INT4
 from quire.ops.linear.int8 import OP as LINEAR_INT8
@@ -86,10 +89,12 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             RESCALE_ROWS,
             TAKE_COLUMNS,
             ROPE_AND_WRITE_KV,
+            WRITE_LATENT,
             ACTIVATION,
             ACTIVATION_AND_MUL,
             ACTIVATION_TIMES,
             LINEAR,
+            LINEAR_BY_HEAD,
             LINEAR_INT8,
             LINEAR_INT4,
             LOW_RANK,
@@ -133,10 +138,12 @@ class OpSet:
     rescale_rows: Callable[..., torch.Tensor]
     take_columns: Callable[..., torch.Tensor]
     rope_and_write_kv: Callable[..., None]
+    write_latent: Callable[..., None]
     activation: Callable[..., torch.Tensor]
     activation_and_mul: Callable[..., torch.Tensor]
     activation_times: Callable[..., torch.Tensor]
     linear: Callable[..., PackedMatrix]
+    linear_by_head: Callable[[torch.Tensor], HeadMatrices]
     linear_int8: Callable[..., PackedMatrix]
     linear_int4: Callable[..., PackedMatrix]
     low_rank: Callable[..., None]
