@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, ConfigError, RequestOutput, SamplingParams
+from quire.attention import AttentionNeeds, select_backend
+from quire.platform import detect_platform
 from tests.models.families import Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
 
@@ -51,6 +53,12 @@ def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def attention_by_kernels() -> bool:
+    """Return whether no sum of attention depends on the step. Torch's do."""
+    needs = AttentionNeeds(torch.float32, torch.float32, 24 + 8, 4, 1, value_dim=24)
+    return select_backend(detect_platform(), needs).backend.name != "reference"
+
+
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[int]]:
     """Greedy tokens by `transformers`, each by a forward over all tokens before it."""
@@ -80,10 +88,11 @@ def test_chunks_and_preemption_change_no_bit(make: Maker) -> None:
     prompts = [prompt_of(length, seed) for seed, length in enumerate((300, 33, 170, 51))]
     sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=0)
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    exact = attention_by_kernels()
 
     def answers(llm: LLM) -> list[Any]:
         outputs = llm.generate(asked, sampling, use_tqdm=False)
-        return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
+        return [(each.outputs[0].token_ids, exact and each.outputs[0].logprobs) for each in outputs]
 
     expected = answers(make(max_num_batched_tokens=2048))
     for tokens in (7, 100, 170, 171):

@@ -30,10 +30,11 @@ class CpuHeadMatrices:
         heads, outputs, inputs = self._shape = weight.shape
         size = packed_columns(outputs, None) * (inputs + inputs % 2)
         packed = arena.zeros(heads * size * weight.element_size()).view(weight.dtype)
+        weight = weight.contiguous()
         for head, matrix in enumerate(weight):
             library.call(
                 "linear_pack",
-                matrix.contiguous().data_ptr(),
+                matrix.data_ptr(),
                 packed[head * size :].data_ptr(),
                 outputs,
                 inputs,
