@@ -40,6 +40,7 @@ done
 $python -m benchmarks.kernels.quantization_formats_cpu --output $results/quantization_formats_cpu.json
 $python -m benchmarks.quality.quantization_quality --output $results/quantization_quality.json
 $python -m benchmarks.quality.kv_cache_quality --max-bytes 2000 --output $results/kv_cache_quality.json
+$python -m benchmarks.quality.latent_cache_quality --output $results/latent_cache_quality.json
 peers=()
 if [[ -n "${PEERS:-}" ]]; then
   if [[ ! -x "$PEERS/bin/python" ]]; then
