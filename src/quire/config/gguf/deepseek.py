@@ -48,8 +48,8 @@ def latent_settings(
     header: GGUFHeader, name: str, read: Callable[[str], Any], scaling: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Sizes of latent attention. Files that state sizes of heads beside those of the cache have the
-    matrices to keys and values apart. read: see `deepseek_experts`. scaling: scaling of positions; in
-    YaRN cos and sin have no factor here, since its two weights are equal in published models."""
+    matrices to keys and values apart. read: see `deepseek_experts`. scaling: scaling of positions;
+    in YaRN cos and sin have no factor, since its two weights are equal in published models."""
     rotary, split = read("rope.dimension_count"), read("attention.key_length_mla") is not None
     query, value = (read(f"attention.{part}_length{'_mla' * split}") for part in ("key", "value"))
     found: dict[str, Any] = {
