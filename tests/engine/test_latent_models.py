@@ -76,8 +76,11 @@ def expected(folder: Path) -> list[list[int]]:
     return found
 
 
-def test_greedy_tokens_are_those_of_transformers(make: Maker, expected: list[list[int]]) -> None:
-    llm = make()
+@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["captured", "eager"])
+def test_greedy_tokens_are_those_of_transformers(
+    make: Maker, expected: list[list[int]], settings: dict[str, Any]
+) -> None:
+    llm = make(**settings)
     prompts = [prompt_of(length) for length in LENGTHS]
     assert tokens_of(generate(llm, prompts)) == expected, "in one batch"
     assert tokens_of([generate(llm, [prompt])[0] for prompt in prompts]) == expected, "alone"
