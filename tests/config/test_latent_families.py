@@ -179,7 +179,7 @@ def test_an_index_limits_the_context(tmp_path: Path, architecture: str, kind: st
         ({"mlp_bias": True}, "mlp_bias=True is not supported"),
         ({"q_lora_rank": 0}, "q_lora_rank=0 must be at least 1"),
         ({"n_group": 7}, "n_group=7"),
-        ({"mlp_layer_types": ["dense"]}, "for each of 61 layers"),
+        ({"mlp_layer_types": ["dense"]}, "for each of num_hidden_layers=61 layers"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
