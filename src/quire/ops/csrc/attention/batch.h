@@ -26,7 +26,7 @@ struct Batch {
   const int32_t* seq_lens;
   const int32_t* last_key;  // last key that each query sees, or null
   int num_rows, num_heads, num_kv_heads;
-  int head_dim, value_dim;  // of K and of V
+  int head_dim, value_dim;  // widths of K and V
   int width, value_width;   // both rounded up to whole vectors
   int group;
   bool two_scales;  // int8, V is the first part of K: a scale for the dims of V, one for the others

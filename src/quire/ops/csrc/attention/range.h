@@ -85,12 +85,12 @@ struct Tile {
   int kv_heads;            // adjacent; they take every key block in turn
   int rows;                // num_tokens · group: query rows of one kv head
   int group;
-  int head_dim, value_dim;  // of K and of V
+  int head_dim, value_dim;  // widths of K and V
   int width, value_width;   // both rounded up to whole vectors
   int64_t window;           // 0: none
   bool integers;            // scores and outputs by exact integer products
   bool one_plane;           // V is the first part of K
-  bool two_scales;          // of K, see Batch
+  bool two_scales;          // see Batch
   Bend bend;       // starts at the first query head of the tile
 
   int depth() const { return integer_depth(head_dim); }
