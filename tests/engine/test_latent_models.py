@@ -11,6 +11,7 @@ import torch
 
 from quire import LLM, BeamSearchParams, ConfigError, RequestOutput, SamplingParams
 from quire.attention import AttentionNeeds, select_backend
+from quire.config.render_plan import render_plan
 from quire.platform import detect_platform
 from tests.models.families import Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
@@ -174,6 +175,7 @@ def test_a_token_takes_one_vector_in_each_layer(make: Maker) -> None:
     resolved = make().engine.resolved
     assert resolved.memory.kv_per_token == 3 * (24 + 8) * 4
     assert resolved.spec.expanded_kv_elements == 3 * 4 * (12 + 8 + 10)
+    assert "tokens of 384 B (keys and values of all heads: 1.41 KiB)" in render_plan(resolved)
 
 
 def test_vectors_in_float8_are_refused(folder: Path) -> None:
