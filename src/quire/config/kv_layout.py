@@ -37,7 +37,7 @@ KV_DTYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
         "float8_e5m2": (1, 0),
     }
 )
-"""Bytes of an element, and of the scale that each head of a token has beside its elements."""
+"""Bytes of an element, and of a scale beside the elements (`KVFormat.num_scales`)."""
 
 FP8_DTYPES: Mapping[str, str] = MappingProxyType(
     {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
@@ -75,6 +75,12 @@ class KVFormat:
         return cls(1, width, rank, *KV_DTYPES[kv_dtype], num_planes=1)
 
     @property
+    def num_scales(self) -> int:
+        """Scales of one token in one plane, if it has some: one for each head. A plane of K and V
+        has two for each, of the elements of V and of the others, which differ in size."""
+        return self.num_kv_heads * (2 if self.num_planes == 1 else 1)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token in one plane. Planes are equally wide. Scales follow the elements,
         aligned."""
@@ -82,7 +88,7 @@ class KVFormat:
         if not self.scale_bytes:
             return elements
         aligned = -(-elements // self.scale_bytes) * self.scale_bytes
-        return aligned + self.num_kv_heads * self.scale_bytes
+        return aligned + self.num_scales * self.scale_bytes
 
     def of_rank(self, shard: Shard) -> KVFormat:
         """The format of the kv heads that a rank has. Raises ConfigError as `Shard.kv_heads`."""

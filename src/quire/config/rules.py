@@ -148,12 +148,11 @@ RULES = (
     Rule(
         lambda case: (
             case.spec.latent is not None
-            and case.settings.kv_cache_dtype != "auto"
-            and case.settings.kv_cache_dtype not in DTYPE_BYTES
+            and case.settings.kv_cache_dtype not in ("auto", "int8", *DTYPE_BYTES)
         ),
         lambda case: (
             f"kv_cache_dtype={case.settings.kv_cache_dtype!r} with {case.spec.architecture}: "
-            "vectors of latent attention are not kept in 8 bits. Leave it out."
+            "vectors of latent attention are not kept in float8. Give 'int8', or leave it out."
         ),
     ),
     Rule(

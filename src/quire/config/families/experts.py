@@ -234,7 +234,7 @@ def _deepseek_layers(raw: RawConfig, num_layers: int) -> tuple[bool, ...]:
     if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
         raise ConfigError(
             f"{raw.source}: mlp_layer_types={list(kinds)} must be 'dense' or 'sparse' for each of "
-            f"{num_layers} layers"
+            f"num_hidden_layers={num_layers} layers"
         )
     return tuple(kind == "sparse" for kind in kinds)
 
@@ -334,7 +334,8 @@ def _check_groups(raw: RawConfig, routing: Routing) -> None:
         or not routing.top_k <= size * routing.top_groups <= routing.num_experts
     ):
         raise ConfigError(
-            f"{raw.source}: {routing.top_k} of {routing.num_experts} experts cannot be chosen from "
+            f"{raw.source}: num_experts_per_tok={routing.top_k} of "
+            f"n_routed_experts={routing.num_experts} cannot be chosen from "
             f"topk_group={routing.top_groups} of n_group={routing.num_groups} groups"
         )
 
