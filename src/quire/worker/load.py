@@ -21,7 +21,7 @@ from quire.layers import GivenEmbeddings, LayerFactory, LogitParts, StateTaps, T
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
 from quire.layers.recurrent import RecurrentLayers
 from quire.models import CausalLM, Classifies, load_model, load_tower
-from quire.models.siglip import SiglipTower
+from quire.models.towers import ImageTower
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
 from quire.ops.exchange import join_region
@@ -67,7 +67,7 @@ class LoadedModel:
     collectives: Collectives = ALONE
     parts: LogitParts = field(default_factory=LogitParts)
     recurrent: RecurrentLayers | None = None
-    tower: SiglipTower | None = None
+    tower: ImageTower | None = None
 
     @property
     def whole_prompts(self) -> bool:
@@ -218,7 +218,7 @@ def load(
 
 def _load_tower(
     settings: WorkerSettings, spec: ModelSpec, kv_dtype: torch.dtype, device: torch.device
-) -> SiglipTower | None:
+) -> ImageTower | None:
     """Load the encoder of images, with threads of its own, so that steps go on beside it."""
     chosen = settings.chosen
     if spec.images is None:
