@@ -33,8 +33,8 @@ DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 Prompt = list[int]
 
 NAMES = (
-    "mistral-window", "qwen2-mixed", "opt", "qwen2-moe-mixed", "lfm2", "qwen3.5", "granite-4", "mamba2",
-    "deepseek-v3",
+    "mistral-window", "qwen2-mixed", "opt", "qwen2-moe-mixed", "lfm2", "qwen3.5", "granite-4",
+    "mamba2", "deepseek-v3",
 )  # fmt: skip
 WITH_STATES = ("lfm2", "qwen3.5", "granite-4", "mamba2")
 """Models whose states live on the host."""
