@@ -75,8 +75,8 @@ class KVPool:
         """The same pool, whose K and V are divided by these numbers of their layer."""
         layers = dict(self.layers)
         for layer, (k_scale, v_scale) in scales.items():
-            cache = layers[layer]
-            if (k_scale, v_scale) != (1.0, 1.0):
+            if (k_scale, v_scale) != (1.0, 1.0):  # layers without K/V have no other
+                cache = layers[layer]
                 layers[layer] = replace(
                     cache,
                     k_scale=_one_scale(cache.k, k_scale),
