@@ -121,6 +121,21 @@ class SlotTree:
         """All blocks."""
         return ((group, name) for group, names in self._slot_of.items() for name in names)
 
+    def with_parents(self) -> Iterator[tuple[BlockName, bytes | None]]:
+        """All blocks, each after its parent, and the name of the parent; None without one."""
+        done: set[int] = set()
+        for group, slot_of in self._slot_of.items():
+            for each in slot_of.values():
+                slot, line = each, list[int]()
+                while slot != NONE and slot not in done:
+                    done.add(slot)
+                    line.append(slot)
+                    slot = int(self._parent[slot])
+                for slot in reversed(line):
+                    name, above = self._name[slot], int(self._parent[slot])
+                    assert name is not None, "a slot of the index has a block"
+                    yield (group, name), None if above == NONE else self._name[above]
+
     @property
     def num_free(self) -> int:
         return len(self._free)

@@ -71,6 +71,8 @@ class Loads:
         tickets = {ticket for name in wanted if (ticket := sources.ticket_of(name)) is not None}
         for ticket in tickets:
             state.tickets.join(ticket, group)
+        for sequence in group.sequences:
+            state.prefixes.tell_tokens(sequence)
         for part in filter(None, parts):
             tickets.add(ticket := state.tickets.start(group))
             sources.load(part, kept, ticket)
