@@ -108,6 +108,48 @@ def test_other_families_come_back(tmp_path: Path, disk: str, name: str) -> None:
     assert_same([warm], [cold])
 
 
+@BY_PAIRS
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_ranks_have_files_of_their_own(
+    make: Maker, disk: str, kv_cache_dtype: str, dtype: str, depth: int
+) -> None:
+    """A hit of two ranks is theirs to the bit, and never that of one."""
+    settings: dict[str, Any] = {
+        "tensor_parallel_size": 2, "num_threads": 1, "kv_cache_dtype": kv_cache_dtype,
+        "dtype": dtype, "depth": depth,
+    }  # fmt: skip
+    cold, warm = once(make, **settings), once(make, **settings)
+    assert (cold.num_cached_tokens, warm.num_cached_tokens) == (0, HIT)
+    assert_same([warm], [cold])
+    assert len(files(disk, "slots*")) == 2
+    assert once(make, **{**settings, "tensor_parallel_size": 1}).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("fault", ["payload", "records", "no files"])
+def test_damage_to_one_rank_is_damage_to_all(make: Maker, disk: str, fault: str) -> None:
+    """Both ranks compute a block that one of them lacks, and write it again."""
+    settings: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": 1}
+    cold = once(make, **settings)
+    [slots], [records] = files(disk, "slots.1"), files(disk, "header.1")
+    if fault == "payload":
+        data = bytearray(slots.read_bytes())
+        data[len(data) // 2] ^= 1
+        slots.write_bytes(data)
+    elif fault == "records":
+        records.write_bytes(records.read_bytes()[: HEADER_BYTES + 3 * RECORD.itemsize + 5])
+    else:
+        slots.unlink()
+        records.unlink()
+    found = once(make, **settings)
+    assert found.num_cached_tokens < HIT
+    assert_same([found], [cold])
+    again = once(make, **settings)
+    assert again.num_cached_tokens == HIT, "what was lost was not written again"
+    assert_same([again], [cold])
+
+
 def test_evicted_blocks_come_back_from_the_disk(make: Maker) -> None:
     """They were written when they were computed, and not when they were evicted."""
     llm = make(num_kv_blocks=30)
@@ -356,7 +398,10 @@ def test_a_save_that_waits_does_not_see_another_pool(
     ("settings", "reason"),
     [
         ({"enable_prefix_caching": False}, "enable_prefix_caching is off"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is above 1"),
+        (
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"},
+            "Ray places have no common disk",
+        ),
     ],
 )
 def test_what_cannot_be_kept_is_refused(make: Maker, settings: dict[str, Any], reason: str) -> None:

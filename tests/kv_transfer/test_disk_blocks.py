@@ -50,7 +50,7 @@ def paths(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def opened(paths: tuple[Path, Path]) -> DiskBlocks:
-    return open_disk(*paths, SLOT, NUM_SLOTS, lock=os.open(paths[0], os.O_RDONLY))
+    return open_disk(*paths, SLOT, NUM_SLOTS, is_writer=True, lock=os.open(paths[0], os.O_RDONLY))
 
 
 def move(disk: DiskBlocks, pages: torch.Tensor, *of: Any) -> list[int]:

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const UI = new URL("../../src/quire/server/ui/", import.meta.url);
-const [{ inline, parse, visible }, live, { faultOf }, talks, { Answer, endWords, requestBody, speedOf }, { asCurl, asPython, python }, { Recorder, framesOf }] = await Promise.all(["markdown", "live", "schema", "conversations", "answer", "snippets", "replay"].map((name) => import(new URL(`${name}.js`, UI))));
+const [{ inline, parse, visible }, live, { faultOf }, talks, { Answer, endWords, requestBody, speedOf }, { asCurl, asPython, python }, replay] = await Promise.all(["markdown", "live", "schema", "conversations", "answer", "snippets", "replay"].map((name) => import(new URL(`${name}.js`, UI))));
 
 /** Return all strings of a tree. */
 function texts(piece) {
@@ -230,14 +230,65 @@ test("bodies and what is copied", () => {
 });
 
 test("recordings", () => {
-  const recorder = new Recorder(10);
+  const recorder = new replay.Recorder(10);
   assert.equal(recorder.text, null);
   const whole = { at: 0, engine: { n: 0 }, front: {}, status: {}, requests: {}, latency: {} };
   recorder.add(whole, true);
   for (let at = 1; at <= 30; at += 1) recorder.add({ at, engine: { n: at } }, false);
-  const frames = framesOf(recorder.text);
+  const frames = replay.framesOf(recorder.text);
   assert.deepEqual(frames.map(({ at }) => at), Array.from({ length: 12 }, (_, i) => 19 + i), "the last ten seconds, and what they build on");
   assert.deepEqual(frames.at(-1), { ...whole, at: 30, engine: { n: 30 } });
-  assert.throws(() => framesOf("{"), /Line 1/);
-  assert.throws(() => framesOf('{"at": 1}'), /not a recording/);
+  assert.throws(() => replay.framesOf("{"), /Line 1/);
+  assert.throws(() => replay.framesOf('{"at": 1}'), /not a recording/);
+});
+
+test("the owner of a block", () => {
+  assert.deepEqual(live.ownerRuns("0x2,17x3"), [["0", 2], ["17", 3]]);
+  assert.deepEqual(live.ownerRuns(""), []);
+  assert.deepEqual([0, 1, 2, 4, 5].map((block) => live.valueAt("0x2,17x3", block)), ["0", "0", "17", "17", null]);
+  assert.equal(live.valueAt("f2u3", 2), "u");
+  assert.deepEqual(live.cellOwners("0x2,17x3", 2), ["0", "17", "17"]);
+});
+
+test("steps are put together from snapshots", () => {
+  const steps = new live.Steps(3);
+  steps.add({ "0.1": [10, 1, 5, 0, 0, 1, 2.5], "0.2": [11, 2, 0, 1, 3, 2, 1] });
+  steps.add({ "0.2": [11, 2, 0, 1, 3, 2, 1], "1.9": [10.5, 4, 0, 0, 0, 4, 3] });
+  assert.deepEqual(steps.all.map(({ at }) => at), [10, 10.5, 11]);
+  assert.deepEqual(steps.all.at(-1), { at: 11, decode: 2, prefill: 0, accepted: 1, wasted: 3, rows: 2, ms: 1 });
+  steps.add({ "0.1": [50, 7, 0, 0, 0, 7, 1] }); // a new core counts from 1
+  assert.deepEqual(steps.all.map(({ at }) => at), [10.5, 11, 50]);
+  for (let i = 0; i < 10; i += 1) steps.add({ [`0.${i}`]: [100 + i, 1, 0, 0, 0, 1, 1] });
+  assert.deepEqual(steps.all.map(({ at }) => at), [107, 108, 109]);
+  steps.add(undefined);
+});
+
+test("the tree of prefixes, the heaviest first", () => {
+  const leaf = (parent, tokens, sequences, pins = 0) => ({ parent, tokens, sequences, pins, groups: [] });
+  const rows = live.prefixRows([leaf(-1, 16, 2), leaf(-1, 64, 3, 1), leaf(1, 96, 2), leaf(0, 32, 2)]);
+  assert.deepEqual(rows.map(({ tokens, depth, saved }) => [tokens, depth, saved]), [[64, 0, 192], [96, 1, 32], [16, 0, 16], [32, 1, 16]]);
+  assert.deepEqual(live.prefixRows(undefined), []);
+});
+
+test("requests that compute are shown before those that wait", () => {
+  const rows = [];
+  for (let i = 0; i < 30; i += 1) rows.push({ id: `done-${i}`, at: i, scheduled: 1, finished: 2 });
+  for (let i = 0; i < 30; i += 1) rows.push({ id: `waits-${i}`, at: 100 + i });
+  rows.push({ id: "runs", at: 90, scheduled: 5 });
+  const found = live.chosenRows(rows, 24).map(({ id }) => id);
+  assert.equal(found.length, 24);
+  assert.deepEqual(found.slice(0, 3), ["runs", "waits-0", "waits-1"]);
+  assert.deepEqual(found.slice(-8), Array.from({ length: 8 }, (_, i) => `done-${29 - i}`));
+  assert.equal(live.chosenRows(rows.slice(0, 5), 24).length, 5);
+  assert.equal(live.chosenRows(rows.slice(0, 30), 24).length, 24);
+});
+
+test("a recording is loaded from this server alone", async () => {
+  const frame = { at: 1, engine: {}, front: {}, status: {}, requests: {}, latency: {} };
+  const asked = [];
+  const load = async (path) => ({ text: async () => (asked.push(path), JSON.stringify(frame)) });
+  for (const address of ["/recording.jsonl", "recording.jsonl", "http://one.example/recording.jsonl"]) assert.equal((await replay.loadFrames(address, "http://one.example", load)).length, 1);
+  assert.deepEqual(asked, Array(3).fill("/recording.jsonl"));
+  await assert.rejects(replay.loadFrames("http://other.example/x", "http://one.example", load), /other\.example/);
+  await assert.rejects(replay.loadFrames("//one.example.org/x", "http://one.example", load), /address of this server/);
 });

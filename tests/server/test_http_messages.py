@@ -1,5 +1,4 @@
-"""HTTP/1.x of RFC 9110 and 9112: messages that a server must accept, and those that it must
-refuse."""
+"""Messages of HTTP/1.x (RFC 9110, 9112): those that a server accepts, those that it refuses."""
 
 from __future__ import annotations
 
@@ -51,10 +50,10 @@ def get(
 
 
 def upgrade(*tokens: bytes) -> bytes:
-    return (
+    settings = (
         b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
-        + b"".join(b"Upgrade: %b\r\n" % token for token in tokens)
     )
+    return settings + b"".join(b"Upgrade: %b\r\n" % token for token in tokens)
 
 
 Split = Callable[[bytes], list[bytes]]

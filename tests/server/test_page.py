@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import httpx
 import pytest
 
 from quire.engine.model_front import ModelFront
+from quire.errors import ConfigError
 from quire.protocol.control import AdminOp, Inspect, MapBlocks, Report
+from quire.server.readings.page_recorder import PageRecorder
 from quire.server.readings.timeline import Timeline, TimelineLog
 from quire.server.routes.live import NUM_OPEN, difference, request_rows, run_lengths
 from quire.server.routes.page import FILES
@@ -177,6 +180,54 @@ def test_requests_of_others_are_not_shown(front: ModelFront) -> None:
         assert own["model"]["names"] and "root" not in own["model"], "a folder is a setting too"
 
 
+def test_owners_of_blocks_are_named_to_their_own_key(front: ModelFront) -> None:
+    """Fault: the holder of one key learns ids of another's requests from the map, or a waiting
+    request has no reason."""
+    keys = (KEY, "another-key-0123456789")
+    client = InMemoryClient(step_s=0.01, max_num_seqs=1)
+    settings = ServerSettings(api_key=keys, disable_access_log=True)
+    with (
+        running_server(front, settings, client) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+        http.stream(
+            "POST",
+            CHAT,
+            json={**BODY, "max_tokens": 400, "stream": True, "request_id": "first"},
+            headers={"x-api-key": keys[0]},
+        ) as first,
+    ):
+        lines = first.iter_lines()  # to drop it would end the request
+        next(lines)
+        second = {**BODY, "max_tokens": 4, "request_id": "second"}
+        with futures.ThreadPoolExecutor(1) as pool:
+            done = pool.submit(http.post, CHAT, json=second, headers={"x-api-key": keys[1]})
+            server.wait_until_open(2)
+            own, other = (
+                http.get("/ui/api/snapshot", headers={"x-api-key": key}).json() for key in keys
+            )
+            first.close()
+            assert done.result().status_code == 200
+        server.wait_until_idle()
+    client.engine.core.shutdown()
+    running, queued = own["groups"].values()
+    assert running["id"] == "first" and running["blocks"] > 0 and "waits" not in running
+    assert "id" not in queued and "max_num_seqs" in queued["waits"]
+    assert [each.get("id") for each in other["groups"].values()] == [None, "second"]
+    owned = sum(int(run.split("x")[1]) for run in own["owners"].split(",") if run[0] != "0")
+    assert owned == running["blocks"] == own["engine"]["num_used_blocks"]
+
+
+def test_steps_keep_their_times(server: RunningServer, http: httpx.Client) -> None:
+    """Fault: each event sends all steps again, since their times move."""
+    http.get("/ui/api/snapshot")
+    assert http.post(CHAT, json=BODY).status_code == 200
+    server.wait_until_idle()
+    one, other = (http.get("/ui/api/snapshot").json()["steps"] for _ in range(2))
+    assert one and one == other
+    assert sum(row[1] for row in one.values()) >= 7, "tokens behind the prompt"
+    assert sum(row[2] for row in one.values()) > 0, "tokens of the prompt"
+
+
 def test_a_long_queue_makes_no_long_snapshot() -> None:
     """Fault: each event costs as much as there are requests, or the longest wait is not shown."""
     log = TimelineLog(8)
@@ -224,6 +275,54 @@ def test_a_stream_tells_differences(server: RunningServer, http: httpx.Client) -
             assert "settings" not in change and "plan" not in change
             shown = merged(shown, change)
     assert shown["settings"] == settings
+
+
+def test_a_recording_is_what_the_page_shows(front: ModelFront, tmp_path: Path) -> None:
+    """Fault: a recording lacks what a viewer sees, or the requests of some keys."""
+    path = tmp_path / "engine.jsonl"
+    path.write_text("an older one")
+    keys = (KEY, "another-key-0123456789")
+    settings = ServerSettings(api_key=keys, record_ui=str(path), disable_access_log=True)
+    with (
+        running_server(front, settings) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        for i, key in enumerate(keys):
+            body = {**BODY, "request_id": f"of-{i}"}
+            assert http.post(CHAT, json=body, headers={"x-api-key": key}).status_code == 200
+        server.wait_until_idle()
+        names = {"of-0", "of-1"}
+
+        def recorded() -> dict[str, Any]:
+            shown: dict[str, Any] = {}
+            for line in path.read_text().splitlines(keepends=True):
+                if line.endswith("\n"):
+                    shown = merged(shown, json.loads(line))
+            return shown
+
+        def has_all() -> bool:
+            rows = recorded().get("requests", {}).values()
+            return {row["id"] for row in rows if "finished" in row} == names
+
+        waiting.wait_for(has_all, "end of the requests in the recording")
+        now = http.get("/ui/api/snapshot", headers={"x-api-key": KEY}).json()
+    shown = recorded()
+    assert shown["front"]["generation_tokens"] == now["front"]["generation_tokens"] == 16
+    assert shown["blocks"] == now["blocks"] and not shown["settings"]
+
+
+def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="record_ui"):
+        PageRecorder(str(tmp_path))
+    recorder = PageRecorder("")
+    assert not recorder.is_open
+    recorder.add({"a": 1})
+    small = PageRecorder(str(tmp_path / "small"), max_bytes=20)
+    small.add({"a": 1})
+    small.add({"b": "x" * 20})
+    assert not small.is_open, "it is full"
+    small.add({"c": 1})
+    assert (tmp_path / "small").read_text() == '{"a":1}\n'
 
 
 def merged(value: Any, change: Any) -> Any:

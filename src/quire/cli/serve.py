@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from quire.cli.flags.engine import add_engine_flags, given_settings
 from quire.cli.flags.output import check_output_flag
@@ -33,6 +34,9 @@ def run(options: argparse.Namespace) -> int:
             f"{settings.scheduling_policy}. Choose it, or leave them out."
         )
     check_output_flag(options, "--record-trace", server_settings.record_trace)
+    from quire.server.readings.span_exporter import collector_of
+
+    collector_of(server_settings.otlp_traces_endpoint, os.environ)
     check_early(settings)  # before the port opens
     from quire.server import run_server
 

@@ -45,6 +45,7 @@ from quire.config.quantization import choose_format
 from quire.config.resolved import ResolvedSettings
 from quire.config.rules import Case, check_rules
 from quire.config.settings import EngineSettings
+from quire.config.shard import Shard
 from quire.config.speculation.draft_model import Draft
 from quire.errors import ConfigError
 from quire.platform import Platform
@@ -437,7 +438,9 @@ def _describe_disk(
     refused = {
         "the model has recurrent states, whose checkpoints stay on the device": bool(spec.states),
         "enable_prefix_caching is off": not settings.enable_prefix_caching,
-        "tensor_parallel_size is above 1": settings.tensor_parallel_size > 1,
+        "the ranks that Ray places have no common disk": (
+            settings.tensor_parallel_size > 1 and settings.distributed_executor_backend == "ray"
+        ),
         f"the device is {device}, and K/V are read into host memory alone": device != "cpu",
     }
     for reason, holds in refused.items():
@@ -445,9 +448,11 @@ def _describe_disk(
             raise ConfigError(
                 f"kv_disk={settings.kv_disk!r} cannot be used: {reason}. Leave it out."
             )
-    count = settings.kv_disk_bytes // layout.page_bytes
+    num_ranks = settings.tensor_parallel_size
+    block_bytes = num_ranks * layout.of_rank(Shard(0, num_ranks)).page_bytes
+    count = settings.kv_disk_bytes // block_bytes
     tokens = count // max(layout.blocks_for(layout.hit_tokens), 1) * layout.hit_tokens
-    size = format_bytes(layout.blocks_for(1024) * layout.page_bytes)
+    size = format_bytes(layout.blocks_for(1024) * block_bytes)
     reason = (
         f"{tokens:,} tokens in {settings.kv_disk}; a hit of 1,024 reads {size} instead of computing"
     )

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.config import ModelSpec, env
-from quire.config.kv_disk.records import read_records
 from quire.config.memory.measured import render_measured, replan
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
@@ -297,8 +296,8 @@ def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> Di
     try:
         executor.control(
             OpenDisk(
-                slots=str(files.slots),
-                header=str(files.header),
+                folder=str(files.folder),
+                is_writer=store.lock is not None,
                 slot_bytes=header.slot_bytes,
                 num_slots=header.num_slots,
                 lock=store.lock,
@@ -307,7 +306,7 @@ def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> Di
     except BaseException:
         store.close()
         raise
-    records = read_records(files.header, header.num_slots)
+    records = files.read_records(header)
     index = DiskIndex(header.num_slots, records, is_writer=store.lock is not None)
     if not chosen.quiet:
         role = "" if store.lock is not None else ", which another process writes"

@@ -10,6 +10,7 @@ from quire.config.kv_disk.digest import digest_files
 from quire.config.kv_disk.folder import KVFolder, OpenStore
 from quire.config.kv_disk.records import StoreHeader
 from quire.config.resolve import Resolved
+from quire.config.shard import Shard
 
 __all__ = ["disk_key", "open_store", "weights_digest"]
 
@@ -37,14 +38,17 @@ def weights_digest(kv_disk: str, checkpoint: Checkpoint | None) -> bytes:
 def open_store(resolved: Resolved, kv_disk: str, model: str, root: bytes) -> OpenStore:
     """Open the store of an engine. root: a name that stands for everything that decides the K/V,
     and for the key of names. ConfigError if the folder cannot be used."""
-    settings, layout = resolved.settings, resolved.layout
+    settings = resolved.settings
+    num_ranks = settings.tensor_parallel_size
+    layout = resolved.layout.of_rank(Shard(0, num_ranks))  # all ranks have as many bytes
     identity = hashlib.blake2b(root, digest_size=32, person=b"quire store")
-    identity.update(repr((layout.page_bytes, settings.tensor_parallel_size)).encode())
+    identity.update(repr((layout.page_bytes, num_ranks)).encode())
     header = StoreHeader(
         identity=identity.hexdigest(),
         model=model,
         block_bytes=layout.page_bytes,
         slot_bytes=-(-layout.page_bytes // DISK_BLOCK) * DISK_BLOCK,
         max_bytes=settings.kv_disk_bytes,
+        num_ranks=num_ranks,
     )
     return KVFolder(Path(kv_disk).expanduser()).open(header)

@@ -487,6 +487,14 @@ class KVManager:
     def num_held_blocks(self, slot: int) -> int:
         return self._tables.num_held(slot)
 
+    def held_blocks(self, slot: int) -> list[list[int]]:
+        """Return the blocks that a slot's tables hold, per layer group."""
+        return [self._tables.held(slot, group) for group in range(self._tables.num_groups)]
+
+    def holds_start(self, slot: int) -> bool:
+        """Return whether the first layer group holds a slot's blocks from the first token on."""
+        return not self._tables.first[0][slot]
+
     def check_invariants(self) -> None:
         """EngineError unless free + used + cached = total and references equal table entries."""
         references = Counter(self._updates.pending.copy_src)

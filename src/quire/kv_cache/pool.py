@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
@@ -11,6 +12,8 @@ from quire.errors import EngineError
 from quire.kv_cache.notices import BlockName, Listener, Notice, NoticeKind
 
 __all__ = ["BlockPool", "Evicted"]
+
+MAX_LAST_EVICTED = 1024
 
 Evicted = list[tuple[int, BlockName]]
 """Blocks that are given to others, each with the name that it had. Their K/V are still there when
@@ -35,6 +38,8 @@ class BlockPool:
         self._cached: dict[int, None] = {}  # insertion order is LRU order
         self._name: list[BlockName | None] = [None] * num_blocks
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self._last_evicted: deque[int] = deque(maxlen=MAX_LAST_EVICTED)
+        self.evicted_total = 0
 
     def subscribe(self, listener: Listener) -> None:
         """Tell `listener` of each name that blocks get and lose."""
@@ -68,6 +73,11 @@ class BlockPool:
         letters[list(self._cached)] = ord("c")
         return bytearray(letters.tobytes())
 
+    def last_evicted(self, count: int) -> tuple[int, ...]:
+        """Return the last `count` blocks that were evicted, newest first, each once; no more than
+        `MAX_LAST_EVICTED`."""
+        return tuple(dict.fromkeys(islice(reversed(self._last_evicted), count)))
+
     def ref_count(self, block: int) -> int:
         return self._ref_count[block]
 
@@ -97,6 +107,8 @@ class BlockPool:
         """Take the `count` least recently used cached blocks, without their names."""
         blocks = list(islice(self._cached, count))
         names = [self._name[block] for block in blocks]
+        self._last_evicted.extend(blocks)
+        self.evicted_total += count
         for block in blocks:
             del self._cached[block]
             self._forget(block)

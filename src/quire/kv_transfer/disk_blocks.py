@@ -209,10 +209,15 @@ class DiskBlocks:
 
 
 def open_disk(
-    slots: Path, header: Path, slot_bytes: int, num_slots: int, *, lock: int | None
+    slots: Path,
+    header: Path,
+    slot_bytes: int,
+    num_slots: int,
+    *,
+    is_writer: bool,
+    lock: int | None = None,
 ) -> DiskBlocks:
-    """Open the files of a store. lock: see `OpenDisk`. OSError if they cannot be opened."""
-    is_writer = lock is not None
+    """Open a rank's files of a store. lock: see `OpenDisk`. OSError if they cannot be opened."""
     file = SystemFile(slots, is_writer=is_writer, is_direct=True)
     stored = -(-os.stat(slots).st_size // slot_bytes)
 

@@ -16,6 +16,7 @@ import msgspec
 from quire.protocol.media import MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.status import EngineView
 from quire.protocol.step import IntArray
 
 __all__ = [
@@ -62,7 +63,8 @@ class Inspect(_Op, frozen=True):
 
 
 class MapBlocks(_Op, frozen=True):
-    """Answered by `Report.blocks`. No step is waited for."""
+    """Answered by `Report.blocks` and `Report.view`. No step is waited for, and the core notes what
+    steps do for some seconds."""
 
 
 class ListPins(_Op, frozen=True):
@@ -167,14 +169,14 @@ class MeasureRecovery(_Op, frozen=True):
 
 
 class OpenDisk(_Op, frozen=True):
-    """Open the files of K/V on disk, for `Executor.move_blocks`. After `Allocate`, of one rank.
+    """Open the files of K/V on disk, for `Executor.move_blocks`. After `Allocate`.
 
-    slots, header: paths. lock: descriptor to close after the last write; None for files that may
-    only be read.
+    folder: path of the store. is_writer: False for files that may only be read. lock: descriptor
+    that the first rank closes after its last write.
     """
 
-    slots: str
-    header: str
+    folder: str
+    is_writer: bool
     slot_bytes: int
     num_slots: int
     lock: int | None = None
@@ -214,7 +216,7 @@ class Report:
     keys of the pins for every salt that the engine let go by itself, if it was asked for pins.
     media: facts about the media that the engine was given. plan: text of `quire plan`, in answers
     to `Inspect`. blocks: a letter for each KV block, in answers to `MapBlocks`: f free, c cached,
-    u used by one sequence, s shared by several, p pinned.
+    u used by one sequence, s shared by several, p pinned. view: the moment, in the same answers.
     """
 
     kernels: str = ""
@@ -232,6 +234,7 @@ class Report:
     media: MediaInfo | None = None
     plan: str = ""
     blocks: bytes = b""
+    view: EngineView | None = None
 
 
 def asleep(level: int) -> str:

@@ -1,9 +1,10 @@
-"""State of an engine in a process of its own, as it reports it."""
+"""State of an engine in a process of its own, as it reports it, and a view of one moment of it."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 __all__ = [
     "CORE_STARTS",
@@ -12,7 +13,12 @@ __all__ = [
     "EngineCapacity",
     "EngineState",
     "EngineStatus",
+    "EngineView",
     "StartPhase",
+    "ViewedGroup",
+    "ViewedPrefix",
+    "ViewedStep",
+    "merge_views",
 ]
 
 CORE_STARTS = "starting the engine core"
@@ -89,3 +95,106 @@ class EngineStatus:
     capacity: EngineCapacity | None = None
     restarts: int = 0
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedStep:
+    """A step that has ended.
+
+    number: from 1, since the core started. decode, prefill: tokens that sequences computed behind
+    their prompts, and tokens of prompts. accepted, wasted: drafts that were right, and wrong. rows:
+    sequences. evicted: blocks that it took from cached prefixes. ms: computing time; 0.0 if nobody
+    measured it. age_s: seconds since it was planned.
+    """
+
+    number: int
+    decode: int
+    prefill: int
+    accepted: int
+    wasted: int
+    rows: int
+    evicted: int
+    ms: float
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedGroup:
+    """A request in the engine, or a pin that is no request any more.
+
+    number: names it in the view. num_blocks: distinct blocks that it holds on the device. waits:
+    reason in words; empty while it runs. num_tokens: known tokens of all sequences.
+    """
+
+    number: int
+    request_id: str
+    tenant: str
+    num_blocks: int
+    num_tokens: int
+    waits: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedPrefix:
+    """Blocks at the start of several sequences or pins.
+
+    parent: place of the prefix that it continues, in the same list; -1 for none. num_tokens: from
+    the start of the sequences. num_sequences, num_pins: owners. groups: numbers of some of them.
+    """
+
+    parent: int
+    num_tokens: int
+    num_sequences: int
+    num_pins: int
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """owners: runs of blocks as (number of the group that holds them, length); 0 for blocks that no
+    group holds, and of several groups the lowest slot's. evicted: blocks that lost a cached prefix
+    in the last second. steps: last ones of each core. num_hidden: groups that were left out, since
+    there are so many.
+    """
+
+    owners: tuple[tuple[int, int], ...] = ()
+    evicted: tuple[int, ...] = ()
+    steps: tuple[tuple[ViewedStep, ...], ...] = ()
+    groups: tuple[ViewedGroup, ...] = ()
+    prefixes: tuple[ViewedPrefix, ...] = ()
+    num_hidden: int = 0
+
+
+def merge_views(views: Sequence[tuple[EngineView, int]]) -> EngineView:
+    """Return the view of several cores, each given with its number of blocks: blocks follow one
+    another, and numbers of groups are made distinct."""
+    merged, blocks_before, count = EngineView(), 0, len(views)
+    for core, (view, num_blocks) in enumerate(views):
+
+        def numbered(number: int, core: int = core) -> int:
+            return number * count + core if number else 0
+
+        before = len(merged.prefixes)
+        merged = EngineView(
+            owners=(*merged.owners, *((numbered(each), length) for each, length in view.owners)),
+            evicted=(*merged.evicted, *(blocks_before + block for block in view.evicted)),
+            steps=(*merged.steps, *view.steps),
+            groups=(
+                *merged.groups,
+                *(replace(group, number=numbered(group.number)) for group in view.groups),
+            ),
+            prefixes=(
+                *merged.prefixes,
+                *(
+                    replace(
+                        prefix,
+                        parent=prefix.parent + before if prefix.parent >= 0 else -1,
+                        groups=tuple(map(numbered, prefix.groups)),
+                    )
+                    for prefix in view.prefixes
+                ),
+            ),
+            num_hidden=merged.num_hidden + view.num_hidden,
+        )
+        blocks_before += num_blocks
+    return merged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,6 +167,10 @@ class PinnedPrefixes:
         """Keys of the shared pins that were released though nobody asked for it, and have not been
         pinned again."""
         return tuple(self._lost)
+
+    def tables(self) -> Iterator[tuple[int, ...]]:
+        """Yield the blocks of the first layer group of each pin that holds them from the start."""
+        return (p.held.blocks[0] for p in self._pins.values() if not p.held.first[0])
 
     @property
     def num_blocks(self) -> int:

@@ -17,6 +17,7 @@ from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
+from quire.protocol.status import EngineView
 from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
@@ -34,6 +35,8 @@ from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policies.policy import CountsTokens, Policy
 from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.readings.step_log import PlannedStep, StepLog
+from quire.scheduler.readings.view import view_of
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
@@ -121,6 +124,7 @@ class Scheduler:
         self._results = ResultIntake(state, self._lifecycle, beams, self._drafts.verified)
         self._counter = queue if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
+        self._steps = StepLog()
         self._num_in_flight = 0
         self._masks = LateMasks(table)
         self._has_grammars = False  # ever: a plain step is not to pay for masks
@@ -221,7 +225,9 @@ class Scheduler:
         self._admission.drop_late(now)
         self._admission.take_from_spare()
         slots, tokens, was_preempted = self._choose_running()
-        if len(state.waiting) and not was_preempted:
+        if was_preempted:
+            self._admission.skip()
+        elif len(state.waiting):
             slots, tokens = self._admission.admit(slots, tokens, now)
         if not len(slots) and not self._has_news_to_fetch:
             self._drafts.idle()
@@ -231,6 +237,7 @@ class Scheduler:
         self._count(slots, tokens, now)
         starts = state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
+        self._note(slots, tokens, drafts, now)
         sampling = self._advance(slots, tokens, drafts)
         plan = state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
@@ -272,6 +279,24 @@ class Scheduler:
         self.state.speed.step_planned(now, int(tokens[of_prompts].sum()))
         if self._counter is not None:
             self._counter.count_tokens(table.account[slots], tokens)
+
+    def _note(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts, now: float) -> None:
+        """Log the step, before it is counted as done, if somebody looks."""
+        if not self._steps.is_watched(now):
+            return
+        of_prompts = self.state.table.num_computed[slots] < self.state.table.num_prompt[slots]
+        prefill = int(tokens[of_prompts].sum())
+        self._steps.planned(
+            PlannedStep(
+                number=self._steps_total,
+                decode=int(tokens.sum()) - prefill,
+                prefill=prefill,
+                rows=len(slots),
+                num_drafts=int(drafts.counts.sum()),
+                evicted_total=self.state.kv.pool.evicted_total,
+                now=now,
+            )
+        )
 
     def _choose_running(self) -> tuple[Slots, Slots, bool]:
         """Return running slots that compute, and tokens for each, with their blocks; and whether
@@ -342,6 +367,7 @@ class Scheduler:
         self._num_in_flight -= 1
         self._results.apply(result)
         self._drafts.applied(result.seconds)
+        self._steps.applied(result.seconds, self._drafts.totals.accepted)
         for ticket in result.done:
             self._lifecycle.end_ticket(ticket)
         for failure in result.failed_tickets:
@@ -395,6 +421,7 @@ class Scheduler:
         no cached block is trusted any more."""
         self._results.lose_all()
         self._drafts.lost()
+        self._steps.lost()
         self.state.speed.steps_lost()
         self._num_in_flight = 0
         self._lifecycle.lose_steps(message)
@@ -468,6 +495,11 @@ class Scheduler:
         for block in self.state.pins.blocks:
             states[block] = ord("p")
         return bytes(states)
+
+    def view(self, now: float) -> EngineView:
+        """Return the moment, for people. Steps are noted from now on, for some seconds."""
+        self._steps.watch(now, self.state.kv.pool.evicted_total)
+        return view_of(self.state, self._steps.steps(now), self._admission.shortage)
 
     def stats(self) -> SchedulerStats:
         pool, drafts = self.state.kv.pool, self._drafts.totals

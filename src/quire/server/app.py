@@ -27,6 +27,7 @@ from quire.server.http.trace import RequestTrace
 from quire.server.readings.front_board import FrontBoard
 from quire.server.readings.stats_line import StatsLine
 from quire.server.requests.errors import CLIENT_LEFT, RefusedError, error_reply
+from quire.server.routes.page import record_page
 from quire.server.routes.schema import describe
 from quire.server.routes.services import Services
 from quire.server.routes.table import RouteTable
@@ -51,6 +52,8 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         ticking = asyncio.create_task(_tick(services))
         ticking.add_done_callback(functools.partial(_log_end, what="figures are no longer kept"))
+        recording = asyncio.create_task(record_page(services))
+        recording.add_done_callback(functools.partial(_log_end, what="the page is not recorded"))
         running = None
         if services.batches is not None:
             batches = BatchService(app, backend, services.batches, settings.limits)
@@ -63,6 +66,7 @@ def create_app(
                 running.cancel()
                 await asyncio.wait((running,))
             ticking.cancel()
+            recording.cancel()
             await services.close()
 
     # Its own pages load script and style from elsewhere.
@@ -89,6 +93,7 @@ def create_app(
         RequestTrace,
         metrics=services.metrics,
         max_label_chars=settings.limits.max_label_chars,
+        has_spans=services.spans is not None,
     )
     return app
 
@@ -163,7 +168,7 @@ def _describe(app: FastAPI, table: RouteTable, settings: ServerSettings) -> None
 
 
 def _log_end(task: asyncio.Task[None], what: str) -> None:
-    if not task.cancelled():
+    if not task.cancelled() and task.exception() is not None:
         logger.error("of this front, %s", what, exc_info=task.exception())
 
 

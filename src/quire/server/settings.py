@@ -19,6 +19,7 @@ LONG_KEY_CHARS = 16
 32 characters in hexadecimal, 22 in base64."""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+TRACE_NAMES = ("genai", "vllm", "both")
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s\"']+")
 """An Origin header (RFC 6454, section 7), or `*` for all of them."""
@@ -109,6 +110,16 @@ class ServerSettings:
     record_trace: str = _setting(
         "", "file to which lengths and times of requests are added, no texts"
     )
+    otlp_traces_endpoint: str = _setting(
+        "", "URL of a collector that gets a trace of each request (OTLP over HTTP)"
+    )
+    otlp_names: str = _setting(
+        "genai",
+        "attributes of traces: genai (OpenTelemetry's names), vllm (its older ones) or both",
+    )
+    record_ui: str = _setting(
+        "", "file for a recording of the page's engine view, of requests of all keys, no texts"
+    )
     limits: Limits = field(default_factory=Limits, metadata={"help": "bounds on requests"})
 
     def __post_init__(self) -> None:
@@ -117,6 +128,10 @@ class ServerSettings:
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(
                 f"log_level is {self.log_level!r}. Give one of {', '.join(LOG_LEVELS)}."
+            )
+        if self.otlp_names not in TRACE_NAMES:
+            raise ConfigError(
+                f"otlp_names is {self.otlp_names!r}. Give one of {', '.join(TRACE_NAMES)}."
             )
         _check_range("render_threads", self.render_threads, 1, 64)
         _check_range("num_kept_timelines", self.num_kept_timelines, 0, 100_000)

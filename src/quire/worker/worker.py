@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from quire.config.kv_disk.folder import StoreFiles
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.kv_transfer.disk_blocks import DiskBlocks, open_disk
 from quire.lora.bank import AdapterBank, HostAdapter
@@ -329,13 +330,15 @@ class Worker:
         self._synchronize()
 
     def _open_disk(self, op: OpenDisk) -> None:
+        files, rank = StoreFiles(Path(op.folder)), self._settings.shard.rank
         try:
             self._disk = open_disk(
-                Path(op.slots),
-                Path(op.header),
+                files.slots_of(rank),
+                files.header_of(rank),
                 op.slot_bytes,
                 op.num_slots,
-                lock=op.lock,
+                is_writer=op.is_writer,
+                lock=op.lock if rank == 0 else None,
             )
         except OSError as error:
             raise ConfigError(

@@ -178,7 +178,11 @@ _MISSING: Mapping[str, ForeignName] = {
         "kv_transfer_config ec_transfer_config",
         "KV blocks do not leave the engine yet",
     ),
-    **_names("otlp_traces_endpoint collect_detailed_traces", "there are no traces yet", ("none",)),
+    **_names(
+        "otlp_traces_endpoint collect_detailed_traces",
+        "traces of requests are the server's: `quire serve --otlp-traces-endpoint URL`",
+        ("none",),
+    ),
     **_names(
         "enable_mm_embeds io_processor_plugin",
         "prompts are texts or token ids so far",

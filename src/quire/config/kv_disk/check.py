@@ -33,7 +33,7 @@ class StoreReading:
 
 def read_store(files: StoreFiles, header: StoreHeader) -> StoreReading:
     """Read the records of a store."""
-    records = read_records(files.header, header.num_slots)
+    records = files.read_records(header)
     return StoreReading(
         store=files.folder.name,
         model=header.model,
@@ -46,18 +46,24 @@ def read_store(files: StoreFiles, header: StoreHeader) -> StoreReading:
 
 
 def verify(files: StoreFiles, header: StoreHeader) -> int:
-    """Read all payloads, and return how many differ from what was written. A block that an engine
-    has replaced meanwhile is none of them."""
-    before = read_records(files.header, header.num_slots)
+    """Read all payloads, and return how many blocks differ from what was written. A block that an
+    engine has replaced meanwhile is none of them."""
+    ranks = range(header.num_ranks)
+    return len({slot for rank in ranks for slot in _damaged(files, header, rank)})
+
+
+def _damaged(files: StoreFiles, header: StoreHeader, rank: int) -> list[int]:
+    path = files.header_of(rank)
+    before = read_records(path, header.num_slots)
     filled = np.flatnonzero(before["seal"]).tolist()
     damaged: list[int] = []
-    with files.slots.open("rb") as file:
+    with files.slots_of(rank).open("rb") as file:
         for slot in filled:
             data = os.pread(file.fileno(), header.block_bytes, slot * header.slot_bytes)
             if zlib.crc32(data) != before[slot]["checksum"]:
                 damaged.append(slot)
-    after = read_records(files.header, header.num_slots)
-    return sum(slot < len(after) and before[slot] == after[slot] for slot in damaged)
+    after = read_records(path, header.num_slots)
+    return [slot for slot in damaged if slot < len(after) and before[slot] == after[slot]]
 
 
 def clear(folder: KVFolder) -> int:

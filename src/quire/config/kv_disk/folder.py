@@ -13,7 +13,16 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire.config.kv_disk.records import HEADER_BYTES, RECORD, StoreHeader, read_header
+import numpy as np
+
+from quire.config.kv_disk.records import (
+    HEADER_BYTES,
+    RECORD,
+    Records,
+    StoreHeader,
+    read_header,
+    read_records,
+)
 from quire.errors import ConfigError
 
 __all__ = ["KVFolder", "OpenStore", "StoreFiles"]
@@ -36,23 +45,44 @@ STORE_NAME = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """The files of one store, in a folder of its own: records, payloads, and a lock that its writer
-    holds."""
+    """The files of one store, in a folder of its own: records and payloads of each rank, and a lock
+    that its writer holds."""
 
     folder: Path
 
     @property
     def header(self) -> Path:
-        return self.folder / "header"
+        return self.header_of(0)
 
     @property
     def slots(self) -> Path:
-        return self.folder / "slots"
+        return self.slots_of(0)
+
+    def header_of(self, rank: int) -> Path:
+        """Return the path of a rank's records."""
+        return self.folder / (f"header.{rank}" if rank else "header")
+
+    def slots_of(self, rank: int) -> Path:
+        """Return the path of a rank's payloads."""
+        return self.folder / (f"slots.{rank}" if rank else "slots")
 
     @property
     def num_bytes(self) -> int:
         """Size of the files now."""
-        return sum(path.stat().st_size for path in (self.header, self.slots) if path.exists())
+        found = (*self.folder.glob("header*"), *self.folder.glob("slots*"))
+        return sum(path.stat().st_size for path in found if path.exists())
+
+    def read_records(self, header: StoreHeader) -> Records:
+        """Return the records of the first rank, without those that another rank lacks: its write
+        may have failed, or its process may have ended before."""
+        records = read_records(self.header, header.num_slots)
+        for rank in range(1, header.num_ranks):
+            others = np.zeros(len(records), RECORD)
+            found = read_records(self.header_of(rank), header.num_slots)[: len(records)]
+            others[: len(found)] = found
+            lacking = (others["name"] != records["name"]) | (others["group"] != records["group"])
+            records[lacking | (others["seal"] == 0)] = np.zeros((), RECORD)
+        return records
 
     def lock(self) -> int | None:
         """Take the lock, which ends with the process. Return its descriptor, or None if another
@@ -281,14 +311,18 @@ class KVFolder:
         return limit - sum(sizes.values())
 
     def _prepare(self, files: StoreFiles, header: StoreHeader) -> None:
-        """Write the header if it has changed, and cut what lies beyond the limit."""
+        """Write the headers that have changed, and cut what lies beyond the limit."""
+        for rank in reversed(range(header.num_ranks)):  # readers wait for the first rank's
+            self._prepare_rank(files.header_of(rank), files.slots_of(rank), header)
+
+    def _prepare_rank(self, records: Path, slots: Path, header: StoreHeader) -> None:
         known = None
         with contextlib.suppress(ConfigError, OSError):
-            known = read_header(files.header)
+            known = read_header(records)
         same = known is not None and replace(known, max_bytes=header.max_bytes) == header
         for path, first, each in (
-            (files.header, HEADER_BYTES, RECORD.itemsize),
-            (files.slots, 0, header.slot_bytes),
+            (records, HEADER_BYTES, RECORD.itemsize),
+            (slots, 0, header.slot_bytes),
         ):
             descriptor = os.open(path, OWN_FILE | os.O_CREAT, 0o600)
             try:

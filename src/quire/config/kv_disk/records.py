@@ -57,19 +57,22 @@ _FACTORS = np.array([pow(0x9E3779B97F4A7C15, i + 1, 2**64) | 1 for i in range(_W
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
     """identity: hex digest of everything that decides the K/V. model: for people. block_bytes: size
-    of a payload. slot_bytes: distance between two slots. max_bytes: limit of its files."""
+    of a payload. slot_bytes: distance between two slots. max_bytes: limit of its files. num_ranks:
+    number of ranks, each with files of its own."""
 
     identity: str
     model: str
     block_bytes: int
     slot_bytes: int
     max_bytes: int
+    num_ranks: int = 1
     format: int = FORMAT
 
     @property
     def num_slots(self) -> int:
-        """Slots whose payload and record fit into `max_bytes`."""
-        return max(0, self.max_bytes - HEADER_BYTES) // (self.slot_bytes + RECORD.itemsize)
+        """Slots of each rank, so that payloads and records of all fit into `max_bytes`."""
+        own_bytes = self.max_bytes // self.num_ranks
+        return max(0, own_bytes - HEADER_BYTES) // (self.slot_bytes + RECORD.itemsize)
 
     def encode(self) -> bytes:
         """Return the first bytes of the header file."""

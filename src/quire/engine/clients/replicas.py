@@ -18,7 +18,7 @@ from quire.protocol.control import AdminOp, ListPins, Pause, Report, Resume, Sle
 from quire.protocol.media import ImageTiles, MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason
-from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
+from quire.protocol.status import EngineCapacity, EngineState, EngineStatus, merge_views
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 
@@ -182,6 +182,7 @@ class ReplicatedClient:
         return replace(
             reports[0],
             blocks=b"".join(report.blocks for report in reports),
+            view=merge_views([(each.view, len(each.blocks)) for each in reports if each.view]),
             was_there=any(report.was_there for report in reports),
             is_paused=all(report.is_paused for report in reports),
             sleep_level=min(report.sleep_level for report in reports),

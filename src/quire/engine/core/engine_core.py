@@ -275,7 +275,8 @@ class EngineCore:
     def _look(self, op: Inspect | MapBlocks | ListPins, now: float) -> Report:
         """The answer to a question, for which no step is waited."""
         if isinstance(op, MapBlocks):
-            return replace(self._report, blocks=self._scheduler.block_states())
+            states, view = self._scheduler.block_states(), self._scheduler.view(now)
+            return replace(self._report, blocks=states, view=view)
         if isinstance(op, ListPins):
             pins = self._scheduler.state.pins
             return replace(self._report, pins=pins.list(now), lost_pins=pins.lost)

@@ -15,10 +15,12 @@ from quire.executor.launched_step import LaunchedStep
 from quire.executor.processes.messages import (
     RankAdapter,
     RankMessage,
+    RankMove,
     RankOp,
     RankReply,
     computes_with,
 )
+from quire.executor.processes.rank_moves import RankMoves
 from quire.platform.shared_region import SharedRegion
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.block_moves import BlockMove, MoveOutcome
@@ -44,6 +46,9 @@ class Ranks(Protocol):
 
     @property
     def pids(self) -> list[int]: ...
+
+    @property
+    def moved_pipes(self) -> list[int]: ...
 
     def start(self) -> None: ...
 
@@ -78,6 +83,7 @@ class ProcessExecutor:
             lambda: make_worker(self._group.meeting), self._group.first_failed
         )
         self._adapters = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-adapters")
+        self._moves = RankMoves(lambda: self._group.moved_pipes)
         self._asking = threading.Lock()  # held from a question to the ranks until all have answered
 
     @property
@@ -157,7 +163,13 @@ class ProcessExecutor:
                 self._group.replies()
 
     def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
-        raise EngineError(f"move {move.ticket}: a disk serves one rank, and settings said so")
+        """Start a move on all ranks, each with its own files."""
+        self._first.check()
+        joint = self._moves.expect(move.ticket)
+        self._group.send(RankMessage.MOVE, encode(RankMove(move)))
+        own = self._first.move_blocks(move)
+        own.add_done_callback(lambda done: self._moves.first_ended(move.ticket, done))
+        return joint
 
     def late(self, late: LateInput) -> None:
         self._first.check()
@@ -174,6 +186,7 @@ class ProcessExecutor:
         self._adapters.shutdown(wait=False, cancel_futures=True)
         self._group.shutdown()
         self._adapters.shutdown(wait=True)
+        self._moves.close()
         self._group.close()
 
 

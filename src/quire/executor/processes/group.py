@@ -42,12 +42,13 @@ _ERRORS = {"engine": EngineError, "settings": ConfigError, "request": RequestErr
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank's process. replies: pipe of its answers. pidfd: readable when the process has
-    ended."""
+    """A rank's process. replies: pipe of its answers. moved: pipe of the ends of its moves. pidfd:
+    readable when the process has ended."""
 
     rank: int
     process: subprocess.Popen[bytes]
     replies: int
+    moved: int
     pidfd: int
     beats: int = 0
     last_beat: float = 0.0
@@ -106,6 +107,11 @@ class RankGroup:
     def reply_pipes(self) -> dict[int, int]:
         """The pipe of each rank's answers, for a reader that replaces `replies`."""
         return {each.rank: each.replies for each in self._ranks}
+
+    @property
+    def moved_pipes(self) -> list[int]:
+        """The pipe of each rank's ended moves."""
+        return [each.moved for each in self._ranks]
 
     @property
     def pids(self) -> list[int]:
@@ -176,6 +182,7 @@ class RankGroup:
 
     def _spawn(self, rank: int, reader: int) -> _Rank:
         read, write = os.pipe()
+        moved_read, moved_write = os.pipe()
         try:
             launch = msgspec.structs.replace(
                 self._launch,
@@ -186,23 +193,27 @@ class RankGroup:
                 reader=reader,
                 wakeup=self._wakeups[reader],
                 replies=write,
+                moved=moved_write,
             )
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(launch.region, launch.ring, launch.wakeup, launch.replies),
+                pass_fds=(launch.region, launch.ring, launch.wakeup, launch.replies, launch.moved),
             )
         except BaseException:
             os.close(read)
+            os.close(moved_read)
             raise
         finally:
             os.close(write)
+            os.close(moved_write)
         assert process.stdin is not None, "started with a pipe"
         with contextlib.suppress(OSError):  # it has already ended, which the next look finds
             process.stdin.write(launch_bytes(launch))
             process.stdin.flush()
-        return _Rank(rank, process, read, os.pidfd_open(process.pid), last_beat=time.monotonic())
+        pidfd = os.pidfd_open(process.pid)
+        return _Rank(rank, process, read, moved_read, pidfd, last_beat=time.monotonic())
 
     def _look(self) -> str:
         """Wait a little. Return the reason if the group is over."""
@@ -271,7 +282,7 @@ class RankGroup:
         """Close all descriptors, after `shutdown`, when no other thread is in a method. May be
         called twice."""
         for each in self._ranks:
-            for descriptor in (each.replies, each.pidfd):
+            for descriptor in (each.replies, each.moved, each.pidfd):
                 os.close(descriptor)
             assert each.process.stdin is not None, "started with a pipe"
             with contextlib.suppress(OSError):

@@ -13,14 +13,18 @@ import msgspec
 
 import quire
 from quire.protocol.adapters import AdapterRef
+from quire.protocol.block_moves import BlockMove
 from quire.protocol.control import Report, WorkerOp
 from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.step import IntArray
 
 __all__ = [
     "RankAdapter",
     "RankLaunch",
     "RankMeeting",
     "RankMessage",
+    "RankMove",
+    "RankMoved",
     "RankOp",
     "RankReply",
     "computes_with",
@@ -35,6 +39,7 @@ class RankMessage(IntEnum):
     CONTROL = 3
     READ_ADAPTER = 4
     PUT_ADAPTER = 5
+    MOVE = 6
 
 
 class RankMeeting(msgspec.Struct, frozen=True):
@@ -52,8 +57,8 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     settings: values by name in `EngineSettings`, with all measured values. free_bytes,
     memory_bytes: memory of the host as the core saw it, so that each rank makes the core's plan.
     meeting: meeting of ranks on several hosts; None if they meet in the region. region, ring,
-    wakeup, replies: descriptors that the process inherits. reader: its number among the ring's
-    readers. `RankGroup` fills in the last six.
+    wakeup, replies, moved: descriptors that the process inherits. reader: its number among the
+    ring's readers. `RankGroup` fills in the last seven.
     """
 
     rank: int
@@ -68,6 +73,7 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     reader: int = 0
     wakeup: int = -1
     replies: int = -1
+    moved: int = -1
 
 
 class RankOp(msgspec.Struct, frozen=True):
@@ -82,6 +88,21 @@ class RankAdapter(msgspec.Struct, frozen=True):
 
     slot: int
     ref: AdapterRef
+
+
+class RankMove(msgspec.Struct, frozen=True):
+    """Blocks that go to the rank's files or come back, after the steps before it. `RankMoved`
+    answers on a pipe of its own, whenever the move ends."""
+
+    move: BlockMove
+
+
+class RankMoved(msgspec.Struct, frozen=True):
+    """The end of a move; see `MoveOutcome`."""
+
+    ticket: int
+    lost: IntArray
+    seconds: float
 
 
 class RankReply(msgspec.Struct, frozen=True):

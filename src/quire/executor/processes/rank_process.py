@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from quire.config.settings import EngineSettings
@@ -29,6 +30,8 @@ from quire.executor.processes.messages import (
     RankAdapter,
     RankLaunch,
     RankMessage,
+    RankMove,
+    RankMoved,
     RankOp,
     RankReply,
     computes_with,
@@ -39,6 +42,7 @@ from quire.ops.native.binding import see_kernels
 from quire.platform import detect_platform
 from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import claim_streams
+from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.codec import Codec, encode, framed, read_message
 from quire.protocol.control import WorkerOp
 from quire.protocol.step import StepPlan
@@ -62,7 +66,7 @@ class _Put:
     adapter: HostAdapter
 
 
-_Work = StepPlan | WorkerOp | _Put
+_Work = StepPlan | WorkerOp | _Put | BlockMove
 
 
 def run_rank() -> int:
@@ -112,6 +116,8 @@ class _Loop:
         self._work = queue.SimpleQueue[_Work]()
         self._ops: Codec[RankOp] = Codec(RankOp)
         self._adapters: Codec[RankAdapter] = Codec(RankAdapter)
+        self._moves: Codec[RankMove] = Codec(RankMove)
+        self._telling = threading.Lock()
 
     def run(self) -> None:
         _start_thread(self._receive)
@@ -122,6 +128,8 @@ class _Loop:
             elif isinstance(work, _Put):
                 self._worker.put_adapter(work.slot, work.adapter)
                 _reply(self._launch, RankReply())
+            elif isinstance(work, BlockMove):
+                self._move(work)
             else:
                 self._control(work)
 
@@ -132,6 +140,18 @@ class _Loop:
             _reply(self._launch, _failure(error))
         else:
             _reply(self._launch, RankReply(recovery_costs=costs))
+
+    def _move(self, move: BlockMove) -> None:
+        done = Future[MoveOutcome]()
+
+        def tell(ended: Future[MoveOutcome]) -> None:
+            outcome = ended.result() if ended.exception() is None else move.all_lost
+            message = encode(RankMoved(move.ticket, outcome.lost, outcome.seconds))
+            with self._telling:  # moves end in several threads
+                _write(self._launch.moved, message)
+
+        done.add_done_callback(tell)
+        self._worker.start_move(move, done)
 
     def _receive(self) -> None:
         ring = RingReader(self._launch.ring, self._launch.reader, self._launch.wakeup)
@@ -146,6 +166,8 @@ class _Loop:
                     self._work.put(self._ops.decode(data).op)
                 elif kind == RankMessage.READ_ADAPTER:
                     _start_thread(self._read_adapter, self._adapters.decode(data))
+                elif kind == RankMessage.MOVE:
+                    self._work.put(self._moves.decode(data).move)
                 else:
                     asked = self._adapters.decode(data)
                     self._work.put(_Put(asked.slot, self._worker.read_adapter(asked.ref)))
@@ -191,9 +213,13 @@ def _failure(error: BaseException) -> RankReply:
 
 
 def _reply(launch: RankLaunch, reply: RankReply) -> None:
-    data = framed(encode(reply))
+    _write(launch.replies, encode(reply))
+
+
+def _write(pipe: int, message: bytes) -> None:
+    data = framed(message)
     while data:
-        data = data[os.write(launch.replies, data) :]
+        data = data[os.write(pipe, data) :]
 
 
 def _start_thread(work: Callable[..., None], *arguments: object) -> None:

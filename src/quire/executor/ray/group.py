@@ -84,6 +84,11 @@ class RayRankGroup:
         """Process ids, on their hosts, of those that hold the ranks."""
         return [host.pid for host in self._hosts]
 
+    @property
+    def moved_pipes(self) -> list[int]:
+        """None: K/V of several hosts go to no disk, and settings said so."""
+        return []
+
     def start(self) -> None:
         """Have Ray place and start the ranks; `replies` tells how that ended. Raises ConfigError if
         there is no room, EngineError if they cannot be started."""

@@ -8,6 +8,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.spans import TraceContext
 from quire.server.requests.errors import CLIENT_LEFT, error_reply, is_messages_path
 
 __all__ = ["RequestTrace", "is_label"]
@@ -22,11 +23,17 @@ class RequestTrace:
     `scope["state"]["request_id"]`, and returns as `x-request-id`, from the Messages API also as
     `request-id`.
 
+    has_spans: give each request a place in a trace, below its `traceparent`; the reply has that
+    place in the same header, and `scope["state"]["trace_context"]` holds it.
+
     Ids are for people. Only timelines are looked up by them.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, max_label_chars: int) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: ServerMetrics, max_label_chars: int, *, has_spans: bool
+    ) -> None:
         self._app = app
+        self._has_spans = has_spans
         self._metrics = metrics
         self._max_label_chars = max_label_chars
 
@@ -35,11 +42,18 @@ class RequestTrace:
             await self._app(scope, receive, send)
             return
         started = time.monotonic()
-        request_id = self._request_id(scope["headers"])
-        scope.setdefault("state", {})["request_id"] = request_id
+        request_id = _header(scope, b"x-request-id")
+        if not is_label(request_id, self._max_label_chars):
+            request_id = secrets.token_hex(16)
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         headers = [(b"x-request-id", request_id.encode("ascii"))]
         if is_messages_path(scope["path"]):
             headers.append((b"request-id", headers[0][1]))
+        if self._has_spans:
+            context = TraceContext.begin(_header(scope, b"traceparent"))
+            state["trace_context"] = context
+            headers.append((b"traceparent", context.traceparent.encode("ascii")))
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -69,10 +83,11 @@ class RequestTrace:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
-    def _request_id(self, headers: list[tuple[bytes, bytes]]) -> str:
-        given = next((value for name, value in headers if name == b"x-request-id"), b"")
-        text = given.decode("latin-1")
-        return text if is_label(text, self._max_label_chars) else secrets.token_hex(16)
+
+def _header(scope: Scope, name: bytes) -> str:
+    """Return the first value of a header, "" without one."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    return next((value for key, value in headers if key == name), b"").decode("latin-1")
 
 
 def is_label(text: str, max_chars: int) -> bool:

@@ -17,18 +17,23 @@ PREFIX = "front-"
 
 class FrontReading(msgspec.Struct):
     """Counts of one front, or of several. num_waiting_…: requests before their first step, and
-    their prompt tokens. refused: requests shed by the waiting room, by reason."""
+    their prompt tokens. refused: requests shed by the waiting room, by reason. num_spans_…:
+    spans of traces that the collector took, and others."""
 
     metrics: ServerMetrics
     num_waiting_requests: int = 0
     num_waiting_tokens: int = 0
     refused: dict[str, int] = {}
+    num_spans_sent: int = 0
+    num_spans_dropped: int = 0
 
     def add(self, other: FrontReading) -> None:
         """Add the counts of another front."""
         self.metrics.add(other.metrics)
         self.num_waiting_requests += other.num_waiting_requests
         self.num_waiting_tokens += other.num_waiting_tokens
+        self.num_spans_sent += other.num_spans_sent
+        self.num_spans_dropped += other.num_spans_dropped
         for reason, count in other.refused.items():
             self.refused[reason] = self.refused.get(reason, 0) + count
 

@@ -134,13 +134,13 @@ class TimelineLog:
         del self._open[timeline.number]
         self._kept.append(timeline)
 
-    def open(self, tenant: str) -> list[Timeline]:
-        """Return the timelines of open requests of one tenant, oldest first."""
-        return [timeline for timeline in self._open.values() if timeline.tenant == tenant]
+    def open(self, tenant: str | None) -> list[Timeline]:
+        """Return the timelines of open requests of one tenant, oldest first; None for all."""
+        return [each for each in self._open.values() if tenant in (None, each.tenant)]
 
-    def latest(self, tenant: str) -> Iterator[Timeline]:
-        """Yield the timelines of one tenant, newest first."""
-        return (kept for kept in reversed(self._kept) if kept.tenant == tenant)
+    def latest(self, tenant: str | None) -> Iterator[Timeline]:
+        """Yield the timelines of one tenant, newest first; None for all."""
+        return (kept for kept in reversed(self._kept) if tenant in (None, kept.tenant))
 
     def find(self, request_id: str, tenant: str) -> Timeline | None:
         """Return the newest of that id and tenant."""

@@ -111,6 +111,8 @@ class _ServerCollector(Collector):
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens.", metrics.prompt_tokens),
             ("vllm:generation_tokens", "Tokens that were generated.", metrics.generation_tokens),
+            ("quire:trace_spans_sent", "Spans that the collector took.", fronts.num_spans_sent),
+            ("quire:trace_spans_dropped", "Spans that it did not.", fronts.num_spans_dropped),
         ):  # fmt: skip
             yield _counter(name, text, labels, float(value))
         success = CounterMetricFamily(

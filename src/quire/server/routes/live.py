@@ -15,6 +15,7 @@ import quire
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.errors import QuireError
 from quire.protocol.control import Inspect, MapBlocks
+from quire.protocol.status import EngineView, ViewedGroup
 from quire.server.generation.backend import Backend
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline, TimelineLog
@@ -58,6 +59,8 @@ class EngineLook:
         self._shared: dict[str, Any] = {}
         self._read_s = 0.0
         self._plan = self._runs = ""
+        self._view = EngineView()
+        self._steps: dict[str, list[float]] = {}
         self._asked_s = -SLOW_MAP_S
         self._restarts = -1
         self._asking: asyncio.Task[None] | None = None
@@ -66,7 +69,8 @@ class EngineLook:
         """Return a reading that is no older than `max_age_s`, without values that are None."""
         if not self._shared or time.monotonic() - self._read_s > max_age_s:
             await self._ask_core(services.backend, max_age_s)
-            self._shared = _without_none(_shared(services, self._plan, self._runs))
+            view = _view(self._runs, self._view, self._steps)
+            self._shared = _without_none({**_shared(services, self._plan), **view})
             self._read_s = time.monotonic()
         return self._shared
 
@@ -90,17 +94,75 @@ class EngineLook:
             if restarts != self._restarts:
                 self._plan = (await client.control(Inspect())).plan
                 self._restarts = restarts
-            self._runs = run_lengths((await client.control(MapBlocks())).blocks)
+            report = await client.control(MapBlocks())
+            self._runs, self._view = run_lengths(report.blocks), report.view or EngineView()
+            self._steps = _steps(self._view, self._steps)
+
+    @property
+    def groups(self) -> tuple[ViewedGroup, ...]:
+        """The groups of the last reading, of all tenants."""
+        return self._view.groups
 
 
-async def snapshot(services: Services, tenant: str, max_age_s: float = 0.0) -> dict[str, Any]:
-    """Return all that the page shows a caller, without values that are None."""
+async def snapshot(
+    services: Services, tenant: str | None, max_age_s: float = 0.0
+) -> dict[str, Any]:
+    """Return all that the page shows a caller, without values that are None. tenant: name of the
+    caller's key; None shows the requests of all."""
     shared = await services.look.read(services, max_age_s)
-    now = round(time.time(), 3)
-    return {**shared, "at": now, "requests": request_rows(services.timelines, tenant)}
+    return {
+        **shared,
+        "at": round(time.time(), 3),
+        "groups": {str(each.number): _group(each, tenant) for each in services.look.groups},
+        "requests": request_rows(services.timelines, tenant),
+    }
 
 
-def _shared(services: Services, plan: str, runs: str) -> dict[str, Any]:
+def _group(group: ViewedGroup, tenant: str | None) -> dict[str, Any]:
+    """Return a request in the engine; only callers of its own key see its id."""
+    found: dict[str, Any] = {"blocks": group.num_blocks}
+    if tenant in (None, group.tenant):
+        found["id"] = group.request_id
+    if group.waits:
+        found |= {"waits": group.waits, "tokens": group.num_tokens}
+    return found
+
+
+def _view(runs: str, view: EngineView, steps: dict[str, list[float]]) -> dict[str, Any]:
+    return {
+        "blocks": runs,
+        "owners": ",".join(f"{number}x{length}" for number, length in view.owners),
+        "evicted": list(view.evicted),
+        "steps": steps,
+        "hidden_groups": view.num_hidden,
+        "prefixes": [
+            {
+                "parent": each.parent,
+                "tokens": each.num_tokens,
+                "sequences": each.num_sequences,
+                "pins": each.num_pins,
+                "groups": list(each.groups),
+            }
+            for each in view.prefixes
+        ],
+    }
+
+
+def _steps(view: EngineView, known: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Return steps by core and number: time of the plan, tokens behind prompts, of prompts, drafts
+    accepted and wasted, rows, and milliseconds. A step that is `known` stays as it was."""
+    found: dict[str, list[float]] = {}
+    now = time.time()
+    for core, steps in enumerate(view.steps):
+        for step in steps:
+            at = round(now - step.age_s, 3)
+            tokens = (step.decode, step.prefill, step.accepted, step.wasted)
+            name = f"{core}.{step.number}"
+            found[name] = known.get(name) or [at, *tokens, step.rows, step.ms]
+    return found
+
+
+def _shared(services: Services, plan: str) -> dict[str, Any]:
     backend = services.backend
     client, status, model = backend.client, backend.status, backend.model
     total = services.total()
@@ -127,7 +189,6 @@ def _shared(services: Services, plan: str, runs: str) -> dict[str, Any]:
             "refused": total.refused,
         },
         "latency": {name: _histogram(total.metrics, of) for name, of in _HISTOGRAMS.items()},
-        "blocks": runs,
         "plan": plan,
         "settings": _settings(services.settings),
     }
@@ -147,9 +208,9 @@ def _histogram(metrics: ServerMetrics, name: str) -> dict[str, Any]:
     return {"bounds": list(found.bounds), "counts": list(found.counts), "total": found.total}
 
 
-def request_rows(timelines: TimelineLog, tenant: str) -> dict[str, Any]:
+def request_rows(timelines: TimelineLog, tenant: str | None) -> dict[str, Any]:
     """Return rows of open requests and of the last ones that ended, by their numbers. However many
-    are open, a snapshot has at most 2 · `NUM_OPEN` of them."""
+    are open, a snapshot has at most 2 · `NUM_OPEN` of them. tenant: None for all."""
     ended = reversed(list(islice(timelines.latest(tenant), NUM_ENDED)))
     opened = timelines.open(tenant)
     shown = [*ended, *opened[:NUM_OPEN], *opened[NUM_OPEN:][-NUM_OPEN:]]

@@ -14,25 +14,26 @@ from quire.server.http.events import EventSink, EventStream
 from quire.server.openai.answer import encode
 from quire.server.routes.live import difference, snapshot
 from quire.server.routes.route import EVENTS, Access, Call, Route
+from quire.server.routes.services import Services
 
-__all__ = ["FILES", "ROUTES", "FRAME_S"]
+__all__ = ["FILES", "FILE_HEADERS", "FRAME_S", "MEDIA", "ROUTES", "UI_FOLDER", "record_page"]
 
 FRAME_S = 0.25
 """Seconds between two events of a stream."""
 
 INDEX = "index.html"
 
-_FOLDER = Path(__file__).parents[1] / "ui"
-_MEDIA = {
+UI_FOLDER = Path(__file__).parents[1] / "ui"
+MEDIA = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-FILES = sorted(path.name for path in _FOLDER.iterdir() if path.suffix in _MEDIA)
+FILES = sorted(path.name for path in UI_FOLDER.iterdir() if path.suffix in MEDIA)
 """Names of the page's files."""
 
-_HEADERS = {
+FILE_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"
@@ -56,17 +57,17 @@ async def page_file(call: Call[None]) -> Response:
     root = call.services.settings.root_path
     name = call.request.scope["path"].rpartition("/")[2]
     data, tag = _read(INDEX if name == "ui" else name, root)
-    headers = {**_HEADERS, "etag": tag}
+    headers = {**FILE_HEADERS, "etag": tag}
     if tag in call.request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    media = _MEDIA[Path(INDEX if name == "ui" else name).suffix]
+    media = MEDIA[Path(INDEX if name == "ui" else name).suffix]
     return Response(data, headers={**headers, "content-type": media})
 
 
 @functools.cache
 def _read(name: str, root_path: str) -> tuple[bytes, str]:
     """Return the contents of a file, with its links below `root_path`, and their tag."""
-    data = (_FOLDER / name).read_bytes()
+    data = (UI_FOLDER / name).read_bytes()
     if name == INDEX:
         data = data.replace(b'"/ui', f'"{root_path}/ui'.encode())
     return data, f'"{hashlib.sha256(data).hexdigest()[:32]}"'
@@ -97,12 +98,22 @@ async def page_stream(call: Call[None]) -> Response:
     return EventStream(produce, call.limits.sse_keep_alive_s)
 
 
+async def record_page(services: Services) -> None:
+    """Record the view, for as long as there is a file for it."""
+    recorder, shown = services.page_recorder, None
+    while recorder.is_open:
+        now = await snapshot(services, None, FRAME_S / 2)
+        recorder.add(now if shown is None else difference(shown, now))
+        shown = now
+        await asyncio.sleep(FRAME_S)
+
+
 def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + encode(data) + b"\n\n"
 
 
 def _file(path: str) -> Route[None, Any]:
-    media = _MEDIA[Path(path).suffix or ".html"]
+    media = MEDIA[Path(path).suffix or ".html"]
     return Route("GET", path, page_file, media=media, access=Access.PAGE, is_listed=False)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -29,6 +31,9 @@ from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.page_recorder import PageRecorder
+from quire.server.readings.span_exporter import SpanExporter, collector_of
+from quire.server.readings.spans import request_spans
 from quire.server.readings.timeline import Timeline, TimelineLog
 from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.bodies import ChatRequest, GenerationRequest
@@ -90,6 +95,9 @@ class Services:
             most and ceil(most / settings.api_server_count),
         )
         self._recorder = TraceRecorder(settings.record_trace)
+        collector = collector_of(settings.otlp_traces_endpoint, os.environ)
+        self.spans = None if collector is None else SpanExporter(collector)
+        self.page_recorder = PageRecorder("" if front else settings.record_ui)
         folder = settings.data_dir
         self.batches = (
             None
@@ -223,11 +231,13 @@ class Services:
         request_id = body.request_id or request.state.request_id
         timeline = Timeline(request_id, request.url.path, request.state.tenant)
         self.timelines.begin(timeline)
+        failure = ""
         try:
             yield timeline
         except BaseException as caught:
             error = self._as_told(caught)
             refused = isinstance(error, RefusedError)
+            failure = str(error.status) if refused else type(error).__name__
             timeline.error = str(error) if refused else f"{type(error).__name__}: {error}"[:200]
             if error is caught:
                 raise
@@ -235,6 +245,23 @@ class Services:
         finally:
             timeline.finished_s = timeline.now()
             self.timelines.end(timeline)
+            self._export(request, timeline, body, failure)
+
+    def _export(
+        self,
+        request: Request,
+        timeline: Timeline,
+        body: GenerationRequest | Pooled,
+        failure: str,
+    ) -> None:
+        """Send the spans of a request that has ended, if anybody collects them."""
+        if self.spans is None or not request.state.trace_context.is_sampled:
+            return
+        names = () if self.backend.model is None else self.backend.model.names
+        is_adapter = not failure and body.model is not None and body.model not in names
+        model = body.model if is_adapter and body.model is not None else "".join(names[:1])
+        context, kind = request.state.trace_context, self.settings.otlp_names
+        self.spans.put(request_spans(context, timeline, body, model, failure, kind))
 
     def show(self) -> None:
         """Write this front's reading for the others, once it serves."""
@@ -249,7 +276,11 @@ class Services:
     def _reading(self) -> FrontReading:
         waiting = self.waiting
         return FrontReading(
-            self.metrics, waiting.num_requests, waiting.num_tokens, dict(waiting.refused)
+            self.metrics,
+            waiting.num_requests,
+            waiting.num_tokens,
+            dict(waiting.refused),
+            *(() if self.spans is None else self.spans.counts),
         )
 
     def _as_told(self, error: BaseException) -> BaseException:
@@ -271,6 +302,9 @@ class Services:
         await self.session_pins.close()
         self.prompts.close()
         self._recorder.close()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
+        self.page_recorder.close()
         self.background.close()
         self.responses.close()
         self.sessions.close()

@@ -68,8 +68,10 @@ function start() {
   wireTheme();
   fill(byId("menu"), icon("menu"));
   const chat = new Chat(byId("chat"), (id) => showRequest(id));
-  const engine = new EngineView(byId("engine"), showState, (row, now) => showRequest(row.id, row, now));
+  const engine = new EngineView(byId("engine"), showState, (row, now, id = row.id) => showRequest(id, row, now));
   byId("menu").addEventListener("click", () => byId("menu").setAttribute("aria-expanded", String(chat.toggleSide())));
+  const asked = new URLSearchParams(location.search);
+  const replay = asked.get("replay");
   const show = () => {
     const isEngine = location.hash === "#engine";
     byId("chat").hidden = isEngine;
@@ -80,12 +82,21 @@ function start() {
       if (isShown) byId(`tab-${name}`).setAttribute("aria-current", "page");
       else byId(`tab-${name}`).removeAttribute("aria-current");
     }
-    if (isEngine && !document.hidden) engine.start();
+    if (replay === null && isEngine && !document.hidden) engine.start();
     else engine.stop();
   };
   window.addEventListener("hashchange", show);
   document.addEventListener("visibilitychange", show); // nothing is gathered for a hidden tab
   wireKeys(chat);
+  if (replay !== null) {
+    // There need be no engine: the recording is all that is shown.
+    byId("tab-chat").hidden = true;
+    location.hash = "#engine";
+    show();
+    const frame = asked.get("frame");
+    engine.replayFrom(replay, frame === null ? null : Math.max(0, Math.trunc(Number(frame)) || 0));
+    return;
+  }
   show();
   loadModels(chat).then(() => chat.focus()).catch((error) => toast(error.message));
 }

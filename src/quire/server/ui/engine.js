@@ -1,18 +1,23 @@
 // The engine view: what the server streams, drawn four times a second while somebody looks.
 
-import { call, events } from "./api.js";
+import { call, events, ROOT } from "./api.js";
+import { BlockMap, nameOf } from "./blocks.js";
 import { download, duration, fill, h, icon, number, toast } from "./dom.js";
-import { drawLine, drawMap, drawTicks } from "./figures.js";
-import { Player, Recorder, framesOf } from "./replay.js";
-import { counts, merge, percentile, phases, planRows, Ring } from "./live.js";
+import { drawLine, drawSteps } from "./figures.js";
+import { Player, Recorder, framesOf, loadFrames } from "./replay.js";
+import { chosenRows, merge, percentile, phases, planRows, prefixRows, Ring, Steps } from "./live.js";
 
 const RETRY_MS = 2000;
-const BLOCKS = [
-  ["u", "used", "Blocks that one sequence holds."],
-  ["s", "shared", "Blocks that several sequences hold (a mark in each)."],
-  ["p", "pinned", "Blocks of pinned prefixes (a dot in each)."],
-  ["c", "cached", "Free blocks that hold a prefix for later prompts."],
-  ["f", "free", "Empty blocks."],
+const WARM_FRAMES = 240;
+const MAX_ROWS = 24;
+const MAX_NAMED = 8;
+const MAX_PREFIXES = 12;
+const WORK = [
+  ["phase-decode", "generated", "Tokens behind prompts, one or more for each sequence."],
+  ["part-accepted", "drafts accepted", "Guessed tokens that were right."],
+  ["part-wasted", "drafts wasted", "Guessed tokens that were wrong."],
+  ["phase-prefill", "of prompts", "Tokens of prompts that were computed; cached ones cost nothing."],
+  ["part-ms", "time", "Milliseconds that the step took."],
 ];
 const PHASES = [
   ["render", "reading the prompt"],
@@ -46,7 +51,7 @@ function shares(ring, name, wanted) {
   const values = wanted.map((share) => percentile(bounds, found, share));
   if (values[0] === null) return "–";
   const isLong = values.at(-1) >= 1;
-  const texts = values.map((value) => (isLong ? value.toFixed(2) : number(1000 * value, 1000 * value < 10 ? 2 : 0)));
+  const texts = values.map((value) => (isLong ? value.toFixed(value < 10 ? 2 : 1) : number(1000 * value, 1000 * value < 10 ? 2 : 0)));
   return `${texts.join(" / ")} ${isLong ? "s" : "ms"}`;
 }
 
@@ -62,11 +67,11 @@ export class EngineView {
     this._shown = null;
     this._watching = null;
     this._static = "";
-    this._mapKey = "";
-    this._cellBlocks = 1;
+    this._steps = new Steps();
+    this._map = new BlockMap((id) => this._showRequest(Object.values(this._shown.requests).find((row) => row.id === id) ?? null, this._shown.at, id));
     this._build();
     window.addEventListener("resize", () => {
-      this._mapKey = "";
+      this._map.forget();
       this._draw();
     });
   }
@@ -112,13 +117,15 @@ export class EngineView {
   /** Begin anew: the numbers of another server's requests mean others. */
   _forget() {
     this._ring = new Ring();
-    this._mapKey = "";
+    this._steps = new Steps();
+    this._map.forget();
     fill(this._rows);
   }
 
   _frame(shown) {
     this._shown = shown;
     this._ring.add(shown);
+    this._steps.add(shown.steps);
     this._draw();
   }
 
@@ -139,8 +146,30 @@ export class EngineView {
     }
   }
 
+  /** Show a recording of this server, and no engine. frame: number of the one to stand at; null to
+   * play. */
+  async replayFrom(address, frame) {
+    this._onState({ state: "recording" });
+    try {
+      const frames = await loadFrames(address, ROOT, call);
+      this._replay(frames, frame);
+    } catch (error) {
+      this._banner.hidden = false;
+      fill(this._banner, h("strong", {}, "The recording cannot be played. "), error.message);
+    }
+  }
+
+  /** Take in the minute before a frame, which rates and percentiles are of. */
+  _warm(frames, number) {
+    this._forget();
+    for (const frame of frames.slice(Math.max(0, number - WARM_FRAMES), number)) {
+      this._ring.add(frame);
+      this._steps.add(frame.steps);
+    }
+  }
+
   /** Show a recording in place of the server, until it is closed. */
-  _replay(frames) {
+  _replay(frames, start = null) {
     this._player?.pause();
     this._forget();
     const slider = h("input", { type: "range", min: "0", max: String(frames.length - 1), value: "0", "aria-label": "Place in the recording" });
@@ -152,7 +181,11 @@ export class EngineView {
       setText(button, player.isPlaying ? "Pause" : "Play");
       this._frame(frame);
     }));
-    slider.addEventListener("input", () => player.seek(Number(slider.value)));
+    const seek = (number) => {
+      this._warm(frames, number);
+      player.seek(number);
+    };
+    slider.addEventListener("input", () => seek(Number(slider.value)));
     button.addEventListener("click", () => {
       if (player.isPlaying) player.pause();
       else player.play();
@@ -163,11 +196,13 @@ export class EngineView {
       this._player = null;
       this._forget();
       this._replayBar.hidden = true;
+      if (location.search) location.assign(location.pathname);
       if (this._live) this._frame(this._live);
     };
     fill(this._replayBar, h("strong", {}, "Recording"), button, slider, time, h("button", { type: "button", class: "button", onclick: close }, "Back to the engine"));
     this._replayBar.hidden = false;
-    player.play();
+    if (start === null) player.play();
+    else seek(Math.min(start, frames.length - 1));
   }
 
   _build() {
@@ -180,11 +215,13 @@ export class EngineView {
     file.addEventListener("change", () => this._openRecording(file));
     const tools = h("div", { class: "row end" }, h("button", { type: "button", class: "button", title: "The last ten minutes of this page, saved to a file", onclick: () => this._save() }, icon("download"), "Save a recording"), h("button", { type: "button", class: "button", onclick: () => file.click() }, icon("upload"), "Open a recording"), file);
     this._banner = h("div", { class: "banner", hidden: true });
-    this._map = h("canvas", { class: "map", role: "img", "aria-label": "Map of K/V blocks" });
-    this._legend = h("ul", { class: "legend" });
-    this._mapNote = h("p", { class: "hint" });
-    this._ticks = h("canvas", { class: "ticks", role: "img", "aria-label": "Tokens in each quarter second" });
-    this._ticksNote = h("p", { class: "hint" });
+    this._bars = h("canvas", { class: "ticks", role: "img", "aria-label": "Tokens and time of the last steps" });
+    this._bars.addEventListener("pointermove", (event) => this._pointAtStep(event.offsetX));
+    this._bars.addEventListener("pointerleave", () => this._pointAtStep(null));
+    this._pointedX = null;
+    this._stepsNote = h("p", { class: "hint pointed" });
+    this._waiting = h("ol", { class: "queue", "aria-label": "Waiting requests" });
+    this._prefixes = h("ul", { class: "prefixes", "aria-label": "Shared prefixes" });
     this._rows = h("div", { class: "waterfall" });
     this._queue = h("dl", { class: "facts" });
     this._cache = h("dl", { class: "facts" });
@@ -193,15 +230,15 @@ export class EngineView {
     this._plan = h("div", {});
     this._settings = h("dl", { class: "facts wide" });
     const phaseLegend = h("ul", { class: "legend" }, PHASES.map(([name, words]) => h("li", {}, h("span", { class: `swatch phase-${name}` }), words)));
-    const workLegend = h("ul", { class: "legend" }, h("li", {}, h("span", { class: "swatch phase-decode" }), "generated"), h("li", {}, h("span", { class: "swatch phase-prefill" }), "of prompts, computed"));
+    const workLegend = h("ul", { class: "legend" }, WORK.map(([name, words, title]) => h("li", { title }, h("span", { class: `swatch ${name}` }), words)));
     fill(
       this._element,
       this._replayBar,
       this._banner,
       strip,
-      h("div", { class: "cards" }, card("K/V blocks", this._map, this._legend, this._mapNote), card("Tokens in each quarter second", this._ticks, workLegend, this._ticksNote)),
+      h("div", { class: "cards" }, card("K/V blocks", this._map.elements), card("Steps", this._bars, workLegend, this._stepsNote)),
       card("Requests", phaseLegend, this._rows),
-      h("div", { class: "cards" }, card("Queue", this._queue), card("Cache and drafts", this._cache), card("Model, adapters, processes", this._parts), card("Start", this._boot)),
+      h("div", { class: "cards" }, card("Queue", this._queue, this._waiting), card("Shared prefixes", this._prefixes), card("Cache and drafts", this._cache), card("Model, adapters, processes", this._parts), card("Start", this._boot)),
       card("Plan", this._plan),
       card("Settings of the server", this._settings),
       tools,
@@ -216,41 +253,62 @@ export class EngineView {
     fill(this._banner, h("strong", {}, `The engine is ${status.state}. `), status.message || "", bootLine(status));
     for (const [id, , , read] of FIGURES) setText(this._figures.get(id), read(shown, this._ring));
     drawLine(this._line, this._ring.ticks().map(({ out, seconds }) => out / seconds));
-    this._drawBlocks(shown);
-    this._drawWork();
+    this._map.show(shown);
+    this._drawSteps();
     this._drawRequests(shown);
     this._drawFacts(shown);
+    this._drawQueue(shown);
+    this._drawPrefixes(shown);
   }
 
-  _drawBlocks({ blocks, engine, status }) {
-    const found = counts(blocks);
-    const has = blocks.length > 0;
-    this._map.hidden = !has;
-    const size = status.capacity?.block_size;
-    fill(this._legend, BLOCKS.map(([letter, label, words]) => h("li", { title: words, "data-state": letter, "data-count": String(found[letter]) }, h("span", { class: `swatch block-${letter}` }), `${label} ${number(found[letter])}`)));
-    if (!has) {
-      setText(this._mapNote, "The engine has not sent its blocks yet.");
+  _drawSteps() {
+    const drawn = (this._drawn = drawSteps(this._bars, this._steps.all));
+    if (this._pointedX !== null) return;
+    const last = drawn.shown.at(-1);
+    const most = this._shown.status.capacity?.max_num_batched_tokens;
+    const timed = drawn.shown.filter(({ ms }) => ms > 0);
+    const mean = timed.reduce((sum, { ms }) => sum + ms, 0) / timed.length;
+    setText(this._stepsNote, last ? `A bar is a step, its height the root of its tokens. The largest has ${number(drawn.top)} tokens${most ? ` of ${number(most)} at most` : ""}.${timed.length ? ` They took ${duration(mean)} on average, ${duration(drawn.topMs)} at most.` : ""}` : "No step since the page looks.");
+  }
+
+  /** Describe the step below the pointer; null: none. */
+  _pointAtStep(x) {
+    this._pointedX = x;
+    const { shown = [], bar = 1 } = this._drawn ?? {};
+    const step = x === null ? null : shown[shown.length - Math.ceil((this._bars.clientWidth - x) / bar)];
+    if (!step) {
+      this._pointedX = null;
+      if (this._shown) this._drawSteps();
       return;
     }
-    if (this._mapKey !== blocks) {
-      this._mapKey = blocks;
-      this._cellBlocks = drawMap(this._map, blocks);
-    }
-    const each = this._cellBlocks;
-    const saved = engine.num_table_entries ? 1 - engine.num_used_blocks / engine.num_table_entries : 0;
-    setText(this._mapNote, `${number(engine.num_blocks)} blocks${size ? ` of ${size} tokens` : ""}; ${each === 1 ? "a cell is a block" : `a cell is ${each} blocks, shown as the busiest`}${saved > 0.005 ? `; sharing saves ${(100 * saved).toFixed(0)} %` : ""}.`);
+    const drafts = step.accepted + step.wasted ? `, ${number(step.accepted)} of ${number(step.accepted + step.wasted)} drafts accepted` : "";
+    setText(this._stepsNote, `${number(step.rows)} sequences: ${number(step.decode)} tokens generated, ${number(step.prefill)} of prompts${drafts}${step.ms ? `, in ${duration(step.ms)}` : ""}, at ${new Date(1000 * step.at).toLocaleTimeString()}.`);
   }
 
-  _drawWork() {
-    const ticks = this._ring.ticks();
-    const top = drawTicks(this._ticks, ticks);
-    const last = ticks.slice(-20).filter(({ steps }) => steps);
-    const stepMs = last.reduce((sum, { stepMs: ms }) => sum + ms, 0) / last.length;
-    setText(this._ticksNote, `The highest bar is ${number(top)} tokens. ${last.length ? `A step took ${duration(stepMs)} on average in the last 5 s.` : "No step in the last 5 s."}`);
+  _drawQueue({ groups = {}, hidden_groups: hidden = 0 }) {
+    const reasons = new Map();
+    for (const [key, { waits, tokens }] of Object.entries(groups)) {
+      if (!waits) continue;
+      if (!reasons.has(waits)) reasons.set(waits, []);
+      reasons.get(waits).push(`${nameOf(groups, key)} (${number(tokens)} tokens)`);
+    }
+    const rows = [...reasons].map(([reason, names]) => `${number(names.length)} ${names.length === 1 ? "waits" : "wait"}: ${reason}. ${names.slice(0, MAX_NAMED).join(", ")}${names.length > MAX_NAMED ? `, and ${number(names.length - MAX_NAMED)} more` : ""}.`);
+    if (hidden) rows.push(`${number(hidden)} more wait.`);
+    texts(this._waiting, rows);
+  }
+
+  _drawPrefixes({ prefixes, groups }) {
+    const rows = prefixRows(prefixes).slice(0, MAX_PREFIXES);
+    const longest = Math.max(1, ...rows.map(({ tokens }) => tokens));
+    const key = JSON.stringify(rows);
+    if (key === this._prefixKey) return;
+    this._prefixKey = key;
+    if (!rows.length) fill(this._prefixes, h("li", {}, "No two sequences share blocks now, and no prefix is pinned."));
+    else fill(this._prefixes, rows.map((row) => prefixElement(row, longest, groups)));
   }
 
   _drawRequests({ requests, at }) {
-    const rows = Object.values(requests).sort((one, other) => other.at - one.at).slice(0, 24);
+    const rows = chosenRows(Object.values(requests), MAX_ROWS);
     if (!rows.length) {
       fill(this._rows, h("p", { class: "hint" }, "No requests yet. The requests of your key appear here while they run, and after they end."));
       return;
@@ -273,7 +331,7 @@ export class EngineView {
       old.children[1].firstChild.style.width = width(row, at, longest);
       return old;
     }
-    const element = old ?? h("button", { type: "button", class: "request", "data-number": key, onclick: () => this._showRequest(this._shown.requests[key] ?? row, this._shown.at) });
+    const element = old ?? h("button", { type: "button", class: "request", "data-number": key, onclick: () => this._showRequest(this._shown.requests[key] ?? row, this._shown.at), onpointerenter: () => this._map.highlight(row.id), onpointerleave: () => this._map.highlight(null), onfocus: () => this._map.highlight(row.id), onblur: () => this._map.highlight(null) });
     const found = phases(row, at);
     const total = Math.max(found.at(-1)?.to ?? 0, 1);
     const pieces = h("span", { class: "request-pieces" }, found.map(({ name, from, to }) => {
@@ -313,6 +371,7 @@ export class EngineView {
       ["Found in the cache", `${number(engine.cached_tokens_total)} of ${number(engine.prompt_tokens_total)} prompt tokens`],
       ["Host memory", host],
       ["Copied out, back, failed", `${number(engine.blocks_stored_total)}, ${number(engine.blocks_loaded_total)}, ${number(engine.blocks_unstored_total + engine.blocks_lost_total)} blocks`],
+      ["Disk", engine.num_disk_blocks ? `${number(engine.num_named_disk_blocks)} of ${number(engine.num_disk_blocks)} blocks; ${number(engine.disk_read_seconds_total, 1)} s of reading, ${number(engine.disk_write_seconds_total, 1)} s of writing` : "none"],
       ["Swapped out, in", `${number(engine.swapped_out_total)}, ${number(engine.swapped_in_total)} requests`],
       ["Accepted drafts", engine.draft_tokens_total ? `${percent(engine.accepted_drafts_total, engine.draft_tokens_total)} of ${number(engine.draft_tokens_total)}${places}` : "no drafts"],
     ]);
@@ -364,6 +423,22 @@ function facts(list, rows) {
     setText(list.children[i].firstChild, name);
     setText(list.children[i].lastChild, value);
   });
+}
+
+/** Show one text in each item of a list. */
+function texts(list, rows) {
+  if (list.children.length !== rows.length) fill(list, rows.map(() => h("li")));
+  rows.forEach((row, i) => setText(list.children[i], row));
+}
+
+function prefixElement({ depth, tokens, sequences, pins, saved, groups: owners }, longest, groups) {
+  const bar = h("span");
+  bar.style.width = `${Math.max(1, (100 * tokens) / longest)}%`;
+  const owned = [sequences && `${number(sequences)} ${sequences === 1 ? "sequence" : "sequences"}`, pins && `${number(pins)} ${pins === 1 ? "pin" : "pins"}`].filter(Boolean);
+  const words = `${number(tokens)} tokens, ${owned.join(" and ")}`;
+  const element = h("li", { title: owners.map((key) => nameOf(groups, String(key))).join(", ") }, h("span", { class: "prefix-words" }, h("span", {}, words), saved ? h("span", { class: "label" }, `${number(saved)} tokens kept once`) : null), h("span", { class: "prefix-bar" }, bar));
+  element.style.paddingLeft = `${Math.min(depth, 6) * 14}px`;
+  return element;
 }
 
 function setText(element, text) {

@@ -1,6 +1,6 @@
 // Pictures of the engine view, on canvases that read their colours from the style sheet.
 
-import { cells } from "./live.js";
+import { cellOwners, cells } from "./live.js";
 
 const MAX_CELLS = 10_000;
 
@@ -30,25 +30,37 @@ function colour(name) {
   return getComputedStyle(probe).color;
 }
 
-/** Draw the map of blocks, and return how many blocks a cell stands for. */
-export function drawMap(canvas, text) {
-  const { each, letters } = cells(text, MAX_CELLS);
+const NUM_SHADES = 5;
+
+/** Draw the map of blocks. marked: key of the owner to frame, or null. Return where its cells are:
+ * their side, cells per row, blocks per cell, and number of cells. */
+export function drawMap(canvas, { blocks, owners, evicted, marked }) {
+  const { each, letters } = cells(blocks, MAX_CELLS);
+  const held = cellOwners(owners, each);
   const width = Math.max(1, canvas.clientWidth);
-  const side = Math.max(3, Math.min(16, Math.floor(Math.sqrt((width * 280) / Math.max(letters.length, 1)))));
+  const side = Math.max(3, Math.min(22, Math.floor(Math.sqrt((width * 280) / Math.max(letters.length, 1)))));
   const perRow = Math.max(1, Math.floor(width / side));
   const { context } = prepared(canvas, Math.ceil(letters.length / perRow) * side || side);
   const ground = colour("--card");
   const colours = Object.fromEntries([..."fcusp"].map((letter) => [letter, colour(`--block-${letter}`)]));
-  const gap = side > 5 ? 2 : 1;
+  const shades = Array.from({ length: NUM_SHADES }, (_, i) => colour(`--owner-${i}`));
+  const size = side - (side > 5 ? 2 : 1);
   letters.forEach((letter, i) => {
     const x = (i % perRow) * side;
     const y = Math.floor(i / perRow) * side;
-    context.fillStyle = colours[letter];
-    context.fillRect(x, y, side - gap, side - gap);
-    if (letter === "s" && side > 7) mark(context, x, y, side - gap, ground); // no state is told by colour alone
-    if (letter === "p" && side > 7) dot(context, x, y, side - gap, ground);
+    context.fillStyle = letter === "u" ? shades[Number(held[i] ?? 0) % NUM_SHADES] : colours[letter];
+    context.fillRect(x, y, size, size);
+    if (letter === "s" && side > 7) mark(context, x, y, size, ground); // no state is told by colour alone
+    if (letter === "p" && side > 7) dot(context, x, y, size, ground);
   });
-  return each;
+  const frame = (i, name) => {
+    context.strokeStyle = colour(name);
+    context.lineWidth = 1.5;
+    context.strokeRect((i % perRow) * side + 0.75, Math.floor(i / perRow) * side + 0.75, size - 1.5, size - 1.5);
+  };
+  for (const cell of new Set(evicted.map((block) => Math.floor(block / each)))) frame(cell, "--bad");
+  if (marked !== null) held.forEach((owner, i) => owner === marked && frame(i, "--text"));
+  return { side, perRow, each, count: letters.length };
 }
 
 function mark(context, x, y, size, ground) {
@@ -65,26 +77,45 @@ function dot(context, x, y, size, ground) {
   context.fillRect(x + size / 2 - 1.5, y + size / 2 - 1.5, 3, 3);
 }
 
-/** Draw work of each quarter second as stacked bars, newest at the right. */
-export function drawTicks(canvas, ticks, height = 180) {
+const STEP_PARTS = [["decode", "--decode"], ["accepted", "--accepted"], ["wasted", "--wasted"], ["prefill", "--prefill"]];
+
+/** Draw steps as stacked bars of tokens, newest at the right, and their times as a line above. Return
+ * the steps that fit, and the largest numbers of tokens and milliseconds. */
+export function drawSteps(canvas, steps, height = 180) {
   const { context, width } = prepared(canvas, height);
-  const bar = 4;
-  const shown = ticks.slice(-Math.floor(width / bar));
-  const top = Math.max(1, ...shown.map(({ prompt, out }) => prompt + out));
-  const scale = (height - 4) / top;
-  const [decode, prefill] = [colour("--decode"), colour("--prefill")];
-  shown.forEach(({ prompt, out }, i) => {
-    const x = width - (shown.length - i) * bar;
-    const low = out ? Math.max(1, out * scale) : 0;
-    const high = prompt ? Math.max(1, prompt * scale) : 0;
-    context.fillStyle = decode;
-    context.fillRect(x, height - low, bar - 1, low);
-    context.fillStyle = prefill;
-    context.fillRect(x, height - low - high, bar - 1, high);
+  const bar = 5;
+  const shown = steps.slice(-Math.floor(width / bar));
+  const sum = (step) => STEP_PARTS.reduce((total, [name]) => total + step[name], 0);
+  const top = Math.max(1, ...shown.map(sum));
+  const topMs = Math.max(1e-9, ...shown.map(({ ms }) => ms));
+  const base = height - 1;
+  const colours = STEP_PARTS.map(([, name]) => colour(name));
+  const left = (i) => width - (shown.length - i) * bar;
+  shown.forEach((step, i) => {
+    let y = base;
+    STEP_PARTS.forEach(([name], part) => {
+      if (!step[name]) return;
+      // The root keeps steps of a few tokens visible beside large ones.
+      const tall = Math.max(1, (step[name] / sum(step)) * Math.sqrt(sum(step) / top) * height * 0.72);
+      y -= tall;
+      context.fillStyle = colours[part];
+      context.fillRect(left(i), y, bar - 1, tall);
+      if (name === "wasted" && tall > 4) stripes(context, left(i), y, bar - 1, tall);
+    });
   });
+  context.strokeStyle = colour("--text");
+  context.lineWidth = 1.25;
+  context.beginPath();
+  shown.forEach(({ ms }, i) => context.lineTo(left(i) + bar / 2, 2 + height * 0.24 * (1 - ms / topMs)));
+  context.stroke();
   context.fillStyle = colour("--line");
-  context.fillRect(0, height - 1, width, 1);
-  return top;
+  context.fillRect(0, base, width, 1);
+  return { shown, top, topMs, bar };
+}
+
+function stripes(context, x, y, width, height) {
+  context.fillStyle = colour("--card");
+  for (let at = y + 2; at < y + height - 1; at += 4) context.fillRect(x, at, width, 1);
 }
 
 /** Draw a line of values over time. */

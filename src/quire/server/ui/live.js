@@ -33,6 +33,21 @@ export function runs(text) {
   return Array.from(text.matchAll(/([a-z])(\d+)/g), ([, letter, length]) => [letter, Number(length)]);
 }
 
+/** Return the runs of owners, "0x12,7x3", as [number, length]; numbers are keys of groups. */
+export function ownerRuns(text) {
+  return text ? text.split(",").map((run) => run.split("x")).map(([owner, length]) => [owner, Number(length)]) : [];
+}
+
+/** Return the value of one block in a map of states or of owners. */
+export function valueAt(text, block) {
+  let left = block;
+  for (const [value, length] of text.includes("x") ? ownerRuns(text) : runs(text)) {
+    if (left < length) return value;
+    left -= length;
+  }
+  return null;
+}
+
 /** Return how many blocks are in each state. */
 export function counts(text) {
   const found = { f: 0, c: 0, u: 0, s: 0, p: 0 };
@@ -42,16 +57,75 @@ export function counts(text) {
 
 const RANK = "fcusp";
 
+function spread(found) {
+  const all = [];
+  for (const [value, length] of found) for (let i = 0; i < length; i += 1) all.push(value);
+  return all;
+}
+
+/** Return the owner of each cell: that of its first block. each: blocks of a cell. */
+export function cellOwners(text, each) {
+  return spread(ownerRuns(text)).filter((_, i) => i % each === 0);
+}
+
 /** Return a letter for each cell of a map with at most `most` cells; a cell of several blocks has the
  * state of the busiest one. */
 export function cells(text, most) {
-  const letters = [];
-  for (const [letter, length] of runs(text)) for (let i = 0; i < length; i += 1) letters.push(letter);
+  const letters = spread(runs(text));
   const each = Math.ceil(letters.length / most) || 1;
   if (each === 1) return { each, letters };
   const found = [];
   for (let i = 0; i < letters.length; i += each) found.push(letters.slice(i, i + each).reduce((one, other) => (RANK.indexOf(other) > RANK.indexOf(one) ? other : one)));
   return { each, letters: found };
+}
+
+const STEP_FIELDS = ["at", "decode", "prefill", "accepted", "wasted", "rows", "ms"];
+
+/** The last steps of the engine, put together from snapshots, each of which has a few of them. */
+export class Steps {
+  constructor(most = 600) {
+    this._most = most;
+    this._known = new Map();
+  }
+
+  /** Add the steps of a snapshot. Those of a new core come after a restart and are later. */
+  add(steps = {}) {
+    for (const [key, row] of Object.entries(steps)) {
+      if (this._known.get(key)?.at === row[0]) continue;
+      this._known.delete(key);
+      this._known.set(key, Object.fromEntries(STEP_FIELDS.map((name, i) => [name, row[i]])));
+    }
+    for (const key of this._known.keys()) {
+      if (this._known.size <= this._most) break;
+      this._known.delete(key);
+    }
+  }
+
+  /** Return the steps, oldest first. */
+  get all() {
+    return [...this._known.values()].sort((one, other) => one.at - other.at);
+  }
+}
+
+/** Return the tree of prefixes in the order of display: each with its depth. */
+export function prefixRows(prefixes = []) {
+  const below = new Map();
+  prefixes.forEach((each, i) => below.set(each.parent, [...(below.get(each.parent) ?? []), i]));
+  const rows = [];
+  const visit = (parent, depth, before) => {
+    const own = (below.get(parent) ?? []).sort((one, other) => weight(prefixes[other]) - weight(prefixes[one]));
+    for (const i of own) {
+      const { tokens, sequences, pins } = prefixes[i];
+      rows.push({ ...prefixes[i], depth, saved: (tokens - before) * Math.max(0, sequences + pins - 1) });
+      visit(i, depth + 1, tokens);
+    }
+  };
+  visit(-1, 0, 0);
+  return rows;
+}
+
+function weight({ tokens, sequences, pins }) {
+  return tokens * (sequences + pins);
 }
 
 /** The last minute of readings. */
@@ -112,6 +186,19 @@ export class Ring {
     }
     return found;
   }
+}
+
+/** Return the requests to show, at most `most`: those that compute, the oldest that wait, and the last
+ * that ended. */
+export function chosenRows(rows, most) {
+  const newest = [...rows].sort((one, other) => other.at - one.at);
+  const isOver = (row) => row.finished !== undefined;
+  const running = newest.filter((row) => !isOver(row) && row.scheduled !== undefined);
+  const waiting = newest.filter((row) => !isOver(row) && row.scheduled === undefined).reverse();
+  const ended = newest.filter(isOver);
+  const kept = Math.min(ended.length, Math.floor(most / 3));
+  const open = [...running, ...waiting].slice(0, most - kept);
+  return [...open, ...ended.slice(0, most - open.length)];
 }
 
 /** Return the phases of a request in milliseconds: name, begin and end. now: for open ones. */

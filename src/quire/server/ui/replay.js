@@ -47,6 +47,13 @@ export function framesOf(text) {
   return frames;
 }
 
+/** Return the frames of an address of this server. load: returns the response of a path below it. */
+export async function loadFrames(address, root, load) {
+  const url = new URL(address, `${root}/ui`);
+  if (!url.href.startsWith(`${root}/`)) throw new Error(`The recording is at ${url.origin}. Give an address of this server, such as ?replay=/recording.jsonl.`);
+  return framesOf(await (await load(url.href.slice(root.length))).text());
+}
+
 /** Plays frames at their own pace; long gaps are cut. show: takes a frame and its number. */
 export class Player {
   constructor(frames, show) {
