@@ -122,7 +122,8 @@ MODELS = (
     *KERNELS,
     *("src/quire/models/*.py", "src/quire/models/generic/**", "src/quire/models/hybrid/**"),
     *("src/quire/layers/**", "src/quire/attention/**", "src/quire/quantization/**"),
-    "src/quire/config/media/idefics3.py",
+    *(f"src/quire/config/media/{name}.py" for name in ("image_spec", "idefics3", "qwen_vl")),
+    "src/quire/models/towers/**",
     *("src/quire/config/families/**", "src/quire/config/packed/**", "src/quire/config/gguf/**"),
     *(
         f"src/quire/config/{name}.py"

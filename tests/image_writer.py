@@ -93,6 +93,116 @@ def write_vision_checkpoint(folder: Path, kind: str = "smolvlm", **text: Any) ->
     config._attn_implementation = "eager"
     torch.manual_seed(11)
     model = model_of(config).eval()
+    _draw(model)
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_settings(folder, PROCESSOR, TEMPLATE)
+    return folder
+
+
+QWEN_PAD, QWEN_START, QWEN_END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
+QWEN_IMAGE = f"{QWEN_START}{QWEN_PAD}{QWEN_END}"
+QWEN_PATCH, QWEN_MERGE = 4, 2
+QWEN_SPECIAL = (QWEN_PAD, QWEN_START, QWEN_END, "<|video_pad|>", "<|im_start|>", "<|im_end|>")
+QWEN_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QWEN_PROCESSOR: dict[str, Any] = {
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "merge_size": QWEN_MERGE,
+    "patch_size": QWEN_PATCH,
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+    "size": {"shortest_edge": 4 * 64, "longest_edge": 40 * 64},
+    "temporal_patch_size": 2,
+}
+"""4 to 40 tokens of 8 x 8 pixels."""
+
+
+def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
+    """Write a tiny Qwen2.5-VL, Qwen3-VL or Qwen3.5, by `model_type`. text: further values of the
+    language model."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(bundled_model_path() / "tokenizer.json"))
+    tokenizer.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True) for name in QWEN_SPECIAL]
+    )
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    base = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    vision = {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_heads": 2,
+        "patch_size": QWEN_PATCH,
+        "spatial_merge_size": QWEN_MERGE,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 32,
+    }
+    if kind == "qwen2_5_vl":
+        base |= {"rope_parameters": {**rope, "mrope_section": [1, 2, 1]}}
+        vision |= {"window_size": 16, "fullatt_block_indexes": [1]}
+    elif kind == "qwen3_vl":
+        base |= {"head_dim": 16, "rope_parameters": {**rope, "mrope_section": [4, 2, 2]}}
+        vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+    else:
+        base |= {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "rope_parameters": {
+                **rope,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+                "partial_rotary_factor": 0.5,
+            },
+        }
+        vision |= {"num_position_embeddings": 16}
+    names = ("image_token_id", "vision_start_token_id", "vision_end_token_id", "video_token_id")
+    ids = {name: tokenizer.token_to_id(QWEN_SPECIAL[i]) for i, name in enumerate(names)}
+    config = AutoConfig.for_model(
+        kind, text_config={**base, **text}, vision_config=vision, tie_word_embeddings=False, **ids
+    )
+    config._attn_implementation = "eager"
+    torch.manual_seed(11)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    _draw(model)
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_settings(folder, QWEN_PROCESSOR, QWEN_TEMPLATE)
+    return folder
+
+
+def _draw(model: torch.nn.Module) -> None:
+    """Fill a model with numbers that are large enough for its answers to depend on its input."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -101,14 +211,14 @@ def write_vision_checkpoint(folder: Path, kind: str = "smolvlm", **text: Any) ->
                 parameter.normal_(mean=1.0, std=0.1)
             else:
                 parameter.normal_(std=0.1)
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _write_settings(folder: Path, processor: dict[str, Any], template: str) -> None:
     names = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "chat_template.jinja").write_text(template)
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

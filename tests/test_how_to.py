@@ -27,6 +27,7 @@ EXAMPLES = {
     "Add a route": r"\bDetokenize(Request|Response)\b",
     "Add a model family": r"ArceeForCausalLM|read_arcee",
     "Add a model family of a new shape": r"MptForCausalLM|MPTModel|MPTTraits|mpt\.FAMILIES",
+    "Add a family of image encoders": r"\bqwen_vl\b|\bQwen(Spec|Preparer|Tower)\b",
     "Add a checkpoint format": r"(?i)squeezellm",
     "Add an operation": r"\bappend_tokens\b",
     "Add a source of K/V": r"\bkeeps_evicted=|\bdef make_tiers\b",
@@ -39,6 +40,7 @@ MOST_SOURCE_FILES = {
     "Add a route": 2,
     "Add a model family": 1,
     "Add a model family of a new shape": 3,
+    "Add a family of image encoders": 4,
 }
 """Bounds on the files in `src` that a thing touches: it has one home."""
 

@@ -111,7 +111,10 @@ def test_qwen3_5_has_rules_where_it_does_not_attend(tmp_path: Path) -> None:
     spec = read_model_spec(tmp_path)
     assert spec.kv_layers == (3, 7, 11, 15, 19, 23)
     assert spec.own_kv_shapes == ((2, 256),) * 6
-    assert spec.ropes[3] == RopeSpec(64, 1e7), "images have axes, text has none"
+    assert spec.on_one_axis().ropes[3] == RopeSpec(64, 1e7)
+    rope = spec.ropes[3]
+    assert rope is not None
+    assert [rope.axes.count(axis) for axis in range(3)] == [11, 11, 10], "they take turns"
     assert spec.traits == DeltaTraits(DeltaHeads(16, 16, 128, 128), 4)
     assert spec.state_bytes == 18 * (3 * 6144 * 2 + 16 * 128 * 128 * 4)
     assert spec.num_parameters == 752_393_024

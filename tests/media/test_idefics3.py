@@ -14,9 +14,9 @@ from tests.image_writer import PROCESSOR, picture
 from tests.profiles import examples, scaled
 
 from quire.config.hf import RawConfig
-from quire.config.media.idefics3 import ImageSpec, read_images
+from quire.config.media.idefics3 import IdeficsSpec, read_images
 from quire.errors import ConfigError
-from quire.models.siglip import normalised
+from quire.models.towers.tower import normalised
 from quire.rendering.media.idefics3 import make_tiles
 
 SHAPES = {"SmolVLM-256M": (512, 2048, 16, 4), "Idefics3-8B": (364, 1456, 14, 2)}
@@ -27,7 +27,7 @@ SIZES = st.tuples(st.integers(1, 400), st.integers(1, 400))
 
 def spec_of(
     tile: int = 28, longest: int = 84, patch: int = 7, scale: int = 2, **processor: Any
-) -> ImageSpec:
+) -> IdeficsSpec:
     vision = {**VISION, "image_size": tile, "patch_size": patch}
     config = {"vision_config": vision, "scale_factor": scale, "image_token_id": 9}
     given = {**PROCESSOR, "size": {"longest_edge": longest}}
@@ -35,7 +35,7 @@ def spec_of(
     return read_images(RawConfig(config, "config.json"), RawConfig(given, "processor"), 32)
 
 
-def of_transformers(spec: ImageSpec, image: Any, *, splits: bool = True) -> np.ndarray:
+def of_transformers(spec: IdeficsSpec, image: Any, *, splits: bool = True) -> np.ndarray:
     """Pixels [tiles, 3, S, S]."""
     from transformers.models.idefics3.image_processing_pil_idefics3 import (
         Idefics3ImageProcessorPil,
@@ -47,20 +47,19 @@ def of_transformers(spec: ImageSpec, image: Any, *, splits: bool = True) -> np.n
             "size": {"longest_edge": spec.longest_edge},
             "max_image_size": {"longest_edge": spec.tower.tile_size},
             "do_image_splitting": splits,
-            "resample": spec.resample,
-            "image_mean": spec.mean,
-            "image_std": spec.std,
+            "resample": spec.levels.resample,
+            "image_mean": spec.levels.mean,
+            "image_std": spec.levels.std,
         }
     )
     return np.asarray(processor([[image]], return_tensors="np")["pixel_values"])[0]
 
 
-def pixels_of(spec: ImageSpec, image: Any, *, splits: bool = True) -> np.ndarray:
+def pixels_of(spec: IdeficsSpec, image: Any, *, splits: bool = True) -> np.ndarray:
     tiles = make_tiles(spec, image, splits=splits)
     assert tiles.num_tiles == spec.num_tiles(*image.size, splits=splits)
-    size = tiles.tile_size
     levels = torch.frombuffer(bytearray(tiles.pixels), dtype=torch.uint8)
-    return normalised(spec, levels.view(-1, size, size, 3)).numpy()
+    return normalised(spec.levels, levels.view(-1, tiles.height, tiles.width, 3)).numpy()
 
 
 @given(size=SIZES, seed=st.integers(0, 99), splits=st.booleans())
@@ -142,4 +141,4 @@ def test_sizes_count_as_many_parameters_as_the_files_have(tmp_path: Path) -> Non
     images = find_images(folder, spec, EngineSettings(model=str(folder)))
     assert images is not None
     stored = sum(each.num_elements for each in read_checkpoint(folder).others.values())
-    assert images.tower.num_parameters == stored
+    assert images.num_parameters == stored

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import shutil
@@ -16,6 +15,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tests.image_oracle import (
+    GREEDY,
+    SETTINGS,
+    asked,
+    generated,
+    oracle,
+    tokens,
+    worker_of,
+)
 from tests.image_writer import (
     IMAGE,
     TOKENS_PER_TILE,
@@ -32,15 +40,6 @@ from quire.platform import detect_platform
 from quire.protocol.media import ImageTiles
 from quire.rendering.media.idefics3 import make_tiles
 
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "quiet": True,
-    "num_kv_blocks": 256,
-    "block_size": 16,
-    "max_model_len": 512,
-}
-
 
 @pytest.fixture(scope="session", params=["smolvlm", "idefics3"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -51,49 +50,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def llm(folder: Path) -> Iterator[LLM]:
     with LLM(str(folder), **SETTINGS) as engine:
         yield engine
-
-
-@functools.cache
-def oracle(folder: Path) -> tuple[Any, Any]:
-    """Model and image processor of transformers."""
-    from transformers import AutoModelForImageTextToText
-    from transformers.models.idefics3.image_processing_pil_idefics3 import (
-        Idefics3ImageProcessorPil,
-    )
-
-    model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
-    return model.eval(), Idefics3ImageProcessorPil.from_pretrained(folder)
-
-
-def generated(
-    folder: Path, prompt_ids: list[int], images: list[Image.Image], count: int = 12
-) -> list[int]:
-    model, processor = oracle(folder)
-    ids = torch.tensor([prompt_ids])
-    pixels = {} if not images else dict(processor([images], return_tensors="pt"))
-    found = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        **pixels,
-        max_new_tokens=count,
-        min_new_tokens=count,
-        do_sample=False,
-    )
-    return found[0, len(prompt_ids) :].tolist()
-
-
-def asked(text: str, *images: Any) -> dict[str, Any]:
-    return {"prompt": text, "multi_modal_data": {"image": list(images)}}
-
-
-def worker_of(llm: LLM) -> Any:
-    client: Any = llm.engine.client
-    return client._core._executor._worker
-
-
-def tokens(output: Any) -> list[int]:
-    assert output.error is None, output.error
-    return list(output.outputs[0].token_ids)
 
 
 def test_rows_of_the_tower_are_those_of_transformers(llm: LLM, folder: Path) -> None:
@@ -325,7 +281,7 @@ def test_a_sleeping_engine_says_so(folder: Path) -> None:
         llm.sleep(level=2)
         worker = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
         with pytest.raises(RequestError, match="the engine sleeps: wake it up"):
-            worker.put_media(0, ImageTiles(b"", 1, 28))
+            worker.put_media(0, ImageTiles(b"", 1, 28, 28))
 
 
 def test_preempted_requests_keep_their_images(folder: Path) -> None:
@@ -456,7 +412,7 @@ def test_the_plan_counts_the_encoder_and_its_cache(folder: Path) -> None:
     spec = plans[0].spec.images
     assert spec is not None
     weights = [each.memory.fixed.weights for each in plans]
-    assert weights[0] - weights[1] == spec.tower.num_parameters * 4
+    assert weights[0] - weights[1] == spec.num_parameters * 4
     assert plans[0].memory.fixed.images >= settings.image_cache > 0 == plans[1].memory.fixed.images
     assert "images" in render_plan(plans[0]) and "images" not in render_plan(plans[1])
 

@@ -120,8 +120,8 @@ def test_an_image_that_fails_ends_nothing_else(
             client = host.client
             media = await put(client, prompts[0])
             running = asyncio.ensure_future(answer(client, prompts[0], media))
-            for bad in (ImageTiles(b"x" * 7, 1, 28), ImageTiles(b"x" * 300, 1, 10)):
-                with pytest.raises(RequestError, match="takes tiles of 28 pixels"):
+            for bad in (ImageTiles(b"x" * 7, 1, 28, 28), ImageTiles(b"x" * 300, 1, 10, 10)):
+                with pytest.raises(RequestError, match="does not take such tiles"):
                     await client.put_media(client.reserve_handles(1), bad)
             with pytest.raises(RequestError, match="takes no embeddings"):
                 await client.put_media(client.reserve_handles(1), b"x" * 100)
@@ -167,9 +167,9 @@ def test_images_of_nobody_are_not_encoded() -> None:
     gone, other = ConnectedClient(0, b"gone"), ConnectedClient(1, b"other")
     with intake:
         for handle in range(3):
-            intake.put(gone, PutMedia(handle, handle, ImageTiles(b"", 1, 28)))
+            intake.put(gone, PutMedia(handle, handle, ImageTiles(b"", 1, 28, 28)))
         assert started.wait(60)
-        intake.put(other, PutMedia(3, 3, ImageTiles(b"", 1, 28)))
+        intake.put(other, PutMedia(3, 3, ImageTiles(b"", 1, 28, 28)))
         intake.cancel(gone, range(3))
         assert not gone.coming and other.coming == {3}
         may_end.set()

@@ -35,7 +35,8 @@ class GroupInputs:
 @dataclass(frozen=True, slots=True)
 class GivenRows:
     """Embeddings that requests brought. index: int64 [G], the tokens of the batch that they stand
-    for; rows: [G, E], in place of the table's."""
+    for; rows: [G, (1 + N) · E], of which the first E elements stand in place of the table's. The
+    others are N vectors that layers add later."""
 
     index: torch.Tensor
     rows: torch.Tensor

@@ -38,6 +38,10 @@ _TEXT_PART = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)
 """Beginnings of the names of a text model that is one part among others."""
 
 
+_OTHER_PART = re.compile(r"visual\.")
+"""Beginnings of the names of other parts beside a text model whose names have no beginning."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo(StoredTensor):
     """A tensor as a model knows it. gguf: its layout in a GGUF file. packed: its layout outside of
@@ -122,7 +126,8 @@ def _text_part(
     """Return the tensors of the text model in a model of several parts, by the names that they have
     in one of text alone, and the others."""
     if not any(_TEXT_PART.match(name) for name in tensors):
-        return tensors, {}
+        others = {name: each for name, each in tensors.items() if _OTHER_PART.match(name)}
+        return {name: each for name, each in tensors.items() if name not in others}, others
     found: dict[str, TensorInfo] = {}
     others: dict[str, TensorInfo] = {}
     for name, tensor in tensors.items():

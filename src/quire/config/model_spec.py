@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # numpy comes with it
-    from quire.config.media.idefics3 import ImageSpec
+    from quire.config.media.image_spec import ImageSpec
     from quire.protocol.pooling_params import ClassActivation
 
 __all__ = [
@@ -538,6 +538,11 @@ class ModelSpec:
     def position_axes(self) -> int:
         """Number of positions per token: 1, or 3 (M-RoPE)."""
         return 3 if any(rope is not None and rope.axes for rope in self.ropes) else 1
+
+    def on_one_axis(self) -> ModelSpec:
+        """Return the model for text, whose positions are equal on all axes."""
+        plain = (None if rope is None else replace(rope, axes=()) for rope in self.ropes)
+        return replace(self, ropes=tuple(plain)) if self.position_axes > 1 else self
 
     @property
     def has_learned_positions(self) -> bool:

@@ -25,6 +25,9 @@ __all__ = ["extended_context", "read_ropes"]
 
 ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 DEFAULT_THETA = 10000.0
+_INTERLEAVED = ("qwen3_vl_text", "qwen3_5_text", "qwen3_5_moe_text")
+"""Models with axes that take turns whatever the file says of it."""
+
 _MAX_FACTOR = 1e6
 """No published model is stretched that far."""
 
@@ -90,11 +93,14 @@ def _read_rope(
     if section is None:
         return RopeSpec(rotary_dim, theta)
     scaling = _read_scaling(raw, section, rotary_dim, max_positions)
-    return RopeSpec(rotary_dim, theta, scaling, _read_axes(section, rotary_dim))
+    takes_turns = raw.read_optional(str, "model_type") in _INTERLEAVED
+    return RopeSpec(rotary_dim, theta, scaling, _read_axes(section, rotary_dim, takes_turns))
 
 
-def _read_axes(section: RawConfig, rotary_dim: int) -> tuple[int, ...]:
-    """The axis of each pair, by the number of pairs of each of three axes."""
+def _read_axes(section: RawConfig, rotary_dim: int, takes_turns: bool) -> tuple[int, ...]:
+    """The axis of each pair, by the number of pairs of each of three axes. takes_turns: whether
+    axes take turns whatever the file says: those of rows and columns have every third pair,
+    as far as their numbers reach, and the first axis has the others."""
     if not section.has("mrope_section"):
         return ()
     counts = section.read_list(int, "mrope_section")
@@ -103,9 +109,10 @@ def _read_axes(section: RawConfig, rotary_dim: int) -> tuple[int, ...]:
             f"{section.source}: mrope_section={counts} must be three numbers of pairs, "
             f"{rotary_dim // 2} in all"
         )
-    if section.has("mrope_interleaved") and section.read(bool, "mrope_interleaved"):
-        raise ConfigError(f"{section.source}: mrope_interleaved is not supported")
-    return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
+    if not (takes_turns or section.read(bool, "mrope_interleaved", default=False)):
+        return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
+    turns = ((pair, pair % 3) for pair in range(rotary_dim // 2))
+    return tuple(axis if pair < 3 * counts[axis] else 0 for pair, axis in turns)
 
 
 def _read_scaling(

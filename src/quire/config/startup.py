@@ -69,7 +69,10 @@ def find_model(settings: EngineSettings) -> FoundModel:
         implementation=settings.model_impl,
         longest=settings.max_model_len,
     )
-    return FoundModel(folder, replace(spec, images=find_images(folder, spec, settings)))
+    images = find_images(folder, spec, settings)
+    if images is None and not settings.enable_prompt_embeds:
+        spec = spec.on_one_axis()
+    return FoundModel(folder, replace(spec, images=images))
 
 
 def lacks_weights(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quire.config import ModelSpec
 from quire.config.hub import resolve_tokenizer_folder
-from quire.config.media.idefics3 import IMAGE_KEY, ImageSpec
+from quire.config.media.image_spec import IMAGE_KEY, ImageSpec
 from quire.config.model_spec import ClassesSpec
 from quire.config.sentence import SentenceSettings, read_sentence_settings
 from quire.config.settings import EngineSettings

@@ -27,7 +27,7 @@ from quire.layers.embedding import (
     TokenEmbedding,
     Vocabulary,
 )
-from quire.layers.given import GivenEmbeddings
+from quire.layers.given import DeepStack, GivenEmbeddings
 from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
 from quire.layers.mlp import (
     MLP,
@@ -139,9 +139,8 @@ class LayerFactory:
         if self._adapters is None:
             return row
         outputs, of_all_ranks = {"": Share.whole(out_features)}, self._collectives.all_reduce
-        return AdaptedLinear(
-            row, self._adapters.additions(row.weights, inputs, outputs, of_all_ranks)
-        )
+        additions = self._adapters.additions(row.weights, inputs, outputs, of_all_ranks)
+        return AdaptedLinear(row, additions)
 
     def replicated(
         self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
@@ -309,6 +308,9 @@ class LayerFactory:
         self.given.width = size
         vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given, self.parts)
         return TokenEmbedding(self._ops, vocabulary, size, *self._place)
+
+    def deep_stack(self, place: int) -> DeepStack:
+        return DeepStack(self.given, place)
 
     def token_column(self, name: str) -> TokenColumn:
         """Make a column: a fact of each token, set anew for each forward."""
@@ -555,8 +557,7 @@ class LayerFactory:
 
     def _unquantized(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
         chosen = self._plain.choose(MatrixShape(out_features, in_features))
-        outputs = Share.whole(out_features)
-        return Linear(chosen, in_features, outputs, *self._place, bias=bias)
+        return Linear(chosen, in_features, Share.whole(out_features), *self._place, bias=bias)
 
     def mlp(
         self, size: int, inner_size: int, activation: str, *, bias: bool, transposed: bool = False

@@ -1,4 +1,5 @@
-"""Embeddings that a request brings itself, in place of rows of the token table."""
+"""Embeddings that a request brings itself, in place of rows of the token table, and vectors that
+come with them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 
 from quire.attention.step_inputs import GivenRows
 
-__all__ = ["GivenEmbeddings"]
+__all__ = ["DeepStack", "GivenEmbeddings"]
 
 
 class GivenEmbeddings:
@@ -41,4 +42,25 @@ class GivenEmbeddings:
             return table(ids)
         # Such a place has no token id.
         rows = table(ids.index_fill(0, given.index, 0))
-        return rows.index_copy_(0, given.index, given.rows)
+        return rows.index_copy_(0, given.index, given.rows[:, : self.width])
+
+    def add_deep(self, x: torch.Tensor, place: int) -> torch.Tensor:
+        """Return x [T, E] with the vectors `place` of given rows added; 0 is the first one behind
+        the embedding. Rows without such a vector add nothing."""
+        given, start = self._now, (1 + place) * self.width
+        if given is None or given.rows.shape[1] <= start:
+            return x
+        return x.index_add(0, given.index, given.rows[:, start : start + self.width])
+
+
+class DeepStack:
+    """Addition of one vector of each given row to the stream (DeepStack, Meng et al. 2024,
+    arXiv:2406.04334)."""
+
+    def __init__(self, given: GivenEmbeddings, place: int) -> None:
+        """place: see `GivenEmbeddings.add_deep`."""
+        self._given, self._place = given, place
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, E] → [T, E]."""
+        return self._given.add_deep(x, self._place)

@@ -12,6 +12,7 @@ OLMo's mixtures and others have experts in place of some MLPs; gpt-oss (arXiv:25
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 
 import torch
 
@@ -185,6 +186,8 @@ class LlamaModel:
         self._answers = None if spec.classes is None else spec.classes.answers
         self._embed_factor = _factor(make, traits.embedding_factor)
         self.blocks = [LlamaBlock(spec, traits, layer, make) for layer in range(spec.num_layers)]
+        num_deep = 0 if spec.images is None else spec.images.num_deep
+        self._deep = [make.deep_stack(place) for place in range(num_deep)]
         self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps)
         self._logit_factor = _factor(make, traits.logit_factor)
 
@@ -195,8 +198,9 @@ class LlamaModel:
         x, residual = self.embed(token_ids), None
         if self._embed_factor is not None:
             x = self._embed_factor(x)
-        for block in self.blocks:
+        for block, deep in zip_longest(self.blocks, self._deep):
             x, residual = block(x, residual, positions, step)
+            x = x if deep is None else deep(x)
         return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ from quire.layers.weights import Cut
 from quire.models.causal_lm import CausalLM
 from quire.models.dummy import dummy_weights
 from quire.models.registry import find_model
-from quire.models.siglip import SiglipTower
+from quire.models.towers import ImageTower, find_tower
 from quire.models.weight_map import WeightMap, WeightTarget
 from quire.platform.streams import say
 from quire.quantization import StoredMatrix
@@ -113,24 +113,25 @@ def load_tower(
     factory: LayerFactory,
     load_format: LoadFormat = "auto",
     seed: int = 0,
-) -> SiglipTower | None:
+) -> ImageTower | None:
     """Build the encoder of the images of `spec` and fill it; None if it takes none. Other arguments
     and errors as of `load_model`."""
     if spec.images is None:
         return None
-    tower, dtype = SiglipTower(spec.images, factory), getattr(torch, spec.dtype)
+    tower, dtype = find_tower(spec.images, factory), getattr(torch, spec.dtype)
     targets = tower.weight_map.targets(tower)
     if load_format == "dummy":
         _fill(targets.values(), dummy_weights(targets, dtype, seed))
         return tower
-    checkpoint = read_checkpoint(folder)
-    missing = [name for name in targets if name not in checkpoint.others]
+    checkpoint, names = read_checkpoint(folder), tower.weight_map
+    others = {names.canonical(name, targets): each for name, each in checkpoint.others.items()}
+    missing = [name for name in targets if name not in others]
     if missing:
         raise ConfigError(
             f"{folder}: {_listed(missing, 'tensor')} of the image encoder missing from the weight "
             "files. Fetch the checkpoint again, or give limit_mm_per_prompt={'image': 0}"
         )
-    plan = [(_flat(checkpoint.others[name], target), target) for name, target in targets.items()]
+    plan = [(_flat(others[name], target), target) for name, target in targets.items()]
     weights = read_weights(plan, checkpoint.files, dtype, progress=False, replaced={})
     _fill(
         targets.values(),

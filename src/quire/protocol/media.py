@@ -37,12 +37,13 @@ class MediaInfo:
 class ImageTiles:
     """An image, resized and cut for an encoder.
 
-    pixels: uint8 [num_tiles, tile_size, tile_size, 3], as red, green and blue.
+    pixels: uint8 [num_tiles, height, width, 3], as red, green and blue.
     """
 
     pixels: bytes
     num_tiles: int
-    tile_size: int
+    width: int
+    height: int
 
     @property
     def num_bytes(self) -> int:

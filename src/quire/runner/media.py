@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from quire.attention import GivenRows
 from quire.errors import EngineError
@@ -58,7 +59,10 @@ class MediaStore:
         if not pieces:
             return None
         index = torch.from_numpy(np.concatenate(places)).to(self._device)
-        return GivenRows(index, torch.cat(pieces).to(self._device))
+        width = max(piece.shape[1] for piece in pieces)
+        # Prompt embeddings have no vectors for later layers, unlike some images beside them.
+        alike = [pad(piece, (0, width - piece.shape[1])) for piece in pieces]
+        return GivenRows(index, torch.cat(alike).to(self._device))
 
     def _get(self, handle: int) -> torch.Tensor:
         rows = self._rows.get(handle)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import math
+import struct
 import threading
 from collections import OrderedDict
 
 import torch
 
-from quire.config.media.idefics3 import ImageSpec
+from quire.config.media.image_spec import ImageSpec
 from quire.errors import RequestError
-from quire.models.siglip import SiglipTower
+from quire.models.towers import ImageTower
 from quire.protocol.media import ImageTiles
 
 __all__ = ["ImageEncoder"]
@@ -25,7 +25,7 @@ class ImageEncoder:
     """
 
     def __init__(
-        self, tower: SiglipTower, spec: ImageSpec, device: torch.device, cache_bytes: int
+        self, tower: ImageTower, spec: ImageSpec, device: torch.device, cache_bytes: int
     ) -> None:
         """device: device of the tower. cache_bytes: most bytes of rows that are kept; the least
         recently used ones go first, and stay alive while a request has them."""
@@ -37,25 +37,28 @@ class ImageEncoder:
         self._lock = threading.Lock()
 
     def encode(self, tiles: ImageTiles, dtype: torch.dtype) -> tuple[torch.Tensor, bytes]:
-        """Return rows [N · tokens_per_tile, E] on the host, and the digest. RequestError for tiles
-        of another size than the model's, or rows that are not finite."""
-        shape = (tiles.num_tiles, tiles.tile_size, tiles.tile_size, 3)
-        size = self._spec.tower.tile_size
-        if tiles.tile_size != size or not tiles.num_tiles or tiles.num_bytes != math.prod(shape):
+        """Return rows [T, E] on the host, and the digest. RequestError for tiles of another size
+        than the model's, or rows that are not finite."""
+        count, width, height = tiles.num_tiles, tiles.width, tiles.height
+        num_rows = self._spec.num_rows(count, width, height) if count > 0 else 0
+        if not num_rows or tiles.num_bytes != 3 * count * width * height:
             raise RequestError(
-                f"an image of {tiles.num_tiles} tiles of {tiles.tile_size} pixels has "
-                f"{tiles.num_bytes} bytes: this model takes tiles of {size} pixels"
+                f"an image of {count} tiles of {width} x {height} pixels has {tiles.num_bytes} "
+                "bytes: this model does not take such tiles"
             )
-        digest = hashlib.blake2b(tiles.pixels, digest_size=32, person=b"quire image").digest()
+        shape = struct.pack("<III", count, width, height)
+        digest = hashlib.blake2b(shape, digest_size=32, person=b"quire image")
+        digest.update(tiles.pixels)
+        name = digest.digest()
         with self._lock:
-            rows = self._kept.get(digest)
+            rows = self._kept.get(name)
             if rows is None:
                 pixels = torch.frombuffer(bytearray(tiles.pixels), dtype=torch.uint8)
-                rows = self._encode(pixels.view(shape), dtype)
-                self._keep(digest, rows)
+                rows = self._encode(pixels.view(count, height, width, 3), dtype)
+                self._keep(name, rows)
             else:
-                self._kept.move_to_end(digest)
-        return rows, digest
+                self._kept.move_to_end(name)
+        return rows, name
 
     @torch.inference_mode()
     def _encode(self, tiles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

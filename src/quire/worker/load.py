@@ -20,7 +20,7 @@ from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, LogitParts, StateTaps, TokenColumns
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
 from quire.models import CausalLM, Classifies, load_model, load_tower
-from quire.models.siglip import SiglipTower
+from quire.models.towers import ImageTower
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
 from quire.ops.compiled import with_compiled
 from quire.ops.exchange import join_region
@@ -66,7 +66,7 @@ class LoadedModel:
     collectives: Collectives = ALONE
     parts: LogitParts = field(default_factory=LogitParts)
     state_bytes: int = 0
-    tower: SiglipTower | None = None
+    tower: ImageTower | None = None
 
     @property
     def whole_prompts(self) -> bool:
@@ -212,7 +212,7 @@ def load(
 
 def _load_tower(
     settings: WorkerSettings, spec: ModelSpec, kv_dtype: torch.dtype, device: torch.device
-) -> SiglipTower | None:
+) -> ImageTower | None:
     """Load the encoder of images, with threads of its own, so that steps go on beside it."""
     chosen = settings.chosen
     if spec.images is None:

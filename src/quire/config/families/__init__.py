@@ -56,7 +56,11 @@ READERS: Mapping[str, SpecReader] = MappingProxyType(
 """Readers of config.json, by architecture."""
 
 ARCHITECTURE_OF_TYPE: Mapping[str, str] = MappingProxyType(
-    {family.model_type: family.architecture for family in FAMILIES}
+    {
+        kind: family.architecture
+        for family in FAMILIES
+        for kind in (family.model_type, *family.text_names)
+    }
 )
 """Architecture of the text model of each `model_type`."""
 

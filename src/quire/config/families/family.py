@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config.families.gguf_names import GGUFNames
@@ -27,7 +27,8 @@ class Family:
     readers: reader for each architecture; the first belongs to `model_type`.
     gguf: names in GGUF files; None if quire reads no such files of the family.
     text_defaults: values that `text_config` of a model with more parts leaves out; None if quire
-    does not read the family from such a part.
+    does not read the family from such a part. text_names: other values of `model_type` under which
+    such parts are of this family, with the values that they leave out.
     """
 
     title: str
@@ -36,6 +37,9 @@ class Family:
     readers: Mapping[str, SpecReader]
     gguf: GGUFNames | None = None
     text_defaults: Mapping[str, Any] | None = None
+    text_names: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict[str, Mapping[str, Any]]
+    )
 
     @property
     def architecture(self) -> str:

@@ -357,6 +357,23 @@ _QWEN_TEXT = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
 }
+_QWEN2_5_VL_TEXT = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+_QWEN3_VL_TEXT = {
+    **_QWEN_TEXT,
+    "head_dim": 128,
+    "max_position_embeddings": 128000,
+}
 """Values of `transformers` for a text model in a model of more parts."""
 
 _PHI3_BLOCK = {**BLOCK, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
@@ -425,6 +442,7 @@ FAMILIES = (
         },
         GGUFNames("qwen2", BLOCK),
         _QWEN_TEXT,
+        {"qwen2_5_vl_text": _QWEN2_5_VL_TEXT},
     ),
     Family(
         "Qwen3",
@@ -437,6 +455,7 @@ FAMILIES = (
         },
         GGUFNames("qwen3", BLOCK),
         {**_QWEN_TEXT, "head_dim": 128},
+        {"qwen3_vl_text": _QWEN3_VL_TEXT},
     ),
     Family(
         "Phi-3, 3.5, 4",

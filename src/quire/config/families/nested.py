@@ -17,9 +17,13 @@ __all__ = ["TEXT_DEFAULTS", "text_config", "with_unseen"]
 
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        family.model_type: family.text_defaults
+        kind: defaults
         for family in FAMILIES
-        if family.text_defaults is not None
+        for kind, defaults in (
+            (family.model_type, family.text_defaults),
+            *family.text_names.items(),
+        )
+        if defaults is not None
     }
 )
 """Values of transformers' config classes where a file is silent, by model_type."""
@@ -30,6 +34,10 @@ _SHARED = (
 _OTHER_ATTENTION = ("paligemma",)
 """Models whose text attends to what follows it."""
 
+
+_FLAT: Mapping[str, str] = MappingProxyType({"qwen2_5_vl": "qwen2_5_vl_text"})
+"""Models whose published files have the values of the text model beside those of other parts, and
+the `model_type` of that model."""
 
 _UNSEEN = (
     "max_position_embeddings", "sliding_window", "attn_logit_softcapping",
@@ -49,7 +57,13 @@ def with_unseen(raw: RawConfig) -> RawConfig:
 def text_config(raw: RawConfig) -> RawConfig | None:
     """The part of config.json that describes the text model; None if there is no such part, or
     the text model is of no family that is known."""
-    if not isinstance(raw.as_dict().get("text_config"), dict):
+    whole = raw.as_dict()
+    flat = _FLAT.get(raw.read_optional(str, "model_type") or "")
+    if flat is not None and not raw.has("text_config") and raw.has("vision_config"):
+        del whole["vision_config"]
+        whole["model_type"] = flat
+        return RawConfig({**TEXT_DEFAULTS[flat], **whole}, raw.source)
+    if not isinstance(whole.get("text_config"), dict):
         return None
     nested = raw.section("text_config")
     kind = None if nested is None else nested.read_optional(str, "model_type")
@@ -57,7 +71,6 @@ def text_config(raw: RawConfig) -> RawConfig | None:
         return None
     if raw.read_optional(str, "model_type") in _OTHER_ATTENTION:
         return None
-    whole = raw.as_dict()
     outer = {key: whole[key] for key in _SHARED if raw.has(key) and not nested.has(key)}
     own = nested.as_dict()  # with null, which takes a default away
     own.pop("architectures", None)  # of the checkpoint that the text model was made from

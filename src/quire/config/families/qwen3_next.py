@@ -96,7 +96,7 @@ class DeltaTraits:
 def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> ModelSpec:
     """Layers attend where `layer_types` says so, or every fourth one does. layout: layout
     of `DeltaHeads` in folders."""
-    raw = _without_axes(raw.with_defaults({**_DEFAULTS, **_NOT_IN_CLASS}))
+    raw = raw.with_defaults({**_DEFAULTS, **_NOT_IN_CLASS})
     hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
     num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
     interval = raw.read_size("full_attention_interval", default=4)
@@ -162,16 +162,6 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
 def _of_delta(layer_types: tuple[str, ...], size: int) -> tuple[int, ...]:
     """Return `size` for each layer with a rule, 0 for others; () if none has one."""
     return tuple(size * (kind == DELTA) for kind in layer_types) if DELTA in layer_types else ()
-
-
-def _without_axes(raw: RawConfig) -> RawConfig:
-    """Return the config without the axes of images, which are equal for text."""
-    for key in ("rope_parameters", "rope_scaling"):
-        section = raw.section(key)
-        if section is not None:
-            kept = {k: v for k, v in section.as_dict().items() if not k.startswith("mrope_")}
-            raw = raw.overridden({key: kept})
-    return raw
 
 
 def _read_delta_heads(raw: RawConfig, layout: DeltaLayout) -> DeltaHeads:

@@ -135,7 +135,7 @@ def flat_config(raw: RawConfig) -> RawConfig:
     if nested is None:
         return with_unseen(raw)
     architecture = ARCHITECTURE_OF_TYPE[nested.read(str, "model_type")]
-    return nested.with_defaults({"architectures": [architecture]})
+    return RawConfig({**nested.as_dict(), "architectures": [architecture]}, nested.source)
 
 
 def _is_unknown(raw: RawConfig) -> bool:

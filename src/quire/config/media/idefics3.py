@@ -8,15 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quire.config.families.shared import ACTIVATIONS
 from quire.config.hf import RawConfig
+from quire.config.media.image_spec import (
+    NUM_CHANNELS,
+    STEPS,
+    ImageFamily,
+    ImageSpec,
+    read_levels,
+)
 from quire.errors import ConfigError
 
-__all__ = ["IMAGE_KEY", "ImageSpec", "TowerSpec", "read_images"]
-
-IMAGE_KEY = "image"
-"""Name of images in `limit_mm_per_prompt` and `multi_modal_data`."""
+__all__ = ["FAMILIES", "IdeficsSpec", "TowerSpec", "read_images"]
 
 LONGEST_EDGE = 4096
 """Largest side of a resized image, whatever the checkpoint asks for."""
@@ -33,10 +38,7 @@ _TOWER = {
     "layer_norm_eps": 1e-6,
 }
 _PROCESSOR = {
-    "do_convert_rgb": True,
-    "do_resize": True,
-    "do_rescale": True,
-    "do_normalize": True,
+    **STEPS,
     "do_image_splitting": True,
     "resample": 1,
     "rescale_factor": 1 / 255,
@@ -44,10 +46,6 @@ _PROCESSOR = {
     "image_std": [0.5, 0.5, 0.5],
 }
 """Values of `transformers` where the files are silent."""
-
-_STEPS = ("do_convert_rgb", "do_resize", "do_rescale", "do_normalize")
-_NUM_CHANNELS = 3
-_RESAMPLING = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class TowerSpec:
     def num_parameters(self) -> int:
         size, inner = self.hidden_size, self.intermediate_size
         layer = 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
-        patches = size * (_NUM_CHANNELS * self.patch_size**2 + 1) + self.patches_per_side**2 * size
+        patches = size * (NUM_CHANNELS * self.patch_size**2 + 1) + self.patches_per_side**2 * size
         projection = size * self.scale**2 * self.output_size
         return patches + self.num_layers * layer + 2 * size + projection
 
@@ -89,29 +87,34 @@ class TowerSpec:
     def activation_elements(self) -> int:
         """Elements that the encoder holds at once for a tile."""
         size, patches = self.hidden_size, self.patches_per_side**2
-        of_pixels = 2 * _NUM_CHANNELS * self.tile_size**2
+        of_pixels = 2 * NUM_CHANNELS * self.tile_size**2
         inner = max(2 * self.intermediate_size, 5 * size)
         return of_pixels + patches * (3 * size + inner) + self.num_heads * patches**2
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSpec:
-    """Images of a model: the way from an image to tokens of a prompt.
+class IdeficsSpec(ImageSpec):
+    """longest_edge: pixels of the longer side of a resized image, before it is cut. splits: False
+    if an image is never cut into tiles."""
 
-    longest_edge: pixels of the longer side of a resized image, before it is cut. splits: False if
-    an image is never cut into tiles. resample: Pillow's number of the filter. factor: multiplier of
-    pixel levels. mean, std: values for each channel, which norm what comes of that. token_id: image
-    token of the language model.
-    """
+    preparer: ClassVar[str] = "quire.rendering.media.idefics3:IdeficsPreparer"
+    encoder: ClassVar[str] = "quire.models.towers.siglip:SiglipTower"
 
     tower: TowerSpec
-    token_id: int
     longest_edge: int
     splits: bool
-    resample: int
-    factor: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        return self.tower.num_parameters
+
+    def num_rows(self, num_tiles: int, width: int, height: int) -> int:
+        fits = width == height == self.tower.tile_size
+        return num_tiles * self.tower.tokens_per_tile if fits else 0
+
+    def work_elements(self, max_tokens: int) -> int:
+        del max_tokens  # one tile after the other
+        return self.tower.activation_elements
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height of the image before it is made a multiple of tiles."""
@@ -134,8 +137,7 @@ class ImageSpec:
         return rows, math.ceil(int(rows * tile * ratio) / tile)
 
     def num_tiles(self, width: int, height: int, *, splits: bool = True) -> int:
-        """Count the tiles of an image, and the whole image as one more unless it is the only one.
-        The front counts places by it, and the worker rows."""
+        """Count the tiles of an image, and the whole image as one more unless it is the only."""
         rows, columns = self.grid(width, height, splits=splits)
         return 1 if rows * columns == 1 else rows * columns + 1
 
@@ -151,15 +153,13 @@ def _fitted(width: int, height: int, longest: int, *, is_even: bool) -> tuple[in
     return max(other + (is_even and other % 2), 1), longest
 
 
-def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> ImageSpec:
+def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> IdeficsSpec:
     """Read config.json and preprocessor_config.json. hidden_size: width of the language model.
     Raises ConfigError, naming the file and the key, for what quire does not compute."""
     vision = (raw.section("vision_config") or RawConfig({}, raw.source)).with_defaults(_TOWER)
     processor = processor.with_defaults(_PROCESSOR)
-    if vision.read(int, "num_channels") != _NUM_CHANNELS:
+    if vision.read(int, "num_channels") != NUM_CHANNELS:
         raise vision.unsupported("num_channels", vision.read(int, "num_channels"), ["3"])
-    for step in _STEPS:
-        processor.reject(step, value=False, advice="images are always prepared in all steps")
     tower = TowerSpec(
         hidden_size=vision.read_size("hidden_size"),
         intermediate_size=vision.read_size("intermediate_size"),
@@ -181,34 +181,18 @@ def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> Image
             f"{tower.scale} of them to a token, with {tower.num_heads} heads of "
             f"{tower.hidden_size} elements; take the matching files"
         )
-    resample = processor.read(int, "resample")
-    if resample not in _RESAMPLING:
-        raise processor.unsupported("resample", resample, [str(i) for i in _RESAMPLING])
-    return ImageSpec(
-        tower=tower,
+    return IdeficsSpec(
         token_id=raw.read(int, "image_token_id", default=128257),
+        levels=read_levels(processor),
+        tower=tower,
         longest_edge=_edge(processor, "size", 4 * 364),
         splits=processor.read(bool, "do_image_splitting"),
-        resample=resample,
-        factor=processor.read(float, "rescale_factor"),
-        mean=_of_channels(processor, "image_mean"),
-        std=_of_channels(processor, "image_std"),
     )
 
 
 def _edge(processor: RawConfig, key: str, default: int) -> int:
     section = processor.section(key)
     return default if section is None else section.read_size("longest_edge")
-
-
-def _of_channels(processor: RawConfig, key: str) -> tuple[float, ...]:
-    found = processor.read_list(float, key) or ()
-    if len(found) != _NUM_CHANNELS or (key == "image_std" and not all(found)):
-        raise ConfigError(
-            f"{processor.source}: {key}={list(found)} is not supported; give {_NUM_CHANNELS} "
-            "numbers, and none that is 0 in image_std"
-        )
-    return found
 
 
 TEXTS: Mapping[str, str] = {
@@ -218,3 +202,5 @@ TEXTS: Mapping[str, str] = {
     "tile": "<row_{}_col_{}>",
 }
 """Texts around the tokens of tiles."""
+
+FAMILIES = (ImageFamily("SmolVLM, SmolVLM2, Idefics 3", ("idefics3", "smolvlm"), read_images),)

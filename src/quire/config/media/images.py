@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from quire.config.gguf import is_gguf
 from quire.config.hf import RawConfig, read_json
-from quire.config.media.idefics3 import IMAGE_KEY, ImageSpec, read_images
+from quire.config.media import idefics3, qwen_vl
+from quire.config.media.image_spec import IMAGE_KEY, ImageFamily, ImageSpec
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
+from quire.errors import ConfigError
 
-__all__ = ["READERS", "find_images", "reads_images"]
+__all__ = ["FAMILIES", "find_images", "reads_images"]
 
-READERS: Mapping[str, Callable[[RawConfig, RawConfig, int], ImageSpec]] = MappingProxyType(
-    {"idefics3": read_images, "smolvlm": read_images}
+FAMILIES: tuple[ImageFamily, ...] = (*idefics3.FAMILIES, *qwen_vl.FAMILIES)
+"""Families of models for text and images, in the order of the docs."""
+
+_FAMILY_OF: Mapping[str, ImageFamily] = MappingProxyType(
+    {kind: family for family in FAMILIES for kind in family.model_types}
 )
-"""Readers of config.json, preprocessor_config.json and the language model's hidden size, by the
-`model_type` of a model for text and images."""
 
 PROCESSOR_FILE = "preprocessor_config.json"
 
@@ -29,7 +32,7 @@ _log = logging.getLogger("quire.config")
 def reads_images(raw: RawConfig) -> bool:
     """Return whether a config.json describes a model for text and images that quire knows."""
     kind = raw.read_optional(str, "model_type")
-    return kind in READERS and raw.has("vision_config")
+    return kind in _FAMILY_OF and raw.has("vision_config")
 
 
 def find_images(folder: Path, spec: ModelSpec, settings: EngineSettings) -> ImageSpec | None:
@@ -45,8 +48,25 @@ def find_images(folder: Path, spec: ModelSpec, settings: EngineSettings) -> Imag
     if reason is not None:
         _log.warning("%s: takes no images: %s", folder, reason)
         return None
-    reader = READERS[raw.read(str, "model_type")]
-    return reader(raw, read_json(folder / PROCESSOR_FILE), spec.hidden_size)
+    family = _FAMILY_OF[raw.read(str, "model_type")]
+    images = family.read(raw, read_json(folder / PROCESSOR_FILE), spec.hidden_size)
+    _check_text_model(images, spec, raw)
+    return images
+
+
+def _check_text_model(images: ImageSpec, spec: ModelSpec, raw: RawConfig) -> None:
+    """Raise ConfigError for a language model that cannot take the encoder's rows."""
+    if images.position_axes > spec.position_axes:
+        raise ConfigError(
+            f"{raw.source}: rope_parameters of the language model has no mrope_section, but images "
+            f"have {images.position_axes} positions for a token; take the published file, or give "
+            "limit_mm_per_prompt={'image': 0}"
+        )
+    if images.num_deep >= spec.num_layers:
+        raise ConfigError(
+            f"{raw.source}: {images.num_deep} layers of deepstack_visual_indexes are too many for "
+            f"a language model of {spec.num_layers} layers; take the matching file"
+        )
 
 
 def _why_text_alone(folder: Path, spec: ModelSpec, settings: EngineSettings) -> str | None:

@@ -75,7 +75,7 @@ def host_fixed(
             tables=tables + capture_table_bytes(layout, rows, context),
             swap=num_host_blocks * layout.page_bytes,
             states=states_bytes(layout, max_num_seqs, num_checkpoints),
-            images=image_bytes(spec, image_cache),
+            images=image_bytes(spec, context, image_cache),
         )
 
     return fixed
@@ -108,7 +108,7 @@ def device_fixed(
             tables=table_bytes(spec, layout, max_num_seqs, context, copies=1)
             + capture_table_bytes(layout, captured, context),
             graphs=graphs,
-            images=image_bytes(spec, 0),
+            images=image_bytes(spec, context, 0),
         )
 
     return fixed

@@ -164,7 +164,7 @@ def _weight_bytes(
     A tied LM head that is stored a second time counts once, but in a model that `transformers`
     computes, where the table stays beside the packed head.
     """
-    tower = 0 if spec.images is None else spec.images.tower.num_parameters * spec.dtype_bytes
+    tower = 0 if spec.images is None else spec.images.num_parameters * spec.dtype_bytes
     if checkpoint is None:
         return spec.num_parameters * spec.dtype_bytes + tower
     tensors = {
@@ -270,11 +270,12 @@ def states_bytes(layout: KVLayout, max_num_seqs: int, num_checkpoints: int) -> i
     return (2 * max_num_seqs + num_checkpoints) * layout.state_bytes
 
 
-def image_bytes(spec: ModelSpec, cache_bytes: int) -> int:
-    """Memory for encoding one tile, and of the cache of encoded images; 0 for a model of text."""
+def image_bytes(spec: ModelSpec, max_model_len: int, cache_bytes: int) -> int:
+    """Memory for encoding one image that fits into a prompt, and of the cache of encoded images; 0
+    for a model of text."""
     if spec.images is None:
         return 0
-    return spec.images.tower.activation_elements * _FLOAT32_BYTES + cache_bytes
+    return spec.images.work_elements(max_model_len) * _FLOAT32_BYTES + cache_bytes
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from quire.errors import EngineError
 from quire.protocol.media import ImageTiles, Media, MediaInfo
-from quire.protocol.step import MediaSpan
+from quire.protocol.step import IntArray, MediaSpan, no_ints
 
-__all__ = ["EmbedsPart", "ImagePart", "MediaPart", "PlacedMedia", "Run"]
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = [
+    "EmbedsPart",
+    "ImagePart",
+    "ImagePreparer",
+    "MediaPart",
+    "PlacedMedia",
+    "PreparedImage",
+    "Run",
+    "TokenRun",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +65,38 @@ class EmbedsPart:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Tokens of an image without text between them. positions: see `MediaSpan`."""
+
+    length: int
+    positions: IntArray = field(default_factory=no_ints)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """An image as the encoder takes it. token_ids: ids with one image token for each of `runs`."""
+
+    tiles: ImageTiles
+    token_ids: Sequence[int]
+    runs: tuple[TokenRun, ...]
+
+
+class ImagePreparer(Protocol):
+    """Prepares images of a family; safe to share between threads. It is made from its `ImageSpec`
+    and the tokenizer (`ImageSpec.preparer`)."""
+
+    def __call__(self, image: Image.Image, *, is_low: bool) -> PreparedImage:
+        """Resize and cut an RGB image. is_low: for few tokens, where the family knows a way. Raises
+        RequestError for an image that the family does not take."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """`length` tokens from `position` on that show the same image, from its row `first_row` on."""
+    """Tokens from `position` on that show the same image, from its row `first_row` on."""
 
     position: int
-    length: int
+    tokens: TokenRun
     first_row: int
 
 
@@ -70,7 +110,7 @@ class ImagePart:
 
     def placed(self, info: MediaInfo, handle: int) -> PlacedMedia:
         """Raises EngineError if the worker made another number of rows than there are places."""
-        num_places = sum(run.length for run in self.runs)
+        num_places = sum(run.tokens.length for run in self.runs)
         if info.num_tokens != num_places:
             raise EngineError(
                 f"{self.place}: an image of {num_places} tokens has {info.num_tokens} rows; this "
@@ -80,7 +120,13 @@ class ImagePart:
             tuple(
                 Media(
                     info.digest,
-                    MediaSpan(run.position, run.length, handle, first_row=run.first_row),
+                    MediaSpan(
+                        run.position,
+                        run.tokens.length,
+                        handle,
+                        run.tokens.positions,
+                        run.first_row,
+                    ),
                 )
                 for run in self.runs
             )

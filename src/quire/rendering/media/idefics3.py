@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
-from quire.config.media.idefics3 import TEXTS, ImageSpec
+from quire.config.media.idefics3 import TEXTS, IdeficsSpec
 from quire.protocol.media import ImageTiles
+from quire.rendering.media.door import PreparedImage, TokenRun
 from quire.rendering.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["expand", "make_tiles"]
+__all__ = ["IdeficsPreparer", "make_tiles"]
+
+GRIDS_KEPT = 256
 
 
-def make_tiles(spec: ImageSpec, image: Image.Image, *, splits: bool) -> ImageTiles:
+class IdeficsPreparer:
+    """`ImagePreparer`. Each tile is a run of tokens, with texts that say its row and column."""
+
+    def __init__(self, spec: IdeficsSpec, tokenizer: Tokenizer) -> None:
+        self._spec = spec
+        self._expand = functools.lru_cache(GRIDS_KEPT)(functools.partial(_expand, tokenizer))
+
+    def __call__(self, image: Image.Image, *, is_low: bool) -> PreparedImage:
+        spec, splits = self._spec, not is_low
+        tiles = make_tiles(spec, image, splits=splits)
+        token_ids = self._expand(*spec.grid(*image.size, splits=splits))
+        runs = (TokenRun(spec.tower.tokens_per_tile),) * tiles.num_tiles
+        return PreparedImage(tiles, token_ids, runs)
+
+
+def make_tiles(spec: IdeficsSpec, image: Image.Image, *, splits: bool) -> ImageTiles:
     """Resize and cut an RGB image: row by row, and the whole image at the end. splits: False for
     the whole image alone.
 
@@ -25,7 +44,7 @@ def make_tiles(spec: ImageSpec, image: Image.Image, *, splits: bool) -> ImageTil
 
     size = spec.tower.tile_size
     rows, columns = spec.grid(*image.size, splits=splits)
-    resample = Image.Resampling(spec.resample)
+    resample = Image.Resampling(spec.levels.resample)
     image = image.resize(spec.resized(*image.size), resample)
     image = image.resize((columns * size, rows * size), resample)
     tiles: list[Image.Image] = []
@@ -34,12 +53,12 @@ def make_tiles(spec: ImageSpec, image: Image.Image, *, splits: bool) -> ImageTil
         tiles += (image.crop((x, y, x + size, y + size)) for x, y in corners)
         image = image.resize((size, size), resample)
     tiles.append(image)
-    return ImageTiles(b"".join(tile.tobytes() for tile in tiles), len(tiles), size)
+    return ImageTiles(b"".join(tile.tobytes() for tile in tiles), len(tiles), size, size)
 
 
-def expand(tokenizer: Tokenizer, rows: int, columns: int) -> list[int]:
+def _expand(tokenizer: Tokenizer, rows: int, columns: int) -> list[int]:
     """Return the token ids of an image of so many tiles, with one image token for each tile and the
-    whole image. Each stands for the `tokens_per_tile` of the model."""
+    whole image."""
     image, edge = TEXTS["image"], TEXTS["edge"]
     lines: list[str] = []
     if rows * columns > 1:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
-from quire.config.media.idefics3 import ImageSpec
+from quire.config.media.image_spec import ImageSpec
 from quire.errors import RequestError
-from quire.protocol.media import ImageTiles
 from quire.rendering.media.decode import decode_image, plain_image
-from quire.rendering.media.door import ImagePart, Run
-from quire.rendering.media.idefics3 import expand, make_tiles
+from quire.rendering.media.door import ImagePart, ImagePreparer, PreparedImage, Run
 from quire.rendering.media.sources import ImageSource, MediaAccess
 from quire.rendering.tokenizer import Tokenizer
 
-__all__ = ["ImageRenderer", "PreparedImage"]
-
-GRIDS_KEPT = 256
+__all__ = ["ImageRenderer", "NamedImage"]
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedImage:
-    """An image as the encoder takes it. token_ids: with one image token for each tile."""
+class NamedImage:
+    """A prepared image, and its path in the request."""
 
-    tiles: ImageTiles
+    image: PreparedImage
     place: str
-    token_ids: list[int]
 
 
 class ImageRenderer:
@@ -39,7 +34,8 @@ class ImageRenderer:
         self.access = access
         self._spec = spec
         self._max_images = max_images
-        self._expand = functools.lru_cache(GRIDS_KEPT)(functools.partial(expand, tokenizer))
+        module, _, name = spec.preparer.partition(":")
+        self._prepare: ImagePreparer = getattr(import_module(module), name)(spec, tokenizer)
 
     def check_number(self, num_images: int) -> None:
         """Raise RequestError for more images than a prompt may have."""
@@ -49,24 +45,24 @@ class ImageRenderer:
                 "(limit_mm_per_prompt): send fewer"
             )
 
-    def prepare(self, source: ImageSource) -> PreparedImage:
+    def prepare(self, source: ImageSource) -> NamedImage:
         """Read, decode and cut an image. Raises RequestError with its place in the request."""
         access, value = self.access, self.access.read(source)
         if isinstance(value, bytes):
             image = decode_image(value, source.place, access.max_bytes, access.max_pixels)
         else:
             image = plain_image(value, source.place, access.max_pixels)
-        splits = source.detail != "low"
-        tiles = make_tiles(self._spec, image, splits=splits)
-        rows, columns = self._spec.grid(*image.size, splits=splits)
-        return PreparedImage(tiles, source.place, self._expand(rows, columns))
+        try:
+            return NamedImage(self._prepare(image, is_low=source.detail == "low"), source.place)
+        except RequestError as error:
+            raise RequestError(f"{source.place}: {error}") from error
 
     def place(
-        self, token_ids: Sequence[int], images: Sequence[PreparedImage]
+        self, token_ids: Sequence[int], images: Sequence[NamedImage]
     ) -> tuple[list[int], tuple[ImagePart, ...]]:
         """Return the token ids with each image in place of an image token, in order, and the
         images with their places. RequestError unless there are as many tokens as images."""
-        image_id, per_tile = self._spec.token_id, self._spec.tower.tokens_per_tile
+        image_id = self._spec.token_id
         num_places = sum(token_id == image_id for token_id in token_ids)
         if num_places != len(images):
             raise RequestError(
@@ -79,13 +75,21 @@ class ImageRenderer:
             if token_id != image_id:
                 found.append(token_id)
                 continue
-            image = images[len(parts)]
-            runs: list[Run] = []
-            for each in image.token_ids:
-                if each != image_id:
-                    found.append(each)
-                    continue
-                runs.append(Run(len(found), per_tile, len(runs) * per_tile))
-                found += [image_id] * per_tile
-            parts.append(ImagePart(image.tiles, image.place, tuple(runs)))
+            named = images[len(parts)]
+            runs = self._append(found, named.image)
+            parts.append(ImagePart(named.image.tiles, named.place, runs))
         return found, tuple(parts)
+
+    def _append(self, found: list[int], image: PreparedImage) -> tuple[Run, ...]:
+        """Append the token ids of an image, and return where its runs are."""
+        image_id, left, first_row = self._spec.token_id, iter(image.runs), 0
+        runs: list[Run] = []
+        for each in image.token_ids:
+            if each != image_id:
+                found.append(each)
+                continue
+            run = next(left)
+            runs.append(Run(len(found), run, first_row))
+            first_row += run.length
+            found += [image_id] * run.length
+        return tuple(runs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from quire.config.media.idefics3 import IMAGE_KEY
+from quire.config.media.image_spec import IMAGE_KEY
 from quire.errors import RequestError, quoted
 from quire.rendering.media.sources import ImageSource, path_or_url
 from quire.rendering.message_check import IMAGE_MARK, IMAGE_PART_TYPES, TEXT_ONLY

@@ -8,15 +8,15 @@ longer vector (Shi et al. 2016, arXiv:1609.05158, the other way round).
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.config.media.idefics3 import ImageSpec, TowerSpec
+from quire.config.media.idefics3 import IdeficsSpec, TowerSpec
 from quire.layers import LayerFactory
+from quire.models.towers.tower import normalised
 from quire.models.weight_map import WeightMap
 
-__all__ = ["SiglipTower", "normalised"]
+__all__ = ["SiglipTower"]
 
 WEIGHTS = WeightMap(
     prefix="model.vision_model.",
@@ -70,13 +70,13 @@ class SiglipBlock:
 
 
 class SiglipTower:
-    """Tiles of an image to tokens of the language model. `lm_head`: None, as it has no logits."""
+    """`ImageTower` of square tiles. `lm_head`: None, as it has no logits."""
 
-    def __init__(self, spec: ImageSpec, make: LayerFactory) -> None:
+    def __init__(self, spec: IdeficsSpec, make: LayerFactory) -> None:
         tower = spec.tower
         self.weight_map = WEIGHTS
         self.lm_head = None
-        self._images, self._spec = spec, tower
+        self._levels, self._spec = spec.levels, tower
         size = tower.hidden_size
         self.patches = make.replicated(3 * tower.patch_size**2, size, bias=True)
         self.positions = make.embedding(tower.patches_per_side**2, size)
@@ -89,7 +89,7 @@ class SiglipTower:
         """uint8 tiles [N, S, S, 3] → rows [N · tokens_per_tile, E] of the language model."""
         num_tiles, size = len(tiles), self._spec.patch_size
         per_side = self._spec.patches_per_side
-        pixels = normalised(self._images, tiles)
+        pixels = normalised(self._levels, tiles)
         cut = pixels.view(num_tiles, 3, per_side, size, per_side, size).permute(0, 2, 4, 1, 3, 5)
         flat = cut.reshape(num_tiles * per_side**2, 3 * size * size)
         ids = self._position_ids.to(tiles.device)
@@ -104,16 +104,6 @@ class SiglipTower:
         scale, side = self._spec.scale, self._spec.patches_per_side // self._spec.scale
         squares = x.view(num_tiles, side, scale, side, scale, x.shape[1])
         return squares.transpose(2, 3).reshape(num_tiles * side**2, scale**2 * x.shape[1])
-
-
-def normalised(spec: ImageSpec, tiles: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, S, S, 3] → float32 [N, 3, S, S], (x · factor − mean) / std, with the roundings of
-    `transformers`: the product in float64, then all in float32."""
-    levels = (np.arange(256, dtype=np.float64) * spec.factor).astype(np.float32)[:, None]
-    mean, std = (np.array(values, np.float32) for values in (spec.mean, spec.std))
-    table = torch.from_numpy((levels - mean) / std).to(tiles.device)
-    channels = (table[:, i].take(tiles[..., i].long()) for i in range(len(spec.mean)))
-    return torch.stack(list(channels), dim=1)
 
 
 def _position_ids(per_side: int) -> torch.Tensor:

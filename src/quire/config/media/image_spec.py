@@ -1,0 +1,117 @@
+"""Description of the images that a model reads, as the families of image encoders fill it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from quire.config.hf import RawConfig
+from quire.errors import ConfigError
+
+__all__ = ["IMAGE_KEY", "NUM_CHANNELS", "ImageFamily", "ImageSpec", "PixelLevels", "read_levels"]
+
+IMAGE_KEY = "image"
+"""Name of images in `limit_mm_per_prompt` and `multi_modal_data`."""
+
+NUM_CHANNELS = 3
+_RESAMPLING = range(6)
+
+STEPS: Mapping[str, Any] = {
+    "do_convert_rgb": True,
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+}
+"""Steps that preprocessor_config.json may switch off, with their values where it is silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelLevels:
+    """The way from an image to numbers. resample: Pillow's number of the filter. factor: multiplier
+    of levels. mean, std: values for each channel, which norm the product."""
+
+    resample: int
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec(ABC):
+    """Images of a model: the way from an image to tokens of a prompt. Each family has a subclass.
+
+    preparer: "module:class" of `ImagePreparer`, imported by the front. encoder: "module:class" of
+    `ImageTower`, imported by workers. token_id: image token of the language model.
+    """
+
+    preparer: ClassVar[str]
+    encoder: ClassVar[str]
+
+    token_id: int
+    levels: PixelLevels
+
+    @property
+    @abstractmethod
+    def num_parameters(self) -> int:
+        """Parameters of the encoder."""
+
+    @property
+    def num_deep(self) -> int:
+        """Vectors of a row beside its embedding. The k-th of them is added behind layer k of the
+        language model (DeepStack, Meng et al. 2024, arXiv:2406.04334)."""
+        return 0
+
+    @property
+    def position_axes(self) -> int:
+        """Number of positions that the language model must have for a token."""
+        return 1
+
+    @abstractmethod
+    def num_rows(self, num_tiles: int, width: int, height: int) -> int:
+        """Count the rows that the encoder makes of so many tiles of these pixels; 0 for tiles that
+        it does not take. The front counts places by it, and the worker rows."""
+
+    @abstractmethod
+    def work_elements(self, max_tokens: int) -> int:
+        """Elements that the encoder holds at once. max_tokens: most tokens of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFamily:
+    """A family of models for text and images. Everything else follows from it.
+
+    title: name in the docs. model_types: values in config.json that name it. read: reader of
+    config.json, preprocessor_config.json and the language model's hidden size.
+    """
+
+    title: str
+    model_types: tuple[str, ...]
+    read: Callable[[RawConfig, RawConfig, int], ImageSpec]
+
+
+def read_levels(processor: RawConfig) -> PixelLevels:
+    """Read the steps of preprocessor_config.json that all families share. Raises ConfigError,
+    naming the file and the key, for steps that are left out, and for impossible values."""
+    for step in STEPS:
+        processor.reject(step, value=False, advice="images are always prepared in all steps")
+    resample = processor.read(int, "resample")
+    if resample not in _RESAMPLING:
+        raise processor.unsupported("resample", resample, [str(i) for i in _RESAMPLING])
+    return PixelLevels(
+        resample=resample,
+        factor=processor.read(float, "rescale_factor"),
+        mean=_of_channels(processor, "image_mean"),
+        std=_of_channels(processor, "image_std"),
+    )
+
+
+def _of_channels(processor: RawConfig, key: str) -> tuple[float, ...]:
+    found = processor.read_list(float, key) or ()
+    if len(found) != NUM_CHANNELS or (key == "image_std" and not all(found)):
+        raise ConfigError(
+            f"{processor.source}: {key}={list(found)} is not supported; give {NUM_CHANNELS} "
+            "numbers, and none that is 0 in image_std"
+        )
+    return found

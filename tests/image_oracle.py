@@ -1,0 +1,79 @@
+"""Engines on tiny checkpoints for text and images, and `transformers` on the same ones."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from quire import LLM, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "quiet": True,
+    "num_kv_blocks": 256,
+    "block_size": 16,
+    "max_model_len": 512,
+}
+
+
+def asked(text: str, *images: Any) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": list(images)}}
+
+
+def worker_of(llm: LLM) -> Any:
+    client: Any = llm.engine.client
+    return client._core._executor._worker
+
+
+def tokens(output: Any) -> list[int]:
+    assert output.error is None, output.error
+    return list(output.outputs[0].token_ids)
+
+
+@functools.cache
+def oracle(folder: Path) -> tuple[Any, Any]:
+    """Model and image processor of transformers."""
+    from transformers import AutoModelForImageTextToText
+    from transformers.models.idefics3.image_processing_pil_idefics3 import (
+        Idefics3ImageProcessorPil,
+    )
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+        Qwen2VLImageProcessorPil,
+    )
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
+    is_qwen = model.config.model_type.startswith("qwen")
+    processor = Qwen2VLImageProcessorPil if is_qwen else Idefics3ImageProcessorPil
+    return model.eval(), processor.from_pretrained(folder)
+
+
+def inputs_of(folder: Path, prompt_ids: list[int], images: list[Image.Image]) -> dict[str, Any]:
+    """Arguments of the model for a prompt with so many image tokens."""
+    model, processor = oracle(folder)
+    ids = torch.tensor([prompt_ids])
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if images:
+        given |= dict(processor([images], return_tensors="pt"))
+    if images and model.config.model_type.startswith("qwen"):
+        given["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+    return given
+
+
+def generated(
+    folder: Path, prompt_ids: list[int], images: list[Image.Image], count: int = 12
+) -> list[int]:
+    """Tokens of `generate`; models with recurrent states compute all anew for each."""
+    model, _ = oracle(folder)
+    found = model.generate(
+        **inputs_of(folder, prompt_ids, images),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        use_cache=model.config.model_type != "qwen3_5",
+    )
+    return found[0, len(prompt_ids) :].tolist()
