@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from quire.kv_cache import NO_EXTRAS, KVManager
+from quire.kv_cache import NO_EXTRAS, BlockExtras, KVManager
 from quire.kv_cache.events import MEDIA, Chain, EventLog
+from quire.protocol.media import Media, MediaSpan
 from quire.telemetry.kv_events import KVEvent, block_hash
 from tests.kv_cache.model import make_layout
 from tests.kv_cache.test_machine import KVMachine
@@ -93,6 +94,25 @@ def test_blocks_are_told_of_when_their_steps_have_ended() -> None:
     assert len(events) == 1, "one prompt, one event"
     apply(mirror, events)
     assert mirror.predict([1, 2, 3, 4]) == 3
+
+
+def test_keys_of_a_block_are_those_of_vllm() -> None:
+    """The adapter, images with their places, and the tenant's salt where a prompt begins."""
+    kv, chain = manager(), names(*range(4))
+    image, other = (
+        Media(digest, MediaSpan(*span, 0)) for digest, span in ((b"\1", (1, 2)), (b"\2", (2, 1)))
+    )
+    extras = BlockExtras("french and its digest", (image, other))
+    whole = Chain(chain, np.arange(4, dtype=np.int32), "french", "tenant", extras)
+    log_of(kv).describe([(whole, 0, 4)])
+    compute(kv, chain)
+    _, stored = log_of(kv).take()
+    assert msgspec.to_builtins(stored)["extra_keys"] == [
+        ("french", "tenant"),
+        ("french", ("01", 0)),
+        ("french", ("01", -1), ("02", 0)),
+        ("french",),
+    ]
 
 
 def test_evicted_blocks_keep_their_tokens_on_their_way_to_the_host() -> None:

@@ -18,6 +18,7 @@ from quire.telemetry.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    ExtraKey,
     KVEvent,
     block_hash,
 )
@@ -51,7 +52,7 @@ class _Origin(NamedTuple):
     parent: bytes | None = None
     token_ids: bytes = b""
     adapter: str | None = None
-    extra_keys: tuple[str, ...] | None = None
+    extra_keys: tuple[ExtraKey, ...] | None = None
 
 
 _UNKNOWN = _Origin()
@@ -140,9 +141,9 @@ class EventLog:
         num_names = self._groups[group].tokens_per_block // self._block_size
         first = index + 1 - num_names
         start, end = first * self._block_size, (index + 1) * self._block_size
-        keys = [] if chain.adapter is None else [chain.adapter]
+        keys: list[ExtraKey] = [] if chain.adapter is None else [chain.adapter]
         keys += [
-            each.digest.hex()
+            (each.digest.hex(), each.span.position - start)
             for each in chain.extras.media
             if max(start, each.span.position) < min(end, each.span.end)
         ]
@@ -197,14 +198,18 @@ class EventLog:
 
     # --- events --------------------------------------------------------------------------------
 
+    def settle(self, unsettled: Collection[bytes] = ()) -> None:
+        """Tell of what the device has published, up to the first of these names. Without names, no
+        step is in flight, and nothing is retracted any more."""
+        for block in list(self._pending):
+            if block[1] in unsettled:
+                break
+            self._store("device", block, self._pending.pop(block))
+
     def take(self) -> list[KVEvent]:
         """Return the events since the last call, those of steps in flight excepted."""
         if self._pending:
-            unsettled = self._unsettled()
-            for block in list(self._pending):
-                if block[1] in unsettled:
-                    break
-                self._store("device", block, self._pending.pop(block))
+            self.settle(self._unsettled())
         events, self._events = self._events, []
         return events
 

@@ -1,7 +1,7 @@
 """KV events: their settings and their messages, in the names of vLLM.
 
-A batch is a msgpack array, and each event in it a map with its kind under `type`, as vLLM sends
-them since its change 42892. Fields are left out where they have their defaults.
+A batch is a msgpack array, and each event in it a map with its kind under `type`, as vLLM 0.33.0
+sends them. Fields are left out where they have their defaults.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ __all__ = [
     "AllBlocksCleared",
     "BlockRemoved",
     "BlockStored",
+    "ExtraKey",
     "KVEvent",
     "KVEventBatch",
     "KVEventsSettings",
     "block_hash",
     "parse_kv_events",
 ]
+
+
+ExtraKey = str | tuple[str, int]
+"""Name of an adapter, salt of a tenant, or digest of a medium and its place relative to the block's
+first token."""
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
@@ -45,7 +51,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[str, ...] | None] | None = None
+    extra_keys: list[tuple[ExtraKey, ...] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
