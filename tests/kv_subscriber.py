@@ -7,10 +7,12 @@ from typing import Any, Self
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 __all__ = ["Mirror", "Subscriber"]
 
 END = b"\xff" * 8
+WAIT_MS = 120_000
 
 
 class Mirror:
@@ -75,7 +77,8 @@ class Mirror:
 
 
 class Subscriber:
-    """Follows a publisher. A gap is asked for; numbers that begin again are another engine's.
+    """Follows a publisher. A gap is asked for. Numbers that begin again, or a connection that was
+    lost, mean another engine, and all is asked for.
 
     next_number: number of the batch that comes next. num_gaps, num_starts: counts of both.
     """
@@ -86,38 +89,42 @@ class Subscriber:
         self.topic = topic.encode()
         self.next_number = self.num_gaps = self.num_starts = 0
         self.rank: int | None = None
-        self._seen: dict[int, bytes] = {}
+        self._seen: set[bytes] = set()
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._sub = self._context.socket(zmq.SUB)
         self._sub.setsockopt(zmq.RCVHWM, hwm)
         if hwm:
             self._sub.setsockopt(zmq.RCVBUF, 4096)
         self._sub.setsockopt(zmq.SUBSCRIBE, self.topic)
+        changes = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._changes = self._sub.get_monitor_socket(changes)
+        self._was_lost = False
         self._sub.connect(endpoint)
-        self._replay: zmq.Socket[bytes] | None = None
-        if replay is not None:
-            self._replay = self._context.socket(zmq.DEALER)
-            self._replay.connect(replay)
+        self._replay = replay
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._sub.disable_monitor()
         self._context.destroy(linger=0)
 
     def ask(self, number: int) -> list[tuple[int, bytes]]:
         """Past batches from a number on."""
         assert self._replay is not None
-        self._replay.send_multipart([b"", number.to_bytes(8, "big")])
         found: list[tuple[int, bytes]] = []
-        while self._replay.poll(60_000):
-            empty, topic, of, payload = self._replay.recv_multipart()
-            assert empty == b""
-            if of == END:
-                assert payload == b""
-                return found
-            assert topic == self.topic
-            found.append((int.from_bytes(of, "big"), payload))
+        with self._context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(self._replay)
+            dealer.send_multipart([b"", number.to_bytes(8, "big")])
+            while dealer.poll(WAIT_MS):
+                empty, topic, of, payload = dealer.recv_multipart()
+                assert empty == b""
+                if of == END:
+                    assert payload == b""
+                    return found
+                assert topic == self.topic
+                found.append((int.from_bytes(of, "big"), payload))
         raise AssertionError("no replay")
 
     def poll(self, timeout_ms: int = 100) -> None:
@@ -125,7 +132,19 @@ class Subscriber:
         while self._sub.poll(timeout_ms):
             topic, number, payload = self._sub.recv_multipart()
             assert topic == self.topic
+            self._watch_connection()
             self._take(int.from_bytes(number, "big"), payload)
+        self._watch_connection()
+
+    def _watch_connection(self) -> None:
+        while self._changes.poll(0):
+            if recv_monitor_message(self._changes)["event"] == zmq.EVENT_DISCONNECTED:
+                self._was_lost = True
+            elif self._was_lost:
+                self._was_lost = False
+                self.num_starts += 1
+                self._begin()
+                self.sync()
 
     def catch_up(self) -> None:
         """Ask for all that is kept: at the start, and when the connection was lost."""
@@ -140,10 +159,9 @@ class Subscriber:
 
     def _begin(self) -> None:
         self.mirror, self.next_number = Mirror(), 0
-        self._seen.clear()
 
     def _take(self, number: int, payload: bytes) -> None:
-        if self._seen.get(number) == payload:
+        if payload in self._seen:
             return
         if number < self.next_number:
             self._begin()
@@ -160,5 +178,5 @@ class Subscriber:
             return  # what lies between is lost: the whole state follows
         for event in events:
             self.mirror.apply(event)
-        self._seen[number] = payload
+        self._seen.add(payload)
         self.next_number = number + 1
