@@ -13,6 +13,7 @@ import pytest
 
 from quire import LLM, LoRARequest
 from quire.telemetry.kv_events import block_hash
+from tests.engine.test_disk_prefixes import is_saved
 from tests.engine.test_laws import params
 from tests.kv_subscriber import Subscriber
 from tests.lora.adapters import write_adapter
@@ -149,6 +150,7 @@ def test_host_memory_and_disk_are_media(start: Open, tmp_path: Path) -> None:
     anywhere = ("GPU", "CPU", "STORAGE")
     for prompt in [*PROMPTS, *PROMPTS]:
         ask(opened, prompt, media=anywhere)
+        wait_for(lambda: is_saved(llm), "the saves to end")
     assert subscriber.mirror.hashes("CPU")
     stats = llm.engine.client.stats()
     follow(opened)
