@@ -213,6 +213,19 @@ GATES = (
         vendor=True,
     ),
     Gate(
+        "page",
+        ("tests/server/test_page_browser.py", "tests/server/test_page_replay.py"),
+        (
+            *("src/quire/**", "tests/server/page/*.json*", "tools/page_pictures.py"),
+            *(f"tests/server/{name}.py" for name in ("conftest", "in_memory", "page_faults")),
+            *(f"tests/server/{name}.py" for name in ("responses", "running", "scripted", "wire")),
+            *("tests/engine/fake_engine.py", "tests/executor/fake*.py"),
+            *("tests/grammar/bundled_tokens.py", "tests/conftest.py", "tests/waiting.py"),
+            *("tests/profiles.py", "tests/pairs.py"),
+        ),
+        ("chromium", "playwright", "axe-playwright-python"),
+    ),
+    Gate(
         "wheel",
         (),
         (
@@ -284,9 +297,20 @@ def _compiler() -> str:
     return "none"
 
 
+def _chromium() -> str:
+    """Return the version of the browser that tests of the page use."""
+    path = shutil.which("chromium")
+    if path is None:
+        return "none"
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"[\d.]{5,}", done.stdout)
+    return found[0] if found else "none"
+
+
 VERSIONS: Mapping[str, Callable[[], str]] = {
     "python": lambda: "{}.{}".format(*sys.version_info),
     "compiler": _compiler,
+    "chromium": _chromium,
 }
 
 

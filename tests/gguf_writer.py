@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.gguf_latent import LATENT, LATENT_NAMES, heads_of_latent, latent_metadata
+
 TYPE_IDS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10,
     "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30,
@@ -304,7 +306,7 @@ _BARE_NAMES = {
 }  # fmt: skip
 _MOE = (
     "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "mixtral", "glm4moe", "gpt-oss",
-    "lfm2moe", "qwen35moe", "qwen3next",
+    "lfm2moe", "qwen35moe", "qwen3next", "deepseek2",
 )  # fmt: skip
 _PAIRED = ("llama", "granite", "smollm3", "granitemoe", "mixtral")
 """Architectures whose files have rows of q and k in the order of the rotated pairs."""
@@ -320,6 +322,8 @@ def gguf_name(name: str, architecture: str) -> str:
         names = _MOE_POST_NORM_NAMES
     if architecture in _DELTA:
         names = _DELTA_NAMES
+    if architecture in LATENT:
+        names = {**_MOE_POST_NORM_NAMES, **LATENT_NAMES}
     for bare, stored in _BARE_NAMES.items():
         if name.endswith(bare):
             return f"blk.{name.split('.')[2]}.{stored}"
@@ -337,9 +341,14 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
     plain = load_file(folder / "model.safetensors")
     if architecture in _DELTA:
         plain = dict(_of_delta(plain, architecture, config))
+    if architecture == "deepseek2":
+        found = {
+            name: float_tensor(values) for name, values in heads_of_latent(plain, config).items()
+        }
+        plain = {name: values for name, values in plain.items() if ".kv_b_proj." not in name}
     if architecture in _MOE:
         plain, stacked = _without_experts(plain)
-        found = {name: float_tensor(values) for name, values in stacked.items()}
+        found |= {name: float_tensor(values) for name, values in stacked.items()}
     for name, values in plain.items():
         part, rows = name.split(".")[-2], values
         if architecture in _PAIRED and part in heads:
@@ -488,6 +497,7 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     if a in own:
         values |= own[a](config)
     values |= _delta_metadata(a, config)
+    values |= latent_metadata(a, config)
     if architecture in _MOE:
         values |= {
             f"{a}.expert_count": getattr(config, "num_experts", None)
@@ -499,15 +509,15 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
             f"{a}.expert_feed_forward_length": config.intermediate_size,
             f"{a}.attention.sliding_window": config.sliding_window,
         }
-    if a == "glm4moe":
+    if a in ("glm4moe", "deepseek2"):
         values |= {
             f"{a}.expert_count": config.n_routed_experts,
             f"{a}.expert_shared_count": config.n_shared_experts,
-            f"{a}.leading_dense_block_count": config.first_k_dense_replace,
+            f"{a}.leading_dense_block_count": getattr(config, "first_k_dense_replace", 1),
             f"{a}.expert_weights_scale": float(config.routed_scaling_factor),
             f"{a}.expert_weights_norm": config.norm_topk_prob,
-            f"{a}.expert_group_count": config.n_group,
-            f"{a}.expert_group_used_count": config.topk_group,
+            f"{a}.expert_group_count": config.n_group or 1,
+            f"{a}.expert_group_used_count": config.topk_group or 1,
             f"{a}.nextn_predict_layers": 1,
             f"{a}.block_count": config.num_hidden_layers + 1,
         }

@@ -74,6 +74,6 @@ def generated(
         max_new_tokens=count,
         min_new_tokens=count,
         do_sample=False,
-        use_cache=model.config.model_type != "qwen3_5",
+        use_cache=not model.config.model_type.startswith("qwen3_5"),
     )
     return found[0, len(prompt_ids) :].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from pathlib import Path
@@ -133,8 +134,8 @@ QWEN_PROCESSOR: dict[str, Any] = {
 
 
 def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
-    """Write a tiny Qwen2.5-VL, Qwen3-VL or Qwen3.5, by `model_type`. text: further values of the
-    language model."""
+    """Write a tiny Qwen2.5-VL, Qwen3-VL or Qwen3.5 (with experts too), by `model_type`. text: more
+    values of the language model."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     tokenizer = tokenizers.Tokenizer.from_file(str(bundled_model_path() / "tokenizer.json"))
@@ -186,6 +187,9 @@ def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
             },
         }
         vision |= {"num_position_embeddings": 16}
+        if kind == "qwen3_5_moe":
+            base |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+            base |= {"num_experts": 4, "num_experts_per_tok": 2}
     names = ("image_token_id", "vision_start_token_id", "vision_end_token_id", "video_token_id")
     ids = {name: tokenizer.token_to_id(QWEN_SPECIAL[i]) for i, name in enumerate(names)}
     config = AutoConfig.for_model(
@@ -232,3 +236,7 @@ def as_bytes(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def data_url(image: Image.Image) -> str:
+    return "data:image/png;base64," + base64.b64encode(as_bytes(image)).decode()

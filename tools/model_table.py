@@ -67,6 +67,8 @@ def _kinds(specs: Iterable[ModelSpec]) -> list[str]:
     words: dict[str, None] = {}
     for spec in specs:
         words["dense" if spec.experts is None else "experts"] = None
+        if spec.latent is not None:
+            words["latent attention"] = None
         if any(window is not None for window in spec.windows):
             words["windows"] = None
         if spec.has_learned_positions:

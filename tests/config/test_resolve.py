@@ -256,6 +256,30 @@ def test_checkpoints_of_large_states_leave_memory_to_the_rest() -> None:
     assert chosen.num_state_checkpoints == 70
 
 
+def test_rows_with_large_states_leave_memory_to_the_rest() -> None:
+    """64 rows of Qwen3.5-0.8B have 2.4 GiB of states, whatever the machine has."""
+    spec = replace(make_spec(), states=(64, 0, 0, 0), wide_states=(4_000_000, 0, 0, 0))
+    small, large = (resolve(EngineSettings(), spec, None, make_platform(n * GIB)) for n in (4, 200))
+    room = (small.memory.budget or 0) - small.memory.fixed.weights
+    rows = small.settings.max_num_seqs
+    assert rows == room // 4 // (2 * small.layout.state_bytes) < large.settings.max_num_seqs
+    assert "take a quarter of" in reason(small, "max_num_seqs")
+    assert "quarter" not in reason(large, "max_num_seqs")
+    assert resolve(EngineSettings(max_num_seqs=rows + 3), spec, None, make_platform(4 * GIB))
+    with pytest.raises(ConfigError, match=r"states of 30\.. MiB a row do not fit.*at most \d+"):
+        resolve(EngineSettings(max_num_seqs=500), spec, None, make_platform(4 * GIB))
+
+
+def test_kept_inputs_of_drafts_are_in_the_plan() -> None:
+    spec = replace(make_spec(), states=(64, 0, 0, 0))
+    settings = EngineSettings(max_num_seqs=8, num_state_checkpoints=0)
+    plain = resolve(settings, spec, None, make_platform(8 * GIB))
+    keeping = resolve(settings, replace(spec, state_inputs=100), None, make_platform(8 * GIB))
+    more = keeping.memory.fixed.states - plain.memory.fixed.states
+    assert more == (8 + 16) * 100 * spec.dtype_bytes
+    assert "24 tokens of drafts" in render_plan(keeping)
+
+
 def test_unknown_memory_still_starts() -> None:
     """Not every system says what is free."""
     plan = resolve(EngineSettings(), make_spec(), None, make_platform(0))

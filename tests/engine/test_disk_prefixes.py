@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 
 from quire import LLM, LoRARequest, RequestOutput
 from quire.config.checkpoint import Checkpoint, TensorInfo
-from quire.config.kv_disk.records import HEADER_BYTES, RECORD
+from quire.config.kv_disk.records import HEADER_BYTES, RECORD, read_records
 from quire.engine.disk_tier import weights_digest
 from quire.errors import ConfigError
 from tests.engine.test_laws import assert_same, params
@@ -249,6 +250,21 @@ def test_another_key_never_hits(make: Maker, disk: str, monkeypatch: pytest.Monk
     assert once(make).num_cached_tokens == HIT
 
 
+def test_another_version_or_attention_never_hits(
+    make: Maker, disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their K/V may differ in bits."""
+    cold = once(make)
+    assert once(make, attention_backend="reference").num_cached_tokens == 0
+    monkeypatch.setattr("quire.__version__", "99.0")
+    assert once(make).num_cached_tokens == 0
+    monkeypatch.undo()
+    again = once(make)
+    assert again.num_cached_tokens == HIT
+    assert_same([again], [cold])
+    assert len(files(disk, "slots")) == 3
+
+
 def test_all_files_belong_to_their_user_alone(make: Maker, disk: str) -> None:
     once(make)
     for path in (Path(disk), *Path(disk).rglob("*")):
@@ -302,6 +318,20 @@ def test_the_limit_holds_and_what_is_used_most_stays(make: Maker, disk: str) -> 
     assert_same([warm], [cold])
 
 
+def test_hits_outlive_the_engine(make: Maker, disk: str) -> None:
+    """Else what is used most would be as new after each restart."""
+    llm = make()
+    for _ in range(4):
+        ask(llm)
+    ask(llm, OTHERS[0])
+    llm.shutdown()
+    [header] = files(disk, "header")
+    hits = sorted(read_records(header, 1000)["hits"].tolist())
+    assert hits[-HIT // 4 :] == [3] * (HIT // 4)
+    once(make)
+    assert sorted(read_records(header, 1000)["hits"].tolist())[-HIT // 4 :] == [4] * (HIT // 4)
+
+
 def test_a_smaller_limit_cuts_the_files(make: Maker, disk: str) -> None:
     llm = make()
     for prompt in OTHERS:
@@ -324,6 +354,33 @@ def test_a_second_engine_reads_what_the_first_writes(make: Maker) -> None:
     second.shutdown()
     assert once(make, OTHERS[1]).num_cached_tokens > 0
     assert once(make, OTHERS[0]).num_cached_tokens == 0, "a reader has written"
+
+
+def test_a_reader_finds_what_is_written_later(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of several engines on one folder share what any prompt has cost."""
+    monkeypatch.setattr("quire.engine.disk_tier.LOOK_SECONDS", 0.05)
+    writer, reader = make(), make()
+    cold = ask(writer)
+    wait_for(lambda: is_saved(writer), "the saves to end")
+
+    def has_looked() -> bool:
+        ask(reader, OTHERS[0])
+        return reader.engine.client.stats().num_named_disk_blocks > 0
+
+    wait_for(has_looked, "the reader to look")
+    warm = ask(reader)
+    assert warm.num_cached_tokens == HIT
+    assert_same([warm], [cold])
+    writer.reset_prefix_cache()
+    wait_for(lambda: is_saved(writer), "the store to be cleared")
+
+    def has_none() -> bool:
+        ask(reader, OTHERS[1])
+        return reader.engine.client.stats().num_named_disk_blocks == 0
+
+    wait_for(has_none, "the reader to look again")
+    assert_same([ask(reader)], [cold])
+    reader.engine.client._core.check_invariants()  # type: ignore[attr-defined]
 
 
 def test_new_weights_never_hit(tmp_path: Path, disk: str) -> None:
@@ -410,15 +467,6 @@ def test_what_cannot_be_kept_is_refused(make: Maker, settings: dict[str, Any], r
         make(**settings)
 
 
-def test_recurrent_states_are_refused(tmp_path: Path, disk: str) -> None:
-    write_checkpoint(next(case for case in CASES if case.name == "lfm2"), tmp_path / "model")
-    with (
-        small_engines(str(tmp_path / "model"), kv_disk=disk) as make,
-        pytest.raises(ConfigError, match="recurrent states"),
-    ):
-        make()
-
-
 def test_a_folder_that_is_a_file_is_refused(make: Maker, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be used .*Give a folder"):
@@ -463,6 +511,81 @@ def test_writes_that_hang_hold_nobody_up(make: Maker, monkeypatch: pytest.Monkey
     assert_same([ask(llm, prompt) for prompt in OTHERS[:6]], cold)
     assert llm.engine.client.stats().blocks_stored_total == 0
     event.set()
+
+
+def num_used(llm: LLM) -> int:
+    """Blocks of the device that are not free, when what has ended was taken in."""
+    llm.engine.client._core.take_moved()  # type: ignore[attr-defined]
+    return llm.engine.client.stats().num_used_blocks
+
+
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_a_disk_that_hangs_for_ever_keeps_no_blocks(
+    make: Maker, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A prompt as large as the pool is computed meanwhile, and the blocks of moves that hang have
+    other contents when the disk answers."""
+    monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.1)
+    cold, event = once(make), threading.Event()
+    with small_engines(None) as plain:
+        large = [ask(plain(num_kv_blocks=16), prompt) for prompt in OTHERS[:4]]
+    llm = make(num_kv_blocks=16)
+    hangs = waiting_for(event, getattr(files_of(llm), call))
+    monkeypatch.setattr(files_of(llm), call, hangs)
+    assert_same([ask(llm)], [cold])
+    assert_same([ask(llm, prompt) for prompt in OTHERS[:4]], large)
+    wait_for(lambda: ask(llm, OTHERS[5]) and num_used(llm) == 0, "the disk's blocks to be free")
+    assert not event.is_set()
+    event.set()
+    wait_for(lambda: is_saved(llm), "the disk to answer")
+    assert_same([ask(llm, prompt) for prompt in (PROMPT, *OTHERS[:4])], [cold, *large])
+    llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+    llm.shutdown()
+    assert_same([once(make)], [cold])
+
+
+def test_a_running_request_waits_for_blocks_that_saves_hold(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not preempted for them: they come free when the saves end, or their time is over."""
+    monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.3)
+    event = threading.Event()
+    llm = make(num_kv_blocks=16)
+    monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+    ask(llm, OTHERS[0])
+    assert num_used(llm) == 2, "no blocks wait to be saved"
+    ask(llm, OTHERS[1])
+    assert llm.engine.client.stats().preempted_total == 0
+    event.set()
+
+
+@pytest.mark.parametrize("has_new_weights", [False, True])
+def test_sleep_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, disk: str, monkeypatch: pytest.MonkeyPatch, has_new_weights: bool
+) -> None:
+    """The pool's memory is given back, and what the disk writes later is whole or is not found."""
+    monkeypatch.setattr("quire.engine.core.engine_core.SECONDS_TO_SAVE", 0.1)
+    folder, event = tmp_path / "model", threading.Event()
+    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
+    tensors = load_file(folder / "model.safetensors")
+    with small_engines(str(folder), kv_disk=disk) as make:
+        llm = make()
+        worker: Any = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
+        monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+        cold = ask(llm)
+        pool = weakref.ref(worker._assembly.memory)
+        if has_new_weights:
+            llm.update_weights(dict(tensors))
+        else:
+            llm.sleep(level=1)
+        assert pool() is None, "a move keeps the pool"
+        if not has_new_weights:
+            llm.wake_up()
+        assert_same([ask(llm)], [cold])
+        event.set()
+        llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
+        llm.shutdown()
+        assert_same([once(make)], [cold])
 
 
 def test_a_load_that_costs_more_than_it_saves_is_declined(make: Maker) -> None:

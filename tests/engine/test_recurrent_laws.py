@@ -344,12 +344,47 @@ def test_sequences_with_states_are_computed_again_and_never_swapped() -> None:
         assert (simulation.done["blocks_swapped_out"] > 0) == is_swapped
 
 
-def test_there_are_no_drafts_beside_states() -> None:
-    for num_checkpoints, has_drafts in ((None, True), (4, False)):
-        simulation = Simulation(Setup(max_drafts=3, num_checkpoints=num_checkpoints))
-        simulation.add([1, 2, 3], max_tokens=20)
+GUESSES = pytest.mark.parametrize("guesses", ["any", "wrong", "right", "methods", "model"])
+
+
+@DEPTHS
+@GUESSES
+@pytest.mark.parametrize("breaks", [0.0, 1.0], ids=["once", "twice"])
+def test_drafts_leave_the_state_of_the_last_accepted_token(
+    depth: int, guesses: str, breaks: float
+) -> None:
+    """The simulation compares all tokens with those of the model alone."""
+    simulation = Simulation(
+        Setup(depth=depth, max_drafts=3, guesses=guesses, num_checkpoints=4, breaks=breaks)
+    )
+    for i in range(3):
+        simulation.add([1, 2, 3 + i], max_tokens=20)
+    simulation.drain()
+    if guesses != "methods":  # which may find that none pays
+        assert simulation.done["drafts"] > 0
+    if guesses in ("any", "right", "model"):
+        assert simulation.done["accepted"] > 0
+
+
+@DEPTHS
+@pytest.mark.parametrize("guesses", ["any", "wrong", "right"])
+def test_states_within_accepted_drafts_are_kept_under_their_names(depth: int, guesses: str) -> None:
+    """Would catch a checkpoint that no step wrote, since its drafts were not accepted, and one
+    behind drafts that were. The next turn starts from the last one."""
+    setup = Setup(
+        depth=depth, max_drafts=5, guesses=guesses, num_checkpoints=6, max_model_len=64,
+        block_size=2, num_blocks=60, max_num_batched_tokens=16,
+    )  # fmt: skip
+    simulation = Simulation(setup)
+    prompt, loaded = [1, 2, 3], 0
+    for turn in range(4):
+        (handle,) = simulation.add(prompt, max_tokens=11)
         simulation.drain()
-        assert (simulation.done["drafts"] > 0) == has_drafts
+        loaded += turn > 0
+        assert simulation.done["states_loaded"] == loaded, f"turn {turn} starts from nothing"
+        assert not simulation.kv.slots_with_unnamed_states
+        prompt = [*prompt, *simulation.clients[handle].tokens, turn]
+    assert simulation.done["drafts"] > 0
 
 
 def test_a_prefix_with_a_state_is_not_pinned() -> None:

@@ -61,13 +61,14 @@ class _Change:
 class _Computed:
     """A step, or some rows of it, before it samples. hidden: hidden states at the last token of
     each row that samples, and at its drafts. pooled: hidden states at the positions of each piece.
-    sources: see `_fork`."""
+    states: recurrent states after each token of each row. sources: see `_fork`."""
 
     hidden: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     pooled: list[tuple[PoolPiece, list[int]]] = field(
         default_factory=list[tuple[PoolPiece, list[int]]]
     )
     failures: list[RowFailure] = field(default_factory=list[RowFailure])
+    states: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     sources: dict[int, int] = field(default_factory=dict[int, int])
 
 
@@ -213,6 +214,9 @@ class FakeExecutor:
     def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
         raise EngineError(f"the fake device has no disk for move {move.ticket}")
 
+    def cancel_move(self, ticket: int) -> None:
+        raise EngineError(f"a fake device has no disk for move {ticket}")
+
     def late(self, late: LateInput) -> None:
         self._late[late.step_id] = late
 
@@ -282,7 +286,6 @@ class FakeExecutor:
         rows = in_order_of_writing(self._rows.scheduled(), plan)
         computed = self._forward(rows, self._breaks(plan.step_id))
         self._rows.commit_computed(rows)
-        self._states.save(plan)
         computed.sources = self._fork(plan, computed.hidden, computed.failures)
         return computed
 
@@ -306,6 +309,7 @@ class FakeExecutor:
         seen = {slot: hidden[sources.pop(slot)] for slot in asked}
         candidates = self._find_candidates(seen, masks)
         drawn = self._sample(hidden, sources, masks)
+        self._states.settle(plan, computed.states)
         done, lost = self.tiers.end_tickets(plan)
         return StepResult(
             plan.step_id,
@@ -363,6 +367,7 @@ class FakeExecutor:
             whole.hidden.update(part.hidden)
             whole.pooled += part.pooled
             whole.failures += part.failures
+            whole.states.update(part.states)
         whole.failures.sort(key=lambda failure: failure.slot)
         return whole
 
@@ -408,7 +413,7 @@ class FakeExecutor:
             for piece in pieces
             if piece.slot not in failed
         ]
-        return _Computed(hidden, pooled, failures)
+        return _Computed(hidden, pooled, failures, states)
 
     def _advance(
         self, rows: ScheduledRows, spans: list[tuple[int, int, int]]
@@ -417,8 +422,6 @@ class FakeExecutor:
         written, but not committed."""
         if not self._model.has_state:
             return {}
-        if rows.num_drafts.any():
-            raise EngineError("the plan has drafts, but no state can be taken back to before them")
         states: dict[int, list[int]] = {}
         for slot, start, end in spans:
             inputs = self._inputs(slot, start, end).tolist()

@@ -47,8 +47,18 @@ class FakeStates:
     def write_noise(self, slot: int) -> None:
         self.write(slot, int(self._noise(1)[0]))
 
-    def save(self, plan: StepPlan) -> None:
-        """Keep the committed states that the plan asks for."""
-        self._checkpoints[plan.save_checkpoint] = self._states[
-            self._rows.read_state[plan.save_slot]
-        ]
+    def settle(self, plan: StepPlan, after: dict[int, list[int]]) -> None:
+        """Take rows back to before the drafts that they did not accept, and keep the states that
+        the plan asks for. after: states after each token of the step, by slot."""
+        rows = self._rows
+        for slot in np.unique(plan.draft_slot).tolist():
+            if slot in after and (rejected := int(rows.num_rejected[slot])):
+                self._states[rows.read_state[slot]] = after[slot][-1 - rejected]
+        saves = (plan.save_slot, plan.save_checkpoint, plan.save_drafts)
+        for slot, checkpoint, count in zip(*(each.tolist() for each in saves), strict=True):
+            accepted = int(rows.num_drafts[slot] - rows.num_rejected[slot])
+            if count == accepted:
+                self._checkpoints[checkpoint] = self.read(slot)
+            elif count < accepted and slot in after:  # else it has failed before
+                last = -1 - int(rows.num_drafts[slot]) + count
+                self._checkpoints[checkpoint] = after[slot][last]

@@ -149,11 +149,21 @@ def test_wiped_and_retired_books_offer_nothing() -> None:
 def test_a_late_load_stops_all_others() -> None:
     books = Books(4)
     books.save(blocks_of(0, 2))
-    books.index.load([(0, name_of(0, 0))], 50)
-    books.index.late(50)
+    books.index.stall(MoveKind.LOAD, 50)
     assert books.held(0, 2) == 0
+    assert not books.index.save(blocks_of(0, 3), 60)
     books.index.end(50, ())
     assert books.held(0, 2) == 2
+
+
+def test_a_late_save_stops_saves_alone() -> None:
+    books = Books(4)
+    books.save(blocks_of(0, 2))
+    books.index.stall(MoveKind.SAVE, 50)
+    assert books.held(0, 2) == 2
+    assert not books.index.save(blocks_of(0, 3), 60)
+    books.index.end(50, ())
+    assert books.index.save(blocks_of(0, 3), 60)
 
 
 def test_the_cost_of_a_load_is_learnt() -> None:
@@ -257,6 +267,6 @@ def test_a_header_is_read_or_refused(tmp_path: Path) -> None:
         path.write_bytes(header.encode()[:cut])
         with pytest.raises(ConfigError, match="is no header"):
             read_header(path)
-    path.write_bytes(header.encode().replace(b'"format": 1', b'"format": 9'))
+    path.write_bytes(header.encode().replace(b'"format": 2', b'"format": 9'))
     with pytest.raises(ConfigError, match="format 9"):
         read_header(path)

@@ -14,6 +14,7 @@ from quire.config.kv_disk.records import RECORD
 from quire.kv_cache import ELSEWHERE, BlockHasher, KVManager
 from quire.kv_cache.disk_index import DiskIndex
 from quire.kv_cache.notices import BlockName
+from quire.kv_cache.sources import SAVE_SECONDS
 from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
 from tests.kv_cache.model import make_layout
 from tests.profiles import examples
@@ -34,7 +35,8 @@ class Machine:
         self.queues: dict[MoveKind, deque[BlockMove]] = {
             MoveKind.SAVE: deque(), MoveKind.LOAD: deque(),
         }  # fmt: skip
-        self.num_loaded = 0
+        self.num_loaded = self.num_cancelled = 0
+        self.now = 0.0
 
     def chain(self, branch: int, length: int) -> list[bytes]:
         tokens = [0, 1, 2, *range(10 * branch + 10, 10 * branch + 20)][:length]
@@ -82,6 +84,34 @@ class Machine:
         for move in self.kv.sources.take_moves():
             kind = MoveKind.LOAD if move.kind is MoveKind.LOAD else MoveKind.SAVE
             self.queues[kind].append(move)
+        for ticket in self.kv.sources.take_cancelled():
+            self.cancel(ticket)
+
+    def cancel(self, ticket: int) -> None:
+        """End a move at once: its device blocks may have other contents from now on. A write that
+        was under way reaches its slot all the same."""
+        for queue in self.queues.values():
+            for move in [each for each in queue if each.ticket == ticket]:
+                queue.remove(move)
+                self.slots.update(dict.fromkeys(move.places.tolist() * (queue is self.saves)))
+                lost = move.all_lost
+                self.num_cancelled += 1
+                self.kv.sources.moved(ticket, lost)
+                self.kv.end_ticket(ticket, lost.lost.tolist())
+
+    @property
+    def saves(self) -> deque[BlockMove]:
+        return self.queues[MoveKind.SAVE]
+
+    def grow_late(self, kind: MoveKind) -> None:
+        """Nobody waits any more for what is under way."""
+        if kind is MoveKind.LOAD:
+            self.kv.sources.late(list(self.kv.sources._loads))
+        else:
+            self.now += 2 * SAVE_SECONDS
+            self.kv.sources.expire(self.now)
+            self.kv.sources.expire(self.now + 2 * SAVE_SECONDS)
+        self.give()
 
     def end_one(self, kind: MoveKind, losses: float) -> None:
         self.give()
@@ -96,6 +126,8 @@ class Machine:
         lost: list[int] = []
         if move.kind is MoveKind.CLEAR:
             self.slots.clear()
+        if move.kind is MoveKind.NOTE:
+            return lost
         rows = zip(move.blocks.tolist(), move.places.tolist(), move.names, strict=True)
         for block, slot, saved in rows:
             is_save = move.kind is MoveKind.SAVE
@@ -123,7 +155,20 @@ class Machine:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["compute", "fail", "load", "save", "read", "lose", "drop", "wipe"]),
+        st.sampled_from(
+            [
+                "compute",
+                "fail",
+                "load",
+                "save",
+                "read",
+                "lose",
+                "drop",
+                "wipe",
+                "late load",
+                "late save",
+            ]
+        ),
         st.integers(0, 3),
         st.integers(1, MAX_LENGTH),
     ),
@@ -143,6 +188,8 @@ def test_a_name_leads_to_its_contents(steps: list[tuple[str, int, int]], seed: i
             machine.load(names)
         elif what == "drop":
             machine.kv.drop_cached()
+        elif what in ("late load", "late save"):
+            machine.grow_late(MoveKind.LOAD if what == "late load" else MoveKind.SAVE)
         elif what == "wipe":
             machine.kv.drop_cached()
             machine.kv.sources.wipe()
@@ -168,6 +215,32 @@ def test_the_machine_loads_and_drops() -> None:
     machine.end_one(MoveKind.LOAD, 0.0)
     assert machine.num_loaded > 3
     assert machine.kv.sources.totals.removed > 0
+    machine.check()
+
+
+def test_the_machine_cancels() -> None:
+    """A disk that hangs keeps no block; when it answers, what it has is used again."""
+    machine = Machine(0)
+    machine.compute(machine.chain(0, MAX_LENGTH), fails=False)
+    for _ in range(20):
+        machine.end_one(MoveKind.SAVE, 0.0)
+    machine.kv.drop_cached()
+    machine.load(machine.chain(0, MAX_LENGTH))
+    machine.give()
+    machine.grow_late(MoveKind.LOAD)
+    machine.check()
+    assert machine.num_cancelled == 1
+    assert machine.kv.pool.num_used == 0
+    machine.load(machine.chain(0, MAX_LENGTH))
+    assert not machine.kv.sources.has_moves, "another load began on a disk that hangs"
+    machine.end_one(MoveKind.LOAD, 0.0)
+    machine.load(machine.chain(0, MAX_LENGTH))
+    machine.end_one(MoveKind.LOAD, 0.0)
+    assert machine.num_loaded == MAX_LENGTH
+    machine.compute(machine.chain(1, MAX_LENGTH), fails=False)
+    machine.give()
+    machine.grow_late(MoveKind.SAVE)
+    assert (machine.num_cancelled, machine.kv.pool.num_used) == (2, 0)
     machine.check()
 
 

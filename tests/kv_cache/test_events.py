@@ -8,6 +8,7 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from quire.kv_cache import NO_EXTRAS, BlockExtras, KVManager
 from quire.kv_cache.events import MEDIA, Chain, EventLog
+from quire.kv_cache.notices import Notice, NoticeKind
 from quire.protocol.media import Media, MediaSpan
 from quire.telemetry.kv_events import KVEvent, block_hash
 from tests.kv_cache.model import make_layout
@@ -113,6 +114,21 @@ def test_keys_of_a_block_are_those_of_vllm() -> None:
         ("french", ("01", -1), ("02", 0)),
         ("french",),
     ]
+
+
+def test_what_another_engine_has_written_has_its_parent() -> None:
+    """Parts of states are in a group behind those of layers: nobody follows them."""
+    first, second = names(1, 2)
+    parents = {(0, first): None, (0, second): first, (1, first): None}
+    log = EventLog(make_layout(((None, 1),), 1), tuple, 0, parents.get)
+    log.start_with("disk", [((0, first), None), ((1, first), None)])
+    for block in ((0, second), (1, second)):
+        log.note(Notice(NoticeKind.STORED, "disk", block))
+    log.note(Notice(NoticeKind.REMOVED, "disk", (1, first)))
+    _, stored = log.take()
+    found = msgspec.to_builtins(stored)
+    assert found["block_hashes"] == [block_hash(first), block_hash(second)]
+    assert (found["parent_block_hash"], found["token_ids"]) == (None, [])
 
 
 def test_evicted_blocks_keep_their_tokens_on_their_way_to_the_host() -> None:

@@ -19,6 +19,7 @@ from quire.config.kv_disk.records import HEADER_BYTES, RECORD, read_records
 from quire.kv_transfer import disk_blocks
 from quire.kv_transfer.block_file import SystemFile
 from quire.kv_transfer.disk_blocks import DiskBlocks, open_disk
+from quire.kv_transfer.pool_memory import PoolMemory
 from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome, SavedBlock
 from tests.waiting import WAIT_S
 
@@ -56,7 +57,7 @@ def opened(paths: tuple[Path, Path]) -> DiskBlocks:
 def move(disk: DiskBlocks, pages: torch.Tensor, *of: Any) -> list[int]:
     """Destinations that a move lost. of: kind, blocks, slots, names."""
     done = Future[MoveOutcome]()
-    disk.start(BlockMove(0, *of), pages, done)
+    disk.start(BlockMove(0, *of), PoolMemory(pages), done)
     return done.result(WAIT_S).lost.tolist()
 
 
@@ -89,6 +90,21 @@ def test_what_is_not_there_is_lost_and_the_rest_is_not(paths: tuple[Path, Path])
     assert move(disk, pages, MoveKind.CLEAR, ints(), ints(), ()) == []
     assert move(disk, pages, MoveKind.LOAD, ints(3), ints(0), names(1)) == [3]
     assert paths[0].stat().st_size == 0
+    disk.close()
+
+
+def test_hits_are_noted_in_the_records_of_their_blocks(paths: tuple[Path, Path]) -> None:
+    """Payloads stay, and so does what another block has in its slot meanwhile."""
+    pages, disk = make_pages(), opened(paths)
+    assert move(disk, pages, MoveKind.SAVE, ints(0, 1), ints(0, 2), names(1, 2)) == []
+    noted = [SavedBlock(0, bytes([each]) * 16, value=4.5, hits=3) for each in (1, 9, 7)]
+    assert move(disk, pages, MoveKind.NOTE, ints(), ints(0, 2, 3), tuple(noted)) == []
+    records = read_records(paths[1], NUM_SLOTS)
+    assert (records["hits"].tolist(), records["value"].tolist()) == ([3, 0, 0], [4.5, 0.0, 0.0])
+    assert np.count_nonzero(records["seal"]) == 2
+    before = pages.clone()
+    assert move(disk, pages, MoveKind.LOAD, ints(3, 4), ints(0, 2), names(1, 2)) == []
+    assert torch.equal(pages[:, 3:5], before[:, :2])
     disk.close()
 
 
@@ -163,7 +179,7 @@ def test_a_read_that_hangs_does_not_hold_the_end_up(
     fcntl.flock(disk._lock or -1, fcntl.LOCK_EX)
     event = threading.Event()
     monkeypatch.setattr(disk._slots, "read", lambda *_: event.wait(WAIT_S))
-    disk.start(BlockMove(0, MoveKind.LOAD, ints(1), ints(0), names(1)), pages, Future())
+    disk.start(BlockMove(0, MoveKind.LOAD, ints(1), ints(0), names(1)), PoolMemory(pages), Future())
     closing = threading.Thread(target=disk.close)
     closing.start()
     closing.join(WAIT_S / 2)
@@ -173,6 +189,44 @@ def test_a_read_that_hangs_does_not_hold_the_end_up(
     assert is_closed
     with paths[0].open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("kind", [MoveKind.SAVE, MoveKind.LOAD])
+def test_a_cancelled_move_leaves_the_pool_alone(
+    paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, kind: MoveKind
+) -> None:
+    """It ends at once, though the disk hangs; what the call brings later goes nowhere."""
+    pages, disk = make_pages(), opened(paths)
+    kept = pages.clone()
+    assert move(disk, pages, MoveKind.SAVE, ints(0, 1), ints(0, 1), names(1, 2)) == []
+    hangs, goes_on = threading.Event(), threading.Event()
+    name = "write" if kind is MoveKind.SAVE else "read"
+    call = getattr(disk._slots, name)
+
+    def waits(*given: Any) -> None:
+        hangs.set()
+        goes_on.wait(WAIT_S)
+        call(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk._slots, name, waits)
+        done = Future[MoveOutcome]()
+        under_way = BlockMove(7, kind, ints(2, 3), ints(0, 2), names(1, 3))
+        disk.start(under_way, PoolMemory(pages), done)
+        assert hangs.wait(WAIT_S)
+        disk.cancel(7)
+        assert done.done()
+        assert done.result().lost.tolist() == under_way.all_lost.lost.tolist()
+        disk.cancel(7)  # twice does no harm
+        pages.zero_()  # others have the blocks now
+        goes_on.set()
+        assert move(disk, pages, kind, ints(), ints(), ()) == [], "the thread has not gone on"
+    assert not pages.any(), "a cancelled load has written the pool"
+    assert move(disk, pages, MoveKind.SAVE, ints(4), ints(0), names(9)) == []
+    assert move(disk, pages, MoveKind.LOAD, ints(5, 3), ints(1, 0), names(2, 9)) == []
+    assert torch.equal(pages[:, 5], kept[:, 1])
+    assert not pages[:, 3].any()
+    disk.close()
 
 
 def test_a_link_is_not_followed(paths: tuple[Path, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import socket
 import ssl
@@ -9,11 +10,20 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tests.image_writer import QWEN_PROCESSOR, as_bytes, picture
 
+from quire.config.hf import RawConfig
+from quire.config.media.qwen_vl import read_qwen2_5
 from quire.errors import RequestError
 from quire.rendering.media.fetch import ImageFetcher, global_addresses
+from quire.rendering.media.images import FETCH_THREADS, ImageBounds, ImageRenderer
+from quire.rendering.media.sources import ImageSource, MediaAccess
+from quire.server.generation.prompts import FETCHES_TOGETHER, PromptRenderer
+from quire.server.requests.limits import Limits
 
 PLACE = "messages[0].content[0].image_url.url"
 HOST = "images.example"
@@ -236,3 +246,74 @@ def test_a_name_is_resolved_once_for_each_hop(server: Server) -> None:
     fetch = ImageFetcher([f"{HOST}:{port}"], 10**6, rebinding)
     assert fetch(url(server, "/image"), PLACE) == b"bytes of an image"
     assert asked == [HOST]
+
+
+class Together:
+    """A reader of URLs that answers when `count` of them are asked for, and notes the most."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier = threading.Barrier(count, timeout=60.0)
+        self.most = self.now = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, url: str, place: str) -> bytes:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        try:
+            if "bad" in url:
+                raise RequestError(f"{place}: no")
+            self.barrier.wait()
+            return as_bytes(picture(8, 8, seed=int(url[-1])))
+        finally:
+            with self.lock:
+                self.now -= 1
+
+
+def renderer_with(fetch: Together) -> ImageRenderer:
+    """The tokenizer is not asked: the encoder's images have no texts."""
+    vision = {"hidden_size": 16, "num_heads": 2, "patch_size": 4, "depth": 1, "window_size": 16}
+    config = {"vision_config": vision}
+    processor = RawConfig(dict(QWEN_PROCESSOR), "processor")
+    spec = read_qwen2_5(RawConfig(config, "config.json"), processor, 32)
+    access = MediaAccess(10**6, 10**6, fetch=fetch)
+    return ImageRenderer(spec, None, access, ImageBounds(16, 10**9, 1))  # type: ignore[arg-type]
+
+
+def sources(*names: str) -> list[ImageSource]:
+    return [ImageSource(f"image[{i}]", f"http://{HOST}/{name}") for i, name in enumerate(names)]
+
+
+def test_images_of_a_prompt_are_fetched_side_by_side() -> None:
+    """Fault: one after the other, so that 16 images take 16 times as long."""
+    renderer = renderer_with(Together(FETCH_THREADS))
+    given = sources(*(f"{i}" for i in range(2 * FETCH_THREADS)))
+    mixed = [*given, ImageSource("image[8]", as_bytes(picture(8, 8, seed=9)))]
+    found = [each.image.tiles.pixels for each in renderer.prepare_all(mixed)]
+    seeds = [*range(2 * FETCH_THREADS), 9]
+    alone = [
+        renderer.prepare(ImageSource("", as_bytes(picture(8, 8, seed=seed)))).image.tiles.pixels
+        for seed in seeds
+    ]
+    assert found == alone
+    with pytest.raises(RequestError, match=r"image\[1\]: no"):
+        renderer_with(Together(1)).prepare_all(sources("0", "bad", "2"))
+
+
+def test_a_server_fetches_images_of_a_request_side_by_side_within_a_bound() -> None:
+    prompts = PromptRenderer(Limits(), 1)
+
+    async def fetched(fetch: Together, given: list[ImageSource]) -> list[object]:
+        renderer: Any = SimpleNamespace(images=renderer_with(fetch))
+        return [each.value for each in await prompts._fetched(renderer, given)]
+
+    try:
+        fetch = Together(FETCHES_TOGETHER)
+        given = sources(*(f"{i}" for i in range(3 * FETCHES_TOGETHER)))
+        found = asyncio.run(fetched(fetch, given))
+        assert found == [as_bytes(picture(8, 8, seed=i % 10)) for i in range(len(given))]
+        assert fetch.most == FETCHES_TOGETHER
+        with pytest.raises(RequestError, match=r"image\[1\]: no"):
+            asyncio.run(fetched(Together(1), sources("0", "bad", "2")))
+    finally:
+        prompts.close()

@@ -28,6 +28,7 @@ from tests.image_writer import (
     IMAGE,
     TOKENS_PER_TILE,
     as_bytes,
+    data_url,
     picture,
     write_vision_checkpoint,
 )
@@ -128,12 +129,6 @@ def test_paths_and_chats(llm: LLM, folder: Path, tmp_path: Path) -> None:
         messages = [{"role": "user", "content": [part, question]}]
         (found,) = llm.chat(messages, GREEDY, use_tqdm=False)
         assert tokens(found) == wanted
-
-
-def data_url(image: Image.Image) -> str:
-    import base64
-
-    return "data:image/png;base64," + base64.b64encode(as_bytes(image)).decode()
 
 
 def test_low_detail_takes_one_tile(llm: LLM) -> None:

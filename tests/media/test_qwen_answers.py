@@ -64,6 +64,14 @@ def test_answers_are_those_of_generate(llm: LLM, folder: Path) -> None:
         assert tokens(*llm.generate(prompt, GREEDY, use_tqdm=False)) == wanted
 
 
+def test_qwen3_5_with_experts(tmp_path: Path) -> None:
+    folder = write_qwen_checkpoint(tmp_path / "model", "qwen3_5_moe")
+    image = picture(60, 30)
+    with LLM(str(folder), **SETTINGS) as llm:
+        (output,) = llm.generate(asked(f"Look: {QWEN_IMAGE}?", image), GREEDY, use_tqdm=False)
+    assert tokens(output) == generated(folder, list(output.prompt_token_ids), [image])
+
+
 def test_whole_is_chunked_at_every_cut(folder: Path) -> None:
     """Chunks that begin and end at each place around the image, and in it."""
     prompt = asked(f"So {QWEN_IMAGE} it", picture(40, 24))
@@ -249,9 +257,10 @@ def test_videos_are_refused_by_name(llm: LLM, kind: str) -> None:
 
 
 def test_the_plan_counts_the_encoder_for_the_longest_prompt(folder: Path) -> None:
-    settings = EngineSettings.from_options({"model": str(folder), **SETTINGS, "image_cache": 0})
+    memory = {"image_cache": 0, "image_memory": 1000}
+    settings = EngineSettings.from_options({"model": str(folder), **SETTINGS, **memory})
     plan = plan_startup(settings, detect_platform()).resolved
     images = plan.spec.images
     assert images is not None
-    assert plan.memory.fixed.images == images.work_elements(512) * 4
+    assert plan.memory.fixed.images == images.work_elements(512) * 4 + 1000
     assert images.work_elements(10) < images.work_elements(40) == images.work_elements(512)

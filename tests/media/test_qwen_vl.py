@@ -3,9 +3,10 @@ of transformers, and so do rows of the encoders."""
 
 from __future__ import annotations
 
-import base64
+import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.image_oracle import GREEDY, inputs_of, oracle
 from tests.image_writer import (
     QWEN_IMAGE,
     QWEN_PROCESSOR,
-    as_bytes,
+    data_url,
     picture,
     write_qwen_checkpoint,
 )
@@ -33,6 +34,7 @@ from quire.config.media.images import find_images
 from quire.config.media.qwen_vl import QwenSpec, read_qwen2_5, read_qwen3
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
+from quire.config.startup import find_model
 from quire.engine.model_front import load_model_front
 from quire.errors import ConfigError, RequestError
 from quire.layers import LayerFactory
@@ -80,7 +82,7 @@ def processor_of(**processor: Any) -> Any:
         Qwen2VLImageProcessorPil,
     )
 
-    return Qwen2VLImageProcessorPil(**processor)
+    return Qwen2VLImageProcessorPil(**copy.deepcopy(processor))  # it writes into dictionaries
 
 
 def spec_of(vision: dict[str, Any] | None = None, **processor: Any) -> QwenSpec:
@@ -213,18 +215,12 @@ def test_low_detail_takes_few_tokens(positions_folder: Path, tmp_path: Path) -> 
     assert counts == [400, 256]
 
 
-def data_url(image: Any) -> str:
-    return "data:image/png;base64," + base64.b64encode(as_bytes(image)).decode()
-
-
 @pytest.fixture(scope="module")
 def positions_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen_checkpoint(tmp_path_factory.mktemp("positions"), "qwen2_5_vl")
 
 
 def spec_in(folder: Path) -> ModelSpec:
-    from quire.config.startup import find_model
-
     return find_model(EngineSettings(model=str(folder), dtype="float32")).spec
 
 
@@ -232,28 +228,44 @@ def front_of(folder: Path) -> Any:
     return load_model_front(EngineSettings(model=str(folder)), folder, spec_in(folder))
 
 
-@pytest.mark.parametrize("size", [(64, 64), (60, 30), (16, 160), (8, 8), (200, 24), (37, 91)])
-def test_rows_of_the_tower_are_those_of_transformers(folder: Path, size: tuple[int, int]) -> None:
-    """Windows that are cut at edges, and tables smaller and larger than the image."""
-    spec, image = spec_in(folder), picture(*size)
+def encoded(folder: Path, image: Any, dtype: str = "float32") -> torch.Tensor:
+    """Rows of an image, by a tower without an engine."""
+    spec = find_model(EngineSettings(model=str(folder), dtype=dtype)).spec
+    spec = replace(spec, dtype=dtype)
     assert isinstance(spec.images, QwenSpec)
     tiles = QwenPreparer(spec.images, None)(image, is_low=False).tiles  # type: ignore[arg-type]
-    model, processor = oracle(folder)
     ops = build_op_set(detect_platform(), {})
-    make = LayerFactory(ops, {}, torch.float32, torch.device("cpu"), max_positions=0)
+    numbers = getattr(torch, dtype)
+    make = LayerFactory(ops, {}, numbers, torch.device("cpu"), max_positions=0)
     with torch.inference_mode():
         tower = load_tower(spec, folder, make)
         assert tower is not None
         levels = torch.frombuffer(bytearray(tiles.pixels), dtype=torch.uint8)
-        rows = tower.encode(levels.view(1, tiles.height, tiles.width, 3), torch.float32)
+        rows = tower.encode(levels.view(1, tiles.height, tiles.width, 3), numbers)
+    assert len(rows) == spec.images.num_rows(1, tiles.width, tiles.height)
+    return rows
+
+
+@pytest.mark.parametrize("size", [(64, 64), (60, 30), (16, 160), (8, 8), (200, 24), (37, 91)])
+def test_rows_of_the_tower_are_those_of_transformers(folder: Path, size: tuple[int, int]) -> None:
+    """Windows that are cut at edges, and tables smaller and larger than the image."""
+    image = picture(*size)
+    rows = encoded(folder, image)
+    model, processor = oracle(folder)
+    with torch.inference_mode():
         found = model.get_image_features(**processor([[image]], return_tensors="pt"))
-        wanted = [torch.cat(list(found.pooler_output))]
-        wanted += [
-            torch.cat(list(each)) for each in getattr(found, "deepstack_features", None) or ()
-        ]
-    assert rows.shape == (spec.images.num_rows(1, tiles.width, tiles.height), 32 * len(wanted))
+    deep = getattr(found, "deepstack_features", None) or ()
+    wanted = [torch.cat(list(each)) for each in (found.pooler_output, *deep)]
+    assert rows.shape[1] == 32 * len(wanted)
     for own, theirs in zip(rows.split(32, dim=1), wanted, strict=True):
         assert float((own - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+
+
+def test_rows_in_16_bits_point_the_same_way(folder: Path) -> None:
+    image = picture(60, 40)
+    whole, half = encoded(folder, image), encoded(folder, image, "bfloat16").float()
+    cosines = torch.nn.functional.cosine_similarity(whole, half, dim=1)
+    assert float(cosines.min()) >= 0.999
 
 
 def test_sizes_count_as_many_parameters_as_the_files_have(folder: Path) -> None:

@@ -61,6 +61,16 @@ _LONGROPE = {
     "long_factor": [1.0, 2.0, 4.0, 6.0],
     "original_max_position_embeddings": 40,
 }
+_DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 2.0,
+    "beta_slow": 0.5,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 _GRANITE = {
     "embedding_multiplier": 1.5,
     "residual_multiplier": 0.7,
@@ -402,6 +412,56 @@ CASES = (
             "first_k_dense_replace": 0,
             "n_shared_experts": 2,
         },
+    ),
+    Case("deepseek-v2", "deepseek_v2", {"routed_scaling_factor": 16.0}),
+    Case(
+        "deepseek-v2-lite",
+        "deepseek_v2",
+        {
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "n_group": None,
+            "topk_group": None,
+            "n_shared_experts": 2,
+            "qk_rope_head_dim": 32,
+            "rope_parameters": _DEEPSEEK_YARN,
+        },
+    ),
+    Case("deepseek-v3", "deepseek_v3"),
+    Case(
+        "deepseek-v3-yarn",
+        "deepseek_v3",
+        {
+            "qk_rope_head_dim": 32,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "rope_parameters": {**_DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+        },
+    ),
+    Case(
+        "deepseek-v3-halves",
+        "deepseek_v3",
+        {"rope_interleave": False, "n_group": 1, "topk_group": 1},
+    ),
+    Case("deepseek-v3-dense", "deepseek_v3", {"first_k_dense_replace": 3, "q_lora_rank": None}),
+    Case("deepseek-v32", "deepseek_v32"),
+    Case(
+        "glm4-moe-lite",
+        "glm4_moe_lite",
+        {"mlp_layer_types": ["dense", "sparse", "dense"], "v_head_dim": 16},
+    ),
+    Case("glm-moe-dsa", "glm_moe_dsa"),
+    Case("minicpm3", "minicpm3"),
+    Case(
+        "minicpm3-long",
+        "minicpm3",
+        {
+            "scale_emb": 1.5,
+            "tie_word_embeddings": False,
+            "v_head_dim": None,
+            "rope_parameters": {"rope_theta": 500.0, **_LONGROPE},
+        },
+        lengths=(41, 52),
     ),
     Case("gpt-oss", "gpt_oss", {"num_experts_per_tok": 3}),
     Case(

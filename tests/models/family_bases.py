@@ -62,6 +62,26 @@ _DELTA = {
     "linear_value_head_dim": 16,
     "rms_norm_eps": 1e-3,  # a head that gives almost nothing would magnify what is rounded
 }
+_LATENT = {
+    **_LLAMA,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_DEEPSEEK = {
+    **_LATENT,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+_INDEXED = {**_DEEPSEEK, "index_topk": 64, "index_n_heads": 16, "index_head_dim": 16}
 BASES = {
     "llama": _LLAMA,
     "arcee": _LLAMA,
@@ -112,6 +132,12 @@ BASES = {
         "n_group": 4,
         "topk_group": 2,
     },
+    "deepseek_v2": {**_DEEPSEEK, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": _INDEXED,
+    "glm4_moe_lite": {**_DEEPSEEK, "n_group": 1, "topk_group": 1},
+    "glm_moe_dsa": {**_INDEXED, "n_group": 1, "topk_group": 1},
+    "minicpm3": {**_LATENT, "dim_model_base": 16},
     "gpt_oss": {**_LLAMA, "head_dim": 32, "num_local_experts": 5, "sliding_window": 7},
     "lfm2": {
         **_LLAMA,

@@ -237,16 +237,9 @@ def new_ops(implementation: str) -> OpSet:
 def _new_backend(
     spec: ModelSpec, implementation: str, kv_dtype: torch.dtype | None = None
 ) -> AttentionBackend:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    needs = AttentionNeeds(
-        dtype,
-        kv_dtype or dtype,
-        spec.head_dim,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.score_options,
-        last_key=spec.whole_prompts,
-    )
+    dtype: torch.dtype = kv_dtype or getattr(torch, spec.dtype)
+    widest = max((g.kv.format for g in _layout(spec, dtype).groups), key=lambda kv: kv.key_dim)
+    needs = AttentionNeeds.of_group(spec, widest, dtype)
     forced = "reference" if implementation == "reference" else None
     return select_backend(detect_platform(), needs, forced).backend
 

@@ -43,6 +43,14 @@ _GPT_OSS_ROPE = {
     "beta_slow": 1.0,
     "truncate": False,
 }
+_DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 CASES = (
     Case("llama", "llama"),
     Case("llama-tied-bias", "llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -98,6 +106,24 @@ CASES = (
     Case("qwen3-moe", "qwen3_moe", {"norm_topk_prob": True}),
     Case("olmoe", "olmoe"),
     Case("glm4-moe", "glm4_moe", {"routed_scaling_factor": 2.5, "use_qk_norm": True}),
+    *(
+        next(case for case in FAMILY_CASES if case.name == name)
+        for name in ("deepseek-v2", "deepseek-v3")
+    ),
+    Case(
+        "deepseek-v2-lite",
+        "deepseek_v2",
+        {
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "n_group": None,
+            "topk_group": None,
+            "qk_rope_head_dim": 32,
+            "rope_parameters": _DEEPSEEK_YARN,
+        },
+    ),
+    Case("glm4-moe-lite", "glm4_moe_lite"),
+    Case("minicpm3", "minicpm3", {"dim_model_base": 256}),
     Case("gpt-oss", "gpt_oss", {"num_experts_per_tok": 3, "rope_parameters": _GPT_OSS_ROPE}),
     Case(
         "granite-moe",
@@ -128,6 +154,9 @@ def _architecture(case: Case) -> str:
         "qwen3_5_text": "qwen35",
         "qwen3_5_moe_text": "qwen35moe",
         "qwen3_next": "qwen3next",
+        "deepseek_v2": "deepseek2",
+        "deepseek_v3": "deepseek2",
+        "glm4_moe_lite": "deepseek2",
     }
     return own.get(case.model_type, case.model_type.removesuffix("_text"))
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
+from quire.config.memory.plan import FEWEST_DRAFTS
 from quire.config.resolved import ResolvedScheduler
 from quire.config.speculation import SpeculationSettings
 from quire.errors import RequestError
@@ -474,7 +475,10 @@ class Simulation:
         assert len(set(saved)) == len(saved), "two states in one checkpoint"
         assert self.standing[plan.save_slot].all(), "a row is saved that does not compute"
         if self.setup.has_state:
-            assert not len(plan.draft_slot), "a draft could not be taken back"
+            drafted = np.unique(plan.draft_slot)
+            assert (self.standing[drafted] == 1).all(), "inputs of a chunk would have to be kept"
+            most = self.setup.max_num_seqs + FEWEST_DRAFTS
+            assert len(drafted) + len(plan.draft_slot) <= most, "more drafts than are kept"
             assert (plan.store_ticket != NO_TICKET).all(), "a sequence is swapped without its state"
 
     def _check_prefill_limits(self) -> None:

@@ -19,6 +19,7 @@ from quire.engine.model_front import ModelFront
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
+from tests.server.page_faults import PageFaults, serious_faults
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted import END, Script, hermes_front
 
@@ -63,22 +64,15 @@ class Viewer:
         )
         self._context.set_default_timeout(PATIENCE_MS)
         self.page: Any = self._context.new_page()
-        self.faults: list[str] = []
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("console", self._note)
-        self.page.on("request", lambda request: self._check(request.url, url))
+        self._faults = PageFaults(self.page, url)
 
-    def _note(self, message: Any) -> None:
-        if message.type == "error" and "status of 4" not in message.text:
-            self.faults.append(message.text)
-
-    def _check(self, asked: str, url: str) -> None:
-        if not asked.startswith((f"{url}/", "data:", "blob:")):
-            self.faults.append(f"asked {asked}")
+    @property
+    def faults(self) -> list[str]:
+        return self._faults.found
 
     def close(self) -> None:
         self._context.close()
-        assert not self.faults
+        self._faults.check()
 
 
 @pytest.fixture
@@ -367,6 +361,24 @@ def test_the_keyboard_reaches_everything(viewer: Viewer, script: Script) -> None
         ".map((each) => each.outerHTML.slice(0, 120))"
     )
     assert not unnamed
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault_in_the_chat(
+    browser: Any, server: RunningServer, script: Script, scheme: str
+) -> None:
+    package = pytest.importorskip("axe_playwright_python", reason="its package is missing")
+    axe = (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    viewer = Viewer(browser, server.url, SIZES[0], scheme)
+    page = viewer.page
+    page.goto(f"{server.url}/ui")
+    page.wait_for_selector("#state[data-state=ready]")
+    assert not serious_faults(page, axe)
+    set_field(page, "Seed", str(script.tell(f"**One** `two`\n\n```py\n3\n```\n{END}")))
+    send(page, "Count.")
+    page.get_by_role("button", name="Parameters", exact=True).click()
+    assert not serious_faults(page, axe)
+    viewer.close()
 
 
 def test_a_foreign_page_reads_nothing(browser: Any, server: RunningServer) -> None:

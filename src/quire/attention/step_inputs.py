@@ -46,13 +46,17 @@ class GivenRows:
 class StateInputs:
     """Recurrent states of one step. places: uint8 [P, bytes], of which each layer has its part.
     read, write, num_computed: int64, by slot: the places before and after the step, and the tokens
-    that the state has seen. slots: int64 [R], of the rows of the batch."""
+    that the state has seen. slots: int64 [R], of the rows of the batch. kept: uint8 [K, bytes],
+    room for inputs of tokens that may be computed again, of which each layer has its part; None if
+    the step keeps none. keep: int64, by slot: place there of a row's first token, -1 for none."""
 
     places: torch.Tensor
     read: torch.Tensor
     write: torch.Tensor
     num_computed: torch.Tensor
     slots: torch.Tensor
+    kept: torch.Tensor | None = None
+    keep: torch.Tensor | None = None
 
 
 class SequenceStates:

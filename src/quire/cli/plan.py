@@ -76,4 +76,5 @@ def _as_json(plan: StartupPlan) -> dict[str, object]:
         "settings": asdict(resolved.settings),
         "decisions": [asdict(decision) for decision in resolved.decisions],
         "memory": {**asdict(memory), "kv_cache": memory.kv_cache, "total": memory.total},
+        "expanded_kv_elements": resolved.spec.expanded_kv_elements,
     }

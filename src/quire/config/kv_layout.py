@@ -69,6 +69,11 @@ class KVFormat:
         """K and V of one width. kv_dtype: a name in KV_DTYPES."""
         return cls(num_kv_heads, head_dim, head_dim, *KV_DTYPES[kv_dtype])
 
+    @classmethod
+    def latent(cls, width: int, rank: int, kv_dtype: str) -> KVFormat:
+        """One plane for all heads, whose first `rank` elements are the value."""
+        return cls(1, width, rank, *KV_DTYPES[kv_dtype], num_planes=1)
+
     @property
     def token_bytes(self) -> int:
         """Bytes of one token in one plane. Planes are equally wide. Scales follow the elements,
@@ -153,12 +158,13 @@ class KVLayout:
 
     groups: layer groups in the order of their first layers. block_size: tokens that one block name
     stands for. state_bytes: size of the recurrent state of one sequence, over all layers that have
-    one; 0: none.
+    one; 0: none. state_input_bytes: size of a token from which these states are computed.
     """
 
     groups: tuple[KVGroup, ...]
     block_size: int
     state_bytes: int = 0
+    state_input_bytes: int = 0
 
     @classmethod
     def of_windows(
@@ -172,10 +178,14 @@ class KVLayout:
     def of_model(cls, spec: ModelSpec, block_size: int, kv_dtype: str) -> KVLayout:
         """Layout of a model's cache. kv_dtype: a name in KV_DTYPES."""
         layers: list[LayerKV | None] = [None] * spec.num_layers
+        if (latent := spec.latent) is not None:
+            kv = LayerKV(KVFormat.latent(latent.width, latent.rank, kv_dtype), "latent")
+            return cls(group_layers([kv] * spec.num_layers, block_size), block_size)
         for layer, shape in zip(spec.kv_layers, spec.own_kv_shapes, strict=True):
             kv_format = KVFormat.plain(*shape, kv_dtype)
             layers[layer] = LayerKV.with_window(spec.windows[layer], kv_format)
-        return cls(group_layers(layers, block_size), block_size, spec.state_bytes)
+        groups = group_layers(layers, block_size)
+        return cls(groups, block_size, spec.state_bytes, spec.state_input_bytes)
 
     def of_rank(self, shard: Shard) -> KVLayout:
         """The layout of one rank's pool. Blocks have the same tokens as in that of one rank alone,
@@ -184,8 +194,10 @@ class KVLayout:
             replace(group, kv=replace(group.kv, format=group.kv.format.of_rank(shard)))
             for group in self.groups
         )
-        state_bytes = -(-self.state_bytes // shard.size)
-        return replace(self, groups=tuple(groups), state_bytes=state_bytes)
+        states, inputs = (
+            -(-size // shard.size) for size in (self.state_bytes, self.state_input_bytes)
+        )
+        return replace(self, groups=tuple(groups), state_bytes=states, state_input_bytes=inputs)
 
     @property
     def num_segments(self) -> int:

@@ -25,6 +25,7 @@ __all__ = [
     "ExpertsSpec",
     "GenerationDefaults",
     "GenericTraits",
+    "LatentSpec",
     "LinearScaling",
     "Llama3Scaling",
     "LlamaTraits",
@@ -37,6 +38,7 @@ __all__ = [
     "RopeSpec",
     "Routing",
     "YarnScaling",
+    "STATE_ALIGNMENT",
     "aligned_state",
 ]
 
@@ -259,6 +261,35 @@ class DeltaHeads:
         return self.num_values * self.key_dim * self.value_dim
 
 
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1).
+
+    rank: elements of the vector of a token that the keys and values of all heads are made of.
+    rotary: elements of the rotated part of a key, one for all heads. nope: elements of the part of
+    a key that each head has for itself. value: elements of a value. query_rank: elements of the
+    vector that queries are made of; None if they are made of the hidden state. split: matrices from
+    the vector to keys and to values are apart on disk (GGUF files).
+    """
+
+    rank: int
+    rotary: int
+    nope: int
+    value: int
+    query_rank: int | None = None
+    split: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of a token in the cache of a layer."""
+        return self.rank + self.rotary
+
+    @property
+    def query(self) -> int:
+        """Elements of a head's query."""
+        return self.nope + self.rotary
+
+
 ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite", "gemma4", "lfm2"]
 """Families whose names of tensors others share."""
 
@@ -271,8 +302,9 @@ class Routing:
     token. renormalise: weights are divided by their sum. scale: factor on the weights after that.
     biased: numbers of the checkpoint are added to the scores for the choice, and not to the
     weights. num_groups: number of groups of experts. top_groups: number of the best groups, which
-    alone are open to a token; the two best experts of a group count (DeepSeek-AI 2024,
-    arXiv:2412.19437, section 2.1.2). score "mixer": two experts, each weighted by the softmax of
+    alone are open to a token. group_best: number of the best experts of a group whose scores are
+    its score: two (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2) or one (DeepSeek-AI 2024,
+    arXiv:2405.04434, section 2.2.2). score "mixer": two experts, each weighted by the softmax of
     its logit among those that are at most 2 · jitter below it, relative to the larger magnitude;
     the first one is left out for the second (Liu et al. 2024, arXiv:2409.12136, section 2.2).
     has_factors: each expert has a number in the checkpoint that multiplies its weight at last.
@@ -286,6 +318,7 @@ class Routing:
     biased: bool = False
     num_groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     jitter: float = 0.0
     has_factors: bool = False
 
@@ -399,8 +432,10 @@ class ModelSpec:
     V of layers before them, and have none. side_size: elements of a token that a forward holds from
     its beginning on, beside the residual stream. states: elements of each layer's recurrent state,
     in the model's dtype; 0 for a layer that attends. () if all layers do. wide_states: elements
-    that it has beside them in float32, () for none. mixer_size: elements of a token that a layer
-    holds at once to mix tokens, if it is more than plain attention does.
+    that it has beside them in float32, () for none. state_inputs: elements of a token, in the
+    model's dtype, from which the operations of all layers compute their states. mixer_size:
+    elements of a token that a layer holds at once to mix tokens, if it is more than plain attention
+    does.
     score_options: names of `quire.attention.ScoreOptions` for changes of scores besides scaling.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
     prefix LMs), or as far behind it as before it in layers with a window; a prompt is then computed
@@ -412,6 +447,9 @@ class ModelSpec:
     saved without the projection to logits, which is asked for vectors too. classes: classes that it
     sorts prompts into; None if it does not. token_types: rows of a table that tells the second text
     of a pair from the first; 0 if there is none.
+    latent: multi-head latent attention of all layers; None if heads have keys and values. A token
+    then has one kv head in the cache, of `latent.width`. index_top_k: number of tokens that each
+    layer would choose to attend to in longer sequences, so that none may be longer; None for all.
     images: images that it reads beside text; None for a model that reads, or serves, text alone.
     eos_token_ids: ids of config.json, then those that only generation_config.json names.
     """
@@ -452,7 +490,10 @@ class ModelSpec:
     states: tuple[int, ...] = ()
     images: ImageSpec | None = None
     wide_states: tuple[int, ...] = ()
+    state_inputs: int = 0
     mixer_size: int = 0
+    latent: LatentSpec | None = None
+    index_top_k: int | None = None
 
     @property
     def whole_prompts(self) -> bool:
@@ -522,9 +563,24 @@ class ModelSpec:
         return own + sum(aligned_state(4 * elements) for elements in self.wide_states)
 
     @property
+    def state_input_bytes(self) -> int:
+        """Bytes of a token from which the recurrent states of all layers are computed."""
+        return self.state_inputs * self.dtype_bytes
+
+    @property
     def kv_elements(self) -> int:
-        """Elements of K and V of one token in all layers."""
-        return 2 * sum(heads * dim for heads, dim in self.own_kv_shapes)
+        """Elements of K and V, or of latent vectors, of one token in all layers."""
+        planes = 2 if self.latent is None else 1
+        return planes * sum(heads * dim for heads, dim in self.own_kv_shapes)
+
+    @property
+    def expanded_kv_elements(self) -> int | None:
+        """Elements of one token in all layers if heads had their own keys and values; None if they
+        do."""
+        if self.latent is None:
+            return None
+        of_head = self.latent.query + self.latent.value
+        return len(self.kv_layers) * self.num_heads * of_head
 
     def within(self, length: int) -> ModelSpec:
         """Return the model for sequences of at most `length` tokens: a window that none of them can

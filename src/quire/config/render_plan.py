@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.config.memory.plan import format_bytes
+from quire.config.kv_layout import KV_DTYPES
+from quire.config.memory.plan import FEWEST_DRAFTS, format_bytes
 from quire.config.resolve import Decision, Resolved
 from quire.config.shard import Shard
 
@@ -55,7 +56,8 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
         (
             "  KV cache",
             format_bytes(memory.kv_cache),
-            f"{memory.capacity_tokens:,} tokens of {format_bytes(memory.kv_per_token)}, {taken}",
+            f"{memory.capacity_tokens:,} tokens of {format_bytes(memory.kv_per_token)}"
+            f"{_expanded_words(plan)}, {taken}",
         ),
         ("  total", format_bytes(memory.total), _budget_words(plan)),
         (
@@ -66,12 +68,24 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
     ]
 
 
+def _expanded_words(plan: Resolved) -> str:
+    """Say what a token of latent attention would take without it."""
+    elements = plan.spec.expanded_kv_elements
+    if elements is None:
+        return ""
+    each, _ = KV_DTYPES[plan.settings.kv_cache_dtype]
+    return f" (keys and values of all heads: {format_bytes(elements * each)})"
+
+
 def _rows_of_states(plan: Resolved) -> list[tuple[str, str, str]]:
     if not plan.layout.state_bytes:
         return []
     count, settings = plan.settings.num_state_checkpoints, plan.settings
     size = format_bytes(plan.layout.of_rank(Shard(0, settings.tensor_parallel_size)).state_bytes)
-    words = f"{size} each: two of every sequence, {count:,} checkpoints of prefixes"
+    tokens = settings.max_num_seqs + FEWEST_DRAFTS
+    words = (
+        f"{size} each: two of every sequence, {count:,} checkpoints; {tokens:,} tokens of drafts"
+    )
     return [("  states", format_bytes(plan.memory.fixed.states), words)]
 
 
@@ -79,8 +93,8 @@ def _rows_of_images(plan: Resolved) -> list[tuple[str, str, str]]:
     images = plan.spec.images
     if images is None:
         return []
-    size = format_bytes(images.tower.num_parameters * plan.spec.dtype_bytes)
-    words = f"the cache and the work on a tile; the encoder's {size} are among the weights"
+    size = format_bytes(images.num_parameters * plan.spec.dtype_bytes)
+    words = f"open ones, the cache, the work on one; the encoder's {size} are among the weights"
     return [("  images", format_bytes(plan.memory.fixed.images), words)]
 
 

@@ -29,6 +29,7 @@ from quire.config.memory.plan import (
     MemoryPlan,
     adapter_bytes,
     format_bytes,
+    states_bytes,
     weight_bytes,
 )
 from quire.config.memory.pool_size import PoolSizing
@@ -57,6 +58,9 @@ CHECKPOINTS_PER_SEQUENCE = 4
 
 CHECKPOINTS_SHARE, FEWEST_CHECKPOINTS = 8, 8
 """The default takes at most an eighth of the memory beside weights, but leaves some."""
+
+STATES_SHARE = 4
+"""A quarter of the memory beside weights is the most that rows have by default for their states."""
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block: small enough that a sequence wastes little (Kwon et al. 2023, section 7.2)."""
@@ -133,7 +137,8 @@ def resolve(
         settings = _of_whole_prompts(settings)
     kv_dtype = _kv_dtype(settings, dtype[0])
     layout = KVLayout.of_model(spec, settings.block_size or DEFAULT_BLOCK_SIZE, kv_dtype)
-    steps = _choose_steps(settings, spec, platform)
+    most = _most_rows(settings, spec, checkpoint, platform, layout)
+    steps = _choose_steps(settings, spec, platform, most)
     room = _choose_room(settings, spec, checkpoint, platform, draft, layout, steps)
     isas, isa_decisions = _choose_isas(settings, platform)
     recovery = _choose_recovery(settings, spec)
@@ -181,10 +186,61 @@ def resolve(
     return Resolved(resolved, spec, layout, room.plan, decisions, platform, draft)
 
 
-def _choose_steps(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> _Steps:
+def _choose_steps(
+    settings: EngineSettings, spec: ModelSpec, platform: Platform, most_rows: _MostRows | None
+) -> _Steps:
     num_seqs = choose_seqs(settings, platform)
+    if most_rows is not None:
+        num_seqs = most_rows.check(settings, num_seqs)
     step_tokens = choose_step_tokens(settings, spec, platform, num_seqs[0])
     return _Steps(num_seqs, step_tokens, _choose_threads(settings, platform))
+
+
+@dataclass(frozen=True, slots=True)
+class _MostRows:
+    """Bound on rows with recurrent states. room: bytes of memory beside weights. of_row: bytes that
+    each row needs."""
+
+    room: int
+    of_row: int
+
+    def check(self, settings: EngineSettings, chosen: tuple[int, str]) -> tuple[int, str]:
+        """Return max_num_seqs and why. ConfigError if as many rows as asked for do not fit."""
+        size, room = format_bytes(self.of_row), format_bytes(max(self.room, 0))
+        if settings.max_num_seqs is None:
+            most = max(self.room // STATES_SHARE // self.of_row, 1)
+            if chosen[0] <= most:
+                return chosen
+            reason = f"recurrent states of {size} a row take a quarter of {room} beside weights"
+            return most, reason
+        if chosen[0] * self.of_row > self.room:
+            raise ConfigError(
+                f"max_num_seqs={chosen[0]}: recurrent states of {size} a row do not fit into "
+                f"{room} beside weights. Give at most {max(self.room // 2 // self.of_row, 1)}."
+            )
+        return chosen
+
+
+def _most_rows(
+    settings: EngineSettings,
+    spec: ModelSpec,
+    checkpoint: Checkpoint | None,
+    platform: Platform,
+    layout: KVLayout,
+) -> _MostRows | None:
+    """Return the bound of a process on rows with states; None if there are none, or if the machine
+    does not say how much memory is free."""
+    if not layout.state_bytes:
+        return None
+    ranks = settings.tensor_parallel_size
+    of_rank, rank_platform = _of_rank(settings, platform)
+    limit = host_budget(of_rank, rank_platform).limit
+    if limit is None:
+        return None
+    weights = weight_bytes(spec, checkpoint, settings.quantization, platform.device)
+    own = rank_layout(layout, ranks)
+    of_row = states_bytes(own, 1, 0) - states_bytes(own, 0, 0)
+    return _MostRows(limit - rank_weight_bytes(spec, weights, ranks), of_row)
 
 
 def _choose_room(
@@ -350,7 +406,7 @@ def _memory_of_device(
             num_host_blocks=num_host_blocks,
             num_checkpoints=num_checkpoints,
             num_threads=num_threads,
-            image_cache=settings.image_cache,
+            image_memory=settings.image_cache + settings.image_memory,
             captures=captures,
         )
     check_host_memory(num_host_blocks * layout.page_bytes, platform)
@@ -436,7 +492,9 @@ def _describe_disk(
     if settings.kv_disk is None:
         return ()
     refused = {
-        "the model has recurrent states, whose checkpoints stay on the device": bool(spec.states),
+        "num_state_checkpoints is 0, without which nothing is found": (
+            bool(spec.states or spec.wide_states) and settings.num_state_checkpoints == 0
+        ),
         "enable_prefix_caching is off": not settings.enable_prefix_caching,
         "the ranks that Ray places have no common disk": (
             settings.tensor_parallel_size > 1 and settings.distributed_executor_backend == "ray"

@@ -21,7 +21,7 @@ from quire.config.model_spec import (
 )
 from quire.errors import ConfigError
 
-__all__ = ["extended_context", "read_ropes"]
+__all__ = ["extended_context", "read_ropes", "yarn_temperature"]
 
 ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 DEFAULT_THETA = 10000.0
@@ -163,10 +163,10 @@ def _read_yarn(section: RawConfig, original: int, max_positions: int) -> YarnSca
     mscale_all_dim = section.read(float, "mscale_all_dim", default=0.0)
     attention_factor = section.read_optional(float, "attention_factor")
     if attention_factor is None:
-        attention_factor = _yarn_temperature(factor, 1.0)
+        attention_factor = yarn_temperature(factor, 1.0)
         if mscale and mscale_all_dim:
-            attention_factor = _yarn_temperature(factor, mscale)
-            attention_factor /= _yarn_temperature(factor, mscale_all_dim)
+            attention_factor = yarn_temperature(factor, mscale)
+            attention_factor /= yarn_temperature(factor, mscale_all_dim)
         # vLLM multiplies, transformers ignores it; DeepSeek-R1-0528-Qwen3-8B undoes the scale so
         attention_factor *= section.read(float, "attn_factor", default=1.0)
     return YarnScaling(
@@ -179,7 +179,7 @@ def _read_yarn(section: RawConfig, original: int, max_positions: int) -> YarnSca
     )
 
 
-def _yarn_temperature(factor: float, mscale: float) -> float:
+def yarn_temperature(factor: float, mscale: float) -> float:
     """sqrt(1/t) of YaRN, equation 22; `mscale` weighs the logarithm (DeepSeek-V2)."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.config.model_spec import GenericTraits, ModelSpec
+from quire.config.model_spec import DTYPE_BYTES, GenericTraits, ModelSpec
 from quire.config.packed import PackedLayout
 from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import Draft
@@ -128,10 +128,21 @@ RULES = (
         ),
     ),
     Rule(
-        lambda case: bool(case.spec.states) and case.settings.speculative_config is not None,
+        lambda case: case.spec.latent is not None and case.device != "cpu",
         lambda case: (
-            f"speculative_config with {case.spec.architecture}: a recurrent state cannot "
-            "go back behind a wrong draft. Leave it out."
+            f"{case.spec.architecture} on {case.device}: models with latent attention run on CPUs "
+            "alone so far. Give device='cpu'."
+        ),
+    ),
+    Rule(
+        lambda case: (
+            case.spec.latent is not None
+            and case.settings.kv_cache_dtype != "auto"
+            and case.settings.kv_cache_dtype not in DTYPE_BYTES
+        ),
+        lambda case: (
+            f"kv_cache_dtype={case.settings.kv_cache_dtype!r} with {case.spec.architecture}: "
+            "vectors of latent attention are not kept in 8 bits. Leave it out."
         ),
     ),
     Rule(

@@ -137,10 +137,10 @@ class ModelSettings:
         2**25, "pixels of one image, which are counted before it is decoded", kind="count", low=1
     )
     image_cache: int = _setting(
-        64 * 2**20,
-        "memory for encoded images that no request needs any more, such as 64MiB",
-        kind="bytes",
-        low=0,
+        64 * 2**20, "memory for encoded images that no request needs now", kind="bytes", low=0
+    )
+    image_memory: int = _setting(
+        2**29, "memory for images of open requests; requests beyond it wait", kind="bytes", low=1
     )
     allowed_local_media_path: str | None = _setting(
         None, "folder of images that requests may name by path or file: URL; none if unset"

@@ -24,13 +24,13 @@ from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.event_publisher import EventPublisher
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
-from quire.engine.disk_tier import disk_key, open_store, weights_digest
+from quire.engine.disk_tier import StoreNews, disk_key, num_state_parts, open_store, weights_digest
 from quire.engine.fingerprint import fingerprint
 from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
 from quire.errors import ConfigError, RequestError
 from quire.executor import Executor
-from quire.executor.processes.messages import RankLaunch
+from quire.executor.processes.messages import RankLaunch, computes_with
 from quire.grammar import Grammars
 from quire.grammar.guidance import GuidanceGrammars
 from quire.grammar.vocabulary import Encode, Vocabulary
@@ -191,7 +191,7 @@ def _build_core(
         report = executor.start()
         hasher = block_hasher(plan, report)
         resolved = _allocate(executor, plan, report)
-        disk = _open_disk(executor, plan, hasher)
+        disk = _open_disk(executor, plan, hasher, report)
         costs = _recovery_costs(executor, chosen.preemption_mode)
         report = replace(report, plan=render_plan(resolved))
         events = parse_kv_events(chosen.kv_events_config)
@@ -285,13 +285,16 @@ def block_hasher(plan: StartupPlan, report: Report) -> BlockHasher:
     return BlockHasher(plan.resolved.layout.block_size, key, root)
 
 
-def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> DiskIndex | None:
+def _open_disk(
+    executor: Executor, plan: StartupPlan, hasher: BlockHasher, report: Report
+) -> DiskIndex | None:
     """Open the files of K/V on disk, and read what they hold; None without a folder for them."""
     chosen = plan.resolved.settings
     if chosen.kv_disk is None:
         return None
     model = plan.asked.model or str(plan.folder)
-    store = open_store(plan.resolved, chosen.kv_disk, model, hasher.root())
+    root, kernels = hasher.root(), computes_with(report)
+    store = open_store(plan.resolved, chosen.kv_disk, model, root, kernels)
     header, files = store.header, store.files
     try:
         executor.control(
@@ -300,6 +303,7 @@ def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> Di
                 is_writer=store.lock is not None,
                 slot_bytes=header.slot_bytes,
                 num_slots=header.num_slots,
+                num_state_parts=num_state_parts(plan.resolved),
                 lock=store.lock,
             )
         )
@@ -307,7 +311,8 @@ def _open_disk(executor: Executor, plan: StartupPlan, hasher: BlockHasher) -> Di
         store.close()
         raise
     records = files.read_records(header)
-    index = DiskIndex(header.num_slots, records, is_writer=store.lock is not None)
+    news = None if store.lock is not None else StoreNews(files, header)
+    index = DiskIndex(header.num_slots, records, news=news)
     if not chosen.quiet:
         role = "" if store.lock is not None else ", which another process writes"
         say(f"{index.num_named:,} KV blocks are in {files.folder}{role}\n")
@@ -397,6 +402,7 @@ def _build_scheduler(
         keeps_evicted=chosen.enable_prefix_caching,
         disk=disk,
         tells_events=parse_kv_events(chosen.kv_events_config) is not None,
+        num_state_parts=num_state_parts(resolved),
     )
     return Scheduler(
         kv=kv,

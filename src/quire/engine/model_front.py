@@ -10,13 +10,13 @@ from pathlib import Path
 
 from quire.config import ModelSpec
 from quire.config.hub import resolve_tokenizer_folder
-from quire.config.media.image_spec import IMAGE_KEY, ImageSpec
-from quire.config.model_spec import ClassesSpec
+from quire.config.media.image_spec import IMAGE_KEY
+from quire.config.model_spec import DTYPE_BYTES, ClassesSpec
 from quire.config.sentence import SentenceSettings, read_sentence_settings
 from quire.config.settings import EngineSettings
 from quire.rendering import Renderer
 from quire.rendering.media.fetch import ImageFetcher
-from quire.rendering.media.images import ImageRenderer
+from quire.rendering.media.images import ImageBounds, ImageRenderer
 from quire.rendering.media.sources import MediaAccess
 from quire.rendering.tokenizer import Tokenizer
 
@@ -102,14 +102,16 @@ def _load_renderer(settings: EngineSettings, folder: Path, spec: ModelSpec) -> R
         skip_tokenizer_init=settings.skip_tokenizer_init,
         chat_template=settings.chat_template,
         control_tokens_in_content=settings.control_tokens_in_content,
-        images=None if spec.images is None else partial(_image_renderer, settings, spec.images),
+        images=None if spec.images is None else partial(_image_renderer, settings, spec),
         finds_message_ends=bool(spec.states),
     )
 
 
 def _image_renderer(
-    settings: EngineSettings, spec: ImageSpec, tokenizer: Tokenizer
+    settings: EngineSettings, spec: ModelSpec, tokenizer: Tokenizer
 ) -> ImageRenderer:
+    images = spec.images
+    assert images is not None, "it is made for a model with images alone"
     local, hosts = settings.allowed_local_media_path, settings.allowed_media_domains
     fetch = None if hosts is None else ImageFetcher(hosts.split(","), settings.max_image_bytes)
     access = MediaAccess(
@@ -118,4 +120,10 @@ def _image_renderer(
         None if local is None else Path(local),
         fetch,
     )
-    return ImageRenderer(spec, tokenizer, access, settings.media_limit(IMAGE_KEY))
+    element = DTYPE_BYTES.get(settings.dtype, spec.dtype_bytes)
+    bounds = ImageBounds(
+        max_images=settings.media_limit(IMAGE_KEY),
+        max_open_bytes=settings.image_memory,
+        row_bytes=(1 + images.num_deep) * spec.hidden_size * element,
+    )
+    return ImageRenderer(images, tokenizer, access, bounds)

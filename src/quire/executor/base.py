@@ -82,6 +82,11 @@ class Executor(Protocol):
         their blocks. The future raises nothing of the disk: blocks are lost instead."""
         ...
 
+    def cancel_move(self, ticket: int) -> None:
+        """End a move as if all its blocks were lost, if it has not ended: soon its future is done,
+        whatever the disk does, and nothing reads or writes its blocks any more."""
+        ...
+
     def late(self, late: LateInput) -> None:
         """Give a step its late input, at any time before its result. The step waits for it without
         a limit. Repeated calls do no harm."""

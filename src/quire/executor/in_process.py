@@ -48,7 +48,14 @@ class _Move:
     done: Future[MoveOutcome]
 
 
-_Work = tuple[StepPlan, LaunchedStep] | _Drop | _Put | _Move
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    """A move to end at once; it was given before."""
+
+    ticket: int
+
+
+_Work = tuple[StepPlan, LaunchedStep] | _Drop | _Put | _Move | _Cancel
 
 
 class InProcessExecutor:
@@ -149,6 +156,9 @@ class InProcessExecutor:
         self._do(self._require_worker(), _Move(move, done))
         return done
 
+    def cancel_move(self, ticket: int) -> None:
+        self._do(self._require_worker(), _Cancel(ticket))
+
     def late(self, late: LateInput) -> None:
         self._require_worker().late(late)
 
@@ -169,6 +179,8 @@ class InProcessExecutor:
                 self._put(worker, work)
             elif isinstance(work, _Move):
                 self._move(worker, work)
+            elif isinstance(work, _Cancel):
+                worker.cancel_move(work.ticket)
             else:
                 self._launch(worker, *work)
 
@@ -223,7 +235,7 @@ class InProcessExecutor:
                 error = EngineError("the engine was shut down before it did this")
                 if isinstance(work, _Put | _Move):
                     work.done.set_exception(error)
-                elif not isinstance(work, _Drop):
+                elif not isinstance(work, _Drop | _Cancel):
                     work[1].fail(error)
         if self._worker is not None:
             self._worker.give_up_waiting()

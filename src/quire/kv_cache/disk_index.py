@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,11 +42,14 @@ class DiskIndex:
     worth least goes when a slot is needed (`SlotTree`).
     """
 
-    def __init__(self, num_slots: int, records: Records, *, is_writer: bool = True) -> None:
-        """records: records of an earlier run. is_writer: False if another process writes the
-        files."""
+    def __init__(
+        self, num_slots: int, records: Records, *, news: Callable[[], SlotTree | None] | None = None
+    ) -> None:
+        """records: records of an earlier run. news: returns the blocks that another process has
+        written meanwhile, if it has; None for the process that writes the files."""
         self._tree = SlotTree(num_slots, records)
-        self._is_writer = is_writer
+        self._is_writer = news is None
+        self._news = news
         self._is_retired = False
         self._ceiling = num_slots
         self._patience = 0
@@ -54,8 +57,9 @@ class DiskIndex:
         self._writing: dict[int, dict[BlockName, tuple[int, SavedBlock, int | None]]] = {}
         self._coming = Counter[BlockName]()
         self._void: set[int] = set()  # tickets of moves before everything was dropped
-        self._late: set[int] = set()
+        self._stalled: dict[int, MoveKind] = {}  # by ticket of the move that ends a stall
         self._listeners: list[Listener] = []
+        self._touched: dict[int, None] = {}  # slots, in order
         self._seconds_per_block = 0.0
         self.seconds_read = self.seconds_written = 0.0
 
@@ -76,6 +80,10 @@ class DiskIndex:
         """All blocks that can be loaded, parents first, and the name of the parent of each."""
         return self._tree.with_parents()
 
+    def parent_of(self, block: BlockName) -> bytes | None:
+        """Return the name of the block before a block; None without one."""
+        return self._tree.parent_of(*block)
+
     def stats(self) -> Mapping[str, Any]:
         """Return the readings of `SchedulerStats` on the disk."""
         return {
@@ -93,8 +101,8 @@ class DiskIndex:
     # --- loads ---------------------------------------------------------------------------------
 
     def num_held(self, group: int, names: Sequence[bytes]) -> int:
-        """Return the count as in `BlockSource`. 0 while loads are late: the disk hangs."""
-        if self._is_retired or self._late:
+        """Return the count as in `BlockSource`. 0 while loads stall."""
+        if self._is_retired or MoveKind.LOAD in self._stalled.values():
             return 0
         count = 0
         for name in names:
@@ -105,9 +113,10 @@ class DiskIndex:
 
     def load(self, blocks: Sequence[BlockName], ticket: int) -> list[int]:
         slots = [slot for each in blocks if (slot := self._tree.find(*each)) is not None]
-        for slot in slots:
-            self._tree.hold(slot)
-        self._reading[ticket] = slots
+        if self._is_writer:  # nothing else gives slots away
+            for slot in slots:
+                self._tree.hold(slot)
+            self._reading[ticket] = slots
         return slots
 
     def saved(self, slot: int, block: BlockName) -> SavedBlock:
@@ -123,16 +132,37 @@ class DiskIndex:
         """A load did not seem to pay."""
         self._seconds_per_block *= RETRY
 
-    def late(self, ticket: int) -> None:
-        """A load takes longer than anybody waits. No other starts before it ends."""
-        if ticket in self._reading:
-            self._late.add(ticket)
+    def stall(self, kind: MoveKind, ticket: int) -> None:
+        """A move of this kind took longer than anybody waits. After loads, nothing starts before
+        `ticket` ends, and after saves, no save."""
+        self._stalled[ticket] = kind
+
+    def look_again(self) -> None:
+        """Take in what another process has written, now and then."""
+        tree = None if self._news is None else self._news()
+        if tree is not None:
+            old, self._tree = self._tree, tree
+            for name in old.names_beyond(tree):
+                self._tell(NoticeKind.REMOVED, name)
+            for name in tree.names_beyond(old):
+                self._tell(NoticeKind.STORED, name)
 
     def touch(self, blocks: Sequence[BlockName]) -> None:
         """Note a use of blocks, also where the device had them."""
         for block in blocks:
             if (slot := self._tree.find(*block)) is not None:
                 self._tree.touch(slot)
+                if self._is_writer:
+                    self._touched[slot] = None
+
+    def take_touched(self, at_least: int) -> dict[int, SavedBlock]:
+        """Return blocks by slot that were used since the last call, with their values and hits;
+        none while they are fewer than `at_least`."""
+        if len(self._touched) < at_least or not self.takes_more:
+            return {}
+        slots, self._touched = list(self._touched), {}
+        named = ((slot, self._tree.block(slot)) for slot in slots)
+        return {slot: self.saved(slot, block) for slot, block in named if block is not None}
 
     # --- saves ---------------------------------------------------------------------------------
 
@@ -146,7 +176,7 @@ class DiskIndex:
         place among `blocks`."""
         taken: dict[int, tuple[int, SavedBlock]] = {}
         writing: dict[BlockName, tuple[int, SavedBlock, int | None]] = {}
-        if not self.takes_more or self._late:
+        if not self.takes_more or self._stalled:
             return taken
         for index, block in enumerate(blocks):
             name, parent = (block.group, block.name), (block.group, block.parent)
@@ -195,7 +225,7 @@ class DiskIndex:
                 self._seconds_per_block = each
 
     def end(self, ticket: int, lost: Collection[int]) -> None:
-        self._late.discard(ticket)
+        self._stalled.pop(ticket, None)
         for slot in self._reading.pop(ticket, ()):
             self._let_go(slot)
         written = self._writing.pop(ticket, {})
@@ -237,6 +267,7 @@ class DiskIndex:
     def wipe(self) -> None:
         """Drop all blocks."""
         self.clear()
+        self._touched.clear()
         self._tree.drop_all()
         self._tell(NoticeKind.CLEARED, None)
 

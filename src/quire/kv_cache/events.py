@@ -55,9 +55,6 @@ class _Origin(NamedTuple):
     extra_keys: tuple[ExtraKey, ...] | None = None
 
 
-_UNKNOWN = _Origin()
-
-
 @dataclass(slots=True)
 class _Held:
     """A block that events have told of. media: media that hold it."""
@@ -79,13 +76,16 @@ class EventLog:
         layout: KVLayout,
         unsettled: Callable[[], Collection[bytes]],
         num_leaving: int,
+        parent_of: Callable[[BlockName], bytes | None] = lambda _: None,
     ) -> None:
         """unsettled: returns names whose publication may still be retracted. num_leaving: evicted
-        blocks that may be on their way to another medium."""
+        blocks that may be on their way to another medium. parent_of: returns the name before a
+        block that nobody described, such as one that another engine has written to the disk."""
         self._groups = layout.groups
         self._block_size = layout.block_size
         self._unsettled = unsettled
         self._num_leaving = num_leaving
+        self._parent_of = parent_of
         self._places: dict[bytes, tuple[Chain, int]] = {}
         self._pending: dict[BlockName, _Origin] = {}
         self._held: dict[BlockName, _Held] = {}
@@ -100,7 +100,8 @@ class EventLog:
         """Take in blocks that a medium has from an earlier run, and the parent of each. Nobody
         knows their tokens before a prompt finds them."""
         for block, parent in blocks:
-            self._store(medium, block, _Origin(parent))
+            if block[0] < len(self._groups):
+                self._store(medium, block, _Origin(parent))
 
     def describe(self, parts: Iterable[tuple[Chain, int, int]]) -> None:
         """Take in which blocks are published next, until the next call: those of each chain from
@@ -118,10 +119,13 @@ class EventLog:
                     held.origin = self._origin(chain, index, group)
 
     def note(self, notice: Notice) -> None:
-        """Take in a notice. It is a `Listener`."""
+        """Take in a notice. It is a `Listener`. Parts of states, which are in a group of their own,
+        are not told of."""
         medium, block = notice.medium, notice.block
         if block is None:
             self._clear(medium)
+        elif block[0] >= len(self._groups):
+            return
         elif notice.kind is NoticeKind.REMOVED:
             self._remove(medium, block)
         elif medium == "device":
@@ -134,7 +138,10 @@ class EventLog:
         if (place := self._places.get(name)) is not None:
             return self._origin(*place, group)
         held = self._held.get(block)
-        return self._leaving.get(block, _UNKNOWN) if held is None else held.origin
+        if held is not None:
+            return held.origin
+        origin = self._leaving.get(block)
+        return _Origin(self._parent_of(block)) if origin is None else origin
 
     def _origin(self, chain: Chain, index: int, group: int) -> _Origin:
         """Return the content of the group's block that ends with a name of a chain."""

@@ -14,6 +14,7 @@ from quire.config.kv_layout import KVLayout
 from quire.errors import EngineError
 from quire.kv_cache.block_tables import BlockTables
 from quire.kv_cache.disk_index import DiskIndex
+from quire.kv_cache.disk_states import DiskStates
 from quire.kv_cache.events import EventLog
 from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
@@ -69,10 +70,12 @@ class KVManager:
         sources: Sequence[BlockSource] = (),
         disk: DiskIndex | None = None,
         tells_events: bool = False,
+        num_state_parts: int = 0,
     ) -> None:
         """keeps_evicted: whether host blocks that no swapped sequence needs hold evicted blocks
         under their names. sources: others that hold blocks, nearest first. disk: the farthest,
-        written as blocks are computed. tells_events: whether `events` are logged."""
+        written as blocks are computed. tells_events: whether `events` are logged. num_state_parts:
+        number of blocks that a recurrent state takes there."""
         self.layout = layout
         self.block_size = layout.block_size
         self.pool = BlockPool(num_blocks, len(layout.groups))
@@ -97,7 +100,13 @@ class KVManager:
             disk,
         )
         self.disk = disk
-        self.all_prefixes = PrefixLookup(self.sources, self.pool, self.states, layout)
+        self.disk_states: DiskStates | None = None
+        if disk is not None and self.states is not None:
+            self.disk_states = DiskStates(
+                self.states, disk, self.sources, len(layout.groups), num_state_parts
+            )
+        all_states = self.disk_states or self.states
+        self.all_prefixes = PrefixLookup(self.sources, self.pool, all_states, layout)
         self._names_per_block = [g.tokens_per_block // layout.block_size for g in layout.groups]
         self._num_published = np.zeros(max_num_seqs, np.int64)
         self._shares_tail = np.zeros(max_num_seqs, np.bool_)
@@ -113,7 +122,12 @@ class KVManager:
     def _open_events(self) -> EventLog:
         may_leave = bool(self.host.num_blocks)
         num_leaving = self.pool.num_blocks if may_leave else 0
-        log = EventLog(self.layout, lambda: {each.name for each in self._log}, num_leaving)
+        log = EventLog(
+            self.layout,
+            lambda: {each.name for each in self._log},
+            num_leaving,
+            parent_of=(lambda _: None) if self.disk is None else self.disk.parent_of,
+        )
         if self.disk is not None:
             log.start_with("disk", self.disk.blocks())
         self.sources.subscribe(log.note)
@@ -261,9 +275,17 @@ class KVManager:
         self._num_published[slot] = 0
         self._shares_tail[slot] = False
         if self.states is not None:
-            self._passing.pop(slot, None)
+            self._keep_last_state(slot)
             for _, checkpoint in self._unnamed.pop(slot, ()):
                 self.states.release(checkpoint)
+
+    def _keep_last_state(self, slot: int) -> None:
+        """Save the newest state that a slot has kept in passing, when it ends."""
+        name = self._passing.pop(slot, None)
+        if name is None or self.disk_states is None:
+            return
+        if all(each.name != name or each.block != _STATE for each in self._log):
+            self.disk_states.settled(name)  # else `settle` does so
 
     def _release_backwards(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
@@ -366,6 +388,9 @@ class KVManager:
             return
         for group, step in enumerate(self._names_per_block):
             self.sources.touch(group, names[step - 1 : num_names : step])
+        if self.disk_states is not None and num_names:
+            self.disk_states.touch(names[num_names - 1])
+        self.sources.note_uses()
 
     def save_state(self, slot: int, name: bytes, *, in_passing: bool = False) -> None:
         """Keep the recurrent state that a slot has after the next step, which ends the block with
@@ -376,13 +401,25 @@ class KVManager:
             self._updates.save_state(slot, checkpoint)
         self._state_kept(slot, name, is_new=checkpoint is not None, in_passing=in_passing)
 
-    def save_unnamed_state(self, slot: int, num_names: int) -> None:
-        """Keep the recurrent state that a slot has after the next step, which ends its block
-        `num_names - 1`. Nobody finds it before `name_states`."""
+    def save_unnamed_state(self, slot: int, num_names: int, num_drafts: int = 0) -> None:
+        """Keep the recurrent state that a slot has in the next step after its block
+        `num_names - 1`, if it accepts the first `num_drafts` of its drafts. Nobody finds it before
+        `name_states`."""
         checkpoint = None if self.states is None else self.states.reserve()
         if checkpoint is not None:
-            self._updates.save_state(slot, checkpoint)
+            self._updates.save_state(slot, checkpoint, num_drafts)
             self._unnamed.setdefault(slot, deque()).append((num_names, checkpoint))
+
+    def drop_unnamed_states(self, slot: int, num_names: int) -> None:
+        """Forget the unnamed states behind a slot's first `num_names` whole blocks: its drafts
+        before them were not accepted."""
+        if self.states is None or slot not in self._unnamed:
+            return
+        waiting = self._unnamed[slot]
+        while waiting and waiting[-1][0] > num_names:
+            self.states.release(waiting.pop()[1])
+        if not waiting:
+            del self._unnamed[slot]
 
     @property
     def slots_with_unnamed_states(self) -> tuple[int, ...]:
@@ -419,6 +456,8 @@ class KVManager:
         """Forget all names of blocks and of states in memory; their owners keep the blocks."""
         self.pool.drop_cached()
         self.sources.clear()
+        if self.disk_states is not None:
+            self.disk_states.clear()
         if self.states is not None:
             self.states.forget_all()
             self._passing.clear()
@@ -446,6 +485,9 @@ class KVManager:
             first = self._log.popleft()
             if first.saved is not None:
                 settled.append((first.block, first.saved))
+            is_state = first.block == _STATE and self._passing.get(first.slot) != first.name
+            if is_state and self.disk_states is not None:
+                self.disk_states.settled(first.name)
         if settled:
             self.sources.settled(settled)
 
@@ -461,6 +503,8 @@ class KVManager:
         self.transfers.end(ticket, lost)
         self.sources.beside.end(ticket, lost)
         self.sources.end(ticket, lost)
+        if self.disk_states is not None:
+            self.disk_states.end(ticket, lost)
         self.sources.save_more()
 
     def lose_copies(self) -> list[int]:
@@ -468,6 +512,11 @@ class KVManager:
         to the device."""
         self.sources.lose_stores()
         return self.transfers.lose_all()
+
+    @property
+    def num_orphaned(self) -> int:
+        """Device blocks that only running copies and moves hold: they are free when these end."""
+        return self.transfers.num_orphaned + self.sources.beside.num_orphaned
 
     @property
     def has_copies_to_start(self) -> bool:

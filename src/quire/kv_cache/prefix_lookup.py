@@ -10,7 +10,6 @@ from quire.config.kv_layout import KVLayout
 from quire.kv_cache.notices import BlockName
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.saved_tables import SavedTables
-from quire.kv_cache.state_pool import StatePool
 
 __all__ = ["PrefixHit", "PrefixLookup"]
 
@@ -45,6 +44,12 @@ class NamedBlocks(Protocol):
         ...
 
 
+class NamedStates(Protocol):
+    """Checkpoints of recurrent states by the names of the blocks that they follow."""
+
+    def find(self, name: bytes) -> int | None: ...
+
+
 class PrefixLookup:
     """Looks into named blocks, into states and into held sequences; changes nothing.
 
@@ -54,10 +59,10 @@ class PrefixLookup:
     """
 
     def __init__(
-        self, named: NamedBlocks, pool: BlockPool, states: StatePool | None, layout: KVLayout
+        self, named: NamedBlocks, pool: BlockPool, states: NamedStates | None, layout: KVLayout
     ) -> None:
-        """named: index that finds blocks: the pool itself, or all that hold some. states: None if
-        the model has none."""
+        """named: index that finds blocks: the pool itself, or all that hold some. states: index
+        that finds states in the same way; None if the model has none."""
         self._named = named
         self._pool = pool
         self._states = states

@@ -132,9 +132,21 @@ class SlotTree:
                     line.append(slot)
                     slot = int(self._parent[slot])
                 for slot in reversed(line):
-                    name, above = self._name[slot], int(self._parent[slot])
+                    name = self._name[slot]
                     assert name is not None, "a slot of the index has a block"
-                    yield (group, name), None if above == NONE else self._name[above]
+                    yield (group, name), self.parent_of(group, name)
+
+    def parent_of(self, group: int, name: bytes) -> bytes | None:
+        """Return the name of the block before another one; None without one."""
+        slot = self.find(group, name)
+        above = NONE if slot is None else int(self._parent[slot])
+        return None if above == NONE else self._name[above]
+
+    def names_beyond(self, other: SlotTree) -> Iterator[BlockName]:
+        """Blocks that another tree does not have."""
+        for group, names in self._slot_of.items():
+            for name in names.keys() - other._slot_of.get(group, {}).keys():
+                yield group, name
 
     @property
     def num_free(self) -> int:
@@ -186,6 +198,11 @@ class SlotTree:
 
     def has_block(self, slot: int) -> bool:
         return self._name[slot] is not None
+
+    def block(self, slot: int) -> BlockName | None:
+        """Return what the block in a slot is called, if there is one."""
+        name = self._name[slot]
+        return None if name is None else (int(self._group[slot]), name)
 
     def worth(self, slot: int) -> tuple[float, int]:
         """Return the value and the hits of the block in a slot."""

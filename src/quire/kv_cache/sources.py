@@ -22,6 +22,12 @@ __all__ = ["ELSEWHERE", "BlockSource", "SourceTotals", "Sources"]
 BLOCKS_PER_SAVE = 8
 """One in so many blocks of the device may be held for saves that have not ended."""
 
+SAVE_SECONDS = 5.0
+"""A save may hold its device blocks for so long."""
+
+USES_PER_NOTE = 64
+"""Blocks that prompts have used until their hits are written to the disk."""
+
 ELSEWHERE = -1
 """Stands for a block that a source holds and the device does not."""
 
@@ -115,7 +121,7 @@ class Sources:
         self._sources: tuple[BlockSource, ...] = (*sources, *([] if disk is None else [disk]))
         self._transfers = transfers
         self._updates = updates
-        self._ticket_numbers = ticket_numbers
+        self.ticket_numbers = ticket_numbers
         self._unsettled = unsettled
         self._loads: dict[int, dict[BlockName, int]] = {}  # device blocks, by ticket
         self._coming: dict[BlockName, int] = {}  # tickets of loads
@@ -125,6 +131,9 @@ class Sources:
         self._kinds: dict[int, tuple[MoveKind, int]] = {}  # and number of blocks, by ticket
         self._unsaved: deque[tuple[int, SavedBlock]] = deque(maxlen=pool.num_blocks)
         self._num_saving = 0
+        self._deadlines: dict[int, float] = {}  # of saves, by ticket
+        self._cancelled: set[int] = set()
+        self._to_cancel: list[int] = []
         self.totals = SourceTotals()
         for source in self._sources:
             source.subscribe(self.totals.note)
@@ -199,24 +208,31 @@ class Sources:
             slots = [slot for _, slot, _ in copies]
             saved = tuple(map(disk.saved, slots, names))
             self.beside.start(ticket, [*blocks, *kept], ended)
-            self._move(ticket, MoveKind.LOAD, blocks, slots, saved)
+            self.move(ticket, MoveKind.LOAD, blocks, slots, saved)
             return
         for (tier, place, _), block in zip(copies, blocks, strict=True):
             self._updates.load(ticket, tier, place, block)
         self._transfers.start(ticket, [*blocks, *kept], ended)
 
     def _loaded(self, ticket: int, lost: Collection[int]) -> None:
-        """Publish the blocks of a load that arrived; whoever was to hold the others has not."""
+        """Publish the blocks of a load that arrived; whoever was to hold the others has not. Blocks
+        behind a lost one are computed with it, so that all are saved again."""
         for source in self._sources:
             source.end(ticket, ())
+        was_cancelled = self.ends_cancelled(ticket)
+        is_cut: set[int] = set()  # groups
         for name, block in self._loads.pop(ticket).items():
             del self._coming[name]
+            if was_cancelled:
+                continue  # the disk has it, but is slow
             if block in lost:
                 self.totals.lost += 1
+                is_cut.add(name[0])
                 for source in self._sources:
                     source.forget(name)
-            else:
-                self.totals.loaded += 1
+                continue
+            self.totals.loaded += 1
+            if name[0] not in is_cut:
                 self._pool.publish(block, *name)
 
     # --- the disk ------------------------------------------------------------------------------
@@ -231,15 +247,58 @@ class Sources:
             self._disk.declined()
 
     def late(self, tickets: Collection[int]) -> None:
-        """Nobody waits for these loads any longer."""
+        """Nobody waits for these loads any longer: those of the disk give their blocks back."""
+        for ticket in tickets:
+            if ticket in self._kinds:
+                self._cancel(ticket)
+
+    def expire(self, now: float) -> None:
+        """Cancel saves that were under way `SAVE_SECONDS` ago, and see what other processes have
+        written. `now`: seconds."""
         if self._disk is not None:
-            for ticket in tickets:
-                self._disk.late(ticket)
+            self._disk.look_again()
+        for ticket, (kind, count) in list(self._kinds.items()):
+            is_save = kind is MoveKind.SAVE and count > 0
+            if is_save and self._deadlines.setdefault(ticket, now + SAVE_SECONDS) <= now:
+                self._cancel(ticket)
+
+    def _cancel(self, ticket: int) -> None:
+        """Have a move end at once. The disk is used again when its thread has ended the call in
+        which it hangs, and with it an empty move that follows."""
+        if self._disk is None or ticket in self._cancelled:
+            return
+        kind, _ = self._kinds[ticket]
+        self._cancelled.add(ticket)
+        self._to_cancel.append(ticket)
+        sign = next(self.ticket_numbers)
+        self._disk.stall(kind, sign)
+        self.move(sign, kind)
+
+    def ends_cancelled(self, ticket: int) -> bool:
+        """Return whether a move that ends has been cancelled."""
+        self._deadlines.pop(ticket, None)
+        was_cancelled = ticket in self._cancelled
+        self._cancelled.discard(ticket)
+        return was_cancelled
+
+    def take_cancelled(self) -> list[int]:
+        """Return tickets of moves to cancel, each of which was taken before; once."""
+        waiting = {move.ticket for move in self._moves}
+        taken = [ticket for ticket in self._to_cancel if ticket not in waiting]
+        self._to_cancel = [ticket for ticket in self._to_cancel if ticket in waiting]
+        return taken
 
     def touch(self, group: int, names: Sequence[bytes]) -> None:
         """Note a use of blocks, wherever they are."""
         if self._disk is not None:
             self._disk.touch([(group, name) for name in names])
+
+    def note_uses(self, at_least: int = USES_PER_NOTE) -> None:
+        """Write the hits of blocks that were used to the disk, if there are `at_least` so many."""
+        noted = {} if self._disk is None else self._disk.take_touched(at_least)
+        if noted:
+            ticket = next(self.ticket_numbers)
+            self.move(ticket, MoveKind.NOTE, (), list(noted), tuple(noted.values()))
 
     @property
     def takes_settled(self) -> bool:
@@ -262,7 +321,7 @@ class Sources:
                 batch.append((block, saved))
         if disk is None or not batch:
             return
-        ticket = next(self._ticket_numbers)
+        ticket = next(self.ticket_numbers)
         taken = disk.save([saved for _, saved in batch], ticket)
         if not taken:
             return
@@ -271,15 +330,20 @@ class Sources:
         self._pool.share(blocks)
         self._num_saving += len(blocks)
         self.beside.start(ticket, blocks[::-1], partial(self._saved, ticket, len(blocks)))
-        self._move(ticket, MoveKind.SAVE, blocks, slots, names)
+        self.move(ticket, MoveKind.SAVE, blocks, slots, names)
 
     def _saved(self, ticket: int, count: int, lost: Collection[int]) -> None:
-        assert self._disk is not None, "it has saved"
         self._num_saving -= count
+        self.end_save(ticket, lost)
+
+    def end_save(self, ticket: int, lost: Collection[int]) -> None:
+        """Take in that a save has ended. lost: slots that it did not fill."""
+        assert self._disk is not None, "it has saved"
+        self.ends_cancelled(ticket)
         self.totals.unstored += len(lost)
         self._disk.end(ticket, lost)
 
-    def _move(
+    def move(
         self,
         ticket: int,
         kind: MoveKind,
@@ -287,6 +351,7 @@ class Sources:
         slots: Sequence[int] = (),
         names: tuple[SavedBlock, ...] = (),
     ) -> None:
+        """Start a move after the plans made so far."""
         self._kinds[ticket] = (kind, len(blocks))
         places = np.array(slots, np.int32)
         self._moves.append(BlockMove(ticket, kind, np.array(blocks, np.int32), places, names))
@@ -313,6 +378,8 @@ class Sources:
         kind, count = self._kinds.pop(ticket)
         if self._disk is not None:
             self._disk.end_move(kind, outcome, count)
+            if not count:
+                self._disk.end(ticket, ())
 
     def save_more(self) -> None:
         """Go on with what waits to be saved."""
@@ -324,7 +391,7 @@ class Sources:
         if self._disk is not None:
             self._disk.wipe()
             if self._disk.takes_more:
-                self._move(next(self._ticket_numbers), MoveKind.CLEAR)
+                self.move(next(self.ticket_numbers), MoveKind.CLEAR)
 
     def retire(self) -> None:
         """The weights have changed: the disk has none of them."""
@@ -343,7 +410,7 @@ class Sources:
 
     def _offer(self, source: BlockSource, blocks: Evicted) -> Evicted:
         """Let a source take what it wants of evicted blocks; return those that it does not hold."""
-        ticket = next(self._ticket_numbers)
+        ticket = next(self.ticket_numbers)
         places = source.store([name for _, name in blocks], ticket)
         for block, name in blocks:
             if name in places:

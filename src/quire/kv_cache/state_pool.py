@@ -36,6 +36,7 @@ class StatePool:
         self._num_loads = [0] * num_checkpoints
         self._worth = [0] * num_checkpoints
         self._base = 0  # the worth of what was replaced last
+        self._held: dict[int, int] = {}  # number of moves that read a checkpoint
 
     @property
     def num_used(self) -> int:
@@ -63,11 +64,13 @@ class StatePool:
         return checkpoint
 
     def reserve(self) -> int | None:
-        """A checkpoint that nobody finds until `give_name`; None if all others are such too."""
+        """A checkpoint that nobody finds until `give_name`; None if all others are such too, or
+        held."""
         if not self._free:
-            if not self._index:
+            others = [each for each in self._index.values() if each not in self._held]
+            if not others:
                 return None
-            least = min(self._index.values(), key=self._worth.__getitem__)
+            least = min(others, key=self._worth.__getitem__)
             self._base = self._worth[least]
             self._forget(least)
         checkpoint = self._free.pop()
@@ -87,6 +90,24 @@ class StatePool:
         self._worth[checkpoint] = self._base + 1
         return True
 
+    @property
+    def num_replaceable(self) -> int:
+        """Number of checkpoints that `reserve` can give."""
+        named = sum(checkpoint not in self._held for checkpoint in self._index.values())
+        return len(self._free) + named
+
+    def hold(self, checkpoint: int) -> None:
+        """Keep the memory of a checkpoint as it is until `let_go`, also if its name is dropped."""
+        self._held[checkpoint] = self._held.get(checkpoint, 0) + 1
+
+    def let_go(self, checkpoint: int) -> None:
+        """End one `hold`."""
+        self._held[checkpoint] -= 1
+        if not self._held[checkpoint]:
+            del self._held[checkpoint]
+            if self._name[checkpoint] is None:
+                self._free.append(checkpoint)
+
     def release(self, checkpoint: int) -> None:
         """Take back a reserved checkpoint that gets no name."""
         self._unnamed.remove(checkpoint)
@@ -104,7 +125,8 @@ class StatePool:
         if name is not None:
             del self._index[name]
             self._name[checkpoint] = None
-            self._free.append(checkpoint)
+            if checkpoint not in self._held:
+                self._free.append(checkpoint)
 
     def forget_all(self) -> None:
         """After a change of weights no state is true any more."""
@@ -112,13 +134,15 @@ class StatePool:
             self.forget(name)
 
     def check_invariants(self) -> None:
-        """EngineError unless each checkpoint is free, reserved or named exactly once."""
+        """EngineError unless each checkpoint is free, reserved, named or held without a name, and
+        one of these alone."""
         named = list(self._index.values())
-        every = sorted([*named, *self._free, *self._unnamed])
+        nameless = [each for each in self._held if self._name[each] is None]
+        every = sorted([*named, *self._free, *self._unnamed, *nameless])
         if every != list(range(self.num_checkpoints)) or any(
             self._name[checkpoint] != name for name, checkpoint in self._index.items()
         ):
             raise EngineError(
                 f"checkpoints of states are lost: {named} are named, {sorted(self._unnamed)} "
-                f"reserved and {self._free} free of {self.num_checkpoints}"
+                f"reserved, {nameless} held and {self._free} free of {self.num_checkpoints}"
             )

@@ -14,8 +14,8 @@ __all__ = ["TableUpdates", "UpdateLog"]
 class TableUpdates:
     """Table entries that changed since the last drain, and the copies that must precede them:
     within the device, out to places of tiers (store_src is on the device) and in from them.
-    save_slot, save_checkpoint: slots whose recurrent states are kept after the next step, and
-    where."""
+    save_slot, save_checkpoint, save_drafts: slots, checkpoints that keep their recurrent states
+    after the next step, and the drafts that these states have seen."""
 
     group: list[int] = field(default_factory=list[int])
     slot: list[int] = field(default_factory=list[int])
@@ -33,6 +33,7 @@ class TableUpdates:
     load_ticket: list[int] = field(default_factory=list[int])
     save_slot: list[int] = field(default_factory=list[int])
     save_checkpoint: list[int] = field(default_factory=list[int])
+    save_drafts: list[int] = field(default_factory=list[int])
 
     @property
     def has_rare(self) -> bool:
@@ -58,6 +59,7 @@ class TableUpdates:
             self.load_ticket,
             self.save_slot,
             self.save_checkpoint,
+            self.save_drafts,
         )
 
 
@@ -121,12 +123,14 @@ class UpdateLog:
         ):
             column[:] = [column[i] for i in kept]
 
-    def save_state(self, slot: int, checkpoint: int) -> None:
-        """Keep a slot's state; what the same plan would have kept in the checkpoint is not."""
+    def save_state(self, slot: int, checkpoint: int, num_drafts: int = 0) -> None:
+        """Keep a slot's state after `num_drafts` drafts; what the same plan would have kept in the
+        checkpoint is not."""
         pending = self.pending
-        _filter_pairs(pending.save_slot, pending.save_checkpoint, lambda c: c != checkpoint)
-        pending.save_slot.append(slot)
-        pending.save_checkpoint.append(checkpoint)
+        columns = (pending.save_slot, pending.save_checkpoint, pending.save_drafts)
+        kept = [i for i, other in enumerate(pending.save_checkpoint) if other != checkpoint]
+        for column, value in zip(columns, (slot, checkpoint, num_drafts), strict=True):
+            column[:] = [*(column[i] for i in kept), value]
 
     def load(self, ticket: int, tier: int, place: int, block: int) -> None:
         """Copy a place of a tier to a device block, as part of the work under `ticket`."""

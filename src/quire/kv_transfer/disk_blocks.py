@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from quire.config.kv_disk.records import HEADER_BYTES, RECORD, Records, seal
 from quire.kv_transfer.block_file import BlockFile, SystemFile
+from quire.kv_transfer.pool_memory import Bytes, PoolMemory
 from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
 
 __all__ = ["RESERVE_SHARE", "DiskBlocks", "open_disk"]
@@ -28,6 +30,60 @@ SECONDS_TO_CLOSE = 10.0
 """Given to the saves of an engine that ends."""
 
 SECONDS_PER_WARNING = 60.0
+
+BUFFER_BYTES = 2**20
+"""Bytes of a call for slots that follow each other: disks read and write this much at their best
+speed."""
+
+
+class _CancelledError(Exception):
+    """The move has been cancelled."""
+
+
+class _Running:
+    """A move that has not ended. It touches the pool only under its lock, and not once it has been
+    cancelled: a disk may hang in a call, and nobody waits for it."""
+
+    def __init__(self, move: BlockMove, memory: PoolMemory, done: Future[MoveOutcome]) -> None:
+        self.move = move
+        self._memory: PoolMemory | None = memory
+        self._done = done
+        self._lock = threading.Lock()
+
+    def copy_out(self, index: int, target: Bytes) -> int:
+        """Copy block number `index` of the move to the first bytes of `target`. Return how many
+        there are."""
+        place, part = self._place(index)
+        with self._lock:
+            return self._pool().copy_out(place, part, target)
+
+    def copy_in(self, index: int, source: Bytes) -> None:
+        """Copy the first bytes of `source` to block number `index` of the move."""
+        place, part = self._place(index)
+        with self._lock:
+            self._pool().copy_in(place, part, source)
+
+    def num_bytes(self, index: int) -> int:
+        """Return the bytes of block number `index` of the move."""
+        with self._lock:
+            return self._pool().num_bytes(*self._place(index))
+
+    def _place(self, index: int) -> tuple[int, int]:
+        return int(self.move.blocks[index]), self.move.names[index].depth
+
+    def _pool(self) -> PoolMemory:
+        if self._memory is None:
+            raise _CancelledError
+        return self._memory
+
+    def end(self, outcome: MoveOutcome | BaseException) -> None:
+        """Give the outcome, unless there has been one."""
+        with self._lock:
+            is_open, self._memory = self._memory is not None, None
+        if is_open and isinstance(outcome, MoveOutcome):
+            self._done.set_result(outcome)
+        elif is_open and isinstance(outcome, BaseException):
+            self._done.set_exception(outcome)
 
 
 class DiskBlocks:
@@ -57,44 +113,73 @@ class DiskBlocks:
         self._num_slots = num_slots
         self._free_bytes = free_bytes
         self._num_stored = num_stored
+        self._per_call = max(1, BUFFER_BYTES // slot_bytes)
         self._reader = ThreadPoolExecutor(1, "quire-disk-read")
         self._writer = ThreadPoolExecutor(1, "quire-disk-write")
+        self._buffers: dict[MoveKind, Bytes] = {}  # each of one thread
+        self._running: dict[int, _Running] = {}
         self._warned_at = -SECONDS_PER_WARNING
         self._is_closing = False
 
-    def start(self, move: BlockMove, pages: torch.Tensor, done: Future[MoveOutcome]) -> None:
-        """Give a move to its thread. pages: the KV pool's on a CPU, uint8 [N, B,
-        segment_bytes]; they stay as long as the move needs them."""
+    def start(self, move: BlockMove, memory: PoolMemory, done: Future[MoveOutcome]) -> None:
+        """Give a move to its thread. memory: the pool, which stays as long as the move needs it."""
         thread = self._reader if move.kind is MoveKind.LOAD else self._writer
-        thread.submit(self._end, move, pages, done)
+        self._running[move.ticket] = running = _Running(move, memory, done)
+        thread.submit(self._end, running)
 
-    def _end(self, move: BlockMove, pages: torch.Tensor, done: Future[MoveOutcome]) -> None:
+    def cancel(self, ticket: int) -> None:
+        """End a move at once as if nothing had arrived, if it has not ended. From now on it neither
+        reads nor writes the pool."""
+        running = self._running.pop(ticket, None)
+        if running is not None:
+            running.end(running.move.all_lost)
+
+    def cancel_all(self) -> None:
+        """Cancel all moves."""
+        for ticket in list(self._running):
+            self.cancel(ticket)
+
+    def _end(self, running: _Running) -> None:
+        move = running.move
         try:
-            done.set_result(self._carry_out(move, pages))
+            running.end(self._carry_out(running))
+        except _CancelledError:
+            pass
         except BaseException as error:  # noqa: BLE001  whoever waits takes all blocks for lost
             self._warn(move.kind.value, error)
-            done.set_exception(error)
+            running.end(error)
+        self._running.pop(move.ticket, None)
 
-    def _carry_out(self, move: BlockMove, pages: torch.Tensor) -> MoveOutcome:
-        started = time.perf_counter()
-        if move.kind is MoveKind.CLEAR:
+    def _carry_out(self, running: _Running) -> MoveOutcome:
+        started, kind = time.perf_counter(), running.move.kind
+        if kind is MoveKind.CLEAR:
             self._clear()
             return MoveOutcome()
-        lost = self._save(move, pages) if move.kind is MoveKind.SAVE else self._load(move, pages)
+        if kind is MoveKind.NOTE:
+            self._note(running.move)
+            return MoveOutcome()
+        lost = self._save(running) if kind is MoveKind.SAVE else self._load(running)
         return MoveOutcome(np.array(lost, np.int32), time.perf_counter() - started)
 
-    def _save(self, move: BlockMove, pages: torch.Tensor) -> list[int]:
+    def _buffer(self, kind: MoveKind) -> Bytes:
+        """Return the calling thread's buffer: pages of memory, past which no cache is needed."""
+        found = self._buffers.get(kind)
+        if found is None:
+            size = self._per_call * self._slot_bytes
+            self._buffers[kind] = found = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+        return found
+
+    # --- saves -----------------------------------------------------------------------------------
+
+    def _save(self, running: _Running) -> list[int]:
         """Write all payloads, and then the records of those that went well. Return the slots of
         the others."""
+        move = running.move
         slots: list[int] = move.places.tolist()
         records = np.zeros(len(slots), RECORD)
         written: list[int] = []
-        for index, (block, slot) in enumerate(zip(move.blocks.tolist(), slots, strict=True)):
-            try:
-                records["checksum"][index] = self._save_block(_pieces(pages, block), slot)
-                written.append(index)
-            except Exception as error:  # noqa: BLE001  the block stays on the device
-                self._warn("save", error)
+        for run in self._batches(slots, range(len(slots))):
+            written += self._save_run(running, run, records)
         if not written:
             return slots
         names = [move.names[index] for index in written]
@@ -107,15 +192,36 @@ class DiskBlocks:
         kept = set(self._write_records([slots[index] for index in written], records))
         return [slot for slot in slots if slot not in kept]
 
-    def _save_block(self, pieces: list[memoryview], slot: int) -> int:
-        """Write a payload. Return its checksum. OSError where it fails."""
+    def _save_run(self, running: _Running, run: range, records: Records) -> list[int]:
+        """Write payloads to slots that follow each other, and note their checksums. Return the
+        indices of those that went well."""
+        try:
+            self._write_payloads(running, run, records)
+        except _CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  the blocks stay on the device
+            if len(run) == 1:
+                self._warn("save", error)
+                return []
+            return [
+                i for each in run for i in self._save_run(running, range(each, each + 1), records)
+            ]
+        return list(run)
+
+    def _write_payloads(self, running: _Running, run: range, records: Records) -> None:
+        """OSError where it fails."""
+        first = int(running.move.places[run.start])
         if self._is_closing:
             raise OSError("the engine ends")
-        self._check_room(slot)
-        checksum = _checksum(pieces)
-        self._slots.write(pieces, slot * self._slot_bytes)
-        self._num_stored = max(self._num_stored, slot + 1)
-        return checksum
+        self._check_room(first + len(run) - 1)
+        buffer = self._buffer(MoveKind.SAVE)[: len(run) * self._slot_bytes]
+        for index, slot in zip(run, buffer.reshape(len(run), self._slot_bytes), strict=True):
+            num_bytes = running.copy_out(index, slot)
+            slot[num_bytes:] = 0
+            records["num_bytes"][index] = num_bytes
+            records["checksum"][index] = zlib.crc32(slot[:num_bytes].data)
+        self._slots.write([buffer.data], first * self._slot_bytes)
+        self._num_stored = max(self._num_stored, first + len(run))
 
     def _check_room(self, slot: int) -> None:
         """OSError if the file would grow beyond its slots, or into the reserve."""
@@ -127,54 +233,113 @@ class DiskBlocks:
             if free - growth < total * RESERVE_SHARE:
                 raise OSError(f"{free:,} bytes are free, and {RESERVE_SHARE:.0%} are kept free")
 
-    def _load(self, move: BlockMove, pages: torch.Tensor) -> list[int]:
-        """Read payloads into their blocks. Return those that hold nothing of worth."""
-        blocks: list[int] = move.blocks.tolist()
+    def _note(self, move: BlockMove) -> None:
+        """Write values and hits into the records that are those of the move's names."""
         slots: list[int] = move.places.tolist()
-        lost: list[int] = []
+        records = self._read_records(slots)
+        is_whole = (seal(records) == records["seal"]).tolist()
+        own = [
+            index
+            for index, (record, name) in enumerate(zip(records, move.names, strict=True))
+            if is_whole[index]
+            and (int(record["group"]), record["name"].tobytes()) == (name.group, name.name)
+        ]
+        records = records[own]
+        for field in ("value", "hits"):
+            records[field] = [getattr(move.names[index], field) for index in own]
+        records["seal"] = seal(records)
+        for _ in self._write_records([slots[index] for index in own], records):
+            pass
+
+    # --- loads -----------------------------------------------------------------------------------
+
+    def _load(self, running: _Running) -> list[int]:
+        """Read payloads into their blocks. Return those that hold nothing of worth."""
+        move = running.move
+        slots: list[int] = move.places.tolist()
         records = self._read_records(slots)
         seals = seal(records)
-        for index, (block, slot) in enumerate(zip(blocks, slots, strict=True)):
-            record, name = records[index], move.names[index]
+        fitting: list[int] = []
+        for index, record in enumerate(records):
             try:
-                if seals[index] != record["seal"]:
-                    raise OSError(f"the record of slot {slot} is torn")
-                if (int(record["group"]), record["name"].tobytes()) != (name.group, name.name):
-                    raise OSError(f"slot {slot} was given to another block")
-                pieces = _pieces(pages, block)
-                self._slots.read(pieces, slot * self._slot_bytes)
-                if _checksum(pieces) != int(record["checksum"]):
-                    raise OSError(f"slot {slot} does not have its checksum")
-            except Exception as error:  # noqa: BLE001  the tokens are computed
+                self._check_record(running, index, record, int(seals[index]))
+                fitting.append(index)
+            except OSError as error:  # the tokens are computed
                 self._warn("load", error)
-                lost.append(block)
-        return lost
+        loaded = [
+            index
+            for run in self._batches(slots, fitting)
+            for index in self._load_run(running, run, records)
+        ]
+        return np.delete(move.blocks, loaded).tolist()
+
+    def _check_record(self, running: _Running, index: int, record: np.void, own: int) -> None:
+        """OSError unless a record is that of the move's block number `index`. own: its seal."""
+        slot, name = int(running.move.places[index]), running.move.names[index]
+        if own != record["seal"]:
+            raise OSError(f"the record of slot {slot} is torn")
+        if (int(record["group"]), record["name"].tobytes()) != (name.group, name.name):
+            raise OSError(f"slot {slot} was given to another block")
+        if int(record["num_bytes"]) != running.num_bytes(index):
+            raise OSError(f"slot {slot} has another number of bytes")
+
+    def _load_run(self, running: _Running, run: range, records: Records) -> list[int]:
+        """Read slots that follow each other. Return the indices of those that arrived."""
+        first = int(running.move.places[run.start])
+        buffer = self._buffer(MoveKind.LOAD)[: len(run) * self._slot_bytes]
+        try:
+            self._slots.read([buffer.data], first * self._slot_bytes)
+        except Exception as error:  # noqa: BLE001  the tokens are computed
+            if len(run) == 1:
+                self._warn("load", error)
+                return []
+            return [
+                i for each in run for i in self._load_run(running, range(each, each + 1), records)
+            ]
+        loaded: list[int] = []
+        for index, slot in zip(run, buffer.reshape(len(run), self._slot_bytes), strict=True):
+            record = records[index]
+            if zlib.crc32(slot[: int(record["num_bytes"])].data) == int(record["checksum"]):
+                running.copy_in(index, slot)
+                loaded.append(index)
+            else:
+                place = int(running.move.places[index])
+                self._warn("load", OSError(f"slot {place} does not have its checksum"))
+        return loaded
 
     def _read_records(self, slots: Sequence[int]) -> Records:
         """Return the records of slots; zeros where they cannot be read."""
         records = np.zeros(len(slots), RECORD)
-        runs = list(_runs(slots))
+        runs = list(_runs(slots, range(len(slots))))
         for run in runs:
-            data = bytearray((run.stop - run.start) * RECORD.itemsize)
+            data = bytearray(len(run) * RECORD.itemsize)
             try:
                 self._header.read([memoryview(data)], _record_offset(slots[run.start]))
-                records[run] = np.frombuffer(data, RECORD)
+                records[run.start : run.stop] = np.frombuffer(data, RECORD)
             except OSError as error:
                 self._warn("load", error)
-                if run.stop - run.start > 1:  # those that the file has
-                    runs += [slice(index, index + 1) for index in range(run.start, run.stop)]
+                if len(run) > 1:  # those that the file has
+                    runs += [range(index, index + 1) for index in run]
         return records
+
+    # --- both ------------------------------------------------------------------------------------
+
+    def _batches(self, slots: Sequence[int], indices: Iterable[int]) -> Iterator[range]:
+        """Ranges of `indices` for one call each."""
+        for run in _runs(slots, indices):
+            for start in range(run.start, run.stop, self._per_call):
+                yield range(start, min(run.stop, start + self._per_call))
 
     def _write_records(self, slots: Sequence[int], records: Records) -> Iterator[int]:
         """Write the records of slots. Yield the slots where that went well."""
-        for run in _runs(slots):
-            data = memoryview(records[run].tobytes())
+        for run in _runs(slots, range(len(slots))):
+            data = memoryview(records[run.start : run.stop].tobytes())
             try:
                 self._header.write([data], _record_offset(slots[run.start]))
             except OSError as error:
                 self._warn("save", error)
                 continue
-            yield from slots[run]
+            yield from slots[run.start : run.stop]
 
     def _clear(self) -> None:
         try:
@@ -229,27 +394,19 @@ def open_disk(
     return DiskBlocks(file, records, slot_bytes, num_slots, free_bytes, stored, lock)
 
 
-def _pieces(pages: torch.Tensor, block: int) -> list[memoryview]:
-    """The memory of a block, a piece for each plane of each layer."""
-    return list(map(memoryview, pages.numpy()[:, block]))
-
-
 def _record_offset(slot: int) -> int:
     return HEADER_BYTES + slot * RECORD.itemsize
 
 
-def _runs(slots: Sequence[int]) -> Iterator[slice]:
-    """Ranges of `slots` in which each is the one after that before it."""
-    start = 0
-    for index in range(1, len(slots) + 1):
-        if index == len(slots) or slots[index] != slots[index - 1] + 1:
-            yield slice(start, index)
+def _runs(slots: Sequence[int], indices: Iterable[int]) -> Iterator[range]:
+    """Ranges of `indices`, each the one after that before it, with slots that follow each other."""
+    start = last = -1
+    for index in indices:
+        if start >= 0 and (index != last + 1 or slots[index] != slots[last] + 1):
+            yield range(start, last + 1)
+            start = -1
+        if start < 0:
             start = index
-
-
-def _checksum(pieces: Sequence[memoryview]) -> int:
-    """CRC-32: 4.2 GB/s here, and it frees the interpreter lock."""
-    value = 0
-    for piece in pieces:
-        value = zlib.crc32(piece, value)
-    return value
+        last = index
+    if start >= 0:
+        yield range(start, last + 1)

@@ -5,6 +5,7 @@ from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, LMHead, LogitParts, TiedEmbedding
 from quire.layers.factory import LayerFactory
 from quire.layers.given import GivenEmbeddings
+from quire.layers.latent import LatentAttention
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import MLP, GatedMLP, ResidualBlock
 from quire.layers.moe import MixtureOfExperts
@@ -24,6 +25,7 @@ __all__ = [
     "GatedMLP",
     "GivenEmbeddings",
     "LMHead",
+    "LatentAttention",
     "LayerFactory",
     "LayerNorm",
     "LayerWeights",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.model_spec import DeltaHeads, ExpertsSpec, MatrixShape, RopeSpec, Routing
+from quire.config.model_spec import DeltaHeads, ExpertsSpec, LatentSpec, MatrixShape, RopeSpec
 from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
@@ -28,16 +28,9 @@ from quire.layers.embedding import (
     Vocabulary,
 )
 from quire.layers.given import DeepStack, GivenEmbeddings
+from quire.layers.latent import LATENT_EPS, LatentAttention, LatentHeads, LatentParts, LatentUp
 from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
-from quire.layers.mlp import (
-    MLP,
-    AdaptedGate,
-    ClassHead,
-    GatedMLP,
-    NormedClassHead,
-    ResidualBlock,
-    ScoreHead,
-)
+from quire.layers.mlp import MLP, AdaptedGate, ClassHeads, GatedMLP, ResidualBlock
 from quire.layers.moe import AdaptedExperts, ExpertNumbers, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.recurrent import DeltaShares, GatedDelta, RecurrentLayers
@@ -66,7 +59,7 @@ class LayerFactory:
     2, 4 and 8 ranks.
 
     given: embeddings that requests bring; the token table reads them there. recurrent: makes layers
-    with states.
+    with states. class_heads: makes heads for classes.
     """
 
     def __init__(
@@ -106,6 +99,7 @@ class LayerFactory:
         self.given, self.parts = GivenEmbeddings(), LogitParts()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
         self.recurrent = RecurrentLayers(ops, self._shard, dtype, device)
+        self.class_heads = ClassHeads(ops, self._unquantized)
 
     def column(
         self, in_features: int, out_features: int, *, bias: bool, transposed: bool = False
@@ -189,9 +183,9 @@ class LayerFactory:
         pairs_neighbours: the two rows of a rotated pair of q or k are adjacent on disk.
         """
         return self._merged(
-            self._qkv_format(in_features, attention, norm),
             in_features,
             _parts(attention.parts, fused=fused),
+            self._qkv_format(in_features, attention, norm),
             bias=bias,
             orders=attention.orders_of_pairs() if pairs_neighbours else NO_ORDERS,
         )
@@ -200,9 +194,7 @@ class LayerFactory:
         """Make the projection to gates, "q", "k" and "v" for `attention`, without biases. On disk
         the query and the gate of each head are adjacent in "q"."""
         parts = {**attention.parts, "q": attention.parts["q"].times(2)}
-        chosen = self._formats.choose(_shape(parts, in_features))
-        orders = {"q": attention.order_of_gates()}
-        return self._merged(chosen, in_features, parts, orders=orders)
+        return self._merged(in_features, parts, orders={"q": attention.order_of_gates()})
 
     def headwise_qkv_linear(
         self, in_features: int, attention: Attention, norm: LayerNorm, *, bias: bool
@@ -210,9 +202,9 @@ class LayerFactory:
         """Make it from one tensor on disk that has, for each kv head in turn, its query heads, k
         and v."""
         return self._merged(
-            self._qkv_format(in_features, attention, norm),
             in_features,
             {"": attention.heads.by_kv_head},
+            self._qkv_format(in_features, attention, norm),
             bias=bias,
             orders={"": attention.order_of_heads()},
         )
@@ -248,13 +240,14 @@ class LayerFactory:
 
     def _merged(
         self,
-        chosen: WeightFormat,
         in_features: int,
         parts: Mapping[str, Share],
+        chosen: WeightFormat | None = None,
         *,
         bias: bool = False,
         orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> Projection:
+        chosen = chosen or self._formats.choose(_shape(parts, in_features))
         merged = MergedLinear(chosen, in_features, parts, *self._place, bias=bias, orders=orders)
         return self._adapted(merged, in_features, parts)
 
@@ -315,27 +308,6 @@ class LayerFactory:
     def token_column(self, name: str) -> TokenColumn:
         """Make a column: a fact of each token, set anew for each forward."""
         return self._columns.column(name)
-
-    def class_head(self, size: int, num_classes: int) -> ClassHead:
-        """Make a head that each rank has whole, in the model's dtype even if other matrices have
-        another format."""
-        return ClassHead(
-            self._unquantized(size, size, bias=True),
-            self._unquantized(size, num_classes, bias=True),
-        )
-
-    def normed_class_head(
-        self, size: int, num_classes: int, activation: str, norm: LayerNorm, *, bias: bool
-    ) -> NormedClassHead:
-        """Make a head with a norm before its projection. bias: whether the layer before the norm
-        has one."""
-        dense = self._unquantized(size, size, bias=bias)
-        projection = self._unquantized(size, num_classes, bias=True)
-        return NormedClassHead(self._ops, dense, activation, norm, projection)
-
-    def score_head(self, size: int, num_classes: int) -> ScoreHead:
-        """Make a head of a single projection, otherwise like `class_head`."""
-        return ScoreHead(self._unquantized(size, num_classes, bias=False))
 
     def head_of(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedMatrix:
         """Pack a projection to logits [V, E] that is already loaded; each rank has it whole."""
@@ -449,16 +421,41 @@ class LayerFactory:
             v_norm=head_norm,
         )
 
+    def latent_attention(
+        self,
+        layer: int,
+        size: int,
+        shape: tuple[int, LatentSpec],
+        *,
+        scale: float,
+        rope: RopeSpec,
+        bias: bool,
+        pairs_neighbours: bool,
+    ) -> LatentAttention:
+        """Make the latent attention of one layer. shape: number of query heads of the model, and
+        sizes. scale: factor on q·k. bias: whether the projections of x have one. pairs_neighbours:
+        as for `qkv_linear`."""
+        heads = LatentHeads(self._query_heads(shape[0]), shape[1], pairs_neighbours)
+        rank, query, query_norm = shape[1].query_rank, None, None
+        if rank is not None:
+            query_norm = self.rms_norm(rank, LATENT_EPS)
+            query = self._merged(rank, heads.up, orders=heads.up_orders)
+        down = self._merged(size, heads.down, bias=bias, orders=heads.down_orders)
+        norm = self.rms_norm(shape[1].rank, LATENT_EPS)
+        up = LatentUp(self._ops, heads, *self._place)
+        parts = LatentParts(down, query_norm, query, norm, up)
+        place = (self._ops, self._backends[layer], self._rotary(rope))
+        return LatentAttention(*place, layer, heads, scale, parts)
+
     def gated_delta(self, size: int, heads: DeltaHeads, taps: int, eps: float) -> GatedDelta:
         """Make a gated delta rule behind a convolution over `taps` tokens; each rank has an equal
         part of the heads. Gates keep the model's dtype."""
         shares = DeltaShares.of(heads, self._shard)
-        inputs = self._formats.choose(_shape(shares.inputs, size))
         gates = self._plain.choose(_shape(shares.gates, size))
         return GatedDelta(
             self._ops,
-            self._merged(inputs, size, shares.inputs, orders=shares.input_orders),
-            self._merged(gates, size, shares.gates, orders=shares.gate_orders),
+            self._merged(size, shares.inputs, orders=shares.input_orders),
+            self._merged(size, shares.gates, gates, orders=shares.gate_orders),
             self.recurrent.conv(shares.channels, taps),
             self.recurrent.delta_rule(shares),
             self.rms_norm(heads.value_dim, eps),
@@ -543,17 +540,14 @@ class LayerFactory:
             self._ops,
             routing,
             self._unquantized(size, routing.num_experts, bias=spec.bias),
-            self._expert_numbers(routing) if routing.biased else None,
-            self._expert_numbers(routing) if routing.has_factors else None,
+            ExpertNumbers(routing.num_experts, self._device) if routing.biased else None,
+            ExpertNumbers(routing.num_experts, self._device) if routing.has_factors else None,
             experts,
             shared,
             self._collectives,
             adapted,
             adds_shared=own.start == 0,
         )
-
-    def _expert_numbers(self, routing: Routing) -> ExpertNumbers:
-        return ExpertNumbers(routing.num_experts, self._device)
 
     def _unquantized(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
         chosen = self._plain.choose(MatrixShape(out_features, in_features))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from quire.layers.adapted import Additions, Projection
@@ -10,9 +12,7 @@ from quire.layers.norm import LayerNorm
 from quire.layers.weights import LayerWeights
 from quire.ops import OpSet
 
-__all__ = [
-    "MLP", "GatedMLP", "AdaptedGate", "ClassHead", "NormedClassHead", "ResidualBlock", "ScoreHead",
-]  # fmt: skip
+__all__ = ["MLP", "AdaptedGate", "ClassHeads", "GatedMLP", "ResidualBlock"]
 
 
 class AdaptedGate:
@@ -112,3 +112,34 @@ class NormedClassHead:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.projection(self.norm(self._activation(self.dense(x), self._kind))).float()
+
+
+class MakesLinear(Protocol):
+    """Makes a projection in the model's dtype that each rank has whole."""
+
+    def __call__(self, in_features: int, out_features: int, *, bias: bool) -> Linear: ...
+
+
+class ClassHeads:
+    """Makes heads for classes. Each rank has them whole, in the model's dtype even if other
+    matrices have another format."""
+
+    def __init__(self, ops: OpSet, linear: MakesLinear) -> None:
+        self._ops, self._linear = ops, linear
+
+    def dense(self, size: int, num_classes: int) -> ClassHead:
+        linear = self._linear
+        return ClassHead(linear(size, size, bias=True), linear(size, num_classes, bias=True))
+
+    def normed(
+        self, size: int, num_classes: int, activation: str, norm: LayerNorm, *, bias: bool
+    ) -> NormedClassHead:
+        """Make a head with a norm before its projection. bias: whether the layer before the norm
+        has one."""
+        dense = self._linear(size, size, bias=bias)
+        projection = self._linear(size, num_classes, bias=True)
+        return NormedClassHead(self._ops, dense, activation, norm, projection)
+
+    def score(self, size: int, num_classes: int) -> ScoreHead:
+        """Make a head of a single projection."""
+        return ScoreHead(self._linear(size, num_classes, bias=False))

@@ -88,7 +88,7 @@ class BertModel:
         self.add = make.residual_add()
         self.embed_norm = make.layer_norm(size, spec.norm_eps)
         self.blocks = [BertBlock(spec, layer, make) for layer in range(spec.num_layers)]
-        self.classes = make.class_head(size, spec.num_classes) if spec.num_classes else None
+        self.classes = make.class_heads.dense(size, spec.num_classes) if spec.num_classes else None
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs

@@ -7,6 +7,7 @@ Mistral (arXiv:2310.06825) has sliding windows, Ministral 3 queries that grow wi
 rows of q and k; Granite factors; SmolLM3 layers without positions; GLM-4 pairs of neighbours in
 partly rotated heads; Arcee a plain MLP with squared ReLU. Mixtral (arXiv:2401.04088), Qwen's and
 OLMo's mixtures and others have experts in place of some MLPs; gpt-oss (arXiv:2508.10925) sinks too.
+DeepSeek (arXiv:2405.04434), GLM-4.7-Flash and MiniCPM3 have latent attention.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import torch
 
 from quire.attention import PLAIN_SCORES, StepInputs
 from quire.config import ModelSpec
-from quire.config.model_spec import LlamaTraits
+from quire.config.model_spec import LatentSpec, LlamaTraits
 from quire.errors import EngineError
-from quire.layers import LayerFactory, RMSNorm, Scale
+from quire.layers import Attention, LatentAttention, LayerFactory, RMSNorm, Scale
 from quire.models.expert_names import with_experts
 from quire.models.weight_map import WeightMap
 
@@ -71,6 +72,27 @@ NORMS_BOTH = replace(
 )
 
 
+_LATENT = {
+    "self_attn.q_a_proj": "latent.down:q",
+    "self_attn.q_a_layernorm": "latent.query_norm",
+    "self_attn.q_b_proj": "latent.query",
+    "self_attn.kv_a_proj_with_mqa": "latent.down:kv",
+    "self_attn.kv_a_layernorm": "latent.norm",
+    "self_attn.kv_b_proj": "latent.up",
+    "self_attn.k_b_proj": "latent.up:k",
+    "self_attn.v_b_proj": "latent.up:v",
+}
+
+
+def _with_latent(names: WeightMap, latent: LatentSpec) -> WeightMap:
+    own = dict(_LATENT)
+    if latent.query_rank is None:
+        own = {"self_attn.q_proj": own.pop("self_attn.q_a_proj"), **own}
+    others = {name: place for name, place in names.block.items() if not place.startswith("qkv")}
+    indexed = (*names.ignored, r"self_attn\.indexer\.")
+    return replace(names, block={**others, **own}, ignored=indexed)
+
+
 def _with_plain_mlp(names: WeightMap) -> WeightMap:
     gated = ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj")
     others = {name: place for name, place in names.block.items() if name not in gated}
@@ -85,32 +107,25 @@ class LlamaBlock:
         self, spec: ModelSpec, traits: LlamaTraits, layer: int, make: LayerFactory
     ) -> None:
         size, eps = spec.hidden_size, spec.norm_eps
-        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         before = None if traits.norms == "after" else make.rms_norm(size, eps)
         self.attention_norm = before or make.residual_add()
         self.sinks = make.sinks(spec.num_heads) if traits.sinks else None
-        self.attention = make.attention(
-            layer,
-            heads,
-            scale=traits.attention_scale,
-            rope=spec.ropes[layer],
-            qk_norm_eps=None if traits.qk_norm is None else eps,
-            qk_norm_over_row=traits.qk_norm == "row",
-            scores=PLAIN_SCORES if self.sinks is None else self.sinks.scores,
-            query_growth=traits.query_growth,
-        )
-        self.qkv = make.qkv_linear(
-            size,
-            self.attention,
-            before,
-            bias=traits.qkv_bias,
-            fused=traits.fused_qkv,
-            pairs_neighbours=traits.pairs_neighbours,
-        )
+        self.qkv = self.attention = self.latent = None
+        if spec.latent is None:
+            self.attention = self._heads(spec, traits, layer, make)
+            self.qkv = make.qkv_linear(
+                size,
+                self.attention,
+                before,
+                bias=traits.qkv_bias,
+                fused=traits.fused_qkv,
+                pairs_neighbours=traits.pairs_neighbours,
+            )
+        else:
+            self.latent = _latent(spec, spec.latent, traits, layer, make)
+        value = spec.head_dim if spec.latent is None else spec.latent.value
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1, layer=layer)
-        self.output = make.row(
-            spec.num_heads * spec.head_dim, size, bias=traits.o_bias, unit=spec.head_dim
-        )
+        self.output = make.row(spec.num_heads * value, size, bias=traits.o_bias, unit=value)
         self.mlp_norm = make.residual_add() if before is None else make.rms_norm(size, eps)
         self.mlp, self.moe = None, None
         if spec.experts is not None and spec.experts.layers[layer]:
@@ -131,6 +146,20 @@ class LlamaBlock:
         )
         self._factor = _factor(make, traits.residual_factor)
 
+    def _heads(
+        self, spec: ModelSpec, traits: LlamaTraits, layer: int, make: LayerFactory
+    ) -> Attention:
+        return make.attention(
+            layer,
+            (spec.num_heads, spec.num_kv_heads, spec.head_dim),
+            scale=traits.attention_scale,
+            rope=spec.ropes[layer],
+            qk_norm_eps=None if traits.qk_norm is None else spec.norm_eps,
+            qk_norm_over_row=traits.qk_norm == "row",
+            scores=PLAIN_SCORES if self.sinks is None else self.sinks.scores,
+            query_growth=traits.query_growth,
+        )
+
     def __call__(
         self,
         x: torch.Tensor,
@@ -141,11 +170,17 @@ class LlamaBlock:
         """x [T, E] and the residual stream [T, E], which the next norm adds. The last block returns
         those of the wanted tokens."""
         x, residual = self.attention_norm.add(x, residual)
-        x, residual = self.wanted(self.attention(self.qkv(x), positions, step), residual, step)
+        x, residual = self.wanted(self._attend(x, positions, step), residual, step)
         x = self._given(self.output(x), self.attention_post_norm)
         x, residual = self.mlp_norm.add(x, residual)
         x = self._feed_forward(x)
         return self._given(x, self.mlp_post_norm), residual
+
+    def _attend(self, x: torch.Tensor, positions: torch.Tensor, step: StepInputs) -> torch.Tensor:
+        if self.latent is not None:
+            return self.latent(x, positions, step)
+        assert self.attention is not None and self.qkv is not None, "a block has one of the two"
+        return self.attention(self.qkv(x), positions, step)
 
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.moe is not None:
@@ -159,6 +194,22 @@ class LlamaBlock:
         return x if self._factor is None else self._factor(x)
 
 
+def _latent(
+    spec: ModelSpec, latent: LatentSpec, traits: LlamaTraits, layer: int, make: LayerFactory
+) -> LatentAttention:
+    scale, rope = traits.attention_scale, spec.ropes[layer]
+    assert scale is not None and rope is not None, "its families have both"
+    return make.latent_attention(
+        layer,
+        spec.hidden_size,
+        (spec.num_heads, latent),
+        scale=scale,
+        rope=rope,
+        bias=traits.qkv_bias,
+        pairs_neighbours=traits.pairs_neighbours,
+    )
+
+
 class LlamaModel:
     """`CausalLM` of the families of `LlamaTraits`, and `Classifies` if it has classes."""
 
@@ -169,6 +220,8 @@ class LlamaModel:
         self.weight_map = maps[traits.norms]
         if not traits.gated:
             self.weight_map = _with_plain_mlp(self.weight_map)
+        if spec.latent is not None:
+            self.weight_map = _with_latent(self.weight_map, spec.latent)
         if spec.experts is not None:
             self.weight_map = with_experts(self.weight_map, spec.experts.names)
         drafts = range(spec.num_layers, spec.num_layers + traits.draft_layers)
@@ -182,7 +235,7 @@ class LlamaModel:
         else:
             self.embed = make.token_embedding(spec.vocab_size, size)
         if spec.num_classes and not spec.draws_tokens:
-            self.classes = make.score_head(size, spec.num_classes)
+            self.classes = make.class_heads.score(size, spec.num_classes)
         self._answers = None if spec.classes is None else spec.classes.answers
         self._embed_factor = _factor(make, traits.embedding_factor)
         self.blocks = [LlamaBlock(spec, traits, layer, make) for layer in range(spec.num_layers)]

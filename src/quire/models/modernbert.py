@@ -102,7 +102,7 @@ class ModernBertModel:
         self.blocks = [ModernBertBlock(spec, traits, i, make) for i in range(spec.num_layers)]
         self.norm = make.layer_norm(size, eps, bias=bias)
         if spec.num_classes:
-            self.classes = make.normed_class_head(
+            self.classes = make.class_heads.normed(
                 size,
                 spec.num_classes,
                 traits.head_activation,

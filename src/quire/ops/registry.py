@@ -15,7 +15,10 @@ from quire.ops.attention.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.kv.copy_blocks import OP as COPY_BLOCKS
 from quire.ops.kv.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
 from quire.ops.kv.swap_blocks import OP as SWAP_BLOCKS
+from quire.ops.kv.write_latent import OP as WRITE_LATENT
 from quire.ops.linear.blocks import OP as LINEAR_BLOCKS
+from quire.ops.linear.by_head import OP as LINEAR_BY_HEAD
+from quire.ops.linear.by_head import HeadMatrices
 from quire.ops.linear.embedding import OP as EMBEDDING
 from quire.ops.linear.int4 import OP as LINEAR_INT4
 from quire.ops.linear.int8 import OP as LINEAR_INT8
@@ -45,6 +48,7 @@ from quire.ops.pointwise.rescale import OP as RESCALE
 from quire.ops.pointwise.rescale_rows import OP as RESCALE_ROWS
 from quire.ops.pointwise.take_columns import OP as TAKE_COLUMNS
 from quire.ops.recurrent.gated_delta import OP as GATED_DELTA
+from quire.ops.recurrent.keep_tokens import OP as KEEP_TOKENS
 from quire.ops.recurrent.short_conv import OP as SHORT_CONV
 from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
 from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
@@ -86,10 +90,12 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             RESCALE_ROWS,
             TAKE_COLUMNS,
             ROPE_AND_WRITE_KV,
+            WRITE_LATENT,
             ACTIVATION,
             ACTIVATION_AND_MUL,
             ACTIVATION_TIMES,
             LINEAR,
+            LINEAR_BY_HEAD,
             LINEAR_INT8,
             LINEAR_INT4,
             LOW_RANK,
@@ -101,6 +107,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             EMBEDDING,
             SHORT_CONV,
             GATED_DELTA,
+            KEEP_TOKENS,
             DECODE_INPUTS,
             STEP_INPUTS,
             APPLY_UPDATES,
@@ -133,10 +140,12 @@ class OpSet:
     rescale_rows: Callable[..., torch.Tensor]
     take_columns: Callable[..., torch.Tensor]
     rope_and_write_kv: Callable[..., None]
+    write_latent: Callable[..., None]
     activation: Callable[..., torch.Tensor]
     activation_and_mul: Callable[..., torch.Tensor]
     activation_times: Callable[..., torch.Tensor]
     linear: Callable[..., PackedMatrix]
+    linear_by_head: Callable[[torch.Tensor], HeadMatrices]
     linear_int8: Callable[..., PackedMatrix]
     linear_int4: Callable[..., PackedMatrix]
     low_rank: Callable[..., None]
@@ -148,6 +157,7 @@ class OpSet:
     embedding: Callable[..., torch.Tensor]
     short_conv: Callable[..., torch.Tensor]
     gated_delta: Callable[..., torch.Tensor]
+    keep_tokens: Callable[..., None]
     decode_inputs: Callable[..., None]
     step_inputs: Callable[..., None]
     apply_updates: Callable[..., None]

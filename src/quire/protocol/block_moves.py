@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 from quire.protocol.step import IntArray, no_ints
 
-__all__ = ["BlockMove", "MoveKind", "MoveOutcome", "SavedBlock"]
+__all__ = ["BlockMove", "MoveKind", "MoveOutcome", "SavedBlock", "checkpoint_place"]
 
 
 class MoveKind(enum.Enum):
-    """CLEAR: forget all that was written."""
+    """NOTE: write values and hits of places into their records. CLEAR: forget all that was
+    written."""
 
     SAVE = "save"
     LOAD = "load"
+    NOTE = "note"
     CLEAR = "clear"
 
 
@@ -35,9 +37,15 @@ class SavedBlock:
     hits: int = 0
 
 
+def checkpoint_place(checkpoint: int) -> int:
+    """Return the number that stands for a checkpoint of a state among device blocks."""
+    return -1 - checkpoint
+
+
 @dataclass(frozen=True, slots=True)
 class BlockMove:
-    """Copies of device blocks to places, or of places to device blocks, under one ticket.
+    """Copies of device blocks to places, or of places to device blocks, under one ticket. Parts of
+    a checkpoint (`checkpoint_place`) are copied like blocks: the depth of a name is the part.
 
     blocks, places: int32 [N]. names: one for each block, which a load must find. Device blocks
     belong to the move until it has ended: nobody writes those that are saved, and nobody reads or

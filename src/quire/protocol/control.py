@@ -169,7 +169,8 @@ class MeasureRecovery(_Op, frozen=True):
 
 
 class OpenDisk(_Op, frozen=True):
-    """Open the files of K/V on disk, for `Executor.move_blocks`. After `Allocate`.
+    """Open the files of K/V on disk, for `Executor.move_blocks`. After `Allocate`. EngineError if a
+    recurrent state is larger than `num_state_parts` blocks.
 
     folder: path of the store. is_writer: False for files that may only be read. lock: descriptor
     that the first rank closes after its last write.
@@ -179,6 +180,7 @@ class OpenDisk(_Op, frozen=True):
     is_writer: bool
     slot_bytes: int
     num_slots: int
+    num_state_parts: int
     lock: int | None = None
 
 

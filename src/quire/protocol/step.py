@@ -211,8 +211,9 @@ class StepPlan:
         drafts of rows that sample in this step. They hold for this step alone. DRAFT_OF_MODEL
         leaves all drafts of a row to the draft model; one that makes none verifies none.
     forks: rows that branch off after the forward.
-    save_slot, save_checkpoint: [number of states]: rows that compute in this step, and where the
-        recurrent state is kept that each of them has then.
+    save_slot, save_checkpoint, save_drafts: [number of states]: rows that compute in this step, and
+        the checkpoint that keeps the recurrent state of each after its certain tokens and so many
+        of its drafts. If the row accepts fewer, the checkpoint keeps nothing.
     """
 
     step_id: int
@@ -246,6 +247,7 @@ class StepPlan:
     forks: tuple[ForkRow, ...] = ()
     save_slot: IntArray = field(default_factory=no_ints)
     save_checkpoint: IntArray = field(default_factory=no_ints)
+    save_drafts: IntArray = field(default_factory=no_ints)
 
     @property
     def started(self) -> tuple[int, ...]:

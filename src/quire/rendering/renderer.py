@@ -346,8 +346,7 @@ class Renderer:
         """Return the prompt with images in the places that its image tokens mark. RequestError for
         a model that takes none, and as of `ImageRenderer`."""
         images = self._require_images(sources)
-        prepared = [images.prepare(source) for source in sources]
-        token_ids, parts = images.place(prompt.token_ids, prepared)
+        token_ids, parts = images.place(prompt.token_ids, images.prepare_all(sources))
         return replace(prompt, token_ids=token_ids, parts=parts)
 
     def _require_images(self, sources: Sequence[ImageSource]) -> ImageRenderer:

@@ -10,7 +10,7 @@ import torch
 from quire.errors import QuireError
 from quire.kv_transfer.tiers import Tiers
 from quire.protocol.step import RowFailure, StepPlan
-from quire.runner.rows import RowTable, Slots
+from quire.runner.rows import RowTable, ScheduledRows, Slots
 from quire.runner.states import RecurrentStates
 from quire.sampling import SamplingState
 
@@ -106,12 +106,19 @@ class PlanChanges:
         """Commit the states of these rows, after a step whose last kernel has committed the rest,
         and keep those that the plan asks for."""
         self._rows.commit_states(slots)
-        self.save_states(plan)
-
-    def save_states(self, plan: StepPlan) -> None:
-        """Keep the committed states that the plan asks for."""
         if self._states is not None:
-            self._states.save(plan.save_slot, plan.save_checkpoint)
+            self._states.save(plan)
+
+    def keep_tokens(self) -> None:
+        """Keep the inputs of tokens in this step that a state may have to see again."""
+        if self._states is not None:
+            self._states.keep()
+
+    def settle_states(self, plan: StepPlan, rows: ScheduledRows) -> None:
+        """After the draws of a step: take states back to where the rows are, and keep those that
+        the plan asks for. rows: the scheduled ones, as they were before the step."""
+        if self._states is not None:
+            self._states.settle(plan, rows)
 
     def fork(self, plan: StepPlan, sampled: dict[int, int]) -> list[RowFailure]:
         """Let rows branch off after the forward. sampled: slots that sample, each with the index of

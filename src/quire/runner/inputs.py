@@ -148,7 +148,7 @@ class InputGatherer:
         if self._has_offsets:
             batch.positions.add_(rows.position_offset[rows.slots[:num_rows]])
         gathered = self._columns.gather(lambda name: getattr(rows, name), rows.slots[:num_rows])
-        step = self.step_of(replace(batch, columns=gathered), starts, 1, self.longest)
+        step = self.step_of(replace(batch, columns=gathered), starts, 1, self.longest, keeps=False)
         return ModelInputs(batch.token_ids, batch.positions, starts[:-1], step)
 
     def buffers(self, num_tokens: int, num_rows: int, *, empty: bool = False) -> BatchBuffers:
@@ -237,9 +237,12 @@ class InputGatherer:
         max_query_len: int,
         max_seq_len: int,
         wanted: torch.Tensor | None = None,
+        *,
+        keeps: bool = True,
     ) -> StepInputs:
         """Return attention's inputs for a batch whose forward comes next: layers read its columns.
-        starts, wanted: `query_start_loc` and `wanted_tokens` of `StepInputs`."""
+        starts, wanted: `query_start_loc` and `wanted_tokens` of `StepInputs`. keeps: whether rows
+        may have drafts."""
         self._columns.set(batch.columns)
         windows = [group.window for group in self._groups]
         last_keys = batch.last_keys or (None,) * len(windows)
@@ -255,6 +258,9 @@ class InputGatherer:
                 self._backends, batch.tables, batch.slot_mapping, windows, last_keys, strict=True
             )
         )
+        states = self._states
+        if states is not None:
+            states = states.inputs(self._slots_of(starts), keeps=keeps)
         return StepInputs(
             starts,
             batch.seq_lens,
@@ -263,7 +269,7 @@ class InputGatherer:
             groups,
             self._kv,
             wanted,
-            states=None if self._states is None else self._states.inputs(self._slots_of(starts)),
+            states=states,
         )
 
     def _slots_of(self, starts: torch.Tensor) -> torch.Tensor:

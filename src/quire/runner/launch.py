@@ -180,6 +180,7 @@ class Runner:
         if self._drafter is not None:
             self._drafter.propose(plan)
             self._publish_drafts(plan)
+        self._changes.keep_tokens()
         for slot in (*(row.slot for row in plan.enter), *plan.start_fork_dst.tolist()):
             self._tenancy.begin(slot)
         if self._state is not None:
@@ -251,7 +252,6 @@ class Runner:
             forward = self._forward.compute(rows)
         self._rows.failed[[failure.slot for failure in forward.failed]] = True
         self._rows.commit_computed(rows)
-        self._changes.save_states(plan)
         if decoded is not None and decoded.logits is not None:
             self._decode.keep_states(rows.slots)
         sampled = dict(zip(forward.slots, forward.first_logits, strict=True))
@@ -259,6 +259,7 @@ class Runner:
         masks = self._await_masks(plan.step_id, forward, sampled, masks)
         host.num_drafts = self._rows.num_drafts.copy() if len(plan.draft_slot) else None
         drawn = self._sample(forward, sampled, masks, step, host)
+        self._changes.settle_states(plan, rows)
         if self._state is not None:
             self._state.note_computed(np.setdiff1d(rows.slots, drawn))
         host.failed += forward.failed

@@ -67,8 +67,9 @@ class RowTable:
     that draws itself, so a step can be run again.
 
     token_ids: int32 [slots, max_model_len + 1]. tables: int32 [slots, max blocks] per layer group.
-    num_tokens, num_computed, num_prompt, adapter, standing (tokens per step), num_drafts: int64
-    [slots]. The drafts of a step lie behind the row's tokens.
+    num_tokens, num_computed, num_prompt, adapter, standing (tokens per step), num_drafts,
+        num_rejected (of these drafts): int64 [slots]. The drafts of a step lie behind the row's
+        tokens.
     read_state, write_state: int64 [slots], of 2 · slots places for recurrent states. A step reads
         one and writes the other, however often it is computed; its commit swaps them.
     media: spans of embeddings in prompts, by slot. pooling: method of each row that pools, by slot.
@@ -105,6 +106,7 @@ class RowTable:
         self.second_start = np.full(max_num_seqs, NO_SECOND, np.int64)
         self.standing = np.zeros(max_num_seqs, np.int64)
         self.num_drafts = np.zeros(max_num_seqs, np.int64)
+        self.num_rejected = np.zeros(max_num_seqs, np.int64)
         self.failed = np.zeros(max_num_seqs, np.bool_)
         self.media: dict[int, tuple[MediaSpan, ...]] = {}
         self.pooling: dict[int, Pooling] = {}
@@ -134,7 +136,7 @@ class RowTable:
         self._take_drafts(plan)
 
     def _take_drafts(self, plan: StepPlan) -> None:
-        self.num_drafts[:] = 0
+        self.num_drafts[:] = self.num_rejected[:] = 0
         if not len(plan.draft_slot):
             return
         slots = plan.draft_slot.astype(np.int64)
@@ -311,6 +313,7 @@ class RowTable:
     def rewind(self, slots: Slots, num_rejected: Slots) -> None:
         """Rows `slots` [N] have computed so many drafts [N] that were not accepted."""
         self.num_computed[slots] -= num_rejected
+        self.num_rejected[slots] = num_rejected
 
     def without_drafts(self, scheduled: ScheduledRows) -> ScheduledRows:
         """These rows as they are computed without their drafts."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from quire.config.memory.plan import FEWEST_DRAFTS
 from quire.kv_cache import KVManager
 from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.request import EngineRequest
@@ -22,10 +23,6 @@ from quire.speculation.step_times import DecodeStep, StepTimes
 __all__ = ["NO_DRAFTS", "ChosenDrafts", "DraftProposer", "DraftTotals", "Drafts"]
 
 Slots = npt.NDArray[np.int64]
-
-FEWEST_DRAFTS = 16
-"""Drafts that a step may have whatever `max_num_seqs` is; more of them only instead of sequences,
-since memory is planned for the logits of so many."""
 
 
 def _no_slots() -> Slots:
@@ -148,8 +145,8 @@ class Drafts:
     are never rejected, so they cost one step together.
 
     Drafts take what is left of a step's tokens and of the blocks, so that no certain work waits for
-    a guess. A recurrent state cannot be taken back to where the first wrong draft stood, so there
-    are none for models that have one.
+    a guess. A row with a recurrent state has drafts only beside a single certain token: the inputs
+    of the tokens that may be taken back are kept, and those of a chunk would take too much memory.
 
     A step has tokens of one kind or of the other. Steps pay nothing for guesses while no running
     sequence has any, nor for grammars while none has one. takes_forced: whether grammars are asked;
@@ -175,20 +172,21 @@ class Drafts:
         self._is_timed = False  # whether steps are, which is while guesses are made
         self._methods: DraftMethods | None = None
         self._policy: DraftPolicy | None = None
-        self._proposer = proposer if kv.states is None else None
+        self._proposer = proposer
         self._guesser: DraftProposer | None = None
-        if methods is not None and kv.states is None:
+        if methods is not None:
             self._guesser = MethodProposer(methods, vocab_size)
             self._methods, self._policy = methods, DraftPolicy(self._times)
         self._are_of_model = self._methods is not None and self._methods.are_of_model
         self._follow_states = self._methods is not None and self._methods.follow_states
+        self._has_recurrence = kv.states is not None
         self._num_planned = 0  # steps of sequences with guesses
         self._awaited: list[Sequence] = []  # whose drafts the next step was to wait for
         self._waits = False  # the next step, for results
         self._offered: Offers | None = None  # nothing of it was worth waiting for
         self._num_left = 0  # slots that had changed hands by then
         self.totals = DraftTotals()
-        self.takes_forced = kv.states is None
+        self.takes_forced = True
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -462,6 +460,8 @@ class Drafts:
         table = self._table
         reaches = table.num_computed[slots] + tokens == table.num_total[slots]
         may_draft = reaches & (table.draws[slots] == 1)
+        if self._has_recurrence:
+            may_draft &= tokens == 1
         for i in may_draft.nonzero()[0].tolist():
             may_draft[i] = not table.at(int(slots[i])).group.may_branch
         return may_draft

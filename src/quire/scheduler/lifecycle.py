@@ -134,7 +134,7 @@ class Lifecycle:
         """Preempt a group that has nothing to compute; if `is_last_resort`, release a pin instead
         where there is none and no blocks become free when copies end. Return whether blocks were
         freed."""
-        may_unpin = is_last_resort and not self._state.kv.transfers.num_orphaned
+        may_unpin = is_last_resort and not self._state.kv.num_orphaned
         return self.yield_idle() or (may_unpin and self._state.pins.release_one())
 
     def yield_spare(self) -> None:
@@ -150,11 +150,11 @@ class Lifecycle:
         progressing, kv = self._state.roster.progressing, self._state.kv
         if self.free_idle(is_last_resort=len(progressing) == 1):
             return True
-        if kv.transfers.num_orphaned:
+        if kv.num_orphaned:
             return False
         last = max(progressing, key=lambda g: g.key)
         self.preempt(last)
-        return not kv.transfers.num_orphaned
+        return not kv.num_orphaned
 
     def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
         """Take all blocks of a group. It keeps its key, and `Recovery` decides how it comes back. A

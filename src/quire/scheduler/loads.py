@@ -56,35 +56,46 @@ class Loads:
             return False
         if len(self._waiting) >= state.num_free_slots:
             return False  # the blocks would be evicted again before all groups are admitted
-        num_saved, wanted, kept = self._find(group)
+        num_saved, wanted, kept, states = self._find(group)
         fresh = [name for name in wanted if sources.ticket_of(name) is None]
-        if not wanted:
+        if not wanted and not states:
             return False
-        parts = sources.parts(fresh)
-        if not self._pays(num_saved, *map(len, parts)):
+        near, far = parts = sources.parts(fresh)
+        disk = state.kv.disk_states
+        new_states = [] if disk is None else [s for s in states if disk.ticket_of(s) is None]
+        num_parts = 0 if disk is None else len(new_states) * disk.num_parts
+        if not self._pays(num_saved, len(near), len(far) + num_parts):
             self.declined_total += 1
             group.was_fetched = True
             sources.declined()
             return False
         if fresh and not self._allocation.has_room(len(fresh) + state.kv.pool.num_unused(kept)):
             return False
+        if disk is not None and not disk.has_room(len(new_states)):
+            return False
         tickets = {ticket for name in wanted if (ticket := sources.ticket_of(name)) is not None}
+        if disk is not None:
+            tickets |= {ticket for s in states if (ticket := disk.ticket_of(s)) is not None}
         for ticket in tickets:
             state.tickets.join(ticket, group)
-        for sequence in group.sequences:
-            state.prefixes.tell_tokens(sequence)
+        state.prefixes.tell_tokens(group)
         for part in filter(None, parts):
             tickets.add(ticket := state.tickets.start(group))
             sources.load(part, kept, ticket)
-        self.started_total += bool(fresh)
+        if disk is not None:
+            for each in new_states:
+                tickets.add(ticket := state.tickets.start(group))
+                disk.load(each, ticket)
+        self.started_total += bool(fresh or new_states)
         self._waiting[group] = (now + self._seconds + SECONDS_PER_TOKEN * num_saved, tickets)
         group.was_fetched = True
         return True
 
-    def _find(self, group: SequenceGroup) -> tuple[int, list[BlockName], list[int]]:
-        """Return the tokens that a group need not compute after a load, the blocks to load, and the
-        device blocks before and among them."""
-        num_saved = 0
+    def _find(self, group: SequenceGroup) -> tuple[int, list[BlockName], list[int], list[bytes]]:
+        """Return the tokens that a group need not compute after a load, the blocks to load, the
+        device blocks before and among them, and the names of states to load."""
+        num_saved, size = 0, self._state.kv.block_size
+        states = dict[bytes, None]()
         wanted, kept = dict[BlockName, None](), dict[int, None]()
         for sequence in group.sequences:
             hit = self._state.prefixes.lookup(sequence)
@@ -96,7 +107,9 @@ class Loads:
             wanted.update(dict.fromkeys(names))
             blocks = [b for row in whole.blocks for b in row if b is not None and b != ELSEWHERE]
             kept.update(dict.fromkeys(blocks))
-        return num_saved, list(wanted), list(kept)
+            if whole.checkpoint == ELSEWHERE:
+                states[sequence.names[whole.num_tokens // size - 1]] = None
+        return num_saved, list(wanted), list(kept), list(states)
 
     def _pays(self, num_tokens: int, num_near: int, num_far: int) -> bool:
         """Return whether loads of blocks, some of them on the disk, beat computing `num_tokens`.

@@ -134,6 +134,7 @@ class PlanBuilder:
             forks=tuple(self._forks),
             save_slot=_ints(updates.save_slot),
             save_checkpoint=_ints(updates.save_checkpoint),
+            save_drafts=_ints(updates.save_drafts),
         )
         self._next_step_id += 1
         self._leave, self._enter, self._extend, self._forks = [], [], [], []

@@ -157,10 +157,11 @@ class PrefixCache:
         """Return the named blocks of a slot."""
         return _chain(self._table.at(slot), self._table.token_ids[slot])
 
-    def tell_tokens(self, sequence: Sequence) -> None:
-        """Let events know the tokens of blocks that a waiting sequence found beyond the device."""
-        if self._kv.events is not None:
-            self._kv.events.learn(_chain(sequence, sequence.token_ids))
+    def tell_tokens(self, group: SequenceGroup) -> None:
+        """Let events know the tokens of blocks that a waiting group found beyond the device."""
+        if (events := self._kv.events) is not None:
+            for sequence in group.sequences:
+                events.learn(_chain(sequence, sequence.token_ids))
 
 
 def _chain(sequence: Sequence, token_ids: IntArray) -> Chain:

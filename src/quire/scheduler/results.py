@@ -179,6 +179,8 @@ class ResultIntake:
             self._on_verified(slots, int(step.drafts.sum()), made[rows], drafted - rejected)
         self._table.rewind(slots, drafted, rejected)
         self._kv.give_back(slots, self._table.num_computed[slots])
+        if self._states is not None:
+            self._states.reached(slots, step.starts[slots] + 1 + drafted - rejected)
         for later in self._in_flight:
             later.starts[slots] -= rejected  # of the same sequences: they are alive
 

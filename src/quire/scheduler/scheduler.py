@@ -222,6 +222,7 @@ class Scheduler:
         mark = state.kv.mark()
         state.pins.expire(now)
         self._loads.expire(now)
+        state.kv.sources.expire(now)
         self._admission.drop_late(now)
         self._admission.take_from_spare()
         slots, tokens, was_preempted = self._choose_running()
@@ -310,7 +311,7 @@ class Scheduler:
             if self._budget.is_spare_paused and not self._budget.are_in_prompts(slots):
                 has_spare = False  # the prompt gets nothing in this step: nobody sits it out
                 continue
-            if len(slots) or not is_short or self.state.kv.transfers.num_orphaned:
+            if len(slots) or not is_short or self.state.kv.num_orphaned:
                 return slots, tokens, was_preempted and (is_short or len(slots) > 0)
             # The budget was theirs that are preempted now: others may have it.
 
@@ -348,7 +349,7 @@ class Scheduler:
         table.num_computed[slots] += tokens
         self.state.prefixes.publish(slots)
         if self.state.states is not None:
-            self.state.states.save(slots)
+            self.state.states.save(slots, drafts.slots, drafts.counts)
         reached = slots[table.num_computed[slots] == table.num_total[slots]]
         table.num_total[reached] += table.draws[reached]
         if len(drafts.slots):
@@ -384,6 +385,14 @@ class Scheduler:
         whose device blocks a plan has yet to copy out wait for it."""
         kv = self.state.kv
         return [] if kv.has_copies_to_start else kv.sources.take_moves()
+
+    def note_uses(self) -> None:
+        """Have the disk know how often its blocks were used, before the engine ends."""
+        self.state.kv.sources.note_uses(1)
+
+    def take_cancelled(self) -> list[int]:
+        """Return tickets of moves to cancel, once: `moved` follows soon."""
+        return self.state.kv.sources.take_cancelled()
 
     def moved(self, ticket: int, outcome: MoveOutcome) -> None:
         """Take in that a move has ended, well or not."""

@@ -148,6 +148,9 @@ class SimulatedExecutor:
     def move_blocks(self, move: BlockMove) -> Future[MoveOutcome]:
         raise EngineError(f"a simulated device has no disk for move {move.ticket}")
 
+    def cancel_move(self, ticket: int) -> None:
+        raise EngineError(f"a simulated device has no disk for move {ticket}")
+
     def late(self, late: LateInput) -> None:
         """Take masks, which change no time."""
 

@@ -33,7 +33,7 @@ def num_kv_blocks(cost: StepCost) -> int:
 def _blocks(cost: StepCost) -> int:
     room = cost.num_devices * cost.device.memory_bytes * UTILIZATION - cost.weight_bytes()
     spec = cost.spec
-    as_dtype = 2 * spec.num_kv_heads * spec.head_dim * spec.dtype_bytes * spec.num_layers
+    as_dtype = spec.kv_elements * spec.dtype_bytes
     share = cost.kv_bytes_per_token / as_dtype  # of a cache in fewer bits
     page = layout_of(spec, cost.block_size or 16).page_bytes * share
     copies = max(1.0, cost.num_devices / spec.num_kv_heads)

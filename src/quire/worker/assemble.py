@@ -12,6 +12,7 @@ from quire.attention import KVPool
 from quire.config.memory.plan import capture_bytes, capture_table_bytes
 from quire.config.shard import NUM_PIECES
 from quire.kv_transfer.block_copies import DirectCopies
+from quire.kv_transfer.pool_memory import PoolMemory
 from quire.kv_transfer.tiers import make_tiers
 from quire.ops.exchange import NativeCollectives
 from quire.ops.native.capture import CaptureArena
@@ -64,12 +65,12 @@ def _on_host(
         [g.tokens_per_block for g in layout.groups],
         position_axes=loaded.spec.position_axes,
         token_types=loaded.spec.token_types,
-        has_states=loaded.state_bytes > 0,
+        has_states=loaded.recurrent is not None,
     )
     states = None
-    if loaded.state_bytes:
+    if loaded.recurrent is not None:
         num_checkpoints = settings.chosen.num_state_checkpoints
-        states = RecurrentStates(rows, num_checkpoints, loaded.state_bytes)
+        states = RecurrentStates(rows, num_checkpoints, loaded.recurrent)
     sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
     tiers = make_tiers(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(
@@ -132,7 +133,8 @@ def _on_host(
         drafter=drafter,
         collectives=loaded.collectives,
     )
-    return Assembly(runner, kv.pages, tiers, nullcontext)
+    memory = PoolMemory(kv.pages, None if states is None else states.checkpoints)
+    return Assembly(runner, memory, tiers, nullcontext)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,4 +145,4 @@ def _assemble(
         queue,
         state,
     )
-    return Assembly(runner, kv.pages, tiers, queue.computing)
+    return Assembly(runner, None, tiers, queue.computing)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import torch
-
+from quire.kv_transfer.pool_memory import PoolMemory
 from quire.kv_transfer.tiers import Tiers
 from quire.runner.launch import Runner
 
@@ -28,10 +27,11 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Parts that compute steps. tiers: memory for blocks beyond the device. computing: makes a
-    context in which torch's work is done in the order of the steps."""
+    """Parts that compute steps. tiers: memory for blocks beyond the device. memory: pool for moves
+    to a disk; None on a device that is not the host. computing: makes a context in which torch's
+    work is done in the order of the steps."""
 
     runner: Runner
-    pages: torch.Tensor
+    memory: PoolMemory | None
     tiers: Tiers
     computing: Callable[[], AbstractContextManager[object]]

@@ -19,6 +19,7 @@ from quire.distributed.gloo import GlooMeeting
 from quire.errors import ConfigError
 from quire.layers import GivenEmbeddings, LayerFactory, LogitParts, StateTaps, TokenColumns
 from quire.layers.adapted import ADAPTER_COLUMN, AdaptedLayers
+from quire.layers.recurrent import RecurrentLayers
 from quire.models import CausalLM, Classifies, load_model, load_tower
 from quire.models.towers import ImageTower
 from quire.ops import REFERENCE, OpSet, Team, build_op_set
@@ -44,7 +45,7 @@ class LoadedModel:
     adapters of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
     `draft_layout`. heads: heads that guess tokens from states of the model. taps: readers of states
     between layers. collectives: connection to the ranks that hold the model together. parts: switch
-    for logits that stay in parts. state_bytes: bytes of a sequence's recurrent states on this rank.
+    for logits that stay in parts. recurrent: layers with recurrent states; None without.
     tower: encoder of images; None without.
     """
 
@@ -65,13 +66,18 @@ class LoadedModel:
     taps: StateTaps | None = None
     collectives: Collectives = ALONE
     parts: LogitParts = field(default_factory=LogitParts)
-    state_bytes: int = 0
+    recurrent: RecurrentLayers | None = None
     tower: ImageTower | None = None
 
     @property
     def whole_prompts(self) -> bool:
         """True if tokens of a prompt see all of it, so that one step computes it."""
         return self.spec.whole_prompts
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's recurrent states on this rank."""
+        return 0 if self.recurrent is None else self.recurrent.state_bytes
 
     @property
     def classify(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -202,7 +208,7 @@ def load(
         taps,
         collectives,
         factory.parts,
-        factory.recurrent.state_bytes,
+        factory.recurrent if factory.recurrent.state_bytes else None,
         _load_tower(settings, spec, kv_dtype, device),
     )
     # Torch's own threads have only loaded if kernels compute; a draft model left one of them.

@@ -129,6 +129,8 @@ class Worker:
         """Give the memory of the KV pool back; at level 2 that of the weights too, and at level 1
         move them from a GPU to host memory."""
         self._synchronize()
+        if self._disk is not None:
+            self._disk.cancel_all()  # moves would keep the pool
         self._assembly = None
         if level == 2:
             self._loaded = self._stash = self._images = None
@@ -330,6 +332,12 @@ class Worker:
         self._synchronize()
 
     def _open_disk(self, op: OpenDisk) -> None:
+        memory = None if self._assembly is None else self._assembly.memory
+        if memory is not None and memory.num_state_parts > op.num_state_parts:
+            raise EngineError(
+                f"a recurrent state takes {memory.num_state_parts} blocks of the K/V store, and "
+                f"{op.num_state_parts} were counted: this is a fault, please report it"
+            )
         files, rank = StoreFiles(Path(op.folder)), self._settings.shard.rank
         try:
             self._disk = open_disk(
@@ -348,10 +356,16 @@ class Worker:
     def start_move(self, move: BlockMove, done: Future[MoveOutcome]) -> None:
         """Give a move to the disk's threads, which end `done`. In the thread that launches steps,
         so that those before it have been computed."""
-        if self._disk is None or self._assembly is None:  # asleep
+        memory = None if self._assembly is None else self._assembly.memory
+        if self._disk is None or memory is None:  # asleep
             done.set_result(move.all_lost)
             return
-        self._disk.start(move, self._assembly.pages, done)
+        self._disk.start(move, memory, done)
+
+    def cancel_move(self, ticket: int) -> None:
+        """See `Executor.cancel_move`. In the thread that launches steps."""
+        if self._disk is not None:
+            self._disk.cancel(ticket)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step; see `Runner.launch`. After `allocate`. Copies of blocks are made in the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from quire.config.families.centered import read_centered
 from quire.config.families.family import Family
@@ -41,7 +42,7 @@ from quire.config.model_spec import (
 )
 from quire.errors import ConfigError
 
-__all__ = ["FAMILIES"]
+__all__ = ["FAMILIES", "with_deepseek_experts"]
 
 _MIXTRAL = {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 _OLMOE = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
@@ -55,6 +56,12 @@ _GLM4_MOE = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
     "partial_rotary_factor": 0.5,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
 }
 _GPT_OSS = {
     "max_position_embeddings": 131072,
@@ -160,25 +167,60 @@ def read_glm4_moe(raw: RawConfig, dtype: str) -> ModelSpec:
     drafts = raw.read(int, "num_nextn_predict_layers", default=1)
     traits = LlamaTraits(qkv_bias=bias, qk_norm=qk_norm, draft_layers=drafts)
     spec = read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
-    inner = raw.read_size("moe_intermediate_size", default=1408)
-    dense = raw.read(int, "first_k_dense_replace", default=1)
+    return with_deepseek_experts(raw, spec, score="sigmoid")
+
+
+def with_deepseek_experts(
+    raw: RawConfig, spec: ModelSpec, *, score: Literal["softmax", "sigmoid"]
+) -> ModelSpec:
+    """Put the experts of DeepSeek in place of MLPs, but for the first ones: those of V3
+    (arXiv:2412.19437, section 2.1.2), chosen by sigmoids, or of V2 (arXiv:2405.04434, section 2.2),
+    chosen by a softmax. Beside them is a network of all tokens."""
+    is_sigmoid = score == "sigmoid"
+    method = raw.read_optional(str, "topk_method")
+    has_groups = is_sigmoid or method == "group_limited_greedy"
+    known = ("noaux_tc",) if is_sigmoid else ("greedy", "group_limited_greedy")
+    if method is not None and method not in known:
+        raise raw.unsupported("topk_method", method, known)
+    if raw.has("scoring_func") and raw.read(str, "scoring_func") != score:
+        raise raw.unsupported("scoring_func", raw.read(str, "scoring_func"), (score,))
     routing = replace(
-        _routing(raw, "n_routed_experts", 128, top_k=8, renormalise=True),
-        score="sigmoid",
+        _routing(raw, "n_routed_experts", 64, top_k=8, renormalise=is_sigmoid),
+        score=score,
         scale=raw.read(float, "routed_scaling_factor", default=1.0),
-        biased=True,
-        num_groups=raw.read_size("n_group", default=1),
-        top_groups=raw.read_size("topk_group", default=1),
+        biased=is_sigmoid,
+        num_groups=raw.read_size("n_group", default=1) if has_groups else 1,
+        top_groups=raw.read_size("topk_group", default=1) if has_groups else 1,
+        group_best=2 if is_sigmoid else 1,
     )
+    if routing.renormalise and not is_sigmoid:  # as published, it would not be scaled
+        raise raw.unsupported("norm_topk_prob", value=True, supported=("false",))
     _check_groups(raw, routing)
+    inner = raw.read_size("moe_intermediate_size")
+    num_shared = raw.read(int, "n_shared_experts", default=0)
     return _with_experts(
         spec,
         routing,
         inner,
         "deepseek",
-        layers=tuple(layer >= dense for layer in range(spec.num_layers)),
-        shared_size=inner * raw.read_size("n_shared_experts", default=1),
+        layers=_deepseek_layers(raw, spec.num_layers),
+        shared_size=inner * num_shared or None,
     )
+
+
+def _deepseek_layers(raw: RawConfig, num_layers: int) -> tuple[bool, ...]:
+    """Return whether each layer has experts, as `mlp_layer_types` or the number of dense layers
+    says."""
+    kinds = raw.read_list(str, "mlp_layer_types")
+    if kinds is None:
+        dense = raw.read(int, "first_k_dense_replace", default=0)
+        return tuple(layer >= dense for layer in range(num_layers))
+    if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise ConfigError(
+            f"{raw.source}: mlp_layer_types={list(kinds)} must be 'dense' or 'sparse' for each of "
+            f"{num_layers} layers"
+        )
+    return tuple(kind == "sparse" for kind in kinds)
 
 
 def read_lfm2_moe(raw: RawConfig, dtype: str) -> ModelSpec:
@@ -270,7 +312,11 @@ def _routing(
 
 def _check_groups(raw: RawConfig, routing: Routing) -> None:
     size, rest = divmod(routing.num_experts, routing.num_groups)
-    if rest or size < 2 or not routing.top_k <= size * routing.top_groups <= routing.num_experts:
+    if (
+        rest
+        or size < routing.group_best
+        or not routing.top_k <= size * routing.top_groups <= routing.num_experts
+    ):
         raise ConfigError(
             f"{raw.source}: {routing.top_k} of {routing.num_experts} experts cannot be chosen from "
             f"topk_group={routing.top_groups} of n_group={routing.num_groups} groups"

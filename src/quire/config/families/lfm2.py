@@ -89,6 +89,7 @@ def read_lfm2(raw: RawConfig, dtype: str) -> ModelSpec:
         eos_token_ids=raw.read_ids("eos_token_id"),
         pad_token_id=raw.read_optional(int, "pad_token_id"),
         states=tuple((taps - 1) * hidden * (kind == CONV) for kind in layer_types),
+        state_inputs=3 * hidden * num_conv,
     )
 
 

@@ -155,6 +155,7 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
         pad_token_id=raw.read_optional(int, "pad_token_id"),
         states=_of_delta(layer_types, (taps - 1) * heads.channels),
         wide_states=_of_delta(layer_types, heads.state),
+        state_inputs=2 * (heads.channels + heads.num_values) * num_delta,
         mixer_size=max(2 * heads.channels + 3 * values, 6 * q_size + 4 * kv_size),
     )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.config.families.gguf_names import GGUFNames
 from quire.config.families.qwen3_next import DELTA, DELTA_LAYOUT
 from quire.config.families.shared import FULL
 from quire.config.gguf.checkpoint import find_architecture, num_draft_blocks
+from quire.config.gguf.deepseek import deepseek_experts, has_latent, latent_settings
 from quire.config.gguf.header import GGUFHeader
 from quire.config.hf import RawConfig
 from quire.errors import ConfigError
@@ -85,7 +86,8 @@ def config_of(header: GGUFHeader) -> RawConfig:
         "pad_token_id": header.integer("tokenizer.ggml.padding_token_id"),
     }
     _refuse_more_blocks_than_tensors(header, values["num_hidden_layers"])
-    _refuse_value_length(header, name)
+    if not has_latent(header, name):
+        _refuse_value_length(header, name)
     if not names.partly_rotated:
         _refuse_rotated_parts(header, name)
     _refuse_unread_ropes(header, names, _head_dim(header, name))
@@ -222,8 +224,11 @@ def _of_family(
 ) -> dict[str, Any]:
     """Settings that files of one architecture alone have."""
     name = names.name
-    numbers = names.numbers.items()
-    found = {key: _float32(_value(header, f"{name}.{stored}")) for key, stored in numbers}
+
+    def read(key: str) -> Any:
+        return _float32(_value(header, f"{name}.{key}"))
+
+    found = {key: read(stored) for key, stored in names.numbers.items()}
     found |= names.constants
     found |= _experts(header, name)
     heads = header.array(f"{name}.attention.head_count_kv")
@@ -233,7 +238,9 @@ def _of_family(
         case "qwen35" | "qwen35moe" | "qwen3next":
             return found | _gated_delta(header, name, values)
         case "glm4moe":
-            return found | _glm4_moe(header, name, values)
+            return found | _glm4_moe(header, name, read, values)
+        case "deepseek2" | "minicpm3":
+            return found | latent_settings(header, name, read, values["rope_scaling"])
         case "gpt-oss":
             ramp, scaling = _GPT_OSS_RAMP, values["rope_scaling"]
             return found | {
@@ -262,25 +269,16 @@ def _rotated_share(header: GGUFHeader, name: str, values: dict[str, Any]) -> flo
     return 1.0 if size is None else size / head_dim
 
 
-def _glm4_moe(header: GGUFHeader, name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The router's settings; blocks that guess further tokens count no layers."""
-    drafts = num_draft_blocks(header, name)
-    found = {
-        "num_hidden_layers": _value(header, f"{name}.block_count"),
-        "num_nextn_predict_layers": 0,
-        "partial_rotary_factor": _rotated_share(header, name, values),
+def _glm4_moe(
+    header: GGUFHeader, name: str, read: Callable[[str], Any], values: dict[str, Any]
+) -> dict[str, Any]:
+    """The rotated part of heads, norms, and the router's settings."""
+    share = _rotated_share(header, name, values)
+    return {
+        **({} if share is None else {"partial_rotary_factor": share}),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors,
-        "n_routed_experts": header.integer(f"{name}.expert_count"),
-        "n_shared_experts": header.integer(f"{name}.expert_shared_count"),
-        "first_k_dense_replace": header.integer(f"{name}.leading_dense_block_count"),
-        "routed_scaling_factor": _float32(_value(header, f"{name}.expert_weights_scale")),
-        "norm_topk_prob": header.flag(f"{name}.expert_weights_norm"),
-        "n_group": header.integer(f"{name}.expert_group_count"),
-        "topk_group": header.integer(f"{name}.expert_group_used_count"),
+        **deepseek_experts(header, name, read),
     }
-    if drafts and isinstance(found["num_hidden_layers"], int):
-        found["num_hidden_layers"] -= drafts
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _gated_delta(header: GGUFHeader, name: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def _damaged(files: StoreFiles, header: StoreHeader, rank: int) -> list[int]:
     damaged: list[int] = []
     with files.slots_of(rank).open("rb") as file:
         for slot in filled:
-            data = os.pread(file.fileno(), header.block_bytes, slot * header.slot_bytes)
+            num_bytes = int(before[slot]["num_bytes"])
+            data = os.pread(file.fileno(), num_bytes, slot * header.slot_bytes)
             if zlib.crc32(data) != before[slot]["checksum"]:
                 damaged.append(slot)
     after = read_records(path, header.num_slots)

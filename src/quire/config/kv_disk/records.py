@@ -28,7 +28,7 @@ __all__ = [
 
 HEADER_BYTES = 4096
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the bytes of pages, slots or records change their meaning."""
 
 RECORD = np.dtype(
@@ -40,13 +40,13 @@ RECORD = np.dtype(
         ("group", "<u2"),
         ("hits", "<u2"),
         ("depth", "<u4"),
-        ("spare", "<u4"),
+        ("num_bytes", "<u4"),
         ("seal", "<u8"),
     ]
 )
 """name: block name. parent: name of the block before it, if depth is above 0. depth: index in the
 prompt. group: number of the layer group.
-value, hits: see `SlotTree`. checksum: CRC-32 of the payload."""
+value, hits: see `SlotTree`. num_bytes: bytes of the payload. checksum: its CRC-32."""
 
 Records = npt.NDArray[np.void]
 
@@ -82,7 +82,7 @@ class StoreHeader:
 def seal(records: Records) -> npt.NDArray[np.uint64]:
     """Return the seals of records [N]: sums of their words, each word times an odd factor of its
     own and mixed, so that a record of parts of two others fails."""
-    words = np.frombuffer(records.tobytes(), np.uint64).reshape(len(records), -1)[:, :_WORDS]
+    words = np.frombuffer(records.tobytes(), np.uint64).reshape(-1, _WORDS + 1)[:, :_WORDS]
     mixed = (words ^ (words >> np.uint64(29))) * _FACTORS
     mixed ^= mixed >> np.uint64(32)
     return (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64) + np.uint64(1)

@@ -50,12 +50,12 @@ def host_fixed(
     num_host_blocks: int,
     num_checkpoints: int,
     num_threads: int,
-    image_cache: int,
+    image_memory: int,
     captures: bool,
 ) -> FixedOf:
     """Return the bytes of an engine on a CPU, where all is in one memory. num_checkpoints: number
-    of checkpoints of recurrent states. image_cache: bytes of encoded images to keep, if the model
-    takes images. captures: whether steps are captured."""
+    of checkpoints of recurrent states. image_memory: bytes of images of open requests and in the
+    cache, if the model takes images. captures: whether steps are captured."""
     captured = min(max_num_seqs, MAX_CAPTURED_ROWS) if captures else 0
     tokens, rows = (max_num_batched_tokens, captured + max_num_seqs) if captures else (0, 0)
     # If steps are captured, one that is computed call by call first gives back their memory.
@@ -75,7 +75,7 @@ def host_fixed(
             tables=tables + capture_table_bytes(layout, rows, context),
             swap=num_host_blocks * layout.page_bytes,
             states=states_bytes(layout, max_num_seqs, num_checkpoints),
-            images=image_bytes(spec, context, image_cache),
+            images=image_bytes(spec, context, image_memory),
         )
 
     return fixed

@@ -15,6 +15,7 @@ from quire.config.settings import EngineSettings
 
 __all__ = [
     "EXPERT_ROWS",
+    "FEWEST_DRAFTS",
     "MAX_CAPTURED_ROWS",
     "PROMPT_LOGPROB_ROWS",
     "RUNTIME_BYTES",
@@ -49,6 +50,11 @@ so that it is a smaller part of larger steps, but at 256 it is a tenth yet
 EXPERT_ROWS = 256
 """Rows of one expert that a thread computes at a time: kRowsPerTask of csrc/moe/tasks.h."""
 
+FEWEST_DRAFTS = 16
+"""Drafts that a step may have whatever `max_num_seqs` is; more of them only instead of sequences,
+since memory is planned for the logits of so many, and for the tokens that a recurrent state may
+have to see again."""
+
 _BUFFER_ROUNDING = 16 * 64
 """Each of a captured step's buffers begins at a cache line."""
 
@@ -71,7 +77,8 @@ class FixedBytes:
     CPU may be a captured one, and buffers of threads for experts. tables: token ids, block tables
     and rope tables, which grow with the context. swap: blocks in host memory, 0 if the device has
     memory of its own. graphs: memory held back on a GPU for steps that are captured later. states:
-    recurrent states and their checkpoints. images: work of the image encoder, and its cache."""
+    recurrent states and their checkpoints. images: work of the image encoder, its cache, and
+    images of open requests."""
 
     weights: int
     runtime: int
@@ -266,16 +273,17 @@ def table_bytes(
 
 def states_bytes(layout: KVLayout, max_num_seqs: int, num_checkpoints: int) -> int:
     """Recurrent states: two for each row, as a step reads one and writes the other, and one for
-    each checkpoint."""
-    return (2 * max_num_seqs + num_checkpoints) * layout.state_bytes
+    each checkpoint; and inputs of the tokens that rows with drafts may have to see again."""
+    states = (2 * max_num_seqs + num_checkpoints) * layout.state_bytes
+    return states + (max_num_seqs + FEWEST_DRAFTS) * layout.state_input_bytes
 
 
-def image_bytes(spec: ModelSpec, max_model_len: int, cache_bytes: int) -> int:
-    """Memory for encoding one image that fits into a prompt, and of the cache of encoded images; 0
-    for a model of text."""
+def image_bytes(spec: ModelSpec, max_model_len: int, kept_bytes: int) -> int:
+    """Memory for encoding one image that fits into a prompt, and for images that are kept; 0 for a
+    model of text."""
     if spec.images is None:
         return 0
-    return spec.images.work_elements(max_model_len) * _FLOAT32_BYTES + cache_bytes
+    return spec.images.work_elements(max_model_len) * _FLOAT32_BYTES + kept_bytes
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

@@ -222,6 +222,12 @@ class PoolSizing:
                 f"max_model_len={asked} exceeds the model's table of {claimed} positions. "
                 f"Give at most max_model_len={claimed}."
             )
+        if asked > claimed and self._spec.index_top_k is not None:
+            raise ConfigError(
+                f"max_model_len={asked} exceeds index_topk={self._spec.index_top_k} tokens, from "
+                "which on the model chooses those to attend to, which quire does not compute yet. "
+                f"Give at most max_model_len={claimed}."
+            )
         if self.fits(asked):
             return
         longest = largest_context(self.fits, asked - 1)

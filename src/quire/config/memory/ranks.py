@@ -65,6 +65,8 @@ def check_rank_invariant(settings: EngineSettings, spec: ModelSpec, platform: Pl
     ranks."""
     ranks = settings.tensor_parallel_size
     outputs = {spec.num_heads * head_dim for _, head_dim in _kv_shapes(spec)}
+    if spec.latent is not None:
+        outputs = {spec.num_heads * spec.latent.value}
     uneven = {
         f"{size} {noun} are no multiple of {NUM_PIECES}": size % NUM_PIECES != 0
         for noun, sizes in (("outputs of heads", outputs), ("neurons", _mlp_sizes(spec)))
@@ -131,7 +133,8 @@ def rank_layout(layout: KVLayout, size: int) -> KVLayout:
 def rank_weight_bytes(spec: ModelSpec, weights: int, size: int) -> int:
     """Return what one rank has of `weights` bytes of a model: its part of each matrix and of the
     table of tokens, and all of the norms. A kv head that several ranks have counts for each of
-    them, and as it is without quantization."""
+    them, and as it is without quantization; so do the projections that make one vector for all
+    heads."""
     if size == 1:
         return weights
     shared = sum(each.count * each.outputs * each.inputs for each in spec.matrices)
@@ -139,5 +142,8 @@ def rank_weight_bytes(spec: ModelSpec, weights: int, size: int) -> int:
         shared += spec.vocab_size * spec.hidden_size
     whole = min(max(spec.num_parameters - shared, 0) * spec.dtype_bytes, weights)
     head = 2 * spec.num_layers * spec.hidden_size * spec.head_dim * spec.dtype_bytes
+    if spec.latent is not None:  # one projection to the vectors of tokens, and one of queries
+        rows = spec.latent.width + (spec.latent.query_rank or 0)
+        head = spec.num_layers * spec.hidden_size * rows * spec.dtype_bytes
     copied = head * max(size - spec.num_kv_heads, 0) // size
     return whole + copied - (whole - weights) // size

@@ -105,7 +105,7 @@ def draft_layout(draft: ModelSpec, target: KVLayout) -> KVLayout:
 def _check_reading(settings: EngineSettings, target: ModelSpec) -> None:
     """Refuse a target whose tokens alone do not say what comes next."""
     reason = None
-    if all(window is not None for window in target.windows):
+    if all(window is not None for window in target.attention_windows):
         reason = "needs a layer with full attention in the model, which has none"
     elif target.prompt_attention == "bidirectional":
         reason = "is not offered where a prompt's tokens see all of it"
@@ -124,6 +124,8 @@ def _check(settings: EngineSettings, draft: ModelSpec, target: ModelSpec) -> Non
         )
     elif any(window is not None for window in draft.windows):
         reason = "has sliding windows, which is not offered for draft models"
+    elif draft.states:
+        reason = f"is {draft.architecture}: recurrent states are not offered for draft models"
     elif draft.prompt_attention == "bidirectional":
         reason = "is not offered where a prompt's tokens see all of it"
     elif draft.position_axes > 1:

@@ -317,6 +317,7 @@ class EngineCore:
                 f"the sleep level is {op.level}: give 1 (KV cache) or 2 (weights too)"
             )
         self._pause(op.mode)
+        self._finish_moves()
         self._scheduler.vacate()
         return self._ask(op)
 
@@ -328,6 +329,7 @@ class EngineCore:
         return self._report
 
     def _update_weights(self, op: UpdateWeights) -> Report:
+        self._finish_moves()
         try:
             report = self._ask(op)
         except (RequestError, ConfigError):
@@ -424,7 +426,7 @@ class EngineCore:
 
     @property
     def _loads(self) -> bool:
-        return any(move.kind is MoveKind.LOAD for move, _ in self._moving)
+        return any(move.kind is MoveKind.LOAD and len(move.blocks) for move, _ in self._moving)
 
     def take_moved(self) -> None:
         """Take in the moves that have ended, and start those that follow."""
@@ -443,6 +445,8 @@ class EngineCore:
         """Start moves behind the steps that have been given."""
         for move in self._scheduler.take_moves():
             self._moving.append((move, self._executor.move_blocks(move)))
+        for ticket in self._scheduler.take_cancelled():
+            self._executor.cancel_move(ticket)
 
     def _consult(self, hooks: HookRunner) -> None:
         """Take what hooks have answered, and ask what there is to ask."""
@@ -531,10 +535,18 @@ class EngineCore:
 
     def _finish_moves(self) -> None:
         """Let what has been computed reach the disk, within `SECONDS_TO_SAVE`."""
+        self._scheduler.note_uses()
         self._start_moves()
         end = time.monotonic() + SECONDS_TO_SAVE
-        while self._moving and (left := end - time.monotonic()) > 0.0:
-            wait([future for _, future in self._moving], left, FIRST_COMPLETED)
+        while (left := end - time.monotonic()) > 0.0:
+            writing = [
+                future
+                for move, future in self._moving
+                if move.kind is MoveKind.CLEAR or (move.kind is not MoveKind.LOAD and move.names)
+            ]
+            if not writing:
+                return
+            wait(writing, left, FIRST_COMPLETED)
             self.take_moved()
 
     def shutdown(self) -> None:

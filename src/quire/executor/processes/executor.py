@@ -14,6 +14,7 @@ from quire.executor.in_process import InProcessExecutor
 from quire.executor.launched_step import LaunchedStep
 from quire.executor.processes.messages import (
     RankAdapter,
+    RankCancel,
     RankMessage,
     RankMove,
     RankOp,
@@ -170,6 +171,12 @@ class ProcessExecutor:
         own = self._first.move_blocks(move)
         own.add_done_callback(lambda done: self._moves.first_ended(move.ticket, done))
         return joint
+
+    def cancel_move(self, ticket: int) -> None:
+        """Cancel a move on all ranks; it ends when all have done so."""
+        self._first.check()
+        self._group.send(RankMessage.CANCEL_MOVE, encode(RankCancel(ticket)))
+        self._first.cancel_move(ticket)
 
     def late(self, late: LateInput) -> None:
         self._first.check()

@@ -20,6 +20,7 @@ from quire.protocol.step import IntArray
 
 __all__ = [
     "RankAdapter",
+    "RankCancel",
     "RankLaunch",
     "RankMeeting",
     "RankMessage",
@@ -40,6 +41,7 @@ class RankMessage(IntEnum):
     READ_ADAPTER = 4
     PUT_ADAPTER = 5
     MOVE = 6
+    CANCEL_MOVE = 7
 
 
 class RankMeeting(msgspec.Struct, frozen=True):
@@ -95,6 +97,12 @@ class RankMove(msgspec.Struct, frozen=True):
     answers on a pipe of its own, whenever the move ends."""
 
     move: BlockMove
+
+
+class RankCancel(msgspec.Struct, frozen=True):
+    """A move to end at once, if it has not ended. `RankMoved` answers the move, as always."""
+
+    ticket: int
 
 
 class RankMoved(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from quire.distributed.gloo import GlooMeeting
 from quire.errors import ConfigError, RequestError
 from quire.executor.processes.messages import (
     RankAdapter,
+    RankCancel,
     RankLaunch,
     RankMessage,
     RankMove,
@@ -66,7 +67,7 @@ class _Put:
     adapter: HostAdapter
 
 
-_Work = StepPlan | WorkerOp | _Put | BlockMove
+_Work = StepPlan | WorkerOp | _Put | BlockMove | RankCancel
 
 
 def run_rank() -> int:
@@ -117,6 +118,7 @@ class _Loop:
         self._ops: Codec[RankOp] = Codec(RankOp)
         self._adapters: Codec[RankAdapter] = Codec(RankAdapter)
         self._moves: Codec[RankMove] = Codec(RankMove)
+        self._cancels: Codec[RankCancel] = Codec(RankCancel)
         self._telling = threading.Lock()
 
     def run(self) -> None:
@@ -130,6 +132,8 @@ class _Loop:
                 _reply(self._launch, RankReply())
             elif isinstance(work, BlockMove):
                 self._move(work)
+            elif isinstance(work, RankCancel):
+                self._worker.cancel_move(work.ticket)
             else:
                 self._control(work)
 
@@ -168,6 +172,8 @@ class _Loop:
                     _start_thread(self._read_adapter, self._adapters.decode(data))
                 elif kind == RankMessage.MOVE:
                     self._work.put(self._moves.decode(data).move)
+                elif kind == RankMessage.CANCEL_MOVE:
+                    self._work.put(self._cancels.decode(data))
                 else:
                     asked = self._adapters.decode(data)
                     self._work.put(_Put(asked.slot, self._worker.read_adapter(asked.ref)))

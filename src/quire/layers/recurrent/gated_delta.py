@@ -3,17 +3,18 @@ head for a state, between a convolution and a gated norm."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from quire.attention import StepInputs
+from quire.attention import StateInputs, StepInputs
 from quire.config.model_spec import DeltaHeads
 from quire.config.shard import Shard, Share
 from quire.errors import ConfigError
 from quire.layers.adapted import Projection
 from quire.layers.norm import RMSNorm
+from quire.layers.recurrent.part import RecurrentPart, StateBytes
 from quire.layers.recurrent.short_conv import ShortConv
 from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
@@ -90,15 +91,22 @@ class DeltaShares:
         return {"": torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])}
 
 
-class DeltaRule:
+class DeltaRule(RecurrentPart):
     """The rule over the heads of this rank, by row, as `quire.ops.recurrent.gated_delta` defines
-    it.
+    it."""
 
-    state_bytes: bytes of one sequence's state, from byte `at` of its place on.
-    """
-
-    def __init__(self, ops: OpSet, shares: DeltaShares, at: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        ops: OpSet,
+        shares: DeltaShares,
+        total: StateBytes,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self._rule, heads, own = ops.gated_delta, shares.heads, shares.values
+        state_bytes = 4 * own.count * heads.key_dim * heads.value_dim
+        widths = (shares.channels.count, 2 * own.count)
+        super().__init__(ops, total, state_bytes, torch.float32, widths, dtype)
         self._log_rates, self._bias = (
             torch.empty(own.count, dtype=torch.float32, device=device) for _ in range(2)
         )
@@ -106,29 +114,32 @@ class DeltaRule:
         cuts = {} if own.is_whole else dict.fromkeys(storage, Cut(0, own))
         self.weights = DenseWeights(storage, cuts=cuts)
         self._keys, self._in_turn = (shares.keys.count, heads.key_dim), heads.in_turn
-        self.state_bytes = 4 * own.count * heads.key_dim * heads.value_dim
-        self._at = at
-        self._places, self._states = self._bias, self._bias  # of no step yet
 
     def __call__(self, x: torch.Tensor, gates: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """x: q, k and v of each token, gates [T, 2 · H]: b and a → [T, H · Dv]. Reads and writes
         the rows' states."""
-        states = step.states
-        assert states is not None, "the step of a model with recurrent states has them"
-        if states.places is not self._places:
-            own = states.places[:, self._at : self._at + self.state_bytes]
-            self._places, self._states = states.places, own.view(torch.float32)
+        return self.advance((x, gates), step)
+
+    def compute(
+        self,
+        inputs: Sequence[torch.Tensor],
+        states: torch.Tensor,
+        rows: StateInputs,
+        starts: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `RecurrentPart.compute`."""
+        x, gates = inputs
         return self._rule(
             x,
             gates,
             self._log_rates,
             self._bias,
-            self._states,
-            states.read,
-            states.write,
-            states.slots,
-            step.query_start_loc,
-            states.num_computed,
+            states,
+            rows.read,
+            rows.write,
+            rows.slots,
+            starts,
+            rows.num_computed,
             self._keys,
             self._in_turn,
         )

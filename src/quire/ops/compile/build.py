@@ -118,7 +118,10 @@ _AVX512_BF16 = Isa(
     ("-mavx512bf16",),
     ("avx512_bf16",),
     extends=_AVX512_VNNI,
-    units=("linear_bf16", "norms", "paged_attention", "pointwise", "rope_and_write_kv"),
+    units=(
+        *("linear_bf16", "norms", "paged_attention", "pointwise", "rope_and_write_kv"),
+        "write_latent",
+    ),
     instruction="vdpbf16ps %zmm0, %zmm0, %zmm0",
 )
 _AMX = Isa(

@@ -108,13 +108,17 @@ class ImagePart:
     place: str
     runs: tuple[Run, ...]
 
+    @property
+    def num_rows(self) -> int:
+        """Number of the image's tokens."""
+        return sum(run.tokens.length for run in self.runs)
+
     def placed(self, info: MediaInfo, handle: int) -> PlacedMedia:
         """Raises EngineError if the worker made another number of rows than there are places."""
-        num_places = sum(run.tokens.length for run in self.runs)
-        if info.num_tokens != num_places:
+        if info.num_tokens != self.num_rows:
             raise EngineError(
-                f"{self.place}: an image of {num_places} tokens has {info.num_tokens} rows; this "
-                "is a bug"
+                f"{self.place}: an image of {self.num_rows} tokens has {info.num_tokens} rows; "
+                "this is a bug"
             )
         return PlacedMedia(
             tuple(

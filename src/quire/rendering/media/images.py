@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 from quire.config.media.image_spec import ImageSpec
 from quire.errors import RequestError
 from quire.rendering.media.decode import decode_image, plain_image
-from quire.rendering.media.door import ImagePart, ImagePreparer, PreparedImage, Run
-from quire.rendering.media.sources import ImageSource, MediaAccess
+from quire.rendering.media.door import (
+    ImagePart,
+    ImagePreparer,
+    MediaPart,
+    PreparedImage,
+    Run,
+)
+from quire.rendering.media.sources import ImageSource, MediaAccess, is_remote
 from quire.rendering.tokenizer import Tokenizer
 
-__all__ = ["ImageRenderer", "NamedImage"]
+__all__ = ["ImageBounds", "ImageRenderer", "NamedImage"]
+
+
+FETCH_THREADS = 4
+"""Most images of a prompt that are fetched at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBounds:
+    """max_images: most images of one prompt. max_open_bytes: memory for images of open requests.
+    row_bytes: bytes of what the engine keeps for a token of an image."""
+
+    max_images: int
+    max_open_bytes: int
+    row_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +49,46 @@ class ImageRenderer:
     """Prepares images for one model; safe to share between threads."""
 
     def __init__(
-        self, spec: ImageSpec, tokenizer: Tokenizer, access: MediaAccess, max_images: int
+        self, spec: ImageSpec, tokenizer: Tokenizer, access: MediaAccess, bounds: ImageBounds
     ) -> None:
-        """max_images: most images of one prompt."""
-        self.access = access
+        self.access, self.bounds = access, bounds
         self._spec = spec
-        self._max_images = max_images
         module, _, name = spec.preparer.partition(":")
         self._prepare: ImagePreparer = getattr(import_module(module), name)(spec, tokenizer)
 
     def check_number(self, num_images: int) -> None:
         """Raise RequestError for more images than a prompt may have."""
-        if num_images > self._max_images:
+        most = self.bounds.max_images
+        if num_images > most:
             raise RequestError(
-                f"the prompt has {num_images} images, but at most {self._max_images} are taken "
+                f"the prompt has {num_images} images, but at most {most} are taken "
                 "(limit_mm_per_prompt): send fewer"
             )
+
+    def num_bytes(self, parts: Sequence[MediaPart]) -> int:
+        """Bytes that the images of a prompt take until its request ends: pixels, which the front
+        keeps for the next core, and rows in the engine."""
+        images = [part for part in parts if isinstance(part, ImagePart)]
+        rows = sum(part.num_rows for part in images)
+        return sum(part.data.num_bytes for part in images) + rows * self.bounds.row_bytes
+
+    def prepare_all(self, sources: Sequence[ImageSource]) -> list[NamedImage]:
+        """Prepare images, of which those behind URLs are fetched side by side. RequestError as of
+        `prepare`."""
+        if sum(is_remote(source.value) for source in sources) < 2:
+            return [self.prepare(source) for source in sources]
+        threads = ThreadPoolExecutor(FETCH_THREADS, "quire-fetch")
+        try:
+            read = [
+                threads.submit(self.access.read, source) if is_remote(source.value) else None
+                for source in sources
+            ]
+            return [
+                self.prepare(source if each is None else replace(source, value=each.result()))
+                for source, each in zip(sources, read, strict=True)
+            ]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, source: ImageSource) -> NamedImage:
         """Read, decode and cut an image. Raises RequestError with its place in the request."""

@@ -88,17 +88,26 @@ class KeptStates:
         whole = end - end % self._grid
         return whole if whole > start else end
 
-    def save(self, slots: Slots) -> None:
+    def save(self, slots: Slots, drafted: Slots, counts: Slots) -> None:
         """Keep the states of these slots after the step that is being planned, where a prefix can
-        end. For those who are looked up later: a step loads states before it saves others. A state
-        within an output gets its name when its tokens are known."""
+        end; of `drafted` slots, which verify `counts` drafts, the first ones that they may reach.
+        For those who are looked up later: a step loads states before it saves others. A state
+        within an output gets its name when its tokens are known. While drafts are in flight, nobody
+        knows where a step ends, so none is kept."""
         table, size = self._table, self._kv.block_size
-        computed = table.num_computed[slots]
-        for i in (computed % self._grid == 0).nonzero()[0].tolist():
-            slot, num_tokens = int(slots[i]), int(computed[i])
+        computed, is_known = table.num_computed[slots], table.num_drafted[slots] == 0
+        places = computed
+        if len(drafted):
+            most = np.zeros(len(table.live), np.int64)
+            most[drafted] = counts
+            places = -(-computed // self._grid) * self._grid
+            is_known &= places <= computed + most[slots]
+        for i in (is_known & (places % self._grid == 0)).nonzero()[0].tolist():
+            slot, num_tokens = int(slots[i]), int(places[i])
             sequence = table.at(slot)
             if num_tokens > table.num_known[slot]:
-                self._kv.save_unnamed_state(slot, num_tokens // size)
+                num_drafts = num_tokens - int(computed[i])
+                self._kv.save_unnamed_state(slot, num_tokens // size, num_drafts)
                 continue
             in_prompt = num_tokens <= table.num_prompt[slot]
             self._kv.save_state(
@@ -106,6 +115,12 @@ class KeptStates:
                 sequence.names[num_tokens // size - 1],
                 in_passing=not (in_prompt and num_tokens in sequence.places),
             )
+
+    def reached(self, slots: Slots, ends: Slots) -> None:
+        """Let go of what a step with drafts was to keep beyond `ends` [R], the tokens that `slots`
+        [R] had computed after it."""
+        for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
+            self._kv.drop_unnamed_states(slot, end // self._kv.block_size)
 
     def give_names(self) -> None:
         """Name the states that were kept before their tokens were known, where they are now."""

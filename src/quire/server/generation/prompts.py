@@ -6,6 +6,7 @@ pool of threads, since `tokenizers` works outside of the interpreter lock.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import time
@@ -41,8 +42,11 @@ CHARS_PER_MESSAGE = 64
 SLOW_TEMPLATE_S = 0.02
 """Processor seconds of a slow template. A usual one takes a hundredth of that for a short chat."""
 
-FETCH_THREADS, FETCH_TIMEOUT_S = 4, 30.0
+FETCH_THREADS, FETCH_TIMEOUT_S = 8, 30.0
 """Threads that fetch images, and seconds for one image, waiting for a thread included."""
+
+FETCHES_TOGETHER = 4
+"""Most threads that fetch images of one request, so that a slow host leaves some to others."""
 
 Result = TypeVar("Result")
 
@@ -237,18 +241,26 @@ class PromptRenderer:
     async def _fetched(
         self, renderer: Renderer, images: Sequence[ImageSource]
     ) -> tuple[ImageSource, ...]:
-        """Return images, those of http: and https: URLs as bytes. Raises RequestError for too many
-        images, and for a URL that may not be fetched."""
+        """Return images, those of http: and https: URLs as bytes, which are fetched side by side.
+        Raises RequestError for too many images, and for a URL that may not be fetched."""
         own = renderer.images
         assert own is not None, "it took the images"
         own.check_number(len(images))
-        found: list[ImageSource] = []
-        for image in images:
-            if isinstance(image.value, str) and is_remote(image.value):
-                work = functools.partial(own.access.fetch, image.value, image.place)
-                image = replace(image, value=await self._fetches.run(work))
-            found.append(image)
-        return tuple(found)
+        turns = asyncio.Semaphore(FETCHES_TOGETHER)
+
+        async def fetched(image: ImageSource) -> ImageSource:
+            if not (isinstance(image.value, str) and is_remote(image.value)):
+                return image
+            work = functools.partial(own.access.fetch, image.value, image.place)
+            async with turns:
+                return replace(image, value=await self._fetches.run(work))
+
+        tasks = [asyncio.ensure_future(fetched(image)) for image in images]
+        try:
+            return tuple(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # one has failed, or the client has left
+                task.cancel()
 
     def _check_template(self, source: str) -> None:
         if not self._trust_templates:

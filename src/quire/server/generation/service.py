@@ -31,6 +31,7 @@ from quire.protocol.step import TokenLogprobs
 from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.follow import Outlet, follow
+from quire.server.generation.open_images import OpenImages
 from quire.server.generation.parsed import AnswerForm, PartsReader
 from quire.server.generation.prompts import PromptRenderer, check_context
 from quire.server.generation.waiting import Party, Place, WaitingRoom
@@ -359,6 +360,16 @@ async def _with_media(
     return prompt.with_media(infos, handles)
 
 
+@dataclass(slots=True)
+class _Media:
+    """Media of a prompt until its request ends. wait_s: most seconds to wait for room. handles:
+    names that the engine has for them. num_bytes: room of its images in `OpenImages`."""
+
+    wait_s: float
+    handles: range = range(0)
+    num_bytes: int = 0
+
+
 class GenerationService:
     """The way of a prompt into the engine: waiting room, rendering, request, generation."""
 
@@ -369,13 +380,16 @@ class GenerationService:
         waiting: WaitingRoom,
         recorder: TraceRecorder,
         prompts: PromptRenderer,
+        images: OpenImages,
     ) -> None:
-        """prompts: makes large grammars in its threads."""
+        """prompts: makes large grammars in its threads. images: room of those of open
+        requests."""
         self._limits = limits
         self._metrics = metrics
         self._waiting = waiting
         self._recorder = recorder
         self._prompts = prompts
+        self._images = images
         self._requests: tuple[ServedModel, RequestRenderer] | None = None
 
     @asynccontextmanager
@@ -403,10 +417,10 @@ class GenerationService:
         be served as asked, and EngineUnavailableError.
         """
         place = self._waiting.enter(party)
-        handles: list[int] = []
+        media = _Media(place.queue_s())
         try:
             prompt = await self._rendered(
-                ready, render, params, timeline, truncate, limit_field, handles
+                ready, render, params, timeline, truncate, limit_field, media
             )
             place.hold(len(prompt.token_ids))
             added = self._added(
@@ -426,8 +440,9 @@ class GenerationService:
                 yield generation
         finally:
             place.leave()
-            if handles:
-                ready.client.drop_media(handles)
+            if media.handles:
+                ready.client.drop_media(media.handles)
+            self._images.leave(media.num_bytes)
 
     async def _rendered(
         self,
@@ -437,17 +452,21 @@ class GenerationService:
         timeline: Timeline,
         truncate: int | None,
         limit_field: str | None,
-        handles: list[int],
+        media: _Media,
     ) -> RenderedPrompt:
-        """handles: gets those under which the engine has the prompt's media, also if this fails."""
+        """media: gets what the prompt's media hold, also if this fails."""
         started_s, most = timeline.now(), ready.capacity.max_model_len
         prompt = await render()
         if prompt.token_ids:  # nothing is encoded for a prompt that does not fit
             prompt = check_context(prompt, params, most, truncate, limit_field)
         if prompt.parts:
+            images = ready.model.front.renderer.images
+            if images is not None and (num_bytes := images.num_bytes(prompt.parts)):
+                await self._images.enter(num_bytes, images.bounds.max_open_bytes, media.wait_s)
+                media.num_bytes = num_bytes
             first = ready.client.reserve_handles(len(prompt.parts))
-            handles += range(first, first + len(prompt.parts))
-            prompt = await _with_media(ready.client, prompt, handles)
+            media.handles = range(first, first + len(prompt.parts))
+            prompt = await _with_media(ready.client, prompt, media.handles)
             prompt = check_context(prompt, params, most, truncate, limit_field)
         if timeline.rendered_s is None:
             timeline.rendered_s = timeline.now()

@@ -18,6 +18,7 @@ from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
 from quire.server.batches.store import BatchStore
 from quire.server.generation.backend import Backend, Ready
+from quire.server.generation.open_images import OpenImages
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import GenerationService
 from quire.server.generation.vectors import VectorService
@@ -105,7 +106,12 @@ class Services:
             else BatchStore(Path(folder), limits, tenants=ApiKeys(settings.api_key).names)
         )
         self._generations = GenerationService(
-            limits, self.metrics, self.waiting, self._recorder, self.prompts
+            limits,
+            self.metrics,
+            self.waiting,
+            self._recorder,
+            self.prompts,
+            OpenImages(settings.api_server_count),
         )
 
     def files(self) -> BatchStore:

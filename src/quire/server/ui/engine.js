@@ -13,7 +13,7 @@ const MAX_ROWS = 24;
 const MAX_NAMED = 8;
 const MAX_PREFIXES = 12;
 const WORK = [
-  ["phase-decode", "generated", "Tokens behind prompts, one or more for each sequence."],
+  ["phase-decode", "generated", "Tokens behind prompts; those that are computed again after a preemption count too."],
   ["part-accepted", "drafts accepted", "Guessed tokens that were right."],
   ["part-wasted", "drafts wasted", "Guessed tokens that were wrong."],
   ["phase-prefill", "of prompts", "Tokens of prompts that were computed; cached ones cost nothing."],

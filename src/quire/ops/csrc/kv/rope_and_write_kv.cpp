@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kv/pages.h"
+#include "kv/rotation.h"
 #include "native/parallel.h"
 #include "native/replay.h"
 #include "native/rows.h"
@@ -12,38 +13,6 @@ namespace {
 
 constexpr int64_t kElementsPerTask = 8 * 1024;
 constexpr int64_t kHeads = 8;
-
-// Rotation of a token: dim i of the first `half` turns with dim i + half.
-struct Turn {
-  const float *cos, *sin;
-  int64_t half;
-};
-
-// Loads cos or sin in the order of lanes that elements of E have.
-template <class E>
-QUIRE_INLINE vf2 get_angle(const float* p, Two) {
-  return load_both_as(static_cast<const E*>(nullptr), p);
-}
-template <class E, class Size>
-QUIRE_INLINE vf get_angle(const float* p, Size size) {
-  return get(p, size);
-}
-
-// Rotates the heads in place. value(i, size)(h) returns the elements of head h from i on; x is not
-// read otherwise. Heads share the loads for i.
-template <class E, class F>
-QUIRE_INLINE void rotate(E* x, int64_t heads, int64_t head_dim, const Turn& turn, F&& value) {
-  each_two(0, turn.half, [&](int64_t i, auto size) {
-    const auto c = get_angle<E>(turn.cos + i, size), s = get_angle<E>(turn.sin + i, size);
-    const auto low = value(i, size), high = value(turn.half + i, size);
-    for (int64_t h = 0; h < heads; ++h) {
-      E* at = x + h * head_dim + i;
-      const auto a = low(h), b = high(h);
-      put(at, sub(mul(a, c), mul(b, s)), size);
-      put(at + turn.half, add(mul(b, c), mul(a, s)), size);
-    }
-  });
-}
 
 // Norms and rotates up to kHeads heads in place. The norm is rounded to the element type before it
 // is rotated, as in two separate operations. All scales come first: one takes far longer than

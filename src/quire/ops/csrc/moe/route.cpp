@@ -16,7 +16,7 @@ constexpr float kLeastSum = 1e-20f;  // LEAST_SUM of ops/moe/route/contract.py
 constexpr int64_t kRowsPerTask = 8;
 
 struct Routing {
-  int64_t experts, top_k, groups, top_groups;
+  int64_t experts, top_k, groups, top_groups, group_best;
   bool softmax, renormalise;
   float scale;
   bool mixes;
@@ -68,7 +68,7 @@ void close_groups(const Routing& routing, float* choice, float* group) {
       second = std::max(second, std::min(first, choice[i]));
       first = std::max(first, choice[i]);
     }
-    group[g] = first + second;
+    group[g] = routing.group_best == 1 ? first : first + second;
   }
   for (int64_t n = 0; n < routing.top_groups; ++n) {
     group[largest_of(group, routing.groups)] = std::numeric_limits<float>::quiet_NaN();
@@ -137,17 +137,17 @@ void choose_row(const Routing& routing, const float* logits, const float* bias, 
 }  // namespace quire
 
 // Chooses experts by logits, contiguous [rows, experts]. bias, factors: [experts] or null. ids,
-// weights: [rows, top_k]. score: 0 for softmax, 1 for sigmoid, 2 for the mixer with its jitter.
-// Returns 0, or 2 without memory.
+// weights: [rows, top_k]. group_best: experts whose scores make that of their group, 1 or 2. score:
+// 0 for softmax, 1 for sigmoid, 2 for the mixer with its jitter. Returns 0, or 2 without memory.
 QUIRE_API int quire_route(const float* logits, const float* bias, const float* factors,
                           int32_t* ids, float* weights, int64_t rows, int64_t experts,
-                          int64_t top_k, int64_t groups, int64_t top_groups, int32_t score,
-                          int32_t renormalise, float scale, float jitter, quire::Team* team) {
+                          int64_t top_k, int64_t groups, int64_t top_groups,
+                          int64_t group_best, int32_t score, int32_t renormalise, float scale,
+                          float jitter, quire::Team* team) {
   using namespace quire;
   struct Scores;
-  const Routing routing{experts, top_k,           groups, top_groups,
-                        score == 0, renormalise != 0, scale,  score == 2,
-                        jitter};
+  const Routing routing{experts,    top_k,            groups, top_groups, group_best,
+                        score == 0, renormalise != 0, scale,  score == 2, jitter};
   std::atomic<bool> failed{false};
   parallel_for(rows, kRowsPerTask, team, [&](int64_t row) {
     auto* const scratch = static_cast<float*>(thread_scratch<Scores>(3 * experts * 4));

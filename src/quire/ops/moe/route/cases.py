@@ -19,6 +19,7 @@ ROUTINGS = (
     Routing(128, 8),
     Routing(16, 3, "sigmoid", scale=2.5, biased=True),
     Routing(64, 6, "sigmoid", biased=True, num_groups=8, top_groups=3),
+    Routing(40, 6, renormalise=False, scale=16.0, num_groups=8, top_groups=3, group_best=1),
     Routing(33, 2, "sigmoid", renormalise=False),
     Routing(16, 2, "mixer", jitter=0.01),
     Routing(7, 2, "mixer", jitter=0.4, scale=1.5),

@@ -20,8 +20,8 @@ def check_arguments(
     factors: torch.Tensor | None,
 ) -> None:
     """Raise EngineError unless logits are float32 [T, E], bias and factors are float32 [E] exactly
-    where `routing` has them, and groups have equal sizes, of at least two experts. A mixer takes
-    two of at least as many."""
+    where `routing` has them, and groups have equal sizes, of as many experts as count in them at
+    least; one or two do. A mixer takes two of at least as many."""
     experts = routing.num_experts
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[1] != experts:
         raise EngineError(
@@ -41,7 +41,13 @@ def check_arguments(
     if routing.score == "mixer" and (routing.top_k != 2 or routing.num_groups != 1):
         raise EngineError(f"route mixes two experts of one group, not {routing.top_k}.")
     size = experts // routing.num_groups
-    if not 0 < routing.top_k <= size * routing.top_groups or size * routing.num_groups != experts:
+    least = routing.group_best if routing.num_groups > 1 else 1
+    if (
+        not 0 < routing.top_k <= size * routing.top_groups
+        or size * routing.num_groups != experts
+        or not 1 <= routing.group_best <= 2
+        or size < least
+    ):
         raise EngineError(
             f"route cannot choose {routing.top_k} of {experts} experts from {routing.top_groups} "
             f"of {routing.num_groups} groups."

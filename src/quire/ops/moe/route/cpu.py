@@ -45,6 +45,7 @@ def bind(library: NativeLibrary) -> Callable[..., tuple[torch.Tensor, torch.Tens
             routing.top_k,
             routing.num_groups,
             routing.top_groups,
+            routing.group_best,
             _SCORES[routing.score],
             int(routing.renormalise),
             routing.scale,

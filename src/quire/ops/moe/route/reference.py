@@ -36,7 +36,7 @@ def _best(
     choice = scores if bias is None else scores + bias
     if routing.num_groups > 1:
         grouped = choice.unflatten(-1, (routing.num_groups, -1))
-        best = grouped.topk(2, dim=-1).values.sum(dim=-1)
+        best = grouped.topk(routing.group_best, dim=-1).values.sum(dim=-1)
         open_groups = _largest(best, routing.top_groups)
         closed = torch.ones_like(best, dtype=torch.bool).scatter(1, open_groups, False)
         choice = grouped.masked_fill(closed.unsqueeze(-1), -torch.inf).flatten(-2)

@@ -1,0 +1,37 @@
+"""Norm, rotation and the write to the cache, one after the other."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.errors import EngineError
+from quire.ops.kv.rope_and_write_kv.rope import rope
+from quire.ops.norm.rms_norm.reference import rms_norm
+
+__all__ = ["write_latent"]
+
+
+def write_latent(
+    queries: torch.Tensor,
+    rotated: torch.Tensor,
+    latent: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scale: torch.Tensor | None = None,
+) -> None:
+    """Shapes as in the contract (`quire.ops.kv.write_latent`)."""
+    if scale is not None or cache.dtype.itemsize == 1:
+        raise EngineError(f"write_latent takes no cache in {cache.dtype}.")
+    size = len(weight)
+    latent[:, :size] = rms_norm(latent[:, :size], weight, eps)
+    heads = queries[..., size:]
+    heads.copy_(rotated.unflatten(-1, heads.shape[1:]))
+    rope(heads, latent[:, None, size:], positions, cos, sin)
+    kept = slot_mapping >= 0
+    slots, block_size = slot_mapping[kept], cache.shape[1]
+    cache[slots // block_size, slots % block_size, 0] = latent[kept].to(cache.dtype)

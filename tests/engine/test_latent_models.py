@@ -1,0 +1,191 @@
+"""Models with latent attention on the real engine, beside `transformers` without its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, BeamSearchParams, ConfigError, RequestOutput, SamplingParams
+from quire.attention import AttentionNeeds, select_backend
+from quire.platform import detect_platform
+from tests.models.families import Case, write_checkpoint
+from tests.small_engines import Maker, small_engines
+
+LONG = {"max_position_embeddings": 512, "index_topk": 512}
+NAMES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "glm_moe_dsa")
+CASES = tuple(Case(name, name, LONG) for name in NAMES)
+LENGTHS = (1, 15, 16, 17, 63, 300)
+NEW_TOKENS = 64
+SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 512, "num_kv_blocks": 256}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp(request.param.name)
+    write_checkpoint(request.param, path)
+    return path
+
+
+@pytest.fixture
+def make(folder: Path) -> Iterator[Maker]:
+    with small_engines(str(folder), **SETTINGS) as maker:
+        yield maker
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(3, 128, (length,), generator=generator).tolist()
+
+
+def generate(
+    llm: LLM, prompts: Sequence[list[int]], count: int = NEW_TOKENS
+) -> list[RequestOutput]:
+    sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return llm.generate(asked, sampling, use_tqdm=False)
+
+
+def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def attention_by_kernels() -> bool:
+    """Return whether no sum of attention depends on the step. Torch's do."""
+    needs = AttentionNeeds(torch.float32, torch.float32, 24 + 8, 4, 1, value_dim=24)
+    return select_backend(detect_platform(), needs).backend.name != "reference"
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    """Greedy tokens by `transformers`, each by a forward over all tokens before it."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found: list[list[int]] = []
+    for length in LENGTHS:
+        tokens = prompt_of(length)
+        for _ in range(NEW_TOKENS):
+            with torch.inference_mode():
+                logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+            tokens.append(int(logits.argmax()))
+        found.append(tokens[length:])
+    return found
+
+
+def test_greedy_tokens_are_those_of_transformers(make: Maker, expected: list[list[int]]) -> None:
+    llm = make()
+    prompts = [prompt_of(length) for length in LENGTHS]
+    assert tokens_of(generate(llm, prompts)) == expected, "in one batch"
+    assert tokens_of([generate(llm, [prompt])[0] for prompt in prompts]) == expected, "alone"
+
+
+def test_chunks_and_preemption_change_no_bit(make: Maker) -> None:
+    """Would catch a token whose bits depend on the step that computes it."""
+    prompts = [prompt_of(length, seed) for seed, length in enumerate((300, 33, 170, 51))]
+    sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=0)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    exact = attention_by_kernels()
+
+    def answers(llm: LLM) -> list[Any]:
+        outputs = llm.generate(asked, sampling, use_tqdm=False)
+        return [(each.outputs[0].token_ids, exact and each.outputs[0].logprobs) for each in outputs]
+
+    expected = answers(make(max_num_batched_tokens=2048))
+    for tokens in (7, 100, 170, 171):
+        chunked = make(max_num_batched_tokens=tokens, max_num_seqs=4)
+        assert answers(chunked) == expected, f"chunks of {tokens}"
+    for mode in ("recompute", "swap"):
+        space = 1 if mode == "swap" else None
+        tight = make(num_kv_blocks=26, max_model_len=400, preemption_mode=mode, swap_space=space)
+        assert answers(tight) == expected, mode
+        assert tight.engine.client.stats().preempted_total > 0
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_weights_serve(make: Maker, quantization: str) -> None:
+    prompts = [prompt_of(length) for length in (5, 40)]
+    llm = make(quantization=quantization)
+    together = tokens_of(generate(llm, prompts, 12))
+    assert [tokens_of(generate(llm, [prompt], 12))[0] for prompt in prompts] == together
+
+
+def test_two_ranks_are_one(make: Maker, expected: list[list[int]]) -> None:
+    prompts = [prompt_of(length) for length in LENGTHS]
+    llm = make(tensor_parallel_size=2, num_threads=1)
+    assert tokens_of(generate(llm, prompts)) == expected
+
+
+def test_beams_are_the_same_in_any_company(make: Maker) -> None:
+    llm, params = make(), BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt_of(length)} for length in (21, 5, 40)]
+    together = llm.beam_search(prompts, params, use_tqdm=False)
+    for prompt, one in zip(prompts, together, strict=True):
+        (alone,) = llm.beam_search([prompt], params, use_tqdm=False)
+        found = [sequence.tokens for sequence in one.sequences]
+        assert [sequence.tokens for sequence in alone.sequences] == found
+        assert len({tuple(tokens) for tokens in found}) == 3
+
+
+def test_forks_share_vectors(make: Maker) -> None:
+    llm, alone = make(), make(max_num_seqs=1)
+    ask = {"prompt_token_ids": prompt_of(21)}
+    sampling = SamplingParams(n=4, temperature=0.9, seed=3, max_tokens=12, ignore_eos=True)
+    forked = llm.generate(ask, sampling, use_tqdm=False)[0]
+    one_by_one = alone.generate(ask, sampling, use_tqdm=False)[0]
+    tokens = [output.token_ids for output in forked.outputs]
+    assert tokens == [output.token_ids for output in one_by_one.outputs]
+    assert len({tuple(sample) for sample in tokens}) > 1
+
+
+def test_drafts_change_no_token(make: Maker, expected: list[list[int]]) -> None:
+    llm = make(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    prompts = [prompt_of(length) for length in LENGTHS]
+    assert tokens_of(generate(llm, prompts)) == expected
+
+
+def test_later_turns_find_their_prefix(make: Maker) -> None:
+    llm, cold = make(), make(enable_prefix_caching=False)
+    first = prompt_of(100)
+    (output,) = generate(llm, [first], 20)
+    later = [*first, *output.outputs[0].token_ids, *prompt_of(9)]
+    (output,) = generate(llm, [later], 20)
+    assert output.num_cached_tokens == 112
+    assert tokens_of([output]) == tokens_of(generate(cold, [later], 20))
+
+
+def test_sleep_loses_nothing(make: Maker) -> None:
+    llm = make()
+    expected = tokens_of(generate(llm, [prompt_of(40)], 20))
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.wake_up()
+        assert tokens_of(generate(llm, [prompt_of(40)], 20)) == expected
+
+
+def test_a_token_takes_one_vector_in_each_layer(make: Maker) -> None:
+    """Would catch keys and values that are cached for each head."""
+    resolved = make().engine.resolved
+    assert resolved.memory.kv_per_token == 3 * (24 + 8) * 4
+    assert resolved.spec.expanded_kv_elements == 3 * 4 * (12 + 8 + 10)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_vectors_in_8_bits_are_refused(folder: Path, dtype: str) -> None:
+    with pytest.raises(ConfigError, match="not kept in 8 bits"):
+        LLM(str(folder), skip_tokenizer_init=True, kv_cache_dtype=dtype)
+
+
+def test_contexts_beyond_the_index_are_refused(tmp_path: Path) -> None:
+    """Would catch attention to all tokens where the model was trained to choose some."""
+    write_checkpoint(Case("glm_moe_dsa", "glm_moe_dsa", {**LONG, "index_topk": 48}), tmp_path)
+    with pytest.raises(ConfigError, match="max_model_len=49 exceeds index_topk=48 tokens"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, max_model_len=49)
+    with small_engines(str(tmp_path), block_size=16, max_model_len=None) as make:
+        llm = make()
+        assert llm.engine.resolved.settings.max_model_len == 48
+        (output,) = generate(llm, [prompt_of(49)], 1)
+        assert output.error is not None and "48" in str(output.error)

@@ -1,0 +1,103 @@
+"""Images of open requests stay within a bound; requests beyond it wait, and none waits forever."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import httpx
+import pytest
+
+from quire import LLM
+from quire.config.settings import EngineSettings
+from quire.config.startup import find_model
+from quire.engine.model_front import load_model_front
+from quire.server.generation.open_images import OpenImages
+from quire.server.requests.errors import RefusedError
+from tests import waiting
+from tests.image_writer import data_url, picture, write_qwen_checkpoint
+from tests.profiles import seeds
+from tests.server.in_memory import RealClient
+from tests.server.running import running_server
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_the_bound_holds_and_all_come_in_turn(seed: int) -> None:
+    """Some give up while they wait, or in the moment in which they are let in."""
+    chance = random.Random(seed)
+    most = 100
+
+    async def work() -> None:
+        images, entered = OpenImages(), list[int]()
+
+        async def request(number: int, size: int) -> None:
+            await images.enter(size, most, 60.0)
+            entered.append(number)
+            assert images.num_bytes <= most
+            try:
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+            finally:
+                images.leave(size)
+
+        sizes = [chance.choice((1, 30, 60, 100)) for _ in range(40)]
+        tasks = [asyncio.ensure_future(request(*each)) for each in enumerate(sizes)]
+        for _ in range(30):
+            await asyncio.sleep(0)
+            if chance.random() < 0.3:
+                chance.choice(tasks).cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(each) for each in ended} <= {type(None), asyncio.CancelledError}
+        assert entered == sorted(entered), "in the order of arrival"
+        assert images.num_bytes == 0 and not images._waiting
+
+    asyncio.run(work())
+
+
+def test_what_never_fits_and_what_waits_too_long_is_refused() -> None:
+    async def work() -> None:
+        images = OpenImages(num_fronts=2)
+        with pytest.raises(RefusedError, match=r"take 51 bytes .* may take 50 \(image_memory\)"):
+            await images.enter(51, 100, 1.0)
+        await images.enter(50, 100, 1.0)
+        with pytest.raises(RefusedError, match=r"image_memory for 0\.01 s") as error:
+            await images.enter(1, 100, 0.01)
+        assert error.value.status == 503
+        images.leave(50)
+        await images.enter(50, 100, 0.01)
+
+    asyncio.run(work())
+
+
+def test_requests_wait_for_the_images_of_others(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With room for one image; another one is larger than that alone."""
+    folder = write_qwen_checkpoint(tmp_path_factory.mktemp("vision"), "qwen2_5_vl")
+    one = 40 * (8 * 8 * 3 + 32 * 4)
+    given: Any = {"model": str(folder), "dtype": "float32", "image_memory": one}
+    settings = EngineSettings(**given)
+    found = find_model(settings)
+    front = load_model_front(settings, found.folder, found.spec)
+
+    def body(*sizes: int) -> dict[str, Any]:
+        urls = [{"url": data_url(picture(60, 40, seed=size))} for size in sizes]
+        parts = [{"type": "image_url", "image_url": url} for url in urls]
+        message = {"role": "user", "content": parts}
+        return {"model": "bundled", "messages": [message], "max_tokens": 8, "ignore_eos": True}
+
+    async def ask(url: str) -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=url, timeout=300.0) as client:
+            bodies = [body(1), body(2), body(3), body(4, 5)]
+            asked = (client.post("/v1/chat/completions", json=each) for each in bodies)
+            return list(await asyncio.gather(*asked))
+
+    with LLM(**given, quiet=True, num_kv_blocks=64, max_model_len=256) as llm:
+        client = RealClient(llm)
+        with running_server(front, client=client) as served:
+            *good, bad = asyncio.run(ask(served.url))
+            served.wait_until_idle()
+        worker: Any = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
+        waiting.wait_for(lambda: not worker._media._rows, "end of the images")
+    assert [each.status_code for each in good] == [200] * 3
+    assert bad.status_code == 400
+    assert f"may take {one:,} (image_memory)" in bad.json()["error"]["message"]
