@@ -30,6 +30,7 @@ $python -m benchmarks.steps.step_tokens --turns 5 --output $results/step_tokens.
 $python -m benchmarks.decoding.beams --output $results/beams.json
 $python -m benchmarks.steps.threads_cpu --output $results/threads_cpu.json
 $python -m benchmarks.kernels.attention_cpu --output $results/attention_cpu.json
+$python -m benchmarks.kernels.latent_attention_cpu --threads 2 --output $results/latent_attention_cpu.json
 $python -m benchmarks.kernels.draw_cpu --output $results/draw_cpu.json
 for threads in 1 2; do
   $python -m benchmarks.kernels.linear_cpu --threads $threads --output $results/linear_cpu_threads_$threads.json
@@ -39,6 +40,7 @@ done
 $python -m benchmarks.kernels.quantization_formats_cpu --output $results/quantization_formats_cpu.json
 $python -m benchmarks.quality.quantization_quality --output $results/quantization_quality.json
 $python -m benchmarks.quality.kv_cache_quality --max-bytes 2000 --output $results/kv_cache_quality.json
+$python -m benchmarks.quality.latent_cache_quality --output $results/latent_cache_quality.json
 peers=()
 if [[ -n "${PEERS:-}" ]]; then
   if [[ ! -x "$PEERS/bin/python" ]]; then

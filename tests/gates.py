@@ -221,7 +221,7 @@ GATES = (
             *(f"tests/server/{name}.py" for name in ("responses", "running", "scripted", "wire")),
             *("tests/engine/fake_engine.py", "tests/executor/fake*.py"),
             *("tests/grammar/bundled_tokens.py", "tests/conftest.py", "tests/waiting.py"),
-            *("tests/profiles.py", "tests/pairs.py"),
+            *("tests/image_writer.py", "tests/profiles.py", "tests/pairs.py"),
         ),
         ("chromium", "playwright", "axe-playwright-python"),
     ),

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.gguf_latent import LATENT, LATENT_NAMES, heads_of_latent, latent_metadata
+from tests.gguf_mamba import ARCHITECTURES, mamba_tensors
 
 TYPE_IDS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10,
@@ -336,9 +337,11 @@ def gguf_name(name: str, architecture: str) -> str:
 
 def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tensor]:
     """The weights of a Hugging Face folder as GGUF stores them, in float32."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     found: dict[str, Tensor] = {}
     plain = load_file(folder / "model.safetensors")
+    if architecture in ARCHITECTURES:
+        return {name: float_tensor(rows) for name, rows in mamba_tensors(plain, config)}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     if architecture in _DELTA:
         plain = dict(_of_delta(plain, architecture, config))
     if architecture == "deepseek2":

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.kernels.kernel_figures import SEED, Call, Figure, figures_by_turns, run
+from benchmarks.kernels.kernel_figures import SEED, Call, Figure, blocks_read, figures_by_turns, run
 import torch
 
 from quire.attention import KVPool, LayerCache
@@ -61,31 +61,6 @@ def in_a_pool(batch: PagedBatch) -> LayerCache:
     return layer
 
 
-def blocks_read(layer: LayerCache, block_table: torch.Tensor, tokens: int) -> Callable[[], None]:
-    """Sums over the tokens of all rows, K and V, block after block as attention reads them."""
-    rows, block_size = block_table.shape[0], layer.k.shape[1]
-    blocks = block_table[:, : tokens // block_size, None].long()
-    wanted = (blocks * block_size + torch.arange(block_size)).flatten()
-    starts = torch.arange(0, wanted.numel(), tokens // 2)  # pieces enough for all threads
-    assert starts.numel() == 2 * rows
-
-    def floats(cache: torch.Tensor) -> torch.Tensor:
-        """The pages of K or V, scales too, as [tokens, floats]."""
-        storage = torch.empty(0, dtype=torch.float32).set_(cache.untyped_storage())
-        width = cache.stride(1) * cache.itemsize // storage.itemsize
-        start = cache.storage_offset() * cache.itemsize // storage.itemsize
-        count = cache.shape[0] * block_size
-        return storage.as_strided((count, width), (width, 1), start)
-
-    pages = [floats(layer.k), floats(layer.v)]
-
-    def read() -> None:
-        for page in pages:
-            torch.nn.functional.embedding_bag(wanted, page, starts, mode="sum")
-
-    return read
-
-
 def decode_calls(
     label: str,
     call: Attention,
@@ -99,7 +74,7 @@ def decode_calls(
     name, arguments, layer = prepared(rows, dtypes, block_size, heads)
     tokens = rows[0][1]
     amount = 2.0 * len(rows) * tokens * layer.k.stride(1) * layer.k.itemsize
-    read = blocks_read(layer, arguments[3], tokens)
+    read = blocks_read((layer.k, layer.v), arguments[3], tokens)
     return (
         ("the same blocks beside", "GB/s", amount, read),
         (f"decode {len(rows)} x {tokens}, {name}, {label}", "GB/s", amount, bound(call, arguments)),

@@ -62,6 +62,34 @@ def _rate(amount: float, call: Callable[[], object]) -> float:
     return amount * rounds / elapsed / 1e9
 
 
+def blocks_read(
+    caches: Sequence[torch.Tensor], block_table: torch.Tensor, tokens: int
+) -> Callable[[], None]:
+    """Sums over the first `tokens` of all rows of each K or V [B, S, K, D], block after block as
+    attention reads them, scales too."""
+    rows, block_size = block_table.shape[0], caches[0].shape[1]
+    blocks = block_table[:, : tokens // block_size, None].long()
+    wanted = (blocks * block_size + torch.arange(block_size)).flatten()
+    starts = torch.arange(0, wanted.numel(), tokens // 2)  # pieces enough for all threads
+    assert starts.numel() == 2 * rows
+
+    def floats(cache: torch.Tensor) -> torch.Tensor:
+        """The pages as [tokens, floats]."""
+        storage = torch.empty(0, dtype=torch.float32).set_(cache.untyped_storage())
+        width = cache.stride(1) * cache.itemsize // storage.itemsize
+        start = cache.storage_offset() * cache.itemsize // storage.itemsize
+        count = cache.shape[0] * block_size
+        return storage.as_strided((count, width), (width, 1), start)
+
+    pages = [floats(cache) for cache in caches]
+
+    def read() -> None:
+        for page in pages:
+            torch.nn.functional.embedding_bag(wanted, page, starts, mode="sum")
+
+    return read
+
+
 def _machine_limits(repeats: int) -> Iterator[Figure]:
     """A sum over 1 GiB, and 2048³ products: what bandwidth and arithmetic can be had here."""
     data = torch.ones(2**28)

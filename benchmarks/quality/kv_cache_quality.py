@@ -36,6 +36,7 @@ from quire.attention import AttentionNeeds, select_backend
 from quire.bench.record import Spread, new_record, spread_of
 from quire.bundled import bundled_model_path
 from quire.config import ModelSpec, read_model_spec
+from quire.config.kv_layout import KVLayout
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.layers import LayerFactory
@@ -44,7 +45,7 @@ from quire.platform import Platform, detect_platform
 from quire.quantization import Int8Format, PlainFormat
 from quire.rendering import Tokenizer
 
-SEED = 0
+SEED, BLOCK_SIZE = 0, 16
 TOKENS, SEQUENCES = 512, 4
 KV_HEADS, HEAD_DIM = 2, 64
 SHAPE = {
@@ -116,9 +117,8 @@ class Engine:
         biases_in_cache: bool = False,
     ) -> Reader:
         dtype: torch.dtype = getattr(torch, spec.dtype)
-        needs = AttentionNeeds(
-            dtype, getattr(torch, kv_dtype), spec.head_dim, spec.num_heads, spec.num_kv_heads
-        )
+        (group,) = KVLayout.of_model(spec, BLOCK_SIZE, kv_dtype).groups
+        needs = AttentionNeeds.of_group(spec, group.kv.format, getattr(torch, kv_dtype))
         backend = select_backend(self._platform, needs, None, self._team).backend
         factory = LayerFactory(
             self.ops,

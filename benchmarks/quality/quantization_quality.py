@@ -34,7 +34,7 @@ from quire.attention import (
 from quire.bench.record import Spread, new_record, spread_of
 from quire.bundled import bundled_model_path
 from quire.config import MatrixShape, ModelSpec
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import KVLayout
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.layers import LayerFactory
@@ -170,8 +170,7 @@ class Reader:
         self._model: CausalLM = load_model(spec, folder, factory, progress=False)
         self._backend = backend
         blocks = -(-WINDOW // BLOCK_SIZE)
-        kv_format = KVFormat.plain(spec.num_kv_heads, spec.head_dim, kv_dtype)
-        layout = KVLayout.of_windows(spec.windows, BLOCK_SIZE, kv_format)
+        layout = KVLayout.of_model(spec, BLOCK_SIZE, kv_dtype)
         dtype: torch.dtype = getattr(torch, kv_dtype)
         self._kv = KVPool.allocate(layout, blocks, dtype, torch.device("cpu"))
 

@@ -46,17 +46,22 @@ def test_a_system_without_huge_pages_gives_ordinary_ones(monkeypatch: pytest.Mon
     assert (pool.layers[1].v == 2).all()
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("float32", (4, 0)), ("int8", (1, 4))])
-def test_each_layer_sees_its_pages_as_its_format_says(name: str, sizes: tuple[int, int]) -> None:
-    """The layers have K and V of two widths, or one plane for both. Turns red when a view reaches
-    into another token, plane or layer, or when V of a latent group is not the first part of K."""
+@pytest.mark.parametrize(
+    ("name", "sizes", "tokens_in_a_block"), [("float32", (4, 0), (4, 8)), ("int8", (1, 4), (4, 4))]
+)
+def test_each_layer_sees_its_pages_as_its_format_says(
+    name: str, sizes: tuple[int, int], tokens_in_a_block: tuple[int, int]
+) -> None:
+    """The layers have K and V of two widths, or one plane for both, with two scales in 8 bits.
+    Turns red when a view reaches into another token, plane or layer, or when V of a latent group
+    is not the first part of K."""
     wide = LayerKV(KVFormat(2, 12, 8, *sizes))
     latent = LayerKV(KVFormat(1, 12, 8, *sizes, num_planes=1), "latent")
     layout = KVLayout(group_layers([wide, latent, wide, latent], 4), 4)
     pool = KVPool.allocate(layout, 3, getattr(torch, name), CPU)
     assert pool.groups == {0: 0, 1: 1, 2: 0, 3: 1}
-    fewer, more = (group.tokens_per_block for group in layout.groups)
-    assert (fewer, more) == (4, 8)
+    assert tuple(group.tokens_per_block for group in layout.groups) == tokens_in_a_block
+    fewer, more = tokens_in_a_block
     for group, (tokens, heads) in enumerate(((fewer, 2), (more, 1))):  # a block is of one group
         tensors: list[torch.Tensor] = []
         for layer in layout.groups[group].layers:
@@ -64,12 +69,16 @@ def test_each_layer_sees_its_pages_as_its_format_says(name: str, sizes: tuple[in
             assert cache.k.shape == (3, tokens, heads, 12)
             assert cache.v.shape == (3, tokens, heads, 8)
             scales = [each for each in (cache.k_scale, cache.v_scale) if each is not None]
-            assert [each.shape for each in scales] == [(3, tokens, heads)] * (2 * (name == "int8"))
+            of_value = (3, tokens, heads)
+            of_key = of_value if group == 0 else (3, tokens, 2)
+            assert [each.shape for each in scales] == [of_key, of_value] * (name == "int8")
             if group == 0:
                 tensors += (cache.k, cache.v, *scales)
                 continue
             assert cache.v.data_ptr() == cache.k.data_ptr()
             assert cache.v.stride() == cache.k.stride()
+            if cache.k_scale is not None and cache.v_scale is not None:
+                assert cache.v_scale.data_ptr() == cache.k_scale.data_ptr()
             tensors += (cache.k, *scales[:1])
         for value, tensor in enumerate(tensors):
             tensor.fill_(value)

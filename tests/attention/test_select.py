@@ -100,19 +100,28 @@ def test_scores_that_kernels_cannot_change_are_left_to_those_that_can(option: st
 def test_each_group_is_served_by_what_it_needs() -> None:
     """Turns red when one group's needs send all layers to the reference, when groups that need the
     same do not share, or when the report does not say whom a slow path serves."""
-    latent = replace(NEEDS, head_dim=72, value_dim=64)
+    foreign = replace(NEEDS, cache_dtype=torch.float8_e5m2)
     layers = ((0, 3), (1, 4), (2, 5))
-    chosen = select_backends(PLATFORM, (NEEDS, latent, NEEDS), layers)
+    chosen = select_backends(PLATFORM, (NEEDS, foreign, NEEDS), layers)
     first, second, third = chosen.backends
     assert first is third
     assert first.name == select_backend(PLATFORM, NEEDS).backend.name
     assert second.name == "reference"
     assert "for layers 0, 2, 3, 5; " in chosen.reason
-    assert "one width, here they have 72 and 64) for layers 1, 4" in chosen.reason
+    assert "float8_e5m2 for a model in float32) for layers 1, 4" in chosen.reason
     alike = select_backends(PLATFORM, (NEEDS, NEEDS), layers[:2])
     assert alike.reason == select_backend(PLATFORM, NEEDS).reason
-    with pytest.raises(ConfigError, match="cannot serve here: it takes K and V of one width"):
-        select_backends(PLATFORM, (NEEDS, latent), layers[:2], "cpu_avx2")
+    with pytest.raises(ConfigError, match="cannot serve here: it reads no KV cache in float8_e5m2"):
+        select_backends(PLATFORM, (NEEDS, foreign), layers[:2], "cpu_avx2")
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+def test_a_plane_of_two_widths_is_served_by_the_same_kernels(cache_dtype: torch.dtype) -> None:
+    """Turns red when latent attention runs on the reference beside kernels that can serve it."""
+    plain = replace(NEEDS, dtype=torch.bfloat16, cache_dtype=cache_dtype)
+    latent = replace(plain, head_dim=72, value_dim=64, num_kv_heads=1)
+    chosen = select_backends(PLATFORM, (plain, latent), ((0,), (1,)))
+    assert [each.name for each in chosen.backends] == [chosen.backends[0].name] * 2
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -126,11 +135,9 @@ def test_what_a_group_cannot_have_is_refused(name: str, monkeypatch: pytest.Monk
         field: BACKENDS[name].refusal(gpu, replace(needs, **change)) or ""
         for field, change in (("value_dim", {"value_dim": 32}), ("last_key", {"last_key": True}))
     }
-    serves_all = name == "reference"
+    serves_all = name == "reference" or name.startswith("cpu_")
     assert ("64 and 32" in refusals["value_dim"]) != serves_all
-    assert ("bidirectional" in refusals["last_key"]) == (
-        not serves_all and not name.startswith("cpu_")
-    )
+    assert ("bidirectional" in refusals["last_key"]) != serves_all
 
 
 def test_forcing_is_obeyed_or_refused() -> None:
@@ -145,11 +152,11 @@ def test_forcing_is_obeyed_or_refused() -> None:
 def test_a_preference_gives_way_to_what_can_serve() -> None:
     """Turns red when kernels that were measured to be fast are not taken, or when a model that they
     cannot serve does not start."""
-    latent = replace(NEEDS, head_dim=72, value_dim=64)
+    foreign = replace(NEEDS, cache_dtype=torch.float8_e5m2)
     if BACKENDS["cpu_avx2"].refusal(PLATFORM, NEEDS) is None:
         taken = select_backend(PLATFORM, NEEDS, preferred="cpu_avx2")
         assert taken.backend.name == "cpu_avx2"
-        assert select_backend(PLATFORM, latent, preferred="cpu_avx2").backend.name == "reference"
+        assert select_backend(PLATFORM, foreign, preferred="cpu_avx2").backend.name == "reference"
         forced = select_backend(PLATFORM, NEEDS, "reference", preferred="cpu_avx2")
         assert forced.backend.name == "reference"
     assert select_backend(BARE, NEEDS, preferred="cpu_avx2").backend.name == "reference"

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from quire.config import read_model_spec
+from quire.config.families.mamba import SSDTraits
 from quire.config.families.qwen3_next import DeltaTraits
-from quire.config.model_spec import DeltaHeads, RopeSpec
+from quire.config.kv_layout import KVLayout
+from quire.config.model_spec import DeltaHeads, RopeSpec, SSDHeads
 from quire.errors import ConfigError
 
 LFM2: dict[str, Any] = {
@@ -151,5 +153,110 @@ def test_qwen3_5_of_another_shape_is_refused(
     tmp_path: Path, changes: dict[str, Any], expected: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3_5, **changes}))
+    with pytest.raises(ConfigError, match=expected):
+        read_model_spec(tmp_path)
+
+
+GRANITE_4: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "shared_intermediate_size": 8192,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 0,
+    "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
+    "mamba_n_heads": 64,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "position_embedding_type": "nope",
+    "vocab_size": 100352,
+    "tie_word_embeddings": True,
+    "attention_multiplier": 0.015625,
+    "max_position_embeddings": 131072,
+    "dtype": "bfloat16",
+}
+"""ibm-granite/granite-4.0-h-micro, without what it need not state."""
+
+MAMBA_2: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "model_type": "mamba2",
+    "hidden_size": 768,
+    "num_hidden_layers": 24,
+    "num_heads": 24,
+    "n_groups": 1,
+    "vocab_size": 50288,
+    "tie_word_embeddings": True,
+    "time_step_limit": [0.0, float("inf")],
+    "dtype": "float32",
+}
+"""state-spaces/mamba2-130m, converted."""
+
+
+def test_granite_4_attends_without_positions(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GRANITE_4))
+    spec = read_model_spec(tmp_path)
+    assert spec.kv_layers == (5, 15, 25, 35)
+    assert spec.ropes == (None,) * 40
+    assert not spec.has_learned_positions, "longer contexts are allowed"
+    assert spec.state_bytes == 36 * (3 * (4096 + 256) * 2 + 64 * 64 * 128 * 4)
+    assert isinstance(spec.traits, SSDTraits)
+    assert spec.traits.heads == SSDHeads(64, 64, 1, 128, (0.0, 3e38))
+    assert spec.num_parameters == 3_191_396_096
+    matrices = sum(each.outputs * each.inputs * each.count for each in spec.matrices)
+    assert 0.999 < matrices / spec.num_parameters < 1
+
+
+def test_granite_4_with_rope_alone_has_no_states(tmp_path: Path) -> None:
+    """The case of granite-4.0-micro, a dense model of this architecture."""
+    changes = {"layer_types": ["attention"] * 40, "position_embedding_type": "rope"}
+    (tmp_path / "config.json").write_text(json.dumps({**GRANITE_4, **changes}))
+    spec = read_model_spec(tmp_path)
+    assert (spec.states, spec.wide_states, spec.state_bytes) == ((), (), 0)
+    assert spec.ropes == (RopeSpec(64, 1e4),) * 40
+
+
+def test_granite_4_has_experts_beside_a_shared_network(tmp_path: Path) -> None:
+    changes = {"num_local_experts": 64, "num_experts_per_tok": 6, "intermediate_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps({**GRANITE_4, **changes}))
+    experts = read_model_spec(tmp_path).experts
+    assert experts is not None
+    assert (experts.inner_size, experts.shared_size, experts.shared_fused) == (512, 8192, True)
+    assert (experts.routing.num_experts, experts.routing.top_k) == (64, 6)
+
+
+def test_mamba_2_has_no_kv(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MAMBA_2))
+    spec = read_model_spec(tmp_path)
+    assert (spec.has_kv, spec.kv_elements, spec.kv_layers) == (False, 0, ())
+    assert spec.state_bytes == 24 * (3 * (1536 + 256) * 4 + 24 * 64 * 128 * 4)
+    assert spec.num_parameters == 128_989_632
+    layout = KVLayout.of_model(spec, 16, "float32")
+    assert [group.layers for group in layout.groups] == [()]
+    assert (layout.page_bytes, layout.hit_tokens, layout.blocks_for(33)) == (0, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "expected"),
+    [
+        (GRANITE_4, {"layer_types": ["mamba"]}, "1 entries for 40 layers"),
+        (GRANITE_4, {"layer_types": ["conv"] * 40}, "layer_types"),
+        (GRANITE_4, {"position_embedding_type": "alibi"}, "position_embedding_type='alibi'"),
+        (GRANITE_4, {"mamba_d_head": 32}, "mamba_n_heads=64 of mamba_d_head=32 are not"),
+        (GRANITE_4, {"mamba_n_groups": 3}, "is not a multiple of mamba_n_groups=3"),
+        (GRANITE_4, {"mamba_d_conv": 9}, "quire takes 2 to 8"),
+        (MAMBA_2, {"state_size": 512}, "multiples of 4 up to 256"),
+        (MAMBA_2, {"num_heads": 192, "head_dim": 8}, "multiples of 16"),
+        (MAMBA_2, {"time_step_limit": [0.5, 0.1]}, "the least first"),
+        (MAMBA_2, {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ],
+)
+def test_selective_states_of_another_shape_are_refused(
+    tmp_path: Path, base: dict[str, Any], changes: dict[str, Any], expected: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**base, **changes}))
     with pytest.raises(ConfigError, match=expected):
         read_model_spec(tmp_path)

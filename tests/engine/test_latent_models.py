@@ -11,6 +11,7 @@ import torch
 
 from quire import LLM, BeamSearchParams, ConfigError, RequestOutput, SamplingParams
 from quire.attention import AttentionNeeds, select_backend
+from quire.config.render_plan import render_plan
 from quire.platform import detect_platform
 from tests.models.families import Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
@@ -76,8 +77,11 @@ def expected(folder: Path) -> list[list[int]]:
     return found
 
 
-def test_greedy_tokens_are_those_of_transformers(make: Maker, expected: list[list[int]]) -> None:
-    llm = make()
+@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["captured", "eager"])
+def test_greedy_tokens_are_those_of_transformers(
+    make: Maker, expected: list[list[int]], settings: dict[str, Any]
+) -> None:
+    llm = make(**settings)
     prompts = [prompt_of(length) for length in LENGTHS]
     assert tokens_of(generate(llm, prompts)) == expected, "in one batch"
     assert tokens_of([generate(llm, [prompt])[0] for prompt in prompts]) == expected, "alone"
@@ -171,12 +175,34 @@ def test_a_token_takes_one_vector_in_each_layer(make: Maker) -> None:
     resolved = make().engine.resolved
     assert resolved.memory.kv_per_token == 3 * (24 + 8) * 4
     assert resolved.spec.expanded_kv_elements == 3 * 4 * (12 + 8 + 10)
+    assert "tokens of 384 B (keys and values of all heads: 1.41 KiB)" in render_plan(resolved)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_vectors_in_8_bits_are_refused(folder: Path, dtype: str) -> None:
-    with pytest.raises(ConfigError, match="not kept in 8 bits"):
-        LLM(str(folder), skip_tokenizer_init=True, kv_cache_dtype=dtype)
+def test_vectors_in_float8_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="not kept in float8"):
+        LLM(str(folder), skip_tokenizer_init=True, kv_cache_dtype="fp8")
+
+
+def test_vectors_in_int8_serve_in_a_quarter_of_the_memory(make: Maker) -> None:
+    """Chunks, batches and cached prefixes give the tokens of a whole prompt alone, and first tokens
+    are nearly as likely as by exact vectors. Would catch a scale that belongs to another part, or
+    one that a copy of a block leaves behind."""
+    prompts = [prompt_of(length) for length in (17, 63, 300)]
+    whole = make(kv_cache_dtype="int8", max_num_batched_tokens=512)
+    assert whole.engine.resolved.memory.kv_per_token == 3 * (24 + 8 + 2 * 4)
+    alone = [tokens_of(generate(whole, [prompt], 20))[0] for prompt in prompts]
+    chunked = make(kv_cache_dtype="int8", max_num_batched_tokens=23, max_num_seqs=4)
+    assert tokens_of(generate(chunked, prompts, 20)) == alone
+    assert tokens_of(generate(chunked, prompts, 20)) == alone, "behind cached prefixes"
+    sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=5, ignore_eos=True)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    exact = make(max_num_batched_tokens=512).generate(asked, sampling, use_tqdm=False)
+    for one, other in zip(exact, whole.generate(asked, sampling, use_tqdm=False), strict=True):
+        expected, found = (each.outputs[0].logprobs[0] for each in (one, other))
+        shared = expected.keys() & found.keys()
+        assert len(shared) >= 4
+        for token in shared:
+            assert abs(expected[token].logprob - found[token].logprob) < 0.1
 
 
 def test_contexts_beyond_the_index_are_refused(tmp_path: Path) -> None:

@@ -10,12 +10,20 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, ConfigError, RequestError, RequestOutput, SamplingParams
-from tests.models.families import Case, write_checkpoint
+from quire.config.families.mamba import SSDTraits
+from tests.models.families import GRANITE, Case, write_checkpoint
 from tests.models.family_bases import BASES
 from tests.small_engines import Maker, small_engines
 
-NAMES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_next")
-CASES = tuple(Case(name, name, {"max_position_embeddings": 512}) for name in NAMES)
+NAMES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_next", "granitemoehybrid", "mamba2")
+CASES = (
+    *(Case(name, name, {"max_position_embeddings": 512}) for name in NAMES),
+    Case(
+        "granite_moe",
+        "granitemoehybrid",
+        {**GRANITE, "max_position_embeddings": 512, "num_local_experts": 5},
+    ),
+)
 LENGTHS = (1, 15, 16, 17, 63, 300)
 NEW_TOKENS = 64
 SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 512, "num_kv_blocks": 256}
@@ -200,6 +208,24 @@ def test_states_are_not_swapped(folder: Path) -> None:
         LLM(str(folder), skip_tokenizer_init=True, **settings)
 
 
+@pytest.mark.parametrize("setting", ["kv_cache_dtype", "kv_cache_memory", "swap_space"])
+def test_settings_of_kv_are_refused_without_any(folder: Path, setting: str) -> None:
+    value = "int8" if setting == "kv_cache_dtype" else "1MiB"
+    if "mamba2" not in folder.name:
+        pytest.skip("some layers have K/V")
+    with pytest.raises(ConfigError, match=f"{setting}=.*no layer has K and V"):
+        LLM(str(folder), skip_tokenizer_init=True, **{setting: value})
+
+
+def test_int8_kv_serves(make: Maker, folder: Path) -> None:
+    if "mamba2" in folder.name:
+        pytest.skip("no layer has K/V")
+    prompts = [prompt_of(length) for length in (5, 40)]
+    llm = make(kv_cache_dtype="int8")
+    together = tokens_of(generate(llm, prompts, 12))
+    assert [tokens_of(generate(llm, [prompt], 12))[0] for prompt in prompts] == together
+
+
 def test_prefixes_cannot_be_pinned(make: Maker) -> None:
     with pytest.raises(RequestError, match="recurrent states cannot be pinned"):
         make().pin_prefix({"prompt_token_ids": prompt_of(40)})
@@ -210,6 +236,10 @@ def test_the_plan_states_their_bytes(make: Maker) -> None:
     if "lfm2" in resolved.spec.model_type:
         per_layer = 2 * BASES["lfm2"]["hidden_size"] * 4  # two tokens in float32
         inputs = 3 * BASES["lfm2"]["hidden_size"] * 4
+    elif isinstance(resolved.spec.traits, SSDTraits):
+        # Three tokens of four heads' x and two groups' B and C, and the heads' matrices.
+        per_layer = 3 * (4 * 16 + 2 * 2 * 12) * 4 + 4 * 16 * 12 * 4
+        inputs = (2 * (4 * 16 + 2 * 2 * 12) + 4) * 4  # of the convolution, and of the state
     else:  # three tokens of four key heads' q and k and eight heads' v, and their matrices
         per_layer = 3 * (2 * 4 * 12 + 8 * 16) * 4 + 8 * 12 * 16 * 4
         inputs = 2 * (2 * 4 * 12 + 8 * 16 + 8) * 4  # of the convolution, and of the rule

@@ -33,6 +33,15 @@ FAMILIES = {
         Case("qwen3.5", "qwen3_5_text"),
         (*LLAMA, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
     ),
+    "granite-4": (
+        Case("granite-4", "granitemoehybrid"),
+        (*LLAMA[:4], "in_proj", "out_proj", "input_linear", "output_linear"),
+    ),
+    "mamba2": (Case("mamba2", "mamba2"), ("in_proj", "out_proj")),
+    "minicpm3": (
+        Case("minicpm3", "minicpm3"),
+        ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "up_proj", "down_proj"),
+    ),
     "gpt2": (Case("gpt2", "gpt2"), ("c_attn", "c_proj", "c_fc")),
     "opt": (Case("opt", "opt"), ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")),
 }
@@ -271,3 +280,12 @@ def test_an_engine_without_lora_says_so(base: Path, adapters: list[LoRARequest])
         llm.generate([1, 2], GREEDY, lora_request=adapters[0])
     with pytest.raises(ConfigError, match="max_loras"):
         engine(base, enable_lora=True, max_loras=0)
+
+
+def test_adapters_of_matrices_that_queries_absorb_are_refused(tmp_path: Path) -> None:
+    """Would catch an adapter of `kv_b_proj` that loads and changes nothing."""
+    base = tmp_path / "base"
+    write_checkpoint(FAMILIES["minicpm3"][0], base)
+    folder = write_adapter(tmp_path / "adapter", base, ("kv_b_proj", "o_proj"))
+    with engine(base, enable_lora=True) as llm, pytest.raises(RequestError, match="kv_b_proj"):
+        llm.generate([1, 2], GREEDY, lora_request=LoRARequest("bad", 1, str(folder)))

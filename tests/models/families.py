@@ -71,7 +71,7 @@ _DEEPSEEK_YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
-_GRANITE = {
+GRANITE = {
     "embedding_multiplier": 1.5,
     "residual_multiplier": 0.7,
     "attention_multiplier": 0.3,
@@ -253,6 +253,33 @@ CASES = (
         "qwen3_next",
         {"mlp_only_layers": [1], "decoder_sparse_step": 2, "norm_topk_prob": False},
     ),
+    Case("granite-4", "granitemoehybrid", GRANITE),
+    Case(
+        "granite-4-rope",
+        "granitemoehybrid",
+        {
+            **GRANITE,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+            "mamba_n_groups": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_d_conv": 3,
+            "time_step_limit": [0.3, 0.9],
+            "tie_word_embeddings": True,
+        },
+    ),
+    Case(
+        "granite-4-moe",
+        "granitemoehybrid",
+        {**GRANITE, "num_local_experts": 5, "intermediate_size": 20},
+    ),
+    Case("mamba2", "mamba2"),
+    Case(
+        "mamba2-bias",
+        "mamba2",
+        {"use_bias": True, "use_conv_bias": False, "n_groups": 1, "tie_word_embeddings": True},
+    ),
     Case("opt", "opt"),
     Case("opt-350m", "opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     Case(
@@ -334,7 +361,7 @@ CASES = (
     ),
     Case("glm", "glm", {"attention_bias": False, "partial_rotary_factor": 0.25}),
     Case("glm4", "glm4"),
-    Case("granite", "granite", _GRANITE),
+    Case("granite", "granite", GRANITE),
     Case(
         "granite-bias",
         "granite",
@@ -398,7 +425,7 @@ CASES = (
     Case("qwen3-moe-unnormed", "qwen3_moe", {"mlp_only_layers": [0], "attention_bias": True}),
     Case("olmoe", "olmoe"),
     Case("olmoe-normed", "olmoe", {"norm_topk_prob": True, "attention_bias": True}),
-    Case("granite-moe", "granitemoe", _GRANITE),
+    Case("granite-moe", "granitemoe", GRANITE),
     Case("glm4-moe", "glm4_moe", {"routed_scaling_factor": 2.5}),
     Case(
         "glm4-moe-plain",

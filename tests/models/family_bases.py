@@ -82,6 +82,17 @@ _DEEPSEEK = {
     "first_k_dense_replace": 1,
 }
 _INDEXED = {**_DEEPSEEK, "index_topk": 64, "index_n_heads": 16, "index_head_dim": 16}
+_SSD = {
+    **_LLAMA,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_head": 16,
+    "num_local_experts": 0,
+}
 BASES = {
     "llama": _LLAMA,
     "arcee": _LLAMA,
@@ -155,6 +166,17 @@ BASES = {
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 24},
     "qwen3_next": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 24},
+    "granitemoehybrid": _SSD,
+    "mamba2": {
+        **_TOKENS,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_heads": 4,
+        "head_dim": 16,
+        "n_groups": 2,
+        "state_size": 12,
+        "pad_token_id": 0,
+    },
     "opt": _OPT,
     "gpt2": _GPT2,
     "mpt": _MPT,

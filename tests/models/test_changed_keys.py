@@ -128,10 +128,13 @@ PASSED_OVER = {
 BY_LENGTH = {
     ("llama-dynamic", "max_position_embeddings"),
     ("phimoe-bias", "original_max_position_embeddings"),
+    ("deepseek-v32", "index_topk"),
+    ("glm-moe-dsa", "index_topk"),
 }
 """Keys of ropes that follow the length. A base that grows: `transformers` takes that of the whole
 prompt for all of its tokens, quire that of each, which test_golden.py compares. LongRoPE of PhiMoE:
-`transformers` keeps the short factors (docs/models.md)."""
+`transformers` keeps the short factors (docs/models.md). An index: the engine refuses contexts that
+are longer (tests/engine/test_latent_models.py)."""
 
 ROPE_PARTS = (
     "factor", "partial_rotary_factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast",

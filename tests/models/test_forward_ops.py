@@ -17,7 +17,10 @@ from quire.platform import detect_platform
 PLATFORM = detect_platform()
 KERNELS = any(p.unavailable(PLATFORM) is None for p in ALL_OPS["linear"].providers)
 
-LAYOUT = {"empty", "empty_like", "view", "_unsafe_view", "slice", "select", "as_strided", "alias"}
+LAYOUT = {
+    "empty", "empty_like", "new_empty", "view", "_unsafe_view", "slice", "select", "as_strided",
+    "alias",
+}  # fmt: skip
 """Functions of torch that make or describe a tensor and compute nothing."""
 
 

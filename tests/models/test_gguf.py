@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.gguf_mamba import ARCHITECTURES, mamba_metadata
 from tests.gguf_writer import (
     PACKERS,
     Tensor,
@@ -51,6 +52,12 @@ _DEEPSEEK_YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
+_GRANITE = {
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.75,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 4.0,
+}
 CASES = (
     Case("llama", "llama"),
     Case("llama-tied-bias", "llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -82,12 +89,7 @@ CASES = (
     Case(
         "granite",
         "granite",
-        {
-            "embedding_multiplier": 1.5,
-            "residual_multiplier": 0.75,
-            "attention_multiplier": 0.25,
-            "logits_scaling": 4.0,
-        },
+        _GRANITE,
     ),
     Case("seed-oss", "seed_oss"),
     Case("smollm3", "smollm3"),
@@ -101,6 +103,11 @@ CASES = (
     Case("qwen3-next", "qwen3_next"),
     Case("lfm2-moe", "lfm2_moe"),
     Case("lfm2-moe-dense-first", "lfm2_moe", {"num_dense_layers": 2, "tie_word_embeddings": False}),
+    Case("mamba2", "mamba2"),
+    Case("mamba2-tied", "mamba2", {"n_groups": 1, "tie_word_embeddings": True}),
+    Case("granite-4", "granitemoehybrid", _GRANITE),
+    Case("granite-4-rope", "granitemoehybrid", {**_GRANITE, "position_embedding_type": "rope"}),
+    Case("granite-4-moe", "granitemoehybrid", {**_GRANITE, "num_local_experts": 5}),
     Case("mixtral", "mixtral"),
     Case("qwen2-moe", "qwen2_moe"),
     Case("qwen3-moe", "qwen3_moe", {"norm_topk_prob": True}),
@@ -128,12 +135,7 @@ CASES = (
     Case(
         "granite-moe",
         "granitemoe",
-        {
-            "embedding_multiplier": 1.5,
-            "residual_multiplier": 0.75,
-            "attention_multiplier": 0.25,
-            "logits_scaling": 4.0,
-        },
+        _GRANITE,
     ),
 )
 
@@ -157,15 +159,24 @@ def _architecture(case: Case) -> str:
         "deepseek_v2": "deepseek2",
         "deepseek_v3": "deepseek2",
         "glm4_moe_lite": "deepseek2",
+        "granitemoehybrid": "granitehybrid",
     }
     return own.get(case.model_type, case.model_type.removesuffix("_text"))
 
 
+def _ropes(config: Any) -> dict[str, Any]:
+    """Return the parameters of positions; {} of a model that sees none."""
+    return getattr(config, "rope_parameters", None) or {}
+
+
 def _settings(case: Case, config: Any) -> dict[str, Any]:
     architecture = _architecture(case)
-    settings = gguf_metadata(architecture, config)
+    write = mamba_metadata if architecture in ARCHITECTURES else gguf_metadata
+    settings = write(architecture, config)
     architecture = settings["general.architecture"]
-    ropes = config.rope_parameters
+    ropes = _ropes(config)
+    if not ropes:
+        return settings
     full = ropes.get("full_attention", ropes)
     if "attention_factor" in full:
         settings[f"{architecture}.rope.scaling.attn_factor"] = float(full["attention_factor"])
@@ -188,7 +199,7 @@ def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
     architecture = _architecture(case)
     tensors = gguf_tensors(tmp_path, architecture, config)
     for kind in ("short", "long"):
-        if (divisors := config.rope_parameters.get(f"{kind}_factor")) is not None:
+        if (divisors := _ropes(config).get(f"{kind}_factor")) is not None:
             tensors[f"rope_factors_{kind}.weight"] = float_tensor(torch.tensor(divisors))
     if architecture == "gemma4":
         head_dim = config.per_layer_config[config.num_hidden_layers - 1].head_dim
@@ -203,8 +214,9 @@ def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
     sequences = random_sequences()
     wanted = PagedModel(tmp_path, "reference", 64).step(sequences)
     found = PagedModel(file, "reference", 64).step(sequences)
-    # Gemma's norms are stored with the 1 added, in float32.
-    tolerance = 1e-4 if architecture == "gemma3" or architecture in DELTA else 0.0
+    # Gemma's norms are stored with the 1 added, and rates of states not as logarithms.
+    is_changed = architecture in ("gemma3", *DELTA, *ARCHITECTURES)
+    tolerance = 1e-4 if is_changed else 0.0
     for seq in sequences:
         torch.testing.assert_close(found[seq], wanted[seq], rtol=tolerance, atol=tolerance)
 

@@ -20,8 +20,11 @@ from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
 from quire.models import load_model, loader
 
-UNEVEN = {("mpt-6-heads", 4), ("bloom-6-heads", 4)}
-"""Six heads are not for four ranks."""
+UNEVEN = {
+    *(("mpt-6-heads", 4), ("bloom-6-heads", 4)),
+    *(("granite-4", 4), ("granite-4-moe", 4), ("mamba2", 4)),
+}
+"""Six heads are not for four ranks, nor are two groups of heads with states."""
 
 ODD_VOCABULARY = {"vocab_size": 129}
 MORE_CASES = (

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
+from quire.config.kv_layout import KVFormat
 from quire.ops import ALL_OPS, Team
 from quire.ops.kv.pages import EMPTY_BYTE, empty_cache, page_views
 from quire.platform import detect_platform
@@ -79,7 +80,7 @@ def test_what_is_not_finite_is_seen_by_who_reads_it(writer: str, bad: float, pla
 def test_scales_live_in_the_page_of_their_tokens() -> None:
     """Turns red when copying the bytes of a page leaves its scales behind."""
     pages = torch.full((2, 3, 4, 16), EMPTY_BYTE, dtype=torch.uint8)  # 5 elements, 2 scales
-    elements, scales = page_views(pages, torch.int8, 1, 5)
+    elements, scales = page_views(pages, torch.int8, KVFormat.plain(1, 5, "int8"), 5)
     assert scales is not None
     elements[0, 1], scales[0, 1] = 7, 0.5
     ALL_OPS["copy_blocks"].reference(pages, torch.tensor([1]), torch.tensor([2]))

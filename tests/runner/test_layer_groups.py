@@ -282,19 +282,18 @@ def test_a_latent_group_is_served_beside_a_full_one(toys: Toys, depth: int) -> N
         assert drawn == dense[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
-def test_the_report_says_which_layers_have_which_backend(toys: Toys) -> None:
-    """Turns red when the slow path of some layers goes unsaid."""
+def test_layers_of_both_kinds_have_kernels(toys: Toys) -> None:
+    """Turns red when latent layers take the slow path, or the report does not name the backend."""
     llm = toys.start(toys.prepare((*FULL_AND_LATENT, *FULL_AND_LATENT)))
     loaded = loaded_of(llm)
     first, second = loaded.attention.backends
-    assert second.name == "reference"
     told = loaded.kernels
-    assert "layers 1, 3" in told
     if first.name == "reference":
         pytest.skip("no kernels serve here")
     assert isinstance(first, KernelAttention)
-    assert f"attention: {first.name} (best that serves here) for layers 0, 2; " in told
-    assert "K and V of one width, here they have 7 and 5" in told
+    assert isinstance(second, KernelAttention)
+    assert second.name == first.name
+    assert f"attention: {first.name} (best that serves here); " in told
     assert re.search(r"; all \d+ other operations by \w+$", told), "the names make a long line"
 
 

@@ -105,14 +105,15 @@ def test_the_log_forgets() -> None:
         assert log.is_watched(1.0)
         log.planned(PlannedStep(number, 2, 3, 4, 5, number, 1.0))
         log.applied(0.001, 2 * number)
-    steps = log.steps(1.5)
+    steps = log.steps(1.5, 9.0)
     assert len(steps) == MAX_STEPS and steps[-1].number == MAX_STEPS + 9
     assert steps[-1] == ViewedStep(MAX_STEPS + 9, 2, 3, 2, 3, 4, 1, 1.0, 0.5)
+    assert not log.steps(1.5, 0.4), "too old"
     assert not log.is_watched(1.0 + 2 * WATCH_S)
     log.planned(step)
     log.lost()
     log.watch(100.0, 7)
-    assert log.steps(100.0) == (), "those of an earlier look are old"
+    assert log.steps(100.0, 9.0) == (), "those of an earlier look are old"
 
 
 BLOCKS = st.lists(

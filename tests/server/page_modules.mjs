@@ -292,3 +292,19 @@ test("a recording is loaded from this server alone", async () => {
   await assert.rejects(replay.loadFrames("http://other.example/x", "http://one.example", load), /other\.example/);
   await assert.rejects(replay.loadFrames("//one.example.org/x", "http://one.example", load), /address of this server/);
 });
+
+test("a message with images has parts", () => {
+  const url = "data:image/png;base64,iVBORw0KGgo=";
+  const talk = talks.newConversation();
+  talks.add(talk, { role: "user", content: "What?", images: [url] });
+  assert.deepEqual(talks.asMessages(talk), [{ role: "user", content: [{ type: "image_url", image_url: { url } }, { type: "text", text: "What?" }] }]);
+  assert.equal(talks.fromFile(talks.toFile([talk])).length, 1);
+  for (const bad of ["http://elsewhere.example/a.png", "data:text/html;base64,AAAA", 'data:image/svg+xml;base64,AAAA', `${url}" onerror="x`, 7]) {
+    Object.values(talk.messages)[0].images = [bad];
+    assert.throws(() => talks.fromFile(talks.toFile([talk])), /no conversations/);
+  }
+  const bare = talks.newConversation();
+  talks.add(bare, { role: "user", content: "", images: [url] });
+  assert.equal(bare.title, "An image");
+  assert.equal(talks.asMessages(bare)[0].content.length, 1);
+});

@@ -15,10 +15,14 @@ from typing import Any
 
 import pytest
 
-from quire.engine.model_front import ModelFront
+from quire import LLM
+from quire.config.settings import EngineSettings
+from quire.config.startup import find_model
+from quire.engine.model_front import ModelFront, load_model_front
 from quire.server.settings import ServerSettings
 from tests import waiting
-from tests.server.in_memory import InMemoryClient
+from tests.image_writer import as_bytes, picture, write_vision_checkpoint
+from tests.server.in_memory import InMemoryClient, RealClient
 from tests.server.page_faults import PageFaults, serious_faults
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted import END, Script, hermes_front
@@ -361,6 +365,46 @@ def test_the_keyboard_reaches_everything(viewer: Viewer, script: Script) -> None
         ".map((each) => each.outerHTML.slice(0, 120))"
     )
     assert not unnamed
+
+
+def test_images(browser: Any, tmp_path: Path) -> None:
+    """Fault: an image is not sent, not shown again, or offered to a model that takes none."""
+    folder = write_vision_checkpoint(tmp_path)
+    settings = EngineSettings(model=str(folder))
+    found = find_model(settings)
+    vision = load_model_front(settings, found.folder, found.spec)
+    with (
+        LLM(str(folder), quiet=True, dtype="float32", num_kv_blocks=256, max_model_len=512) as llm,
+        running_server(vision, client=RealClient(llm)) as server,
+    ):
+        viewer = Viewer(browser, server.url, SIZES[0], "light")
+        page, posted = viewer.page, list[str]()
+        page.on("request", lambda request: posted.append(request.post_data or ""))
+        page.goto(f"{server.url}/ui")
+        page.get_by_role("button", name="Attach an image").wait_for()
+        set_field(page, "Longest answer", "4")
+        file = page.get_by_label("File of an image")
+        data = {"name": "a.png", "mimeType": "image/png"}
+        file.set_input_files({**data, "buffer": b"no image"})
+        page.wait_for_selector(".toast:has-text('a.png is not an image')")
+        file.set_input_files({**data, "buffer": as_bytes(picture(100, 70))})
+        file.set_input_files({**data, "buffer": as_bytes(picture(40, 70))})
+        page.get_by_role("button", name="Remove image 2").click()
+        assert page.locator(".attachments .thumb").count() == 1
+        answer = send(page, "What is it?")
+        assert "4 tokens" in answer.locator(".figures").inner_text()
+        (body,) = [json.loads(each) for each in posted if '"messages"' in each]
+        image, text = body["messages"][0]["content"]
+        assert image["image_url"]["url"].startswith("data:image/png;base64,")
+        assert text == {"type": "text", "text": "What is it?"}
+        page.reload()
+        shown = page.locator(".sent canvas[width='100'][height='70']")
+        shown.wait_for()
+        viewer.close()
+
+
+def test_no_image_for_a_model_of_texts(viewer: Viewer) -> None:
+    assert viewer.page.get_by_role("button", name="Attach an image").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -26,7 +26,8 @@ Ask = Callable[[list[Message]], tuple[str, int]]
 NUM_SYSTEM = 1500
 NUM_SHARED = NUM_SYSTEM // 16 * 16
 _SIZES = {"vocab_size": 4096, "max_position_embeddings": 4096}
-CASES = tuple(Case(name, name, _SIZES) for name in ("lfm2", "qwen3_5_text"))
+NAMES = ("lfm2", "qwen3_5_text", "granitemoehybrid", "mamba2")
+CASES = tuple(Case(name, name, _SIZES) for name in NAMES)
 SAMPLING = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 

@@ -19,7 +19,8 @@ __all__ = ["KVPool", "LayerCache"]
 class LayerCache:
     """Cache of one layer: k [B, S, K, Dk], v [B, S, K, Dv], which of a latent group is the first
     part of k. Scales: float32 [B, S, K] of an int8 cache; of one in float8 views of one number,
-    where it is not 1; else None (`quire.ops.kv.rope_and_write_kv`)."""
+    where it is not 1; else None (`quire.ops.kv.rope_and_write_kv`). In a latent group k_scale is
+    [B, S, 2], of the elements of v and of the others, and v_scale is its first part."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -54,7 +55,7 @@ class KVPool:
         through the pool. Memory is used from the first write on, then 2 MiB at once and not the
         written block alone; the memory plan counts the whole pool anyway.
         """
-        shape = (layout.num_segments, num_blocks, layout.segment_bytes)
+        shape = (layout.num_segments, num_blocks, layout.segment_bytes)  # empty without K/V
         if device.type == "cpu":
             size = math.prod(shape)
             pages = map_huge_pages(size)[:size].view(shape)
@@ -95,8 +96,9 @@ def _layer_cache(segments: torch.Tensor, group: KVGroup, dtype: torch.dtype) -> 
     kv = group.kv.format
     filled = group.tokens_per_block * kv.token_bytes
     tokens = segments[..., :filled].unflatten(-1, (group.tokens_per_block, kv.token_bytes))
-    k, k_scale = page_views(tokens[0], dtype, kv.num_kv_heads, kv.key_dim)
+    k, k_scale = page_views(tokens[0], dtype, kv, kv.key_dim)
     if kv.num_planes == 1:
-        return LayerCache(k, k[..., : kv.value_dim], k_scale, k_scale)
-    v, v_scale = page_views(tokens[1], dtype, kv.num_kv_heads, kv.value_dim)
+        v_scale = None if k_scale is None else k_scale[..., : kv.num_kv_heads]
+        return LayerCache(k, k[..., : kv.value_dim], k_scale, v_scale)
+    v, v_scale = page_views(tokens[1], dtype, kv, kv.value_dim)
     return LayerCache(k, v, k_scale, v_scale)

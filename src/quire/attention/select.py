@@ -16,7 +16,7 @@ from quire.attention.reference import ReferenceAttention
 from quire.attention.splittable import SplittableAttention
 from quire.config.kv_layout import KVLayout
 from quire.errors import ConfigError
-from quire.ops.attention.paged_attention import OP
+from quire.ops.attention.paged_attention import OP, WIDTHS
 from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_CPUS, FOR_GPUS, Provider
@@ -97,7 +97,7 @@ class _Kernels:
             return needs.refused_heads(f"at most {self.max_head_dim}")
         if lacking := needs.scores & self.provider.lacks:
             return needs.refused_scores(lacking)
-        if needs.value_dim is not None:
+        if needs.value_dim is not None and WIDTHS in self.provider.lacks:
             return needs.refused_widths()
         if needs.last_key and "last_key" in self.provider.lacks:
             return needs.refused_last_key()
@@ -177,7 +177,10 @@ def select_backends(
     preferred: str | None = None,
 ) -> GroupBackends:
     """Call `select_backend` for each layer group; groups that need the same share a backend.
-    layers: layers of each group, for the sentence. A forced backend has to serve all groups."""
+    layers: layers of each group, for the sentence. A forced backend has to serve all groups that
+    have layers."""
+    if not any(layers):
+        return GroupBackends((ReferenceAttention(),) * len(needs), "attention: none")
     choices = {
         each: select_backend(platform, each, forced, team, preferred=preferred)
         for each in dict.fromkeys(needs)

@@ -37,7 +37,7 @@ KV_DTYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
         "float8_e5m2": (1, 0),
     }
 )
-"""Bytes of an element, and of the scale that each head of a token has beside its elements."""
+"""Bytes of an element, and of a scale beside the elements (`KVFormat.num_scales`)."""
 
 FP8_DTYPES: Mapping[str, str] = MappingProxyType(
     {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
@@ -75,6 +75,12 @@ class KVFormat:
         return cls(1, width, rank, *KV_DTYPES[kv_dtype], num_planes=1)
 
     @property
+    def num_scales(self) -> int:
+        """Scales of one token in one plane, if it has some: one for each head. A plane of K and V
+        has two for each, of the elements of V and of the others, which differ in size."""
+        return self.num_kv_heads * (2 if self.num_planes == 1 else 1)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token in one plane. Planes are equally wide. Scales follow the elements,
         aligned."""
@@ -82,10 +88,12 @@ class KVFormat:
         if not self.scale_bytes:
             return elements
         aligned = -(-elements // self.scale_bytes) * self.scale_bytes
-        return aligned + self.num_kv_heads * self.scale_bytes
+        return aligned + self.num_scales * self.scale_bytes
 
     def of_rank(self, shard: Shard) -> KVFormat:
         """The format of the kv heads that a rank has. Raises ConfigError as `Shard.kv_heads`."""
+        if not self.num_kv_heads:
+            return self
         return replace(self, num_kv_heads=shard.kv_heads(self.num_kv_heads).count)
 
 
@@ -236,19 +244,25 @@ class KVLayout:
         return sum(group.most_blocks(num_tokens, max_step_tokens) for group in self.groups)
 
 
+NO_KV = LayerKV(KVFormat(num_kv_heads=0, key_dim=0, value_dim=0, dtype_bytes=0))
+
+
 def group_layers(layers: Sequence[LayerKV | None], block_size: int) -> tuple[KVGroup, ...]:
     """Partition layers by kind, window and format into groups of at most the smallest kind's size.
 
     layers: None for those without K/V.
     A kind with more layers than the smallest kind is split, so that little of a page is padding.
     The group with the largest tokens has `block_size` of them in a block; the others have as many
-    times that as fit its segments.
+    times that as fit its segments. If no layer has K/V, one group without layers has blocks of no
+    bytes, whose names are those of prefixes.
     """
     kinds: dict[LayerKV, list[int]] = {}
     for layer, kv in enumerate(layers):
         if kv is None:
             continue
         kinds.setdefault(kv, []).append(layer)
+    if not kinds:
+        return (KVGroup((), NO_KV, block_size),)
     size = min(len(members) for members in kinds.values())
     largest = max(kv.format.token_bytes for kv in kinds)
     groups = [

@@ -37,6 +37,7 @@ __all__ = [
     "RopeScaling",
     "RopeSpec",
     "Routing",
+    "SSDHeads",
     "YarnScaling",
     "STATE_ALIGNMENT",
     "aligned_state",
@@ -290,7 +291,41 @@ class LatentSpec:
         return self.nope + self.rotary
 
 
-ExpertNames = Literal["qwen", "deepseek", "gpt_oss", "mixtral", "granite", "gemma4", "lfm2"]
+@dataclass(frozen=True, slots=True)
+class SSDHeads:
+    """Heads of a selective state (Mamba 2): `num_heads` of `head_dim`. Each of `num_groups` groups
+    of adjacent heads shares B and C of `state_size`. limits: least and most of a step."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    limits: tuple[float, float]
+
+    @property
+    def inner(self) -> int:
+        """Elements of x, of z, and of the result of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Elements of x, B and C of a token."""
+        return self.inner + 2 * self.num_groups * self.state_size
+
+    @property
+    def inputs(self) -> int:
+        """Outputs of the projection to z, x, B, C and steps."""
+        return self.inner + self.channels + self.num_heads
+
+    @property
+    def state(self) -> int:
+        """Elements of the state of a sequence."""
+        return self.inner * self.state_size
+
+
+ExpertNames = Literal[
+    "qwen", "deepseek", "gpt_oss", "mixtral", "granite", "granite_hybrid", "gemma4", "lfm2"
+]
 """Families whose names of tensors others share."""
 
 
@@ -329,8 +364,9 @@ class ExpertsSpec:
 
     layers: whether each layer of the model has experts; others have one network. inner_size: inner
     size of an expert. shared_size: inner size of a network that every token takes besides, None for
-    none; shared_gated: its output is multiplied by the sigmoid of a projection to one number. bias:
-    whether the router and experts have a bias. names: naming of the tensors on disk.
+    none; shared_gated: its output is multiplied by the sigmoid of a projection to one number;
+    shared_fused: its gate and up are one tensor on disk. bias: whether the router and experts have
+    a bias. names: naming of the tensors on disk.
     """
 
     routing: Routing
@@ -340,6 +376,7 @@ class ExpertsSpec:
     shared_size: int | None = None
     shared_gated: bool = False
     bias: bool = False
+    shared_fused: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -425,8 +462,8 @@ class ModelSpec:
     dtype: "bfloat16", "float16" or "float32"; `dataclasses.replace` it to compute in another.
     max_context: longest context in tokens that the checkpoint claims, rope scaling included.
     windows, ropes: per layer; the window counts the query itself, None is full attention; a layer
-    without rope sees no positions. No rope at all and no ALiBi slopes mean that positions are
-    learned, and then `max_context` cannot be exceeded.
+    without rope sees no positions. No rope at all, no ALiBi slopes and no states mean that
+    positions are learned, and then `max_context` cannot be exceeded.
     kv_shapes: number of kv heads and head_dim of each layer, if they are not `num_kv_heads` and
     `head_dim`, which are the largest then. num_shared_kv: number of the last layers that read K and
     V of layers before them, and have none. side_size: elements of a token that a forward holds from
@@ -545,6 +582,11 @@ class ModelSpec:
         return tuple(i for i in range(count) if not (self.states and self.states[i]))
 
     @property
+    def has_kv(self) -> bool:
+        """False if every layer keeps a state in place of K and V."""
+        return bool(self.kv_layers)
+
+    @property
     def own_kv_shapes(self) -> tuple[tuple[int, int], ...]:
         """Number of kv heads and head_dim of each of `kv_layers`."""
         alike = (self.num_kv_heads, self.head_dim)
@@ -603,6 +645,6 @@ class ModelSpec:
     @property
     def has_learned_positions(self) -> bool:
         """True if positions come from a table, so that `max_context` is a hard limit."""
-        if "alibi_slopes" in self.score_options:
+        if "alibi_slopes" in self.score_options or self.states:
             return False
         return all(rope is None for rope in self.ropes)

@@ -57,7 +57,9 @@ def _memory_rows(plan: Resolved) -> list[tuple[str, str, str]]:
             "  KV cache",
             format_bytes(memory.kv_cache),
             f"{memory.capacity_tokens:,} tokens of {format_bytes(memory.kv_per_token)}"
-            f"{_expanded_words(plan)}, {taken}",
+            f"{_expanded_words(plan)}, {taken}"
+            if plan.spec.has_kv
+            else f"no layer has K/V; prefixes of {memory.capacity_tokens:,} tokens have names",
         ),
         ("  total", format_bytes(memory.total), _budget_words(plan)),
         (

@@ -42,6 +42,17 @@ def check_rules(case: Case) -> None:
             raise ConfigError(words if isinstance(words, str) else words(case))
 
 
+def _of_kv_alone(case: Case) -> str | None:
+    """Return the first setting that changes K and V alone, with its value."""
+    settings = case.settings
+    given = {
+        "kv_cache_dtype": settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else None,
+        "kv_cache_memory": settings.kv_cache_memory,
+        "swap_space": settings.swap_space or None,
+    }
+    return next((f"{name}={value}" for name, value in given.items() if value is not None), None)
+
+
 def _widened(case: Case) -> list[PackedLayout]:
     """Return the matrices that no kernel multiplies as they are."""
     if case.settings.quantization is not None:
@@ -137,12 +148,18 @@ RULES = (
     Rule(
         lambda case: (
             case.spec.latent is not None
-            and case.settings.kv_cache_dtype != "auto"
-            and case.settings.kv_cache_dtype not in DTYPE_BYTES
+            and case.settings.kv_cache_dtype not in ("auto", "int8", *DTYPE_BYTES)
         ),
         lambda case: (
             f"kv_cache_dtype={case.settings.kv_cache_dtype!r} with {case.spec.architecture}: "
-            "vectors of latent attention are not kept in 8 bits. Leave it out."
+            "vectors of latent attention are not kept in float8. Give 'int8', or leave it out."
+        ),
+    ),
+    Rule(
+        lambda case: not case.spec.has_kv and bool(_of_kv_alone(case)),
+        lambda case: (
+            f"{_of_kv_alone(case)} with {case.spec.architecture}: no layer has K and V, and states "
+            "keep their dtype. Leave it out."
         ),
     ),
     Rule(

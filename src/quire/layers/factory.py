@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.model_spec import DeltaHeads, ExpertsSpec, LatentSpec, MatrixShape, RopeSpec
+from quire.config.model_spec import ExpertsSpec, LatentSpec, MatrixShape, RopeSpec
 from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
@@ -33,7 +33,7 @@ from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
 from quire.layers.mlp import MLP, AdaptedGate, ClassHeads, GatedMLP, ResidualBlock
 from quire.layers.moe import AdaptedExperts, ExpertNumbers, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
-from quire.layers.recurrent import DeltaShares, GatedDelta, RecurrentLayers
+from quire.layers.recurrent import RecurrentLayers
 from quire.layers.rotary import RotaryEmbedding
 from quire.layers.scaling import OutputGate, OwnFactor, QueryGrowth, Scale, SoftCap
 from quire.layers.side import SideLayer, TokenSide
@@ -98,7 +98,7 @@ class LayerFactory:
         self._tree = Tree(NUM_PIECES // shard.size, ops.add) if rank_invariant else None
         self.given, self.parts = GivenEmbeddings(), LogitParts()
         self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
-        self.recurrent = RecurrentLayers(ops, self._shard, dtype, device)
+        self.recurrent = RecurrentLayers(ops, self._shard, dtype, device, self)
         self.class_heads = ClassHeads(ops, self._unquantized)
 
     def column(
@@ -194,7 +194,7 @@ class LayerFactory:
         """Make the projection to gates, "q", "k" and "v" for `attention`, without biases. On disk
         the query and the gate of each head are adjacent in "q"."""
         parts = {**attention.parts, "q": attention.parts["q"].times(2)}
-        return self._merged(in_features, parts, orders={"q": attention.order_of_gates()})
+        return self.shared_linear(in_features, parts, orders={"q": attention.order_of_gates()})
 
     def headwise_qkv_linear(
         self, in_features: int, attention: Attention, norm: LayerNorm, *, bias: bool
@@ -223,6 +223,21 @@ class LayerFactory:
         chosen = self._qkv_format(in_features, attention, norm)
         return self._linear(in_features, outputs, chosen, bias=bias, transposed=transposed)
 
+    def shared_linear(
+        self,
+        in_features: int,
+        parts: Mapping[str, Share],
+        *,
+        bias: bool = False,
+        orders: Mapping[str, torch.Tensor] = NO_ORDERS,
+        is_plain: bool = False,
+    ) -> Projection:
+        """Make a merged projection; each rank has its shares of the parts. orders: see
+        `MergedLinear`. is_plain: keeps the model's dtype whatever the format of other matrices."""
+        formats = self._plain if is_plain else self._formats
+        chosen = formats.choose(_shape(parts, in_features))
+        return self._merged(in_features, parts, chosen, bias=bias, orders=orders)
+
     def _linear(
         self,
         in_features: int,
@@ -242,12 +257,11 @@ class LayerFactory:
         self,
         in_features: int,
         parts: Mapping[str, Share],
-        chosen: WeightFormat | None = None,
+        chosen: WeightFormat,
         *,
-        bias: bool = False,
+        bias: bool,
         orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> Projection:
-        chosen = chosen or self._formats.choose(_shape(parts, in_features))
         merged = MergedLinear(chosen, in_features, parts, *self._place, bias=bias, orders=orders)
         return self._adapted(merged, in_features, parts)
 
@@ -394,7 +408,8 @@ class LayerFactory:
         norms: tuple[RMSNorm | SharedRMSNorm, ...] = ()
         if qk_norm_eps is not None and qk_norm_over_row:
             rows = (shared.projections["q"], shared.projections["k"])
-            norms = tuple(self._shared_rms_norm(row, qk_norm_eps) for row in rows)
+            one = Share.whole(1)
+            norms = tuple(self.shared_rms_norm(row, qk_norm_eps, one) for row in rows)
         elif qk_norm_eps is not None:
             has_keys = kv_layer in (None, layer)
             norms = tuple(
@@ -439,27 +454,13 @@ class LayerFactory:
         rank, query, query_norm = shape[1].query_rank, None, None
         if rank is not None:
             query_norm = self.rms_norm(rank, LATENT_EPS)
-            query = self._merged(rank, heads.up, orders=heads.up_orders)
-        down = self._merged(size, heads.down, bias=bias, orders=heads.down_orders)
+            query = self.shared_linear(rank, heads.up, orders=heads.up_orders)
+        down = self.shared_linear(size, heads.down, bias=bias, orders=heads.down_orders)
         norm = self.rms_norm(shape[1].rank, LATENT_EPS)
         up = LatentUp(self._ops, heads, *self._place)
         parts = LatentParts(down, query_norm, query, norm, up)
         place = (self._ops, self._backends[layer], self._rotary(rope))
         return LatentAttention(*place, layer, heads, scale, parts)
-
-    def gated_delta(self, size: int, heads: DeltaHeads, taps: int, eps: float) -> GatedDelta:
-        """Make a gated delta rule behind a convolution over `taps` tokens; each rank has an equal
-        part of the heads. Gates keep the model's dtype."""
-        shares = DeltaShares.of(heads, self._shard)
-        gates = self._plain.choose(_shape(shares.gates, size))
-        return GatedDelta(
-            self._ops,
-            self._merged(size, shares.inputs, orders=shares.input_orders),
-            self._merged(size, shares.gates, gates, orders=shares.gate_orders),
-            self.recurrent.conv(shares.channels, taps),
-            self.recurrent.delta_rule(shares),
-            self.rms_norm(heads.value_dim, eps),
-        )
 
     def token_side(
         self, num_rows: int, size: int, side_size: int, num_layers: int, eps: float
@@ -535,7 +536,8 @@ class LayerFactory:
         shared = None
         if spec.shared_size is not None:
             gate = self._unquantized(size, 1, bias=False) if spec.shared_gated else None
-            shared = SharedExpert(self.gated_mlp(size, spec.shared_size, activation), gate)
+            mlp = self.gated_mlp(size, spec.shared_size, activation, fused=spec.shared_fused)
+            shared = SharedExpert(mlp, gate)
         return MixtureOfExperts(
             self._ops,
             routing,
@@ -560,13 +562,15 @@ class LayerFactory:
         down = self.row(inner_size, size, bias=bias, transposed=transposed)
         return MLP(self._ops, up, down, activation)
 
-    def _shared_rms_norm(self, share: Share, eps: float) -> SharedRMSNorm:
-        if self._tree is not None:
+    def shared_rms_norm(self, share: Share, eps: float, groups: Share) -> SharedRMSNorm:
+        """Make a norm over a dimension of which each rank has `share`. groups: see
+        `SharedRMSNorm`. Raises ConfigError if its sums depend on the ranks, and must not."""
+        if self._tree is not None and groups.total == 1:
             raise ConfigError(
                 "rank_invariant=True: this model has norms over the heads of all ranks, whose sums "
                 "depend on the number of ranks. Leave it out."
             )
-        return SharedRMSNorm(self._ops, share, eps, *self._place, self._collectives)
+        return SharedRMSNorm(self._ops, share, eps, *self._place, self._collectives, groups)
 
     def _query_heads(self, total: int) -> Share:
         return self._shard.equal(total, "query heads")

@@ -12,6 +12,8 @@ from quire.ops import OpSet
 
 __all__ = ["HeadNorm", "LayerNorm", "RMSNorm", "ResidualAdd", "SharedRMSNorm"]
 
+ONE_GROUP = Share.whole(1)
+
 
 class RMSNorm:
     """Root mean square norm over the last dimension, [..., N] → [..., N].
@@ -67,7 +69,11 @@ class HeadNorm:
 
 
 class SharedRMSNorm:
-    """Root mean square norm, in place, over a dimension that ranks share, [..., N] → [..., N]."""
+    """Root mean square norm, in place, over a dimension that ranks share, [..., N] → [..., N].
+
+    groups: share of equal groups of the dimension, each normed by itself; ranks that share more
+    than one have whole groups.
+    """
 
     def __init__(
         self,
@@ -77,16 +83,21 @@ class SharedRMSNorm:
         dtype: torch.dtype,
         device: torch.device,
         collectives: Collectives,
+        groups: Share = ONE_GROUP,
     ) -> None:
         self._eps = eps
-        self._norm_rows = ops.norm_rows if collectives.size == 1 else collectives.norm_rows
+        is_own = collectives.size == 1 or groups.total > 1
+        self._norm_rows = ops.norm_rows if is_own else collectives.norm_rows
+        self._size = share.count // groups.count
         self.weight = torch.empty((share.count,), dtype=dtype, device=device)
         cuts = {} if share.is_whole else {"weight": Cut(0, share)}
         self.weights = DenseWeights({"weight": self.weight}, cuts=cuts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, N]."""
-        self._norm_rows(x, self.weight, self._eps)
+        for start in range(0, len(self.weight), self._size):
+            group = slice(start, start + self._size)
+            self._norm_rows(x[:, group], self.weight[group], self._eps)
         return x
 
 

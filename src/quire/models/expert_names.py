@@ -105,6 +105,20 @@ _NAMES: Mapping[ExpertNames, _Names] = MappingProxyType(
             },
             _stacked("block_sparse_moe.", "input_linear.weight", "output_linear.weight"),
         ),
+        "granite_hybrid": _Names(
+            {
+                "block_sparse_moe.router.layer": "moe.router",
+                **_under("block_sparse_moe.experts.{}", _EXPERTS),
+                "shared_mlp.input_linear": "moe.shared.mlp.gate_up",
+                "shared_mlp.output_linear": "moe.shared.mlp.down",
+                "shared_mlp.gate_proj": _SHARED["gate_proj"],
+                "shared_mlp.up_proj": _SHARED["up_proj"],
+            },
+            {
+                **_stacked("block_sparse_moe.", "input_linear.weight", "output_linear.weight"),
+                **_stacked("block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj"),
+            },
+        ),
         "lfm2": _Names(
             {
                 "feed_forward.gate": "moe.router",

@@ -182,6 +182,8 @@ def _attention_calls(
             _HEADS,
             _KV_HEADS,
             _HEAD_DIM,
+            _HEAD_DIM,
+            _KV_HEADS,
             _HEAD_DIM**-0.5,
             0,
             _BFLOAT16,

@@ -16,11 +16,13 @@ __all__ = ["Case", "Op", "Provider", "Tolerance", "exact", "rounding"]
 @dataclass(frozen=True, slots=True)
 class Case:
     """One call to compare. Tensors among `args` may be changed in place. The outcome of a call is
-    its results and the contents of its tensor arguments afterwards."""
+    its results and the contents of its tensor arguments afterwards. needs: optional parts of the
+    contract that it uses besides its keyword arguments (`Provider.lacks`)."""
 
     label: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    needs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from quire.ops.pointwise.take_columns import OP as TAKE_COLUMNS
 from quire.ops.recurrent.gated_delta import OP as GATED_DELTA
 from quire.ops.recurrent.keep_tokens import OP as KEEP_TOKENS
 from quire.ops.recurrent.short_conv import OP as SHORT_CONV
+from quire.ops.recurrent.ssd import OP as SSD
 from quire.ops.rows.append_tokens import OP as APPEND_TOKENS
 from quire.ops.rows.apply_updates import OP as APPLY_UPDATES
 from quire.ops.rows.decode_inputs import OP as DECODE_INPUTS
@@ -108,6 +109,7 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
             SHORT_CONV,
             GATED_DELTA,
             KEEP_TOKENS,
+            SSD,
             DECODE_INPUTS,
             STEP_INPUTS,
             APPLY_UPDATES,
@@ -158,6 +160,7 @@ class OpSet:
     short_conv: Callable[..., torch.Tensor]
     gated_delta: Callable[..., torch.Tensor]
     keep_tokens: Callable[..., None]
+    ssd: Callable[..., torch.Tensor]
     decode_inputs: Callable[..., None]
     step_inputs: Callable[..., None]
     apply_updates: Callable[..., None]

@@ -162,6 +162,11 @@ class Renderer:
         self._finds_message_ends = finds_message_ends
         self._vocab_size = vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
+    @property
+    def takes_images(self) -> bool:
+        """True if chats may have images."""
+        return self._images is not None
+
     @classmethod
     def from_folder(
         cls,

@@ -36,7 +36,7 @@ from quire.scheduler.policies.policy import CountsTokens, Policy
 from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.readings.step_log import PlannedStep, StepLog
-from quire.scheduler.readings.view import view_of
+from quire.scheduler.readings.view import JUST_NOW_S, view_of
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
@@ -505,10 +505,12 @@ class Scheduler:
             states[block] = ord("p")
         return bytes(states)
 
-    def view(self, now: float) -> EngineView:
-        """Return the moment, for people. Steps are noted from now on, for some seconds."""
+    def view(self, now: float, steps_s: float) -> EngineView:
+        """Return the moment, for people. Steps are noted from now on, for some seconds. steps_s:
+        age of the oldest steps to return."""
         self._steps.watch(now, self.state.kv.pool.evicted_total)
-        return view_of(self.state, self._steps.steps(now), self._admission.shortage)
+        steps = self._steps.steps(now, max(steps_s, JUST_NOW_S))
+        return view_of(self.state, steps, steps_s, self._admission.shortage)
 
     def stats(self) -> SchedulerStats:
         pool, drafts = self.state.kv.pool, self._drafts.totals

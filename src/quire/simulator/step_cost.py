@@ -66,6 +66,11 @@ class StepCost:
         """weight_bits: bits per element of matrices; None: those of the dtype of `spec`. kv_bytes:
         bytes per element of the cache, likewise. ConfigError if the heads cannot be shared by so
         many devices."""
+        if not spec.has_kv:
+            raise ConfigError(
+                f"{spec.architecture} keeps no K/V: its costs are not those of attention, which "
+                "alone are modelled. Give a model with attention."
+            )
         if spec.num_heads % num_devices:
             raise ConfigError(
                 f"{spec.num_heads} heads cannot be shared by {num_devices} devices: give a number "

@@ -226,11 +226,10 @@ def _matrices(spec: ModelSpec, latent: LatentSpec) -> tuple[MatrixShape, ...]:
 
 
 def _parameters(spec: ModelSpec, latent: LatentSpec, *, bias: bool) -> ParameterCounts:
-    """Return the counts of `spec`, which was read with heads of keys and values, with those of
-    latent attention."""
+    """Return the counts of `spec`, which was read with heads of keys and values and without biases,
+    with those of latent attention."""
     hidden, heads = spec.hidden_size, spec.num_heads
     plain = hidden * latent.rotary * (2 * heads + 2)
-    plain += bias * (latent.rotary * (heads + 2) + hidden)
     own = sum(each.outputs * each.inputs for each in _matrices(spec, latent))
     own += heads * (latent.nope + latent.value) * latent.rank + latent.rank
     own += latent.query_rank or 0

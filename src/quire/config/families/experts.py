@@ -22,6 +22,7 @@ from quire.config.families.llama import (
     read_qwen2,
     read_qwen3,
 )
+from quire.config.families.mamba import GRANITE_GGUF, SPLIT_MLP, SSD_MODEL, read_granite_hybrid
 from quire.config.families.qwen3_next import (
     GGUF_BLOCK,
     QWEN3_5_MOE_TEXT,
@@ -159,6 +160,21 @@ def read_granite_moe(raw: RawConfig, dtype: str) -> ModelSpec:
     return _with_experts(spec, routing, spec.intermediate_size, "granite")
 
 
+def read_granite_4(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Granite 4, with experts unless their number is 0, beside a network of all tokens."""
+    raw, spec = read_granite_hybrid(raw, dtype)
+    if raw.read_optional(int, "num_local_experts") == 0:
+        return spec
+    return _with_experts(
+        spec,
+        _routing(raw, "num_local_experts", 8, top_k=2),
+        raw.read_size("intermediate_size"),
+        "granite_hybrid",
+        shared_size=spec.intermediate_size,
+        shared_fused=not raw.has(SPLIT_MLP),
+    )
+
+
 def read_glm4_moe(raw: RawConfig, dtype: str) -> ModelSpec:
     """GLM-4.5 and later: the router of DeepSeek-V3, a network of all tokens, dense layers first."""
     raw = raw.with_defaults(_GLM4_MOE)
@@ -218,7 +234,7 @@ def _deepseek_layers(raw: RawConfig, num_layers: int) -> tuple[bool, ...]:
     if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
         raise ConfigError(
             f"{raw.source}: mlp_layer_types={list(kinds)} must be 'dense' or 'sparse' for each of "
-            f"{num_layers} layers"
+            f"num_hidden_layers={num_layers} layers"
         )
     return tuple(kind == "sparse" for kind in kinds)
 
@@ -318,7 +334,8 @@ def _check_groups(raw: RawConfig, routing: Routing) -> None:
         or not routing.top_k <= size * routing.top_groups <= routing.num_experts
     ):
         raise ConfigError(
-            f"{raw.source}: {routing.top_k} of {routing.num_experts} experts cannot be chosen from "
+            f"{raw.source}: num_experts_per_tok={routing.top_k} of "
+            f"n_routed_experts={routing.num_experts} cannot be chosen from "
             f"topk_group={routing.top_groups} of n_group={routing.num_groups} groups"
         )
 
@@ -338,6 +355,7 @@ def _with_experts(
     layers: tuple[bool, ...] | None = None,
     shared_size: int | None = None,
     shared_gated: bool = False,
+    shared_fused: bool = False,
     bias: bool = False,
 ) -> ModelSpec:
     """Put experts in place of MLPs. layers: whether each layer has experts; all have if None."""
@@ -349,6 +367,7 @@ def _with_experts(
         shared_size,
         shared_gated,
         bias,
+        shared_fused,
     )
     if not experts.num_layers:
         return spec
@@ -464,6 +483,13 @@ FAMILIES = (
         "granitemoe",
         {"GraniteMoeForCausalLM": read_granite_moe},
         GGUFNames("granitemoe", _GRANITE_BLOCK, pairs_heads=True, numbers=GRANITE_NUMBERS),
+    ),
+    Family(
+        "Granite 4",
+        SSD_MODEL,
+        "granitemoehybrid",
+        {"GraniteMoeHybridForCausalLM": read_granite_4},
+        GRANITE_GGUF,
     ),
     Family(
         "GLM-4.5 and later",

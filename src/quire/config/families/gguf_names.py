@@ -48,7 +48,8 @@ class GGUFNames:
     constants: keys of config.json with values that are the same for all files.
     outer: names of tensors beside the blocks that other families have not.
     rest_type: entry of `layer_types` for layers whose number of kv heads is 0; None if there are
-    none.
+    none. plain_norms: norms that hold what folders hold. blocks: beginning of the names of a
+    block's tensors in folders, with its index as {}.
     """
 
     name: str
@@ -63,6 +64,7 @@ class GGUFNames:
     outer: Mapping[str, str] = field(default_factory=dict[str, str])
     rest_type: str | None = None
     plain_norms: tuple[str, ...] = ()
+    blocks: str = "model.layers.{}."
 
 
 def expert_block(router: str, experts: str, parts: tuple[str, str, str]) -> dict[str, str]:

@@ -43,8 +43,11 @@ _TENSOR = re.compile(
 _CONVS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 """Taps of each channel, [channels, taps]: folders have a dimension more between the two."""
 
-_RATES = ".ssm_a"
-"""Ending of tensors of decay rates, whose names have no "weight" behind it."""
+_RATES, _SKIPS = ".ssm_a", ".ssm_d"
+"""Endings of tensors of decay rates and of factors on inputs: names without "weight"."""
+
+_FLAT = (_RATES, _SKIPS, ".ssm_norm.weight")
+"""Numbers of heads or channels, which some files have in two dimensions."""
 
 BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
@@ -96,7 +99,13 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
     name, heads = names.name, dict[str, int]()
     if names.pairs_heads:
         num_heads = header.integer(f"{name}.attention.head_count") or 0
-        own = header.integer(f"{name}.attention.head_count_kv") or num_heads
+        key = f"{name}.attention.head_count_kv"
+        if key in header.arrays:  # 0 in layers that do not attend
+            counts = [each for each in header.array(key) or () if isinstance(each, int)]
+            own = max(counts, default=0)
+        else:
+            own = header.integer(key) or 0
+        own = own or num_heads
         heads = {"attn_q": num_heads, "attn_k": own}
     found: dict[str, GGUFLayout] = {}
     drafts = num_draft_blocks(header, name)
@@ -107,7 +116,8 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
         if entry.name in BUFFERS or is_draft:
             continue
         is_rate = entry.name.endswith(_RATES)
-        match = _TENSOR.fullmatch(f"{entry.name}.weight" if is_rate else entry.name)
+        is_bare = entry.name.endswith((_RATES, _SKIPS))
+        match = _TENSOR.fullmatch(f"{entry.name}.weight" if is_bare else entry.name)
         part = match["part"] if match else ""
         paired = heads.get(part, 0)
         if paired < 0 or (paired and entry.shape[0] % (2 * paired)):
@@ -133,6 +143,8 @@ def _one_by_one(places: tuple[str, ...], entry: GGUFEntry) -> Iterator[tuple[str
     place = places[0]
     if entry.name.endswith(f"{SHARED_GATE}.weight") and len(entry.shape) == 1:
         entry = replace(entry, shape=(1, *entry.shape))  # a projection to one number
+    if entry.name.endswith(_FLAT) and len(entry.shape) == 2:
+        entry = replace(entry, shape=(entry.shape[0] * entry.shape[1],))
     if entry.name.endswith(_CONVS) and len(entry.shape) == 2:
         entry = replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
     if "{}" not in place or len(entry.shape) != (2 if place.endswith(".bias") else 3):
@@ -157,7 +169,7 @@ def _hugging_face_names(match: re.Match[str] | None, gguf: GGUFNames) -> tuple[s
         return ()
     names, prefix = {**_OUTER, **gguf.outer}, ""
     if match["layer"] is not None:
-        names, prefix = gguf.block, f"model.layers.{int(match['layer'])}."
+        names, prefix = gguf.block, gguf.blocks.format(int(match["layer"]))
         full = f"{match['part']}.{match['kind']}"
         whole = names.get(full) or _WHOLE_NAMES.get(full)
         if whole is not None:

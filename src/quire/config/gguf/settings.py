@@ -421,7 +421,7 @@ def _refuse_unread_ropes(header: GGUFHeader, names: GGUFNames, head_dim: Any) ->
         "freq_base_swa": (base,),
         "scaling.alpha": (0.0, 1.0),
         # llama.cpp takes positions from Granite by this key
-        "scaling.finetuned": (True,) if name.startswith("granite") else (True, False),
+        "scaling.finetuned": (True,) if name in ("granite", "granitemoe") else (True, False),
         "scaling.yarn_attn_factor": (1.0,),
         "scaling.yarn_log_multiplier": (0.0,),
     }

@@ -61,8 +61,8 @@ _BUFFER_ROUNDING = 16 * 64
 _FLOAT32_BYTES = 4
 _INT32_BYTES = 4
 _INT64_BYTES = 8
-_BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$")
-"""Tensors that some checkpoints carry although they are no weights."""
+_BUFFERS = re.compile(r"rotary_emb\.|\.attn\.(masked_)?bias$|\.self_attn\.indexer\.")
+"""Tensors that some checkpoints carry although they are no weights, or are not loaded."""
 
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|wte)\.weight$")
 """Tables of tokens, with which a tied head multiplies."""

@@ -18,6 +18,10 @@ DEFAULT_KV_SHARE = 0.5
 UNKNOWN_MEMORY_KV_BYTES = 2**30
 """Size of the KV cache on a machine that does not say how much memory is free."""
 
+NAMED_CONTEXTS, MOST_NAMES = 4, 2**18
+"""Full contexts whose prefixes have names, for each sequence, if blocks take no memory; and the
+most names, if one context has no more."""
+
 MOST_STEPS = 4
 """Steps in flight at once, and one more."""
 
@@ -86,6 +90,8 @@ class PoolSizing:
             return largest, "as asked"
         if settings.kv_cache_memory is not None:
             return largest, f"kv_cache_memory of {format_bytes(settings.kv_cache_memory)}"
+        if not self._page:
+            return largest, "names of prefixes: no layer has K/V"
         one = self._blocks_for(context)
         if self._spec.is_encoder:
             steps = MOST_STEPS * (self._layout.blocks_for(self._step_tokens) + self._max_num_seqs)
@@ -148,6 +154,12 @@ class PoolSizing:
     def _largest_pool(self, context: int) -> int:
         """The most blocks there may be; 0 if those asked for do not fit."""
         asked, left = self._asked_blocks(), self._left(context)
+        if not self._page:
+            if left is not None and left < 0:
+                return 0
+            one = self._blocks_for(context)
+            named = max(one, min(NAMED_CONTEXTS * self._max_num_seqs * one, MOST_NAMES))
+            return named if asked is None else asked
         if left is None:
             unknown = UNKNOWN_MEMORY_KV_BYTES // self._page
             return unknown if asked is None else asked

@@ -7,7 +7,7 @@ from quire.config.families.gemma4 import Gemma4Traits
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
-from quire.config.shard import NUM_PIECES, Shard
+from quire.config.shard import NUM_PIECES, Shard, Share
 from quire.errors import ConfigError
 from quire.platform import Platform
 
@@ -91,9 +91,11 @@ def _shares(spec: ModelSpec, shard: Shard) -> dict[str, tuple[int, int]]:
     """Return for each thing that ranks share how many this one has, and how many there are: in the
     layer that has most, if layers differ."""
     experts = spec.experts
-    shares = {"query heads": shard.equal(spec.num_heads, "query heads")}
-    for kv_heads in sorted({kv_heads for kv_heads, _ in _kv_shapes(spec)}):
-        shares["kv heads"] = shard.kv_heads(kv_heads)
+    shares: dict[str, Share] = {}
+    if spec.has_kv:
+        shares["query heads"] = shard.equal(spec.num_heads, "query heads")
+        for kv_heads in sorted({kv_heads for kv_heads, _ in _kv_shapes(spec)}):
+            shares["kv heads"] = shard.kv_heads(kv_heads)
     shares["tokens of the vocabulary"] = shard.vocabulary(spec.vocab_size)
     if experts is not None:
         shares["experts"] = shard.in_units(experts.routing.num_experts, 1, "experts")
@@ -114,7 +116,7 @@ def _mlp_sizes(spec: ModelSpec) -> set[int]:
     """Return the numbers of neurons of MLPs that layers have beside experts, or instead of them."""
     if isinstance(spec.traits, Gemma4Traits):
         return set(spec.traits.inner_sizes)
-    has_mlps = spec.experts is None or not all(spec.experts.layers)
+    has_mlps = spec.intermediate_size and (spec.experts is None or not all(spec.experts.layers))
     return {spec.intermediate_size} if has_mlps else set()
 
 

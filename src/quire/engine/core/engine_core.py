@@ -275,7 +275,7 @@ class EngineCore:
     def _look(self, op: Inspect | MapBlocks | ListPins, now: float) -> Report:
         """The answer to a question, for which no step is waited."""
         if isinstance(op, MapBlocks):
-            states, view = self._scheduler.block_states(), self._scheduler.view(now)
+            states, view = self._scheduler.block_states(), self._scheduler.view(now, op.steps_s)
             return replace(self._report, blocks=states, view=view)
         if isinstance(op, ListPins):
             pins = self._scheduler.state.pins

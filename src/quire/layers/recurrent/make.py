@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import torch
 
 from quire.attention import StateInputs
-from quire.config.model_spec import aligned_state
+from quire.config.model_spec import DeltaHeads, SSDHeads, aligned_state
 from quire.config.shard import Shard, Share
-from quire.layers.recurrent.gated_delta import DeltaRule, DeltaShares
+from quire.layers.adapted import Projection
+from quire.layers.norm import RMSNorm, SharedRMSNorm
+from quire.layers.recurrent.gated_delta import DeltaRule, DeltaShares, GatedDelta
 from quire.layers.recurrent.part import RecurrentPart, StateBytes
 from quire.layers.recurrent.short_conv import ShortConv
+from quire.layers.recurrent.ssd import SelectiveState, SSDShares, StateSpace
+from quire.layers.weights import NO_ORDERS
 from quire.ops import OpSet
 
-__all__ = ["RecurrentLayers"]
+__all__ = ["Parts", "RecurrentLayers"]
+
+
+class Parts(Protocol):
+    """Makes the layers around a state; `LayerFactory` does."""
+
+    def shared_linear(
+        self,
+        in_features: int,
+        parts: Mapping[str, Share],
+        *,
+        bias: bool = False,
+        orders: Mapping[str, torch.Tensor] = NO_ORDERS,
+        is_plain: bool = False,
+    ) -> Projection: ...
+
+    def rms_norm(self, size: int, eps: float) -> RMSNorm: ...
+
+    def shared_rms_norm(self, share: Share, eps: float, groups: Share) -> SharedRMSNorm: ...
 
 
 class RecurrentLayers:
-    """The parts of one model; the state of each follows those of the parts made before."""
+    """The parts of one model; the state of each follows those of the parts made before.
 
-    def __init__(self, ops: OpSet, shard: Shard, dtype: torch.dtype, device: torch.device) -> None:
-        self._ops, self._shard = ops, shard
+    make: makes the layers around them.
+    """
+
+    def __init__(
+        self, ops: OpSet, shard: Shard, dtype: torch.dtype, device: torch.device, make: Parts
+    ) -> None:
+        self._ops, self._shard, self._make = ops, shard, make
         self._dtype, self._device = dtype, device
         self._parts: list[RecurrentPart] = []
         self._total = StateBytes()
@@ -54,11 +84,30 @@ class RecurrentLayers:
         self._add(conv)
         return conv
 
-    def delta_rule(self, shares: DeltaShares) -> DeltaRule:
-        """Make a gated delta rule of a rank's heads."""
+    def gated_delta(self, size: int, heads: DeltaHeads, taps: int, eps: float) -> GatedDelta:
+        """Make a gated delta rule behind a convolution over `taps` tokens; each rank has an equal
+        part of the heads. Gates keep the model's dtype."""
+        shares, linear = DeltaShares.of(heads, self._shard), self._make.shared_linear
+        inputs = linear(size, shares.inputs, orders=shares.input_orders)
+        gates = linear(size, shares.gates, orders=shares.gate_orders, is_plain=True)
+        conv = self.conv(shares.channels, taps)
         rule = DeltaRule(self._ops, shares, self._total, self._dtype, self._device)
         self._add(rule)
-        return rule
+        norm = self._make.rms_norm(heads.value_dim, eps)
+        return GatedDelta(self._ops, inputs, gates, conv, rule, norm)
+
+    def state_space(
+        self, size: int, heads: SSDHeads, taps: int, eps: float, *, bias: bool, conv_bias: bool
+    ) -> StateSpace:
+        """Make a selective state behind a convolution over `taps` tokens; each rank has an equal
+        part of the heads. bias: whether the projection has one."""
+        shares = SSDShares.of(heads, self._shard)
+        inputs = self._make.shared_linear(size, {"": shares.inputs}, bias=bias)
+        conv = self.conv(shares.channels, taps, bias=conv_bias)
+        state = SelectiveState(self._ops, shares, self._total, self._dtype, self._device)
+        self._add(state)
+        norm = self._make.shared_rms_norm(shares.inner, eps, shares.groups)
+        return StateSpace(self._ops, inputs, conv, state, norm)
 
     def _add(self, part: RecurrentPart) -> None:
         self._parts.append(part)

@@ -2,5 +2,6 @@
 
 from quire.models.hybrid.lfm2 import LFM2Model
 from quire.models.hybrid.qwen3_next import Qwen3NextModel
+from quire.models.hybrid.ssd import SSDModel
 
-__all__ = ["LFM2Model", "Qwen3NextModel"]
+__all__ = ["LFM2Model", "Qwen3NextModel", "SSDModel"]

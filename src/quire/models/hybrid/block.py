@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
-from quire.layers import LayerFactory
+from quire.layers import LayerFactory, Scale
 from quire.layers.adapted import Projection
 from quire.models.expert_names import with_experts
 from quire.models.weight_map import WeightMap
 
-__all__ = ["HybridModel", "Mixer"]
+__all__ = ["PLAIN", "HybridModel", "HybridStyle", "Mixer"]
+
+
+@dataclass(frozen=True, slots=True)
+class HybridStyle:
+    """Parts in which the families differ.
+
+    norm_offset: difference between the weights of norms and those on disk. embedding_factor,
+    residual_factor, logit_factor: factors on embeddings, on the output of a sublayer, and on
+    logits. fused_mlp: gate and up are one tensor on disk.
+    """
+
+    norm_offset: float = 0.0
+    embedding_factor: float = 1.0
+    residual_factor: float = 1.0
+    logit_factor: float = 1.0
+    fused_mlp: bool = False
+
+
+PLAIN = HybridStyle()
 
 
 class Mixer(Protocol):
@@ -31,7 +51,7 @@ class Mixer(Protocol):
 
 class HybridBlock:
     """x + mixer(norm(x)), then x + mlp(norm(x)), or experts in place of the MLP; the sums are done
-    by the norms.
+    by the norms. A model whose MLPs have no inner size has none.
 
     The mixer is `recurrent` in layers with states, and `attention` in the others.
     """
@@ -43,10 +63,10 @@ class HybridBlock:
         make: LayerFactory,
         attend: Callable[[int], Mixer],
         recur: Callable[[], Mixer],
-        norm_offset: float,
+        style: HybridStyle,
     ) -> None:
-        size = spec.hidden_size
-        self.mixer_norm = make.rms_norm(size, spec.norm_eps, offset=norm_offset)
+        size, offset = spec.hidden_size, style.norm_offset
+        self.mixer_norm = make.rms_norm(size, spec.norm_eps, offset=offset)
         self.attention = self.recurrent = None
         if spec.states and spec.states[layer]:
             self.recurrent = self._mixer = recur()
@@ -54,15 +74,18 @@ class HybridBlock:
             self.attention = self._mixer = attend(layer)
         self.output = self._mixer.output
         self.wanted = make.wanted_tokens(is_last=layer == spec.num_layers - 1, layer=layer)
-        self.mlp_norm = make.rms_norm(size, spec.norm_eps, offset=norm_offset)
-        self.mlp = self.moe = None
+        self._factor = _factor(make, style.residual_factor)
+        self.mlp_norm = self.mlp = self.moe = self._feed_forward = None
+        if not spec.intermediate_size:
+            return
+        self.mlp_norm = make.rms_norm(size, spec.norm_eps, offset=offset)
         if spec.experts is not None and spec.experts.layers[layer]:
             self.moe = self._feed_forward = make.mixture_of_experts(
                 size, spec.experts, spec.activation
             )
         else:
             self.mlp = self._feed_forward = make.gated_mlp(
-                size, spec.intermediate_size, spec.activation
+                size, spec.intermediate_size, spec.activation, fused=style.fused_mlp
             )
 
     def __call__(
@@ -76,15 +99,21 @@ class HybridBlock:
         those of the wanted tokens."""
         x, residual = self.mixer_norm.add(x, residual)
         x, residual = self.wanted(self._mixer.mix(x, positions, step), residual, step)
-        x, residual = self.mlp_norm.add(self.output(x), residual)
-        return self._feed_forward(x), residual
+        x = self._given(self.output(x))
+        if self.mlp_norm is None or self._feed_forward is None:
+            return x, residual
+        x, residual = self.mlp_norm.add(x, residual)
+        return self._given(self._feed_forward(x)), residual
+
+    def _given(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the addition of a sublayer to the stream, from its output."""
+        return x if self._factor is None else self._factor(x)
 
 
 class HybridModel:
     """`CausalLM` of hybrid blocks.
 
     attend: makes the attention of a layer. recur: makes the operator of a layer with states.
-    norm_offset: difference between the weights of norms and those on disk.
     """
 
     def __init__(
@@ -95,7 +124,7 @@ class HybridModel:
         attend: Callable[[int], Mixer],
         recur: Callable[[], Mixer],
         *,
-        norm_offset: float = 0.0,
+        style: HybridStyle = PLAIN,
     ) -> None:
         self.weight_map = weight_map
         if spec.experts is not None:
@@ -104,20 +133,28 @@ class HybridModel:
             spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
         )
         self.blocks = [
-            HybridBlock(spec, layer, make, attend, recur, norm_offset)
-            for layer in range(spec.num_layers)
+            HybridBlock(spec, layer, make, attend, recur, style) for layer in range(spec.num_layers)
         ]
-        self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps, offset=norm_offset)
+        self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps, offset=style.norm_offset)
+        self._embed_factor = _factor(make, style.embedding_factor)
+        self._logit_factor = _factor(make, style.logit_factor)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
     ) -> torch.Tensor:
         """token_ids [T], positions [T] → hidden [N, E] of the wanted tokens."""
         x, residual = self.embed(token_ids), None
+        if self._embed_factor is not None:
+            x = self._embed_factor(x)
         for block in self.blocks:
             x, residual = block(x, residual, positions, step)
         return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, E] → float32 [N, V]."""
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        return logits if self._logit_factor is None else self._logit_factor(logits)
+
+
+def _factor(make: LayerFactory, factor: float) -> Scale | None:
+    return None if factor == 1.0 else make.scale(factor, is_rounded=False)

@@ -13,7 +13,7 @@ from quire.attention import StepInputs
 from quire.config import ModelSpec
 from quire.config.families.qwen3_next import DeltaTraits
 from quire.layers import LayerFactory
-from quire.models.hybrid.block import HybridModel
+from quire.models.hybrid.block import HybridModel, HybridStyle
 from quire.models.weight_map import WeightMap
 
 __all__ = ["Qwen3NextModel"]
@@ -77,7 +77,7 @@ class DeltaOperator:
 
     def __init__(self, spec: ModelSpec, traits: DeltaTraits, make: LayerFactory) -> None:
         size, heads = spec.hidden_size, traits.heads
-        self.delta = make.gated_delta(size, heads, traits.taps, spec.norm_eps)
+        self.delta = make.recurrent.gated_delta(size, heads, traits.taps, spec.norm_eps)
         of_key = heads.num_values // heads.num_keys * heads.value_dim
         self.output = make.row(heads.num_keys * of_key, size, bias=False, unit=of_key)
 
@@ -99,5 +99,5 @@ class Qwen3NextModel(HybridModel):
             WEIGHTS,
             attend=lambda layer: GatedAttention(spec, layer, make),
             recur=lambda: DeltaOperator(spec, traits, make),
-            norm_offset=1.0,
+            style=HybridStyle(norm_offset=1.0),
         )

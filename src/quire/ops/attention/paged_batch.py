@@ -9,7 +9,7 @@ import torch
 
 from quire.ops.attention.paged_attention.key_bias import KeyBias, angle_table
 from quire.ops.kv.pages import empty_cache
-from quire.ops.kv.rope_and_write_kv.write_kv import write_kv
+from quire.ops.kv.rope_and_write_kv.write_kv import write_kv, write_plane
 from quire.ops.random_tensors import normal
 
 __all__ = ["PagedBatch", "paged_batch", "random_key_bias", "random_last_key"]
@@ -39,9 +39,11 @@ def paged_batch(
     block_size: int,
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None = None,
+    value_dim: int | None = None,
 ) -> PagedBatch:
     """A batch of (query_len, seq_len) rows over a shuffled pool. Slots without a token are NaN, and
-    table entries past a row's last block name a block full of NaN."""
+    table entries past a row's last block name a block full of NaN. value_dim: elements of V, which
+    are the first of K; None: K and V lie apart, of `head_dim` elements each."""
     device = generator.device
     cache_dtype = cache_dtype or dtype
     counts = [-(-seq_len // block_size) for _, seq_len in rows]
@@ -49,8 +51,11 @@ def paged_batch(
     order = torch.randperm(pool_size, generator=generator, device=device).to(torch.int32)
     table = order[-1].repeat(len(rows), max([1, *counts]) + 1)
     shape = (pool_size, block_size, num_kv_heads, head_dim)
-    k_cache, k_scale = empty_cache(*shape, cache_dtype, device)
-    v_cache, v_scale = empty_cache(*shape, cache_dtype, device)
+    k_cache, k_scale = empty_cache(*shape, cache_dtype, device, value_dim)
+    if value_dim is None:
+        v_cache, v_scale = empty_cache(*shape, cache_dtype, device)
+    else:
+        v_cache, v_scale = k_cache[..., :value_dim], None if k_scale is None else k_scale[..., :1]
     used = 0
     for row, (count, (_, seq_len)) in enumerate(zip(counts, rows, strict=True)):
         table[row, :count] = order[used : used + count]
@@ -59,7 +64,11 @@ def paged_batch(
         block, offset = table[row][position // block_size].long(), position % block_size
         k, v = normal(generator, 2, seq_len, num_kv_heads, head_dim)
         slots = block * block_size + offset
-        write_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)
+        if value_dim is None:
+            write_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)
+        else:
+            k[..., value_dim:] *= 4  # no norm bounds this part
+            write_plane(k, value_dim, k_cache, slots, k_scale)
     starts = torch.tensor([0, *(query_len for query_len, _ in rows)], device=device).cumsum(0)
     num_tokens = int(starts[-1])
     fused = normal(generator, num_tokens, num_heads + 1, head_dim, dtype=dtype)

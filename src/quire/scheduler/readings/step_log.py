@@ -83,8 +83,8 @@ class StepLog:
         """The steps in flight are lost."""
         self._planned.clear()
 
-    def steps(self, now: float) -> tuple[ViewedStep, ...]:
-        """Return the steps that are kept, oldest first."""
+    def steps(self, now: float, max_age_s: float) -> tuple[ViewedStep, ...]:
+        """Return the steps that are kept and were planned so lately, oldest first."""
         return tuple(
             ViewedStep(
                 number=step.number,
@@ -99,4 +99,5 @@ class StepLog:
             )
             for ended in self._ended
             for step in (ended.step,)
+            if now - step.now <= max_age_s
         )

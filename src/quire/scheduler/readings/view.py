@@ -12,7 +12,7 @@ from quire.protocol.status import EngineView, ViewedGroup, ViewedPrefix, ViewedS
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
-__all__ = ["shared_prefixes", "view_of"]
+__all__ = ["JUST_NOW_S", "shared_prefixes", "view_of"]
 
 MAX_WAITING = 100
 MAX_PREFIXES = 64
@@ -25,9 +25,12 @@ PIN = -1
 """Stands for the group of a pin among the owners of a prefix."""
 
 
-def view_of(state: SchedulerState, steps: tuple[ViewedStep, ...], shortage: str) -> EngineView:
-    """Return the moment. steps: from the log. shortage: reason, in words, why the last step
-    admitted no more groups."""
+def view_of(
+    state: SchedulerState, steps: tuple[ViewedStep, ...], steps_s: float, shortage: str
+) -> EngineView:
+    """Return the moment. steps: from the log, those of `JUST_NOW_S` at least. steps_s: age of the
+    oldest that the view has. shortage: reason, in words, why the last step admitted no more
+    groups."""
     slots = [sequence for sequence in state.table.sequences if sequence is not None]
     holders: dict[SequenceGroup, set[int]] = {}
     owner = np.zeros(state.kv.pool.num_blocks, np.int64)
@@ -46,7 +49,7 @@ def view_of(state: SchedulerState, steps: tuple[ViewedStep, ...], shortage: str)
     return EngineView(
         owners=_runs(owner),
         evicted=state.kv.pool.last_evicted(evicted),
-        steps=(steps,),
+        steps=(tuple(step for step in steps if step.age_s <= steps_s),),
         groups=tuple(_viewed(group, holders, state, shortage) for group in dict.fromkeys(shown)),
         prefixes=shared_prefixes(tables, state.kv.layout.groups[0].tokens_per_block),
         num_hidden=max(len(waiting) - MAX_WAITING, 0),

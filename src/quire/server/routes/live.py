@@ -17,6 +17,7 @@ from quire.errors import QuireError
 from quire.protocol.control import Inspect, MapBlocks
 from quire.protocol.status import EngineView, ViewedGroup
 from quire.server.generation.backend import Backend
+from quire.server.openai.answer import encode
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline, TimelineLog
 from quire.server.settings import ServerSettings
@@ -41,6 +42,12 @@ SLOW_MAP_S = 2.0
 
 PATIENCE_S = 0.1
 
+OVERLAP_S, LONGEST_S = 0.5, 60.0
+"""Seconds by which two answers overlap in their steps, and of the first answer."""
+
+MAX_STEPS = 256
+"""Steps of a core that a snapshot has."""
+
 _RUNS = re.compile(r"(.)\1*")
 _SECRET = frozenset({"api_key", "api_key_weights", "limits"})
 _HISTOGRAMS = {
@@ -61,14 +68,21 @@ class EngineLook:
         self._plan = self._runs = ""
         self._view = EngineView()
         self._steps: dict[str, list[float]] = {}
+        self._framed: _Json = {}
+        self._frames: dict[str | None, _Json] = {}
+        self._patches: dict[int, tuple[_Json, _Json, bytes]] = {}
         self._asked_s = -SLOW_MAP_S
+        self._told_s = -LONGEST_S
         self._restarts = -1
         self._asking: asyncio.Task[None] | None = None
 
     async def read(self, services: Services, max_age_s: float) -> dict[str, Any]:
         """Return a reading that is no older than `max_age_s`, without values that are None."""
         if not self._shared or time.monotonic() - self._read_s > max_age_s:
+            seen = self._read_s
             await self._ask_core(services.backend, max_age_s)
+            if self._read_s != seen:
+                return self._shared  # another viewer waited for the same answer
             view = _view(self._runs, self._view, self._steps)
             self._shared = _without_none({**_shared(services, self._plan), **view})
             self._read_s = time.monotonic()
@@ -94,9 +108,29 @@ class EngineLook:
             if restarts != self._restarts:
                 self._plan = (await client.control(Inspect())).plan
                 self._restarts = restarts
-            report = await client.control(MapBlocks())
+            age_s = time.monotonic() - self._told_s + OVERLAP_S
+            report = await client.control(MapBlocks(steps_s=min(age_s, LONGEST_S)))
+            self._told_s = time.monotonic()
             self._runs, self._view = run_lengths(report.blocks), report.view or EngineView()
             self._steps = _steps(self._view, self._steps)
+
+    def frame(self, shared: _Json, tenant: str | None) -> _Json | None:
+        """Return the frame that was made of this reading for a tenant, if one was."""
+        return self._frames.get(tenant) if shared is self._framed else None
+
+    def keep_frame(self, shared: _Json, tenant: str | None, frame: _Json) -> None:
+        """Let other viewers of the tenant have a frame while the reading is the newest."""
+        if shared is not self._framed:
+            self._framed, self._frames, self._patches = shared, {}, {}
+        self._frames[tenant] = frame
+
+    def patch(self, old: _Json, new: _Json) -> bytes:
+        """Return the difference between two frames as JSON; made once for all viewers that have
+        these."""
+        known = self._patches.get(id(new))
+        if known is None or known[0] is not old or known[1] is not new:
+            known = self._patches[id(new)] = (old, new, encode(difference(old, new)))
+        return known[2]
 
     @property
     def groups(self) -> tuple[ViewedGroup, ...]:
@@ -109,13 +143,18 @@ async def snapshot(
 ) -> dict[str, Any]:
     """Return all that the page shows a caller, without values that are None. tenant: name of the
     caller's key; None shows the requests of all."""
-    shared = await services.look.read(services, max_age_s)
-    return {
-        **shared,
-        "at": round(time.time(), 3),
-        "groups": {str(each.number): _group(each, tenant) for each in services.look.groups},
-        "requests": request_rows(services.timelines, tenant),
-    }
+    look = services.look
+    shared = await look.read(services, max_age_s)
+    frame = look.frame(shared, tenant)
+    if frame is None:
+        frame = {
+            **shared,
+            "at": round(time.time(), 3),
+            "groups": {str(each.number): _group(each, tenant) for each in look.groups},
+            "requests": request_rows(services.timelines, tenant),
+        }
+        look.keep_frame(shared, tenant, frame)
+    return frame
 
 
 def _group(group: ViewedGroup, tenant: str | None) -> dict[str, Any]:
@@ -151,15 +190,19 @@ def _view(runs: str, view: EngineView, steps: dict[str, list[float]]) -> dict[st
 def _steps(view: EngineView, known: Mapping[str, list[float]]) -> dict[str, list[float]]:
     """Return steps by core and number: time of the plan, tokens behind prompts, of prompts, drafts
     accepted and wasted, rows, and milliseconds. A step that is `known` stays as it was."""
-    found: dict[str, list[float]] = {}
+    found = dict(known)
     now = time.time()
     for core, steps in enumerate(view.steps):
         for step in steps:
-            at = round(now - step.age_s, 3)
-            tokens = (step.decode, step.prefill, step.accepted, step.wasted)
             name = f"{core}.{step.number}"
-            found[name] = known.get(name) or [at, *tokens, step.rows, step.ms]
-    return found
+            at = round(now - step.age_s, 3)
+            if name in known and abs(known[name][0] - at) < OVERLAP_S:
+                continue
+            found.pop(name, None)  # of a core before this one
+            tokens = (step.decode, step.prefill, step.accepted, step.wasted)
+            found[name] = [at, *tokens, step.rows, step.ms]
+    num_old = len(found) - MAX_STEPS * max(len(view.steps), 1)
+    return dict(islice(found.items(), max(num_old, 0), None))
 
 
 def _shared(services: Services, plan: str) -> dict[str, Any]:

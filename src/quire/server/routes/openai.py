@@ -36,6 +36,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None
     max_model_len: int
     default_sampling_params: dict[str, Any]
+    input_modalities: list[str]
     permission: list[Any]
 
 
@@ -148,6 +149,7 @@ def _model_card(call: Call[None], name: str) -> ModelCard:
         "parent": None if adapter is None else model.names[0],
         "max_model_len": call.ready.capacity.max_model_len,
         "default_sampling_params": dict(model.front.default_sampling),
+        "input_modalities": ["text", *(["image"] if model.front.renderer.takes_images else [])],
         "permission": [],
     }
     if MESSAGES_VERSION not in call.request.headers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,15 @@ async def page_stream(call: Call[None]) -> Response:
     async def produce(sink: EventSink) -> bytes:
         shown = await snapshot(call.services, call.tenant)
         await sink.start()
-        sink.write(_event(shown))
+        sink.write(_event(encode(shown)))
         await sink.flush()
         while not call.services.backend.is_draining:
-            await asyncio.sleep(FRAME_S)
+            await asyncio.sleep(FRAME_S - time.monotonic() % FRAME_S)  # all viewers at once
             if sink.is_full:
                 await sink.flush()
             now = await snapshot(call.services, call.tenant, FRAME_S / 2)
-            sink.write(_event(difference(shown, now)))
+            if now is not shown:
+                sink.write(_event(call.services.look.patch(shown, now)))
             shown = now
         return b""
 
@@ -103,13 +105,14 @@ async def record_page(services: Services) -> None:
     recorder, shown = services.page_recorder, None
     while recorder.is_open:
         now = await snapshot(services, None, FRAME_S / 2)
-        recorder.add(now if shown is None else difference(shown, now))
+        if now is not shown:
+            recorder.add(now if shown is None else difference(shown, now))
         shown = now
         await asyncio.sleep(FRAME_S)
 
 
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + encode(data) + b"\n\n"
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
 
 
 def _file(path: str) -> Route[None, Any]:

@@ -4,6 +4,7 @@ import { call, events, key, ROOT } from "./api.js";
 import { Answer, requestBody } from "./answer.js";
 import { add, asMessages, ConversationStore, fromFile, newConversation, path, select, siblings, toFile } from "./conversations.js";
 import { copyText, download, fill, h, icon, iconButton, toast } from "./dom.js";
+import { MAX_IMAGES, readImage, thumbnails } from "./images.js";
 import { AnswerView, branchSwitch, emptyHint, userElement } from "./message.js";
 import { settingsPanel } from "./settings.js";
 import { asCurl, asEnvironment, asPython } from "./snippets.js";
@@ -26,14 +27,22 @@ export class Chat {
     this._model = h("select", { class: "model", "aria-label": "Model" });
     this._panel = h("aside", { class: "panel", "aria-label": "Parameters", hidden: true });
     this._side = this._sidebar();
-    const form = h("form", { class: "composer" }, this._input, this._send);
+    this._images = [];
+    this._attached = h("div", { class: "attachments", hidden: true });
+    const file = h("input", { type: "file", accept: "image/*", multiple: true, class: "offscreen", tabindex: "-1", "aria-label": "File of an image" });
+    file.addEventListener("change", async () => {
+      await this._attach([...file.files]);
+      file.value = "";
+    });
+    this._imageButton = iconButton("image", "Attach an image", () => file.click(), { hidden: true });
+    const form = h("form", { class: "composer" }, this._imageButton, this._input, this._send, file);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (this._running) this.stop();
       else this._submit();
     });
     this._wireInput(form);
-    const column = h("div", { class: "chat-column" }, this._toolbar(), this._messages, form);
+    const column = h("div", { class: "chat-column" }, this._toolbar(), this._messages, this._attached, form);
     column.addEventListener("click", () => this._hideSide());
     element.append(this._side, column, this._panel);
     this._actions = this._makeActions();
@@ -108,6 +117,39 @@ export class Chat {
       }
     });
     this._input.addEventListener("input", () => this._fitInput());
+    const take = (event, data) => {
+      const images = [...(data?.files ?? [])].filter(({ type }) => type.startsWith("image/"));
+      if (!images.length || this._imageButton.hidden) return;
+      event.preventDefault();
+      this._attach(images);
+    };
+    this._input.addEventListener("paste", (event) => take(event, event.clipboardData));
+    form.addEventListener("dragover", (event) => event.preventDefault());
+    form.addEventListener("drop", (event) => take(event, event.dataTransfer));
+  }
+
+  async _attach(files) {
+    for (const each of files) {
+      if (this._images.length >= MAX_IMAGES) {
+        toast(`A message takes ${MAX_IMAGES} images.`);
+        break;
+      }
+      try {
+        this._images.push(await readImage(each));
+      } catch (error) {
+        toast(error.message);
+      }
+    }
+    this._showAttached();
+  }
+
+  _showAttached() {
+    this._attached.hidden = !this._images.length;
+    fill(this._attached, thumbnails(this._images, (place) => {
+      this._images.splice(place, 1);
+      this._showAttached();
+      this._input.focus();
+    }));
   }
 
   _fitInput() {
@@ -129,7 +171,7 @@ export class Chat {
 
   _edit(message, content) {
     if (this._running) toast("Stop the answer first.");
-    else this._ask(add(this._current, { role: "user", content }, message.parent));
+    else this._ask(add(this._current, { role: "user", content, images: message.images }, message.parent));
   }
 
   _select(id) {
@@ -209,10 +251,13 @@ export class Chat {
 
   _submit(given) {
     const content = (given ?? this._input.value).trimEnd();
-    if (!content.trim() || this._running) return;
+    if (!(content.trim() || this._images.length) || this._running) return;
+    const images = this._images.length ? this._images : undefined;
     this._input.value = "";
     this._fitInput();
-    this._ask(add(this._current, { role: "user", content }));
+    this._images = [];
+    this._showAttached();
+    this._ask(add(this._current, { role: "user", content, images }));
   }
 
   _ask(message) {
@@ -317,6 +362,7 @@ export class Chat {
 
   _showPanel() {
     const model = this._models.find(({ id }) => id === this._model.value);
+    this._imageButton.hidden = !model?.input_modalities?.includes("image");
     fill(this._panel, settingsPanel(this._current.settings, model?.default_sampling_params ?? {}, () => this._store.save(), () => this._togglePanel()));
   }
 

@@ -1,5 +1,7 @@
 // Conversations as trees: each message has a parent, so an edit or another answer is a branch.
 
+import { isImage } from "./images.js";
+
 const STORE = "quire-conversations";
 const MAX_KEPT = 200;
 
@@ -17,7 +19,7 @@ export function add(conversation, message, parent = conversation.last) {
   conversation.messages[made.id] = made;
   conversation.last = made.id;
   conversation.at = made.at;
-  if (!conversation.title && made.role === "user") conversation.title = made.content.trim().replace(/\s+/g, " ").slice(0, 80);
+  if (!conversation.title && made.role === "user") conversation.title = made.content.trim().replace(/\s+/g, " ").slice(0, 80) || "An image";
   return made;
 }
 
@@ -55,10 +57,16 @@ export function asMessages(conversation, end = conversation.last) {
     } else if (each.role === "tool") {
       found.push({ role: "tool", tool_call_id: each.callId, content: each.content });
     } else {
-      found.push({ role: each.role, content: each.content });
+      found.push({ role: each.role, content: each.images?.length ? parts(each) : each.content });
     }
   }
   return found;
+}
+
+/** Return the parts of a message with images, which come first, as models are taught. */
+function parts({ content, images }) {
+  const found = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return content ? [...found, { type: "text", text: content }] : found;
 }
 
 /** Return conversations from a file. Raises Error, with words for people, if it is none. */
@@ -90,7 +98,7 @@ function isMessage(each) {
   const isText = (value) => value === undefined || value === null || typeof value === "string";
   const isList = (value) => value === undefined || Array.isArray(value);
   const isCall = (call) => call && [call.id, call.name, call.arguments].every((value) => typeof value === "string");
-  return each && typeof each.content === "string" && ["user", "assistant", "tool"].includes(each.role) && [each.reasoning, each.schema, each.error].every(isText) && isList(each.calls) && (each.calls ?? []).every(isCall);
+  return each && typeof each.content === "string" && ["user", "assistant", "tool"].includes(each.role) && [each.reasoning, each.schema, each.error].every(isText) && isList(each.calls) && isList(each.images) && (each.images ?? []).every(isImage) && (each.calls ?? []).every(isCall);
 }
 
 /** Return whether these are messages, each below another one or the first: a ring has no end. */

@@ -21,6 +21,7 @@ const ICONS = {
   moon: "M20 14A8 8 0 0 1 10 4a8 8 0 1 0 10 10",
   auto: "M12 3a9 9 0 1 0 0 18zM12 3a9 9 0 0 1 0 18",
   chart: "M5 20V10M12 20V4M19 20v-7",
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
   close: "M6 6l12 12M18 6L6 18",
   dots: "M4 12h4M10 12h4M16 12h4",
 };

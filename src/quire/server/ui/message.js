@@ -2,6 +2,7 @@
 
 import { duration, fill, h, icon, iconButton, number } from "./dom.js";
 import { endWords, parsed, speedOf } from "./answer.js";
+import { thumbnails } from "./images.js";
 import { MAX_SHOWN, MarkdownView } from "./render.js";
 import { visible } from "./markdown.js";
 import { faultOf } from "./schema.js";
@@ -140,7 +141,7 @@ export function userElement(message, actions) {
     const form = h("form", { class: "edit-form" }, area, h("div", { class: "row end" }, h("button", { type: "button", class: "button", onclick: back }, "Cancel"), h("button", { type: "submit", class: "button primary" }, "Send again")));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (area.value.trim()) actions.edit(message, area.value);
+      if (area.value.trim() || message.images?.length) actions.edit(message, area.value);
     });
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") back();
@@ -152,8 +153,9 @@ export function userElement(message, actions) {
     text.replaceWith(form);
     area.focus();
   };
+  const images = message.images?.length ? h("div", { class: "attachments sent" }, thumbnails(message.images)) : null;
   const foot = h("div", { class: "message-foot" }, actions.branches(message), iconButton("copy", "Copy the message", () => actions.copy(message.content)), iconButton("edit", "Edit the message", edit));
-  return h("article", { class: "message user", "aria-label": "You" }, text, foot);
+  return h("article", { class: "message user", "aria-label": "You" }, images, text, foot);
 }
 
 /** Return the switch between branches; null if there is one alone. */

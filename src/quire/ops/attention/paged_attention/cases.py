@@ -12,7 +12,10 @@ from quire.ops.attention.paged_batch import paged_batch, random_key_bias, random
 from quire.ops.operation import Case
 from quire.ops.random_tensors import DTYPES, normal
 
-__all__ = ["make_inputs"]
+__all__ = ["WIDTHS", "make_inputs"]
+
+WIDTHS = "widths"
+"""Entry of `Provider.lacks` for kernels that take K and V of one width alone."""
 
 _INT8 = ((torch.float32, torch.int8), (torch.bfloat16, torch.int8))
 # (query_len, seq_len) per row
@@ -77,6 +80,16 @@ _SCORED = (
     ),
 )
 
+# One plane, of which V is the first part: (rows, heads, key_dim, value_dim, block_size, window)
+_PLANES = (
+    (_DECODE, 16, 576, 512, 16, None),
+    (_PREFILL, 20, 96, 64, 16, None),
+    (_MIXED, 5, 48, 32, 20, 50),
+    (_MIXED, 40, 288, 256, 16, None),
+    (((1, 70), (3, 90)), 128, 576, 512, 32, None),
+    (_DECODE, 4, 25, 20, 5, None),
+)
+
 
 def make_inputs(generator: torch.Generator) -> Iterator[Case]:
     """Yield cases for `quire.ops.operation.Op`; the pool is full of NaN around the tokens."""
@@ -94,6 +107,10 @@ def make_inputs(generator: torch.Generator) -> Iterator[Case]:
             "last_key": random_last_key(generator, rows),
         }
         yield _case(generator, dtype, cache_dtype, *shape, {name: every[name] for name in names})
+    for dtype, cache_dtype in (*((dtype, dtype) for dtype in DTYPES), *_INT8):
+        for rows, heads, key_dim, value_dim, block_size, window in _PLANES:
+            shape = (rows, heads, 1, key_dim, block_size, window)
+            yield _case(generator, dtype, cache_dtype, *shape, value_dim=value_dim)
 
 
 def _case(
@@ -107,6 +124,8 @@ def _case(
     block_size: int,
     window: int | None,
     scored: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    value_dim: int | None = None,
 ) -> Case:
     batch = paged_batch(
         generator,
@@ -117,9 +136,11 @@ def _case(
         block_size=block_size,
         dtype=dtype,
         cache_dtype=cache_dtype,
+        value_dim=value_dim,
     )
+    widths = head_dim if value_dim is None else f"{head_dim} and {value_dim}"
     return Case(
-        label=f"{dtype} over {cache_dtype}, {heads}/{kv_heads} heads of {head_dim}, "
+        label=f"{dtype} over {cache_dtype}, {heads}/{kv_heads} heads of {widths}, "
         f"blocks of {block_size}, window {window}, {', '.join(scored)} rows {rows}",
         args=(
             batch.q,
@@ -134,4 +155,5 @@ def _case(
             batch.v_scale,
         ),
         kwargs=scored,
+        needs=frozenset() if value_dim is None else frozenset({WIDTHS}),
     )

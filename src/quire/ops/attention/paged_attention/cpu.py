@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.errors import EngineError
 from quire.ops.attention.paged_attention.key_bias import KeyBias
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import (
@@ -43,9 +44,14 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
         last_key: torch.Tensor | None = None,
     ) -> torch.Tensor:
         q = token_rows(q)
-        _, num_heads, head_dim = q.shape
-        _, block_size, num_kv_heads, _ = k_cache.shape
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        num_tokens, num_heads, head_dim = q.shape
+        _, block_size, num_kv_heads, value_dim = v_cache.shape
+        if v_cache.stride()[:2] != k_cache.stride()[:2]:
+            raise EngineError(
+                f"The kernels take K and V with one stride of blocks and of tokens, not "
+                f"{k_cache.stride()} and {v_cache.stride()}."
+            )
+        out = q.new_empty((num_tokens, num_heads, value_dim))
         call(
             "paged_attention",
             q.data_ptr(),
@@ -65,6 +71,8 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             num_heads,
             num_kv_heads,
             head_dim,
+            value_dim,
+            num_kv_heads if k_scale is None else k_scale.shape[-1],
             scale,
             window or 0,
             DTYPE_CODES[q.dtype],

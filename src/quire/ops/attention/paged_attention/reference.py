@@ -52,8 +52,8 @@ def paged_attention(
         if window is not None:
             visible &= distance < window
         exists = visible.any(0)
-        keys = _gather(k_cache, k_scale, tables[row], key, exists)
-        values = _gather(v_cache, v_scale, tables[row], key, exists)
+        keys = _gather(k_cache, k_scale, tables[row], key, exists, v_cache.shape[-1])
+        values = _gather(v_cache, v_scale, tables[row], key, exists, v_cache.shape[-1])
         if key_bias is not None:
             keys = keys + key_bias.at(key.where(exists, 0), q.shape[-1])
         if value_bias is not None:
@@ -99,15 +99,22 @@ def _gather(
     table: torch.Tensor,
     position: torch.Tensor,
     exists: torch.Tensor,
+    value_dim: int,
 ) -> torch.Tensor:
     """Return the tokens at `position` [N] of a row, float32 [N, K, width]; zeros where none exists,
-    whatever the memory there contains."""
+    whatever the memory there contains. Where a token of one head has two scales, the second one
+    begins at `value_dim`."""
     block_size = cache.shape[1]
     block = table[position // block_size].long().where(exists, 0)
     offset = position % block_size
     tokens = cache[block, offset].float()
     if scales is not None:
-        tokens = tokens * scales[block, offset].unsqueeze(-1)
+        scale = scales[block, offset].unsqueeze(-1)  # [N, number of scales, 1]
+        if scales.shape[-1] == cache.shape[2]:
+            tokens = tokens * scale
+        else:
+            latent, rest = tokens.split((value_dim, cache.shape[-1] - value_dim), dim=-1)
+            tokens = torch.cat((latent * scale[:, :1], rest * scale[:, 1:]), dim=-1)
     return tokens.masked_fill(~exists[:, None, None], 0.0)
 
 

@@ -69,8 +69,9 @@ class Lines {
  public:
   Lines() = default;
   // Queues `count` rows of `bytes` each, `stride` elements apart.
-  void add(const bf16* first, int64_t stride, int count, int64_t bytes) {
-    const int64_t step = stride * int64_t{sizeof(bf16)};
+  template <class E>
+  void add(const E* first, int64_t stride, int count, int64_t bytes) {
+    const int64_t step = stride * int64_t{sizeof(E)};
     const bool one = step == bytes;  // rows are adjacent in memory
     pieces_[last_++] = {reinterpret_cast<const char*>(first), step, one ? 1 : count,
                         one ? count * bytes : bytes};
@@ -241,19 +242,20 @@ QUIRE_INLINE void weigh_dims(const bf16* values, int64_t step_elements, float* a
   }
 }
 
+// `dims` of acc and of values, which have no others; rows of acc are `width` apart.
 template <int kSteps>
-inline void weigh_tiles(const bf16* weights, const bf16* values, int head_dim, float* acc,
-                        bool fresh, Lines* ahead, int lines) {
+inline void weigh_tiles(const bf16* weights, const bf16* values, int dims, float* acc,
+                        int64_t width, bool fresh, Lines* ahead, int lines) {
   order_memory();
   _tile_loadd(4, weights, kTileBytes);
   if constexpr (kSteps > 1) _tile_loadd(5, weights + kTileElements, kTileBytes);
-  const int64_t step_elements = int64_t{kPairTokens} * head_dim;
+  const int64_t step_elements = int64_t{kPairTokens} * dims;
   int d = 0;
-  for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes)
-    weigh_dims<kSteps, 2>(values + d * kPairTokens, step_elements, acc + d, head_dim, fresh, ahead,
+  for (; d + 4 * kLanes <= dims; d += 4 * kLanes)
+    weigh_dims<kSteps, 2>(values + d * kPairTokens, step_elements, acc + d, width, fresh, ahead,
                           lines);
-  if (d < head_dim)
-    weigh_dims<kSteps, 1>(values + d * kPairTokens, step_elements, acc + d, head_dim, fresh, ahead,
+  if (d < dims)
+    weigh_dims<kSteps, 1>(values + d * kPairTokens, step_elements, acc + d, width, fresh, ahead,
                           lines);
   order_memory();
 }
@@ -293,7 +295,7 @@ QUIRE_INLINE void turn_words(RowOf&& row_of, void* out, int64_t out_bytes, __mma
 // even tile and dims 8 j + 4 to 8 j + 7 in the odd one; LanePiece::store restores the order.
 // usable: one bit per token; other tokens are not read and become 0.
 inline void pair_tokens(const bf16* low, const bf16* high, int64_t stride, uint32_t usable,
-                        int head_dim, bf16* out, Lines* ahead, int lines) {
+                        int value_dim, bf16* out, Lines* ahead, int lines) {
   auto put = [&](int i, int d, __m512i a, __m512i b) {
     bf16* to = out + int64_t{d} * kPairTokens + i * kTileDims;
     _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
@@ -302,7 +304,7 @@ inline void pair_tokens(const bf16* low, const bf16* high, int64_t stride, uint3
   if (usable == ~uint32_t{0}) {
     for (int i = 0; i < kTileTokens; ++i, low += stride, high += stride) {
       ahead->fetch(lines);
-      for (int d = 0; d < head_dim; d += kTileDims)
+      for (int d = 0; d < value_dim; d += kTileDims)
         put(i, d, _mm512_loadu_si512(low + d), _mm512_loadu_si512(high + d));
     }
     return;
@@ -310,7 +312,7 @@ inline void pair_tokens(const bf16* low, const bf16* high, int64_t stride, uint3
   for (int i = 0; i < kTileTokens; ++i) {
     ahead->fetch(lines);
     const bool first = usable >> i & 1, second = usable >> (i + kTileTokens) & 1;
-    for (int d = 0; d < head_dim; d += kTileDims)
+    for (int d = 0; d < value_dim; d += kTileDims)
       put(i, d, first ? _mm512_loadu_si512(low + i * stride + d) : _mm512_setzero_si512(),
           second ? _mm512_loadu_si512(high + i * stride + d) : _mm512_setzero_si512());
   }

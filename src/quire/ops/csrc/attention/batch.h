@@ -25,7 +25,11 @@ struct Batch {
   const int32_t* query_start_loc;
   const int32_t* seq_lens;
   const int32_t* last_key;  // last key that each query sees, or null
-  int num_rows, num_heads, num_kv_heads, head_dim, width, group;
+  int num_rows, num_heads, num_kv_heads;
+  int head_dim, value_dim;  // widths of K and V
+  int width, value_width;   // both rounded up to whole vectors
+  int group;
+  bool two_scales;  // int8, V is the first part of K: a scale for the dims of V, one for the others
   float scale;
   int64_t window;
   KeyBias key_bias;         // bias that an int8 cache lacks; a count of 0 if none
@@ -35,24 +39,33 @@ struct Batch {
   int most_rows = kMaxTileRows;  // rows of a tile with more than one token
   int num_states = 0;            // states of the largest piece of work
 
-  // Returns the kv head of the query row at `begin` of its token.
-  int64_t kv_head(int64_t begin) const { return begin / head_dim / group; }
-  const float* value_bias_of(int64_t head) const {
-    return value_bias == nullptr ? nullptr : value_bias + head * head_dim;
+  // Return the query and the output of a head of a token.
+  template <class Q>
+  const Q* query(int64_t token, int64_t head) const {
+    return static_cast<const Q*>(q) + token * q_stride + head * head_dim;
   }
-  // Returns the factor that turns acc into the output, for the query row at `begin` of its token. A
-  // sink is one more score of the softmax, of a key without a value: it adds to the sum alone, at
-  // the end, so that nothing before depends on it. state: index of the row in `total`.
-  float inverse_sum(int64_t begin, const State& total, int64_t state) const {
+  template <class Q>
+  Q* output(int64_t token, int64_t head) const {
+    return static_cast<Q*>(out) + token * out_stride + head * value_dim;
+  }
+  const float* value_bias_of(int64_t kv_head) const {
+    return value_bias == nullptr ? nullptr : value_bias + kv_head * value_dim;
+  }
+  // Returns the factor that turns acc into the output, for a row of a query head. A sink is one
+  // more score of the softmax, of a key without a value: it adds to the sum alone, at the end, so
+  // that nothing before depends on it. state: index of the row in `total`.
+  float inverse_sum(int64_t head, const State& total, int64_t state) const {
     const float sum = total.sum[state];
     if (sinks == nullptr) return 1.0f / sum;
-    return 1.0f / (sum + std::exp2(sinks[begin / head_dim] * kLog2E - total.max[state]));
+    return 1.0f / (sum + std::exp2(sinks[head] * kLog2E - total.max[state]));
   }
   int tile_tokens() const { return std::max(1, most_rows / group); }
   int tile_rows() const { return tile_tokens() * group; }
+  // Returns whether V is the first part of K.
+  bool one_plane() const { return two_scales || k_cache == v_cache; }
   // Returns whether 16-bit integers are precise enough for the queries.
   bool integers() const {
-    return k_scale != nullptr && q_dtype == DType::kBFloat16 &&
+    return k_scale != nullptr && q_dtype == DType::kBFloat16 && head_dim == value_dim &&
            head_dim <= kMaxIntegerDim;
   }
 };
@@ -63,8 +76,8 @@ struct Work {
   int kv_head, num_kv_heads;
 };
 
-// Calls f(token, begin, row) for every query row: `begin` is its offset in the token, in elements,
-// and `row` its index in the state of the tile.
+// Calls f(token, head, row) for every query row: `head` is its query head, and `row` its index in
+// the state of the tile.
 template <class F>
 void each_query_row(const Batch& b, const Work& work, F&& f) {
   const int64_t first = b.query_start_loc[work.row] + work.token;
@@ -72,14 +85,14 @@ void each_query_row(const Batch& b, const Work& work, F&& f) {
   for (int head = work.kv_head; head < work.kv_head + work.num_kv_heads; ++head)
     for (int t = 0; t < work.num_tokens; ++t)
       for (int g = 0; g < b.group; ++g)
-        f(first + t, int64_t{head * b.group + g} * b.head_dim, row++);
+        f(first + t, int64_t{head * b.group + g}, row++);
 }
 
-// Returns the bf16 query row at `begin` of a token and prefetches that of a later token: the
+// Returns the bf16 query row of a head of a token and prefetches that of a later token: the
 // hardware prefetcher starts anew in every row.
-QUIRE_INLINE const bf16* fetch_query(const Batch& b, int64_t token, int64_t begin) {
+QUIRE_INLINE const bf16* fetch_query(const Batch& b, int64_t token, int64_t head) {
   constexpr int kLine = 64 / sizeof(bf16), kTokensAhead = 4;
-  const bf16* row = static_cast<const bf16*>(b.q) + token * b.q_stride + begin;
+  const bf16* row = b.query<bf16>(token, head);
   const auto later = reinterpret_cast<uintptr_t>(row) + kTokensAhead * b.q_stride * sizeof(bf16);
   for (int d = 0; d < b.head_dim; d += kLine)
     __builtin_prefetch(reinterpret_cast<const bf16*>(later) + d);
@@ -125,7 +138,9 @@ inline int64_t bias_size(const Batch& b) {
 }
 
 // Returns the size of one row of float32 queries, K or V; integers need none.
-inline int64_t wide_row_size(const Batch& b) { return b.integers() ? 0 : b.width; }
+inline int64_t wide_row_size(const Batch& b) {
+  return b.integers() ? 0 : std::max(b.width, b.value_width);
+}
 
 inline int64_t scratch_size(const Batch& b) {
   return int64_t{b.tile_rows()} * (wide_row_size(b) + kKeyBlock) + kKeyBlock * wide_row_size(b) +
@@ -158,17 +173,20 @@ inline Tile make_tile(const Batch& b, const Work& work) {
               work.num_tokens * b.group,
               b.group,
               b.head_dim,
+              b.value_dim,
               b.width,
+              b.value_width,
               b.window,
               b.integers(),
+              b.one_plane(),
+              b.two_scales,
               b.bend.from_head(int64_t{work.kv_head} * b.group)};
 }
 
 template <class E>
 Keys<E> make_keys(const Batch& b, const Work& work) {
-  const int64_t at = int64_t{work.kv_head} * b.head_dim;
-  return Keys<E>{static_cast<const E*>(b.k_cache) + at,
-                 static_cast<const E*>(b.v_cache) + at,
+  return Keys<E>{static_cast<const E*>(b.k_cache) + int64_t{work.kv_head} * b.head_dim,
+                 static_cast<const E*>(b.v_cache) + int64_t{work.kv_head} * b.value_dim,
                  b.k_scale == nullptr ? nullptr : b.k_scale + work.kv_head,
                  b.v_scale == nullptr ? nullptr : b.v_scale + work.kv_head,
                  b.block_table + work.row * b.table_stride,

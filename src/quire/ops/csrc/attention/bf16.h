@@ -260,10 +260,10 @@ inline void weigh_lying(const Tile& tile, const Range& range, const bf16* weight
     constexpr int NR = count, kUnrolled = NR <= 2 ? kUnrolledKeys : 2;
     const int first = range.low(tile, row) / 2 * 2, last = range.high(tile, row + NR - 1);
     each_units<std::min(4, 8 / NR)>(
-        tile.head_dim, [&](auto units, int d) __attribute__((always_inline)) {
+        tile.value_dim, [&](auto units, int d) __attribute__((always_inline)) {
           constexpr int NU = units;
           weigh_pairs<NR, NU, kUnrolled>(
-              acc + row * tile.width, tile.width, weights + 2 * row * kKeyBlock, d, first, last,
+              acc + row * tile.value_width, tile.value_width, weights + 2 * row * kKeyBlock, d, first, last,
               [&](int k, __m512i(&out)[NU][2]) __attribute__((always_inline)) {
                 const bf16* a = v[k] + at + d;
                 const bf16* b = v[k + 1] + at + d;
@@ -284,11 +284,11 @@ inline void weigh_lying(const Tile& tile, const Range& range, const bf16* weight
 
 // Interleaves tokens first <= t < last in pairs: [tokens / 2, dims / 32, 2, 32]. A token of a pair
 // that lies outside becomes 0.
-inline void interleave_rows(const bf16* const* v, int64_t at, int head_dim, int first, int last,
+inline void interleave_rows(const bf16* const* v, int64_t at, int value_dim, int first, int last,
                             bf16* out) {
   for (int k = first / 2 * 2; k < last; k += 2) {
-    bf16* to = out + int64_t{k} * head_dim;
-    for (int d = 0; d < head_dim; d += kPairDims, to += 2 * kPairDims) {
+    bf16* to = out + int64_t{k} * value_dim;
+    for (int d = 0; d < value_dim; d += kPairDims, to += 2 * kPairDims) {
       const __m512i none = _mm512_setzero_si512();
       __m512i both[2];
       interleave(k < first ? none : load_words(v[k] + at + d),
@@ -306,13 +306,13 @@ QUIRE_INLINE void weigh_interleaved(const Tile& tile, const Range& range, int ro
                                     Ahead<bf16>* ahead) {
   const int first = range.low(tile, row) / 2 * 2, last = range.high(tile, row + NR - 1);
   each_units<std::min(4, 8 / NR)>(
-      tile.head_dim, [&](auto units, int d) __attribute__((always_inline)) {
+      tile.value_dim, [&](auto units, int d) __attribute__((always_inline)) {
         constexpr int NU = units;
-        weigh_pairs<NR, NU, 2>(acc + row * tile.width, tile.width, weights + 2 * row * kKeyBlock,
-                               d, first, last,
+        weigh_pairs<NR, NU, 2>(acc + row * tile.value_width, tile.value_width,
+                               weights + 2 * row * kKeyBlock, d, first, last,
                                [&](int k, __m512i(&out)[NU][2]) __attribute__((always_inline)) {
                                  if (ahead != nullptr) ahead->template fetch<2 * NU * kPairDims>();
-                                 const bf16* from = values + int64_t{k} * tile.head_dim + 2 * d;
+                                 const bf16* from = values + int64_t{k} * tile.value_dim + 2 * d;
                                  QUIRE_UNROLL
                                  for (int i = 0; i < 2 * NU; ++i)
                                    out[i / 2][i % 2] = load_words(from + i * kPairDims);
@@ -323,14 +323,15 @@ QUIRE_INLINE void weigh_interleaved(const Tile& tile, const Range& range, int ro
 // Attention of one tile of queries, a span of keys at a time.
 class PairPiece {
  public:
-  // Returns whether this class can compute the batch. Depends on dtypes and head_dim alone.
+  // Returns whether this class can compute the batch. Depends on dtypes and widths alone.
   static bool takes(const Batch& b) {
-    return b.q_dtype == DType::kBFloat16 && b.head_dim % kPairDims == 0;
+    return b.q_dtype == DType::kBFloat16 && b.head_dim % kPairDims == 0 &&
+           b.value_dim % kPairDims == 0;
   }
-  static constexpr int kMostRows = kLargeTileRows;
+  static int most_rows(const Batch&) { return kLargeTileRows; }
   static int64_t scratch_size(const Batch& b) {
     return int64_t{b.tile_rows()} * (b.head_dim / 2 + kKeyBlock + kLanes) +
-           int64_t{kKeyBlock} * b.head_dim;
+           int64_t{kKeyBlock / 2} * (b.head_dim + b.value_dim);
   }
 
   // Loads the queries.
@@ -344,8 +345,8 @@ class PairPiece {
         q_(reinterpret_cast<bf16*>(rest_ + int64_t{b.tile_rows()} * kLanes)),
         copy_(q_ + int64_t{b.tile_rows()} * b.head_dim),
         values_(copy_ + int64_t{kKeyBlock} * b.head_dim) {
-    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
-      const bf16* from = fetch_query(b, token, begin);
+    each_query_row(b, work, [&](int64_t token, int64_t head, int row) {
+      const bf16* from = fetch_query(b, token, head);
       bf16* to = q_ + int64_t{row} * b.head_dim;
       for (int d = 0; d < b.head_dim; d += kPairDims)
         _mm512_storeu_si512(to + d, load_words(from + d));
@@ -371,7 +372,7 @@ class PairPiece {
                     int keys_after) {
                   if (careful) {
                     attend_carefully(range, keys);
-                  } else if (tile_.rows < kCopyRows) {
+                  } else if (!tile_.copies()) {
                     attend_few(range, keys, after, keys_after);
                   } else {
                     attend_many(range, keys, after, keys_after);
@@ -383,12 +384,12 @@ class PairPiece {
   // Writes acc / sum, rounded to bf16. Returns whether every output is finite.
   static bool store(const Batch& b, const Work& work, const State& total) {
     __m512i tops = _mm512_setzero_si512();
-    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
-      const float* acc = total.acc + int64_t{row} * b.width;
-      bf16* to = static_cast<bf16*>(b.out) + token * b.out_stride + begin;
-      const vf inverse = set1(b.inverse_sum(begin, total, row));
+    each_query_row(b, work, [&](int64_t token, int64_t head, int row) {
+      const float* acc = total.acc + int64_t{row} * b.value_width;
+      bf16* to = b.output<bf16>(token, head);
+      const vf inverse = set1(b.inverse_sum(head, total, row));
       __m512i top = _mm512_setzero_si512();
-      for (int d = 0; d < b.head_dim; d += kPairDims) {
+      for (int d = 0; d < b.value_dim; d += kPairDims) {
         const vf low = mul(load(acc + d), inverse), high = mul(load(acc + d + kLanes), inverse);
         const __m512i words = narrowed_in_order(low, high);
         _mm512_storeu_si512(to + d, words);
@@ -404,7 +405,7 @@ class PairPiece {
   float* scores(int head) const { return scores_ + head * tile_.rows * kKeyBlock; }
   const bf16* weights(int head) const { return reinterpret_cast<const bf16*>(scores(head)); }
   const bf16* q(int head) const { return q_ + int64_t{head} * tile_.rows * tile_.head_dim; }
-  float* acc(int head) const { return span_.acc + int64_t{head} * tile_.rows * tile_.width; }
+  float* acc(int head) const { return span_.acc + int64_t{head} * tile_.rows * tile_.value_width; }
 
   void soften(const Range& range) {
     const bool bends = tile_.bend.any();
@@ -414,7 +415,7 @@ class PairPiece {
         const int state = head * tile_.rows + row;
         const int low = range.low(tile_, row), high = range.high(tile_, row);
         if (bends) bend(tile_.bend_of(head, row, range.block), state, low, high, scale);
-        soften_pairs(scores_, tile_.width, state, low, high, after, span_);
+        soften_pairs(scores_, tile_.value_width, state, low, high, after, span_);
       }
   }
 
@@ -437,7 +438,7 @@ class PairPiece {
     soften(range);
     each_chunk(tile_, range, keys.v, after, following,
                [&](const Range& chunk, int head, Ahead<bf16>* ahead) {
-                 weigh_lying(tile_, chunk, weights(head), keys.v, int64_t{head} * tile_.head_dim,
+                 weigh_lying(tile_, chunk, weights(head), keys.v, int64_t{head} * tile_.value_dim,
                              acc(head), ahead);
                });
   }
@@ -445,11 +446,11 @@ class PairPiece {
   // Works like attend_wide_block(): prepares K and V once for all rows.
   void attend_many(const Range& range, const KeyBlock<bf16>& keys, const bf16* const* after,
                    int following) {
-    Ahead<bf16> values(keys.v + range.from, range.to - range.from, tile_.head_dim);
+    Ahead<bf16> values(keys.v + range.from, range.to - range.from, tile_.value_dim);
     score_many(range, keys, &values);
     values.fetch_all();
     soften(range);
-    interleave_rows(keys.v, 0, tile_.head_dim, range.from, range.to, values_);
+    interleave_rows(keys.v, 0, tile_.value_dim, range.from, range.to, values_);
     Ahead<bf16> ahead(after, following, tile_.head_dim);
     each_rows(tile_.rows, [&](int row, auto count) __attribute__((always_inline)) {
       weigh_interleaved<count>(tile_, range, row, weights(0), values_, acc(0),
@@ -496,7 +497,7 @@ class PairPiece {
     soften(range);
     for (int head = 0; head < tile_.kv_heads; ++head)
       for (int row = 0; row < tile_.rows; ++row) {
-        interleave_rows(keys.v, int64_t{head} * tile_.head_dim, tile_.head_dim,
+        interleave_rows(keys.v, int64_t{head} * tile_.value_dim, tile_.value_dim,
                         range.low(tile_, row), range.high(tile_, row), values_);
         weigh_interleaved<1>(tile_, range, row, weights(head), values_, acc(head), nullptr);
       }
@@ -510,7 +511,7 @@ class PairPiece {
   float* rest_;    // [rows, kLanes], see score_turned_pairs()
   bf16* q_;        // [kv_heads, rows, head_dim]
   bf16* copy_;     // [kKeyBlock, head_dim]: K, copied or transposed
-  bf16* values_;   // [kKeyBlock / 2, head_dim / 32, 2, 32]: V
+  bf16* values_;   // [kKeyBlock / 2, value_dim / 32, 2, 32]: V
   LocatedBlock<bf16> following_;
   bool follows_ = false, fetched_ = false;
 };

@@ -247,8 +247,8 @@ class Softening {
     store(factors, shrink);
     for (int i = 0; i < count_; ++i) {
       if (factors[i] == 1.0f) continue;
-      float* acc = state.acc + (first_ + i) * tile_.width;
-      for (int d = 0; d < tile_.width; d += kLanes)
+      float* acc = state.acc + (first_ + i) * tile_.value_width;
+      for (int d = 0; d < tile_.value_width; d += kLanes)
         store(acc + d, mul(load(acc + d), set1(factors[i])));
     }
   }
@@ -364,12 +364,12 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
     constexpr int NR = count, ND = std::min(4, kLanes / 2 / NR);
     const int first = range.low(tile, row) / 2 * 2, last = range.high(tile, row + NR - 1);
     const int state = head * tile.rows + row;
-    float* acc = scratch.span.acc + state * tile.width;
+    float* acc = scratch.span.acc + state * tile.value_width;
     auto weigh = [&](auto dims, int d) __attribute__((always_inline)) {
       constexpr int kDims = dims;
       if (shared) {
         weigh_integers<NR, kDims, 2, true>(
-            ints, state, first, last, acc, tile.width, d,
+            ints, state, first, last, acc, tile.value_width, d,
             [&](int k, int i, raw(&words)[2]) __attribute__((always_inline)) {
               const int16_t* from = ints.values + int64_t{k} * tile.depth() + 2 * (d + i * kWords);
               words[0] = load_words(from);
@@ -378,7 +378,7 @@ inline void weigh_values(const Tile& tile, const Range& range, int head, const i
         return;
       }
       weigh_integers<NR, kDims, kUnrolledKeys, false>(
-          ints, state, first, last, acc, tile.width, d,
+          ints, state, first, last, acc, tile.value_width, d,
           [&](int k, int i, raw(&words)[2]) __attribute__((always_inline)) {
             const int8_t* a = v[k] + at + d + i * kWords;
             const int8_t* b = v[k + 1] + at + d + i * kWords;

@@ -89,14 +89,14 @@ template <int NR, class F>
 QUIRE_INLINE void weigh_wide(const Tile& tile, const IntegerScratch& ints, int row, int first,
                              int last, int d, const float* acc, bool fresh, F&& put) {
   constexpr int kSize = kChunk<int8_t>;
-  const int halves = d + kLanes < tile.width ? 2 : 1, depth = tile.depth();
+  const int halves = d + kLanes < tile.value_width ? 2 : 1, depth = tile.depth();
   const int16_t* weights = ints.weights + int64_t{row} * kKeyBlock;
   const int16_t* values = ints.values + 2 * d;
   vf total[NR][2];
   QUIRE_UNROLL
   for (int r = 0; r < NR; ++r) {
-    total[r][0] = fresh ? zero() : load(acc + r * tile.width);
-    total[r][1] = halves == 2 && !fresh ? load(acc + r * tile.width + kLanes) : zero();
+    total[r][0] = fresh ? zero() : load(acc + r * tile.value_width);
+    total[r][1] = halves == 2 && !fresh ? load(acc + r * tile.value_width + kLanes) : zero();
   }
   for (int key = first / 2 * 2; key < last;) {
     const int end = std::min(last, key / kSize * kSize + kSize);
@@ -143,11 +143,11 @@ inline void weigh_wide(const Tile& tile, const Range& range, const Scratch& scra
       inverse[r] = set1(1.0f / scratch.span.sum[row + r]);
     }
     for (int d = 0; d < tile.head_dim; d += kWords) {
-      float* acc = scratch.span.acc + row * tile.width + d;
+      float* acc = scratch.span.acc + row * tile.value_width + d;
       weigh_wide<count>(tile, scratch.integers, row, first, last, d, acc, fresh,
                         [&](int r, int half, vf total) __attribute__((always_inline)) {
                           const int at = half * kLanes, dims = tile.head_dim - d - at;
-                          if (!finish) return store(acc + r * tile.width + at, total);
+                          if (!finish) return store(acc + r * tile.value_width + at, total);
                           store_result(total, inverse[r], scratch.out.bias, d + at, dims,
                                        out[r]);
                         });

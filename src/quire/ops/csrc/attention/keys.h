@@ -160,4 +160,23 @@ struct Keys {
   }
 };
 
+// Writes elements of a token times their scale.
+template <class To>
+QUIRE_INLINE void widen_part(const int8_t* from, float scale, int dims, To* to) {
+  const vf factor = set1(scale);
+  int d = 0;
+  for (; d + 2 * kLanes <= dims; d += 2 * kLanes)
+    store_pair(to + d, mul(load(from + d), factor), mul(load(from + d + kLanes), factor));
+  for (; d + kLanes <= dims; d += kLanes) store(to + d, mul(load(from + d), factor));
+  if (d < dims) store_part(to + d, mul(load_part(from + d, dims - d), factor), dims - d);
+}
+
+// Writes a token of an int8 plane with two scales: K, of which V is the first part.
+template <class To>
+QUIRE_INLINE void widen_plane(const int8_t* from, const float* scales, int value_dim, int head_dim,
+                              To* to) {
+  widen_part(from, scales[0], value_dim, to);
+  widen_part(from + value_dim, scales[1], head_dim - value_dim, to + value_dim);
+}
+
 }  // namespace quire::attention

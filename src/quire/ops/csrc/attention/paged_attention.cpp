@@ -29,13 +29,13 @@ void weigh_key_bias(const Batch& b, const Work& work, const Scratch& scratch) {
   if (b.key_bias.count == 0) return;
   dispatch(b.q_dtype, [&](auto* tag) {
     using Q = std::remove_pointer_t<decltype(tag)>;
-    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
-      const Q* from = static_cast<const Q*>(b.q) + token * b.q_stride + begin;
+    each_query_row(b, work, [&](int64_t token, int64_t head, int row) {
+      const Q* from = b.query<Q>(token, head);
       for (int d = 0; d < b.head_dim; d += kLanes) {
         const int dims = b.head_dim - d;
         store(scratch.query + d, dims >= kLanes ? load(from + d) : load_part(from + d, dims));
       }
-      b.key_bias.weigh(scratch.query, b.kv_head(begin), b.scale * kLog2E,
+      b.key_bias.weigh(scratch.query, head / b.group, b.scale * kLog2E,
                        scratch.bias_factors + 2 * row * b.key_bias.count);
     });
   });
@@ -44,8 +44,8 @@ void weigh_key_bias(const Batch& b, const Work& work, const Scratch& scratch) {
 // Loads the queries, scaled, as floats or as integers.
 void load_queries(const Batch& b, const Work& work, const Tile& tile, const Scratch& scratch) {
   if (tile.integers) {
-    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
-      round_query(fetch_query(b, token, begin), b.head_dim, b.scale * kLog2E, row,
+    each_query_row(b, work, [&](int64_t token, int64_t head, int row) {
+      round_query(fetch_query(b, token, head), b.head_dim, b.scale * kLog2E, row,
                   scratch.integers);
     });
     return;
@@ -53,8 +53,8 @@ void load_queries(const Batch& b, const Work& work, const Tile& tile, const Scra
   const vf scale = set1(b.scale * kLog2E);
   dispatch(b.q_dtype, [&](auto* tag) {
     using Q = std::remove_pointer_t<decltype(tag)>;
-    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
-      const Q* from = static_cast<const Q*>(b.q) + token * b.q_stride + begin;
+    each_query_row(b, work, [&](int64_t token, int64_t head, int row) {
+      const Q* from = b.query<Q>(token, head);
       float* to = scratch.q + row * b.width;
       int d = 0;
       for (; d + kLanes <= b.head_dim; d += kLanes) store(to + d, mul(load(from + d), scale));
@@ -66,13 +66,13 @@ void load_queries(const Batch& b, const Work& work, const Tile& tile, const Scra
 void store_output(const Batch& b, const Work& work, const State& total) {
   dispatch(b.q_dtype, [&](auto* tag) {
     using Q = std::remove_pointer_t<decltype(tag)>;
-    each_query_row(b, work, [&](int64_t token, int64_t begin, int row) {
-      Q* to = static_cast<Q*>(b.out) + token * b.out_stride + begin;
-      const float* acc = total.acc + row * b.width;
-      const vf inverse = set1(b.inverse_sum(begin, total, row));
-      const float* bias = b.value_bias_of(b.kv_head(begin));
-      for (int d = 0; d < b.head_dim; d += kLanes)
-        store_result(load(acc + d), inverse, bias, d, b.head_dim - d, to);
+    each_query_row(b, work, [&](int64_t token, int64_t head, int row) {
+      Q* to = b.output<Q>(token, head);
+      const float* acc = total.acc + row * b.value_width;
+      const vf inverse = set1(b.inverse_sum(head, total, row));
+      const float* bias = b.value_bias_of(head / b.group);
+      for (int d = 0; d < b.value_dim; d += kLanes)
+        store_result(load(acc + d), inverse, bias, d, b.value_dim - d, to);
     });
   });
 }
@@ -85,7 +85,7 @@ int64_t last_span(const Tile& tile) { return (tile.end() - 1) / kSpan; }
 template <class E>
 class VectorPiece {
  public:
-  static constexpr int kMostRows = kLargeTileRows;
+  static int most_rows(const Batch&) { return kLargeTileRows; }
   static int64_t scratch_size(const Batch& b) { return attention::scratch_size(b); }
 
   // Loads the queries. span: the state that attend() fills.
@@ -103,7 +103,7 @@ class VectorPiece {
   // Prefetches the first keys of `work` while this piece uses its last ones, unless the piece is
   // bound by arithmetic.
   void follow(const Work& work) {
-    if (!tile_.integers && tile_.rows >= kCopyRows) return;
+    if (!tile_.integers && tile_.copies()) return;
     const Tile tile = make_tile(b_, work);
     const int64_t low = tile.low(0), end = tile.end();
     following_.locate(make_keys<E>(b_, work), low / kKeyBlock * kKeyBlock, low, end);
@@ -114,9 +114,8 @@ class VectorPiece {
   bool finishes() {
     if (!takes_wide_integers(tile_) || b_.sinks != nullptr) return false;
     const int64_t token = b_.query_start_loc[work_.row] + work_.token;
-    scratch_.out = {static_cast<bf16*>(b_.out) + token * b_.out_stride +
-                        int64_t{work_.kv_head} * b_.group * b_.head_dim,
-                    b_.out_stride, b_.value_bias_of(work_.kv_head)};
+    scratch_.out = {b_.output<bf16>(token, int64_t{work_.kv_head} * b_.group), b_.out_stride,
+                    b_.value_bias_of(work_.kv_head)};
     return true;
   }
   void attend(int64_t span, bool continues, bool) {
@@ -148,10 +147,10 @@ class VectorPiece {
 // null.
 template <class Piece>
 bool attend_tile(const Batch& b, const Work& work, const Work* next, bool careful) {
-  float* at = floats<TileScratch>(Piece::scratch_size(b) + 2 * state_size(b.num_states, b.width));
+  float* at = floats<TileScratch>(Piece::scratch_size(b) + 2 * state_size(b.num_states, b.value_width));
   if (at == nullptr) return false;
-  const State span = carve_state(b.num_states, b.width, at);
-  State total = carve_state(b.num_states, b.width, at);
+  const State span = carve_state(b.num_states, b.value_width, at);
+  State total = carve_state(b.num_states, b.value_width, at);
   Piece piece(b, work, at, span);
   if (next != nullptr) piece.follow(*next);
   const Tile tile = make_tile(b, work);
@@ -159,11 +158,11 @@ bool attend_tile(const Batch& b, const Work& work, const Work* next, bool carefu
   const bool one = first_span(tile) == last_span(tile), finishes = one && piece.finishes();
   if (!one) {
     std::memset(total.sum, 0, sizeof(float) * states);
-    std::memset(total.acc, 0, sizeof(float) * states * b.width);
+    std::memset(total.acc, 0, sizeof(float) * states * b.value_width);
   }
   for (int64_t i = first_span(tile); i <= last_span(tile); ++i) {
     piece.attend(i, i < last_span(tile), careful);
-    if (!one) merge(states, b.width, span, total);
+    if (!one) merge(states, b.value_width, span, total);
   }
   return finishes || Piece::store(b, work, one ? span : total) || careful ||
          attend_tile<Piece>(b, work, nullptr, true);
@@ -182,12 +181,12 @@ bool run_span(const Batch& b, const Work& work, int64_t span, const State& part)
 template <class Piece>
 bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num_spans,
                Team* team) {
-  const int64_t size = state_size(b.num_states, b.width);
+  const int64_t size = state_size(b.num_states, b.value_width);
   float* parts = floats<PartStates>(num_works * num_spans * size);
   if (parts == nullptr) return false;
   auto part_of = [&](int64_t index, int64_t offset) {
     float* at = parts + (index * num_spans + offset) * size;
-    return carve_state(b.num_states, b.width, at);
+    return carve_state(b.num_states, b.value_width, at);
   };
   std::atomic<bool> ok{true};
   parallel_for(num_works * num_spans, 1, team, [&](int64_t task) {
@@ -202,7 +201,7 @@ bool run_split(const Batch& b, const Work* works, int64_t num_works, int64_t num
     const Tile tile = make_tile(b, works[index]);
     State total = part_of(index, 0);
     for (int64_t span = first_span(tile) + 1; span <= last_span(tile); ++span)
-      merge(Piece::states(b, works[index]), b.width, part_of(index, span - first_span(tile)),
+      merge(Piece::states(b, works[index]), b.value_width, part_of(index, span - first_span(tile)),
             total);
     const bool finite = Piece::store(b, works[index], total);
     if (!finite && !attend_tile<Piece>(b, works[index], nullptr, true)) ok = false;
@@ -218,7 +217,8 @@ int64_t cut_row(const Batch& b, int row, int heads, Work* works) {
   for (int token = 0; token < queries; token += b.tile_tokens()) {
     const int tokens = std::min(b.tile_tokens(), queries - token);
     const int fitting = std::max(1, kMaxTileRows / (tokens * b.group));
-    const int step = tokens * b.group < kCopyRows ? std::min(heads, fitting) : 1;
+    const bool one = tokens * b.group >= copy_rows(b.head_dim, b.value_dim);
+    const int step = one ? 1 : std::min(heads, fitting);
     for (int head = 0; head < b.num_kv_heads; head += step, ++count)
       if (works != nullptr)
         works[count] = Work{row, token, tokens, head, std::min(step, b.num_kv_heads - head)};
@@ -255,7 +255,7 @@ bool run_batch(const Batch& given, Team* team) {
   Batch b = given;
   int heads = b.num_kv_heads;
   int64_t count = 0;
-  for (b.most_rows = Piece::kMostRows;; b.most_rows /= 2) {
+  for (b.most_rows = Piece::most_rows(b);; b.most_rows /= 2) {
     count = cut_rows(b, heads, nullptr);
     if (b.most_rows <= kMaxTileRows || count >= int64_t{kLargePerThread} * team_size(team)) break;
   }
@@ -303,8 +303,8 @@ bool run_batch(const Batch& given, Team* team) {
 template <class E>
 bool run(const Batch& b, Team* team) {
 #if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<E, bf16>) {
-    if (LanePiece::takes(b)) return run_batch<LanePiece>(b, team);
+  if constexpr (std::is_same_v<E, bf16> || std::is_same_v<E, int8_t>) {
+    if (LanePiece<E>::takes(b)) return run_batch<LanePiece<E>>(b, team);
   }
 #elif defined(__AVX512BF16__)
   if constexpr (std::is_same_v<E, bf16>) {
@@ -320,30 +320,32 @@ bool run(const Batch& b, Team* team) {
 // Computes attention of a flat batch. Returns 0, 1 for an unknown dtype, or 2 when scratch memory
 // is exhausted. Strides are in elements, those of scales in floats.
 //
-// q: [T, H, D] with a token stride. out: [T, H, D], contiguous. Caches: [B, S, K, D] with block and
-// token strides, heads contiguous. k_scale, v_scale: [B, S, K] of an int8 cache, else null. window:
-// 0 for none. num_bias_pairs: pairs of dims of K whose bias an int8 cache lacks (KeyBias).
-// value_bias: [K, D], the bias of V that it lacks, or null. last_key: [T], the last key of each
-// query; null for the key at its own position. sinks: [H], scores of a key without a value, or
-// null. soft_cap: 0 for none. alibi_slopes: [H], or null.
+// q: [T, H, Dk] with a token stride. out: [T, H, Dv], contiguous. Caches: [B, S, K, Dk] and [B, S,
+// K, Dv] with one set of block and token strides, heads contiguous; equal addresses: V is the first
+// part of K. k_scale, v_scale: [B, S, K] of an int8 cache, else null. k_scales: K, or 2 where K = 1
+// and k_scale is [B, S, 2], of the first Dv elements of K and of the others. window: 0 for none.
+// num_bias_pairs: pairs of dims of K whose bias an int8 cache lacks (KeyBias). value_bias: [K, Dv],
+// the bias of V that it lacks, or null. last_key: [T], the last key of each query; null for the key
+// at its own position. sinks: [H], scores of a key without a value, or null. soft_cap: 0 for none.
+// alibi_slopes: [H], or null.
 QUIRE_API int quire_paged_attention(
     const void* q, const void* k_cache, const void* v_cache, const float* k_scale,
     const float* v_scale, void* out, const int32_t* block_table, const int32_t* query_start_loc,
     const int32_t* seq_lens, int64_t q_stride, int64_t block_stride, int64_t token_stride,
     int64_t scale_block_stride, int64_t scale_token_stride, int64_t table_stride,
     int32_t block_size, int32_t num_rows, int32_t num_heads, int32_t num_kv_heads,
-    int32_t head_dim, float scale, int32_t window, int32_t q_dtype, int32_t cache_dtype,
+    int32_t head_dim, int32_t value_dim, int32_t k_scales, float scale, int32_t window, int32_t q_dtype, int32_t cache_dtype,
     const int32_t* bias_pairs, const float* key_bias, const float* bias_cos, const float* bias_sin,
     int64_t num_bias_pairs, int64_t bias_half, int64_t bias_stride, const float* value_bias,
     const int32_t* last_key, const float* sinks, float soft_cap, const float* alibi_slopes,
     quire::Team* team) {
   using namespace quire;
   using namespace quire::attention;
-  const int width = (head_dim + kLanes - 1) / kLanes * kLanes;
+  const auto whole_vectors = [](int dims) { return (dims + kLanes - 1) / kLanes * kLanes; };
   const Batch batch{q,
                     out,
                     q_stride,
-                    int64_t{num_heads} * head_dim,
+                    int64_t{num_heads} * value_dim,
                     static_cast<DType>(q_dtype),
                     k_cache,
                     v_cache,
@@ -363,8 +365,11 @@ QUIRE_API int quire_paged_attention(
                     num_heads,
                     num_kv_heads,
                     head_dim,
-                    width,
+                    value_dim,
+                    whole_vectors(head_dim),
+                    whole_vectors(value_dim),
                     num_heads / num_kv_heads,
+                    k_scales != num_kv_heads,
                     scale,
                     window,
                     KeyBias{bias_pairs, key_bias, bias_cos, bias_sin, num_bias_pairs, bias_half,

@@ -26,6 +26,7 @@ constexpr int kSpan = 512;
 constexpr int kMaxTileRows = 64;  // query rows (tokens times heads) that share the loads of K and V
 constexpr int kLargeTileRows = 128;  // same, where that leaves enough tiles
 constexpr int kCopyRows = 17;  // with this many rows, K and V are widened once into scratch
+constexpr int kLatentCopyRows = 8;  // same, of K and V of two widths: many heads share them
 static_assert(kSpan % kKeyBlock == 0);
 
 // Queries and weights as 16-bit integers (attention/int8.h). depth: head_dim rounded up to whole
@@ -74,16 +75,22 @@ struct Scratch {
   }
 };
 
+constexpr int copy_rows(int head_dim, int value_dim) {
+  return head_dim == value_dim ? kCopyRows : kLatentCopyRows;
+}
+
 struct Tile {
   int64_t first_position;  // position of the first query
   const int32_t* last;     // last key that each query sees; null: the one at its own position
   int kv_heads;            // adjacent; they take every key block in turn
   int rows;                // num_tokens · group: query rows of one kv head
   int group;
-  int head_dim;
-  int width;       // head_dim rounded up to whole vectors
-  int64_t window;  // 0: none
-  bool integers;   // scores and outputs by exact integer products
+  int head_dim, value_dim;  // widths of K and V
+  int width, value_width;   // both rounded up to whole vectors
+  int64_t window;           // 0: none
+  bool integers;            // scores and outputs by exact integer products
+  bool one_plane;           // V is the first part of K
+  bool two_scales;          // see Batch
   Bend bend;       // starts at the first query head of the tile
 
   int depth() const { return integer_depth(head_dim); }
@@ -91,6 +98,10 @@ struct Tile {
   int64_t position(int row) const { return first_position + row / group; }
   int64_t last_key(int row) const { return last == nullptr ? position(row) : last[row / group]; }
   int64_t end() const { return last_key(rows - 1) + 1; }
+  // Returns whether K and V are widened once into scratch, multiplied by two scales if there are.
+  bool copies() const {
+    return two_scales || rows >= copy_rows(head_dim, value_dim);
+  }
   // Returns cap and slope of a row of one kv head for the key block at `block`.
   RowBend bend_of(int head, int row, int64_t block) const {
     return bend.row(int64_t{head} * group + row % group, block - position(row));
@@ -183,12 +194,13 @@ inline void score_biases(const Tile& tile, const Range& range, const Scratch& sc
 template <class E>
 inline void soften_keys(const Tile& tile, const Range& range, const KeyBlock<E>& block,
                         Scratch& scratch) {
-  const bool scaled = block.load_scales(tile.kv_heads, scratch.scales);
+  // With two scales, K and V were multiplied as they were widened.
+  const bool scaled = !tile.two_scales && block.load_scales(tile.kv_heads, scratch.scales);
   score_biases(tile, range, scratch);
   for (int head = 0; head < tile.kv_heads; ++head)
     for (int row = 0; row < tile.rows; ++row) {
       const int state = head * tile.rows + row;
-      soften(tile.width, scratch.scores, state, range.low(tile, row), range.high(tile, row),
+      soften(tile.value_width, scratch.scores, state, range.low(tile, row), range.high(tile, row),
              scaled ? scratch.scales + head : nullptr, scratch.lacking(state),
              tile.bend_of(head, row, range.block), scratch.span);
     }

@@ -87,20 +87,20 @@ QUIRE_INLINE void weigh_block(float* acc, int width, const float* weights, const
 }
 
 template <int NQ, int Most, class E>
-QUIRE_INLINE void weigh_rows(float* acc, int width, int head_dim, const float* weights,
+QUIRE_INLINE void weigh_rows(float* acc, int width, int value_dim, const float* weights,
                              const E* const* v, int64_t at, int first, int last, Ahead<E>* ahead) {
   constexpr int ND = std::min(Most, kLanes / NQ);
   int d = 0;
-  for (; d + ND * kLanes <= head_dim; d += ND * kLanes)
+  for (; d + ND * kLanes <= value_dim; d += ND * kLanes)
     weigh_block<NQ, ND>(acc, width, weights, v, at, d, first, last, ahead);
-  for (; d + kLanes <= head_dim; d += kLanes)
+  for (; d + kLanes <= value_dim; d += kLanes)
     weigh_block<NQ, 1>(acc, width, weights, v, at, d, first, last, ahead);
-  if (d < head_dim) {
+  if (d < value_dim) {
     for (int i = 0; i < NQ; ++i) {
       vf total = load(acc + i * width + d);
       for (int k = first; k < last; ++k)
         total =
-            fma(set1(weights[i * kKeyBlock + k]), load_part(v[k] + at + d, head_dim - d), total);
+            fma(set1(weights[i * kKeyBlock + k]), load_part(v[k] + at + d, value_dim - d), total);
       store(acc + i * width + d, total);
     }
   }
@@ -129,7 +129,7 @@ template <int Most, class E>
                                   const E* const* v, int64_t at, float* acc, Ahead<E>* ahead) {
   auto weigh = [&](auto count, int row, int first, int last, Ahead<E>* next) {
     if (first >= last) return;
-    weigh_rows<count, Most>(acc + row * tile.width, tile.width, tile.head_dim,
+    weigh_rows<count, Most>(acc + row * tile.value_width, tile.value_width, tile.value_dim,
                             weights + row * kKeyBlock, v, at, first, last, next);
   };
   constexpr std::integral_constant<int, 1> alone;
@@ -172,22 +172,46 @@ inline void attend_block(const Tile& tile, const Range& range, const KeyBlock<E>
              [&](const Range& chunk, int head, Ahead<E>* ahead) {
                const int row = head * tile.rows;
                weigh(tile, chunk, scratch.scores + row * kKeyBlock, block.v,
-                     int64_t{head} * tile.head_dim, scratch.span.acc + row * tile.width, ahead);
+                     int64_t{head} * tile.value_dim, scratch.span.acc + row * tile.value_width,
+                     ahead);
              });
 }
 
-template <class E>
-inline void widen_rows(const E* const* rows, int first, int last, int head_dim, int width,
-                       float* out, const float** out_rows) {
+// Calls widen(k, to) for each key of a range, and addresses rows of `width` floats; others repeat
+// the first.
+template <class F>
+QUIRE_INLINE void widen_keys(const Range& range, int width, float* out, const float** out_rows,
+                             F&& widen) {
   for (int k = 0; k < kKeyBlock; ++k) {
-    const int source = k < first || k >= last ? first : k;
-    out_rows[k] = out + source * width;
-    if (source != k) continue;
-    float* to = out + k * width;
-    int d = 0;
-    for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(rows[k] + d));
-    if (d < head_dim) store(to + d, load_part(rows[k] + d, head_dim - d));
+    const bool some = k >= range.from && k < range.to;
+    out_rows[k] = out + (some ? k : range.from) * width;
+    if (some) widen(k, out + k * width);
   }
+}
+
+template <class E>
+inline void widen_rows(const E* const* rows, const Range& range, int dims, int width, float* out,
+                       const float** out_rows) {
+  widen_keys(range, width, out, out_rows, [&](int k, float* to) {
+    int d = 0;
+    for (; d + kLanes <= dims; d += kLanes) store(to + d, load(rows[k] + d));
+    if (d < dims) store(to + d, load_part(rows[k] + d, dims - d));
+  });
+}
+
+// Widens K of a range.
+template <class E>
+inline void widen_block(const Tile& tile, const Range& range, const KeyBlock<E>& block, float* out,
+                        const float** out_rows) {
+  widen_rows(block.k, range, tile.head_dim, tile.width, out, out_rows);
+}
+inline void widen_block(const Tile& tile, const Range& range, const KeyBlock<int8_t>& block,
+                        float* out, const float** out_rows) {
+  if (!tile.two_scales)
+    return widen_rows(block.k, range, tile.head_dim, tile.width, out, out_rows);
+  widen_keys(range, tile.width, out, out_rows, [&](int k, float* to) {
+    widen_plane(block.k[k], block.k_scale[k], tile.value_dim, tile.head_dim, to);
+  });
 }
 
 // Attends one key block of a tile of many rows and one kv head, which is bound by arithmetic.
@@ -196,10 +220,11 @@ inline void attend_wide_block(const Tile& tile, const Range& range, const KeyBlo
                               Scratch& scratch) {
   const float* rows[kKeyBlock];
   Ahead<float>* none = nullptr;
-  widen_rows(block.k, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
+  widen_block(tile, range, block, scratch.wide, rows);
   score_keys<kKeyBlock>(tile, range, scratch.q, rows, 0, scratch.scores, none);
   soften_keys(tile, range, block, scratch);
-  widen_rows(block.v, range.from, range.to, tile.head_dim, tile.width, scratch.wide, rows);
+  if (!tile.one_plane)
+    widen_rows(block.v, range, tile.value_dim, tile.value_width, scratch.wide, rows);
   weigh_keys<8, float>(tile, range, scratch.scores, rows, 0, scratch.span.acc, none);
 }
 
@@ -232,7 +257,7 @@ inline void attend_keys(const Tile& tile, const Range& range, const KeyBlock<E>&
   if (tile.integers) {
     if constexpr (std::is_same_v<E, int8_t>)
       attend_integers(tile, range, keys, after, keys_after, scratch);
-  } else if (tile.rows < kCopyRows) {
+  } else if (!tile.copies()) {
     attend_block(tile, range, keys, after, keys_after, scratch);
   } else {
     attend_wide_block(tile, range, keys, scratch);
@@ -256,7 +281,7 @@ inline void attend_span(const Tile& tile, const Keys<E>& keys, int64_t span, boo
   if (!fetched) await_keys(tile, blocks[at]);
   const int num_states = tile.num_states();
   if (!takes_wide_integers(tile))
-    std::memset(state.acc, 0, sizeof(float) * num_states * tile.width);
+    std::memset(state.acc, 0, sizeof(float) * num_states * tile.value_width);
   std::memset(state.sum, 0, sizeof(float) * num_states);
   for (int row = 0; row < num_states; ++row) state.max[row] = kNegativeInfinity;
   for (;; at ^= 1) {

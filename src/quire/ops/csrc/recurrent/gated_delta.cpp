@@ -1,18 +1,10 @@
 // Gated delta rule of each head, token after token, from and to a state of its row.
-//
-// Columns of a state do not know each other. So a block of 16 columns, which stays in the first
-// cache, takes a piece of the row's tokens before the next block does.
-#include "native/parallel.h"
 #include "native/replay.h"
-#include "native/rows.h"
+#include "recurrent/heads.h"
 
 namespace quire {
 namespace {
 
-constexpr int64_t kColumns = 16;
-constexpr int kVectors = kColumns / kLanes;
-constexpr int kSums = 4 / kVectors;  // partial sums of a column: they hide latency
-constexpr int64_t kPiece = 16;       // tokens
 constexpr int64_t kMaxKeyDim = 256;
 constexpr float kEps = 1e-6f;
 
@@ -27,13 +19,6 @@ struct Sizes {
   int64_t block() const { return key_dim * kColumns; }
   int64_t blocks() const { return value_dim / kColumns; }
 };
-
-// Stores without reading what was there, and past the caches. p: aligned to the vector.
-#if defined(__AVX512F__)
-QUIRE_INLINE void stream(float* p, vf x) { _mm512_stream_ps(p, x); }
-#else
-QUIRE_INLINE void stream(float* p, vf x) { _mm256_stream_ps(p, x); }
-#endif
 
 // Tokens of a piece for one head: q and k of unit length, q · k, decay and strength of the update.
 struct Piece {
@@ -52,8 +37,6 @@ void unit(const E* x, float* out, int64_t width, float factor) {
   each_vector(0, width, [&](int64_t i, auto size) { put(out + i, mul(get(x + i, size), scale), size); });
 }
 
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 // x, gates: of the piece's first token.
 template <class E>
 void prepare(const E* x, const E* gates, int64_t gates_stride, float log_rate, float bias,
@@ -67,10 +50,8 @@ void prepare(const E* x, const E* gates, int64_t gates_stride, float log_rate, f
     piece.qk[t] = sum_over(dim, [&](auto total, int64_t i, auto size) {
       return fma(get(piece.q + t * dim + i, size), get(piece.k + t * dim + i, size), total);
     });
-    float b, a;
     const E* const of_head = gates + t * gates_stride + head;
-    b = first_lane(load_part(of_head, 1));
-    a = first_lane(load_part(of_head + sizes.num_heads, 1));
+    const float b = number(of_head), a = number(of_head + sizes.num_heads);
     piece.beta[t] = 1.0f / (1.0f + std::exp(-b));
     piece.alpha[t] = std::exp(-rate * softplus(a + bias));
   }
@@ -191,42 +172,25 @@ QUIRE_API int quire_gated_delta(const void* x, const void* gates, int64_t gates_
   const Sizes sizes{num_keys, key_dim, num_heads, value_dim, in_turn != 0};
   if (key_dim > kMaxKeyDim || key_dim % 4 != 0 || value_dim % kColumns != 0) return 3;
   if (num_heads % num_keys != 0) return 3;
-  // Few heads are cut into groups of blocks, so that each thread has one.
-  const int64_t wanted = 2 * team_size(team) / std::max<int64_t>(num_rows * num_heads, 1);
-  const int64_t groups = std::clamp<int64_t>(wanted, 1, sizes.blocks());
+  const RowStates rows{states, stride, read, write, slots, num_rows, starts, num_computed};
+  const HeadBlocks blocks{num_heads, sizes.blocks(), sizes.block()};
   return dispatch(static_cast<DType>(dtype), [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
-    parallel_ranges(num_rows * num_heads * groups, 1, team, [&](int64_t task) {
-      const int64_t row = task / (num_heads * groups), head = task / groups % num_heads;
-      const int64_t first = task % groups * sizes.blocks() / groups;
-      const int64_t last = (task % groups + 1) * sizes.blocks() / groups;
-      const int64_t slot = slots[row], out_width = num_heads * value_dim;
-      const int64_t of_head = head * sizes.blocks() * sizes.block();
-      const float* from = states + read[slot] * stride + of_head;
-      float* const to = states + write[slot] * stride + of_head;
-      if (num_computed[slot] == 0) {
-        std::memset(to + first * sizes.block(), 0, (last - first) * sizes.block() * sizeof(float));
-        from = to;
-      }
-      // A row with one token comes back in the next step, after all weights of the model.
-      const bool is_aligned = reinterpret_cast<uintptr_t>(to) % (kLanes * sizeof(float)) == 0;
-      const bool streams = is_aligned && starts[row + 1] - starts[row] == 1;
-      Piece piece;
-      for (int64_t t = starts[row]; t < starts[row + 1]; t += kPiece, from = to) {
-        const int64_t tokens = std::min<int64_t>(kPiece, starts[row + 1] - t);
-        const E* const tokens_x = static_cast<const E*>(x) + t * sizes.width();
-        prepare(tokens_x, static_cast<const E*>(gates) + t * gates_stride, gates_stride,
-                log_rates[head], bias[head], sizes, head, tokens, piece);
-        const E* const values = tokens_x + 2 * num_keys * key_dim + head * value_dim;
-        E* const tokens_out = static_cast<E*>(out) + t * out_width + head * value_dim;
-        for (int64_t block = first; block < last; ++block) {
-          advance(from + block * sizes.block(), to + block * sizes.block(), piece, tokens, key_dim,
-                  values + block * kColumns, sizes.width(), tokens_out + block * kColumns,
-                  out_width, streams);
-        }
-      }
-      if (streams) _mm_sfence();
-    });
+    const int64_t out_width = num_heads * value_dim;
+    const auto token = [&](int64_t t) { return static_cast<const E*>(x) + t * sizes.width(); };
+    each_block<Piece>(
+        rows, blocks, team,
+        [&](int64_t t, int64_t head, int64_t tokens, Piece& piece) {
+          prepare(token(t), static_cast<const E*>(gates) + t * gates_stride, gates_stride,
+                  log_rates[head], bias[head], sizes, head, tokens, piece);
+        },
+        [&](const float* from, float* to, const Piece& piece, int64_t t, int64_t tokens,
+            int64_t head, int64_t block, bool streams) {
+          const int64_t column = head * value_dim + block * kColumns;
+          advance(from, to, piece, tokens, key_dim,
+                  token(t) + 2 * num_keys * key_dim + column, sizes.width(),
+                  static_cast<E*>(out) + t * out_width + column, out_width, streams);
+        });
   });
 }
 QUIRE_REPLAYABLE(quire_gated_delta)

@@ -16,7 +16,7 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
     call = library.call
 
     def copy_blocks(pages: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
-        if src.numel() == 0:
+        if src.numel() == 0 or pages.numel() == 0:  # blocks may have no bytes
             return
         num_segments, num_blocks = pages.shape[:2]
         call(

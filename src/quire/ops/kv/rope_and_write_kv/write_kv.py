@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["quantize", "write_kv"]
+__all__ = ["quantize", "write_kv", "write_plane"]
 
 _INT8_MAX = 127.0
 
@@ -31,6 +31,22 @@ def write_kv(
             cache[block, offset] = narrow(x.float() / scale, cache.dtype)
         else:
             cache[block, offset], scales[block, offset] = quantize(x.float())
+
+
+def write_plane(
+    rows: torch.Tensor,
+    value_dim: int,
+    plane: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scale: torch.Tensor | None = None,
+) -> None:
+    """Store rows [T, K, D] in a plane [B, S, K, D] that K and V share. value_dim: elements of V,
+    the first ones. scale: float32 [B, S, 2] of an int8 plane, of these elements and of the
+    others."""
+    of_value, of_rest = (None, None) if scale is None else (scale[..., :1], scale[..., 1:])
+    value, rest = rows[..., :value_dim], rows[..., value_dim:]
+    places = plane[..., :value_dim], plane[..., value_dim:]
+    write_kv(value, rest, *places, slot_mapping, of_value, of_rest)
 
 
 def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -16,7 +16,9 @@ arXiv:2405.04434, section 2.1):
   Their rotation becomes the last R elements of each head of queries [T, H, C + R], heads
   contiguous. The first C are left as they are.
 
-scale: None; caches in 8 bits are not supported yet.
+scale: float32 [B, S, 2] of an int8 cache, of the C elements and of the R, each part in the form of
+`rope_and_write_kv`: the norm bounds the one, and nothing the other. Caches in float8 are not
+supported.
 """
 
 from quire.ops.kv.write_latent.cases import make_inputs

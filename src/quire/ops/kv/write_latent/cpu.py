@@ -8,7 +8,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import DTYPE_CODES, page_strides
+from quire.ops.native.cpu_provider import CACHE_DTYPE_CODES, DTYPE_CODES, page_strides, pointer
 
 __all__ = ["bind"]
 
@@ -37,9 +37,9 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
                 f"write_latent takes heads of {size} + {2 * half} elements, not "
                 f"{list(queries.shape)} with {list(rotated.shape)}."
             )
-        if scale is not None or cache.dtype not in DTYPE_CODES:
+        if cache.dtype not in CACHE_DTYPE_CODES:
             raise EngineError(f"write_latent takes no cache in {cache.dtype}.")
-        block_stride, token_stride, _, _ = page_strides(cache, None)
+        block_stride, token_stride, *scale_strides = page_strides(cache, scale)
         call(
             "write_latent",
             queries.data_ptr(),
@@ -62,8 +62,10 @@ def bind(library: NativeLibrary) -> Callable[..., None]:
             cache.shape[1],
             block_stride,
             token_stride,
+            pointer(scale),
+            *scale_strides,
             DTYPE_CODES[latent.dtype],
-            DTYPE_CODES[cache.dtype],
+            CACHE_DTYPE_CODES[cache.dtype],
         )
 
     return write_latent

@@ -6,6 +6,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.kv.rope_and_write_kv.rope import rope
+from quire.ops.kv.rope_and_write_kv.write_kv import write_plane
 from quire.ops.norm.rms_norm.reference import rms_norm
 
 __all__ = ["write_latent"]
@@ -25,13 +26,11 @@ def write_latent(
     scale: torch.Tensor | None = None,
 ) -> None:
     """Shapes as in the contract (`quire.ops.kv.write_latent`)."""
-    if scale is not None or cache.dtype.itemsize == 1:
+    if cache.dtype.itemsize == 1 and scale is None:
         raise EngineError(f"write_latent takes no cache in {cache.dtype}.")
     size = len(weight)
     latent[:, :size] = rms_norm(latent[:, :size], weight, eps)
     heads = queries[..., size:]
     heads.copy_(rotated.unflatten(-1, heads.shape[1:]))
     rope(heads, latent[:, None, size:], positions, cos, sin)
-    kept = slot_mapping >= 0
-    slots, block_size = slot_mapping[kept], cache.shape[1]
-    cache[slots // block_size, slots % block_size, 0] = latent[kept].to(cache.dtype)
+    write_plane(latent.unsqueeze(1), size, cache, slot_mapping, scale)
