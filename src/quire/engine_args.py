@@ -8,7 +8,8 @@ from dataclasses import Field, fields, make_dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, cast
 
-from quire.config.settings import ALIASES, EngineSettings, setting_fields
+from quire.config.foreign import ALIASES
+from quire.config.settings import EngineSettings, setting_fields
 from quire.foreign import missing_attribute
 from quire.idioms import MISSING_METHODS
 

@@ -155,6 +155,7 @@ def test_evicted_blocks_come_back_from_the_disk(make: Maker) -> None:
     """They were written when they were computed, and not when they were evicted."""
     llm = make(num_kv_blocks=30)
     cold = ask(llm)
+    wait_for(lambda: is_saved(llm), "the saves to end")  # a disk that is slow keeps no pace
     for prompt in OTHERS:
         ask(llm, prompt)
     warm = ask(llm)

@@ -17,16 +17,16 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast
 
 from quire.config.env import KERNEL_ISAS
-from quire.config.foreign import FOREIGN_SETTINGS
+from quire.config.foreign import ALIASES, FOREIGN_SETTINGS, SPELLINGS
 from quire.config.kv_layout import FP8_DTYPES
 from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.speculation import parse_speculation
 from quire.errors import ConfigError, quoted
 from quire.foreign import nearest, shown
+from quire.telemetry.kv_events import parse_kv_events
 
 __all__ = [
-    "ALIASES",
     "COMPUTE_DTYPES",
     "SCHEDULING_POLICIES",
     "SECTIONS",
@@ -56,24 +56,6 @@ _HOOK = re.compile(r"([\w.-]+=)?[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w
 
 DEFAULT_MEDIA_LIMIT = 16
 """Most media of one kind in a prompt, if the settings say nothing."""
-
-ALIASES: Mapping[str, str] = {
-    "gpu_memory_utilization": "memory_utilization",
-    "kv_cache_memory_bytes": "kv_cache_memory",
-    "num_gpu_blocks_override": "num_kv_blocks",
-    "kv_offloading_size": "swap_space",
-}
-"""Names that vLLM users know, and what they are called here."""
-
-_SPELLINGS: Mapping[tuple[str, str], str] = {
-    ("dtype", "half"): "float16",
-    ("dtype", "float"): "float32",
-    ("generation_config", "vllm"): "none",
-    ("device", "gpu"): "cuda",
-    ("distributed_executor_backend", "uni"): "mp",
-    ("device", "rocm"): "cuda",
-}
-"""Values that vLLM users know, by setting, and what they are called here."""
 
 _INT64_MAX = 2**63 - 1
 
@@ -238,6 +220,12 @@ class CacheSettings:
     )
     kv_disk_bytes: int = _setting(
         20 * 10**9, "size that the files in kv_disk never exceed", kind="bytes", low=2**20
+    )
+    kv_events_config: str | None = _setting(
+        None,
+        "who is told which prefixes are cached, as vLLM's JSON object: enable_kv_cache_events, "
+        "endpoint, replay_endpoint, …; they are sent unencrypted, and tokens are part of them",
+        kind="object",
     )
     num_state_checkpoints: int | None = _setting(
         None,
@@ -431,6 +419,11 @@ class EngineSettings(
                 "preemption_mode='swap' has no memory to swap to. Give swap_space, such as 4GiB."
             )
         parse_speculation(self.speculative_config)
+        if parse_kv_events(self.kv_events_config) and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_events_config has nothing to tell, since enable_prefix_caching is off. Leave "
+                "one of them out."
+            )
         sized = [n for n in ("kv_cache_memory", "num_kv_blocks") if getattr(self, n) is not None]
         if len(sized) == 2:
             raise ConfigError(
@@ -512,8 +505,8 @@ def _normalised(item: Field[Any], value: object) -> object:
         value = str(value).removeprefix("torch.")
     if item.name == "max_model_len" and value in (-1, "-1", "auto"):
         return None
-    if isinstance(value, str) and (item.name, value) in _SPELLINGS:
-        return _SPELLINGS[item.name, value]
+    if isinstance(value, str) and (item.name, value) in SPELLINGS:
+        return SPELLINGS[item.name, value]
     if kind == "object":
         return _object_text(item.name, value)
     if item.name == "output_hook" and isinstance(value, list | tuple):

@@ -21,6 +21,7 @@ from quire.config.speculation import parse_speculation
 from quire.config.startup import StartupPlan, fetch, plan_startup
 from quire.engine.clients.in_process import EngineClient, InProcessClient
 from quire.engine.core.engine_core import EngineCore, PlanObserver
+from quire.engine.core.event_publisher import EventPublisher
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
 from quire.engine.disk_tier import StoreNews, disk_key, num_state_parts, open_store, weights_digest
@@ -48,6 +49,7 @@ from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
 from quire.speculation import DraftMethods
+from quire.telemetry.kv_events import parse_kv_events
 
 if TYPE_CHECKING:
     from quire.executor.processes.executor import Ranks
@@ -127,13 +129,14 @@ def build_core(
     on_plan: PlanObserver,
     on_lost: Callable[[str], None],
     free_bytes: int | None = None,
+    replica: int = 0,
 ) -> BuiltCore:
     """Build the core alone, for a process whose requests are rendered elsewhere. Errors as above.
     Its kernels are those of the settings, or follow from processor flags: it measures none.
 
     on_phase: told the name of each phase of the start when it begins. on_lost: told why no more
-    steps can be computed, when a process that computes a part of them has ended. free_bytes: same
-    meaning as in `Launch`.
+    steps can be computed, when a process that computes a part of them has ended. free_bytes,
+    replica: same meaning as in `Launch`.
     """
     on_phase(FETCHING)
     fetch(settings)
@@ -143,7 +146,7 @@ def build_core(
         platform = replace(platform, free_bytes=free_bytes)
     plan = plan_startup(settings, platform)
     on_phase("loading")
-    return _load_core(plan, on_plan, on_lost=on_lost)
+    return _load_core(plan, on_plan, on_lost=on_lost, replica=replica)
 
 
 def _load_core(
@@ -151,11 +154,12 @@ def _load_core(
     on_plan: PlanObserver | None = None,
     hooks: Sequence[HookArgument] = (),
     on_lost: Callable[[str], None] = lambda _: None,
+    replica: int = 0,
 ) -> BuiltCore:
     runner = _hook_runner(plan, hooks)  # what is wrong with hooks is said before weights are read
     if not plan.resolved.settings.quiet:
         say(f"{render_plan(plan.resolved)}\n")
-    return _build_core(plan, on_plan, runner, on_lost)
+    return _build_core(plan, on_plan, runner, on_lost, replica)
 
 
 def _hook_runner(plan: StartupPlan, more: Sequence[HookArgument]) -> HookRunner | None:
@@ -174,6 +178,7 @@ def _build_core(
     on_plan: PlanObserver | None,
     hooks: HookRunner | None,
     on_lost: Callable[[str], None],
+    replica: int,
 ) -> BuiltCore:
     """Imports torch."""
     env.limit_spinning()
@@ -189,6 +194,8 @@ def _build_core(
         disk = _open_disk(executor, plan, hasher, report)
         costs = _recovery_costs(executor, chosen.preemption_mode)
         report = replace(report, plan=render_plan(resolved))
+        events = parse_kv_events(chosen.kv_events_config)
+        publisher = None if events is None else EventPublisher(events, replica)
     except BaseException:
         executor.shutdown()
         raise
@@ -206,6 +213,7 @@ def _build_core(
         num_adapters,
         takes_functions=chosen.tensor_parallel_size == 1,
         rank_pids=_rank_pids(executor, chosen.distributed_executor_backend),
+        publisher=publisher,
     )
     return BuiltCore(core, resolved, report, costs)
 
@@ -393,6 +401,7 @@ def _build_scheduler(
         chosen.num_state_checkpoints,
         keeps_evicted=chosen.enable_prefix_caching,
         disk=disk,
+        tells_events=parse_kv_events(chosen.kv_events_config) is not None,
         num_state_parts=num_state_parts(resolved),
     )
     return Scheduler(

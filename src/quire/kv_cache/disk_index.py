@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +75,14 @@ class DiskIndex:
     def num_named(self) -> int:
         """Blocks that can be loaded."""
         return len(self._tree)
+
+    def blocks(self) -> Iterator[tuple[BlockName, bytes | None]]:
+        """All blocks that can be loaded, parents first, and the name of the parent of each."""
+        return self._tree.with_parents()
+
+    def parent_of(self, block: BlockName) -> bytes | None:
+        """Return the name of the block before a block; None without one."""
+        return self._tree.parent_of(*block)
 
     def stats(self) -> Mapping[str, Any]:
         """Return the readings of `SchedulerStats` on the disk."""

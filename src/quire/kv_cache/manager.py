@@ -15,6 +15,7 @@ from quire.errors import EngineError
 from quire.kv_cache.block_tables import BlockTables
 from quire.kv_cache.disk_index import DiskIndex
 from quire.kv_cache.disk_states import DiskStates
+from quire.kv_cache.events import EventLog
 from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
@@ -68,12 +69,13 @@ class KVManager:
         keeps_evicted: bool = False,
         sources: Sequence[BlockSource] = (),
         disk: DiskIndex | None = None,
+        tells_events: bool = False,
         num_state_parts: int = 0,
     ) -> None:
         """keeps_evicted: whether host blocks that no swapped sequence needs hold evicted blocks
         under their names. sources: others that hold blocks, nearest first. disk: the farthest,
-        written as blocks are computed. num_state_parts: number of blocks that a recurrent state
-        takes there."""
+        written as blocks are computed. tells_events: whether `events` are logged. num_state_parts:
+        number of blocks that a recurrent state takes there."""
         self.layout = layout
         self.block_size = layout.block_size
         self.pool = BlockPool(num_blocks, len(layout.groups))
@@ -115,6 +117,21 @@ class KVManager:
         self._unnamed: dict[int, deque[tuple[int, int]]] = {}
         self._mark = 0
         self._log: deque[_Publication] = deque()
+        self.events = self._open_events() if tells_events else None
+
+    def _open_events(self) -> EventLog:
+        may_leave = bool(self.host.num_blocks)
+        num_leaving = self.pool.num_blocks if may_leave else 0
+        log = EventLog(
+            self.layout,
+            lambda: {each.name for each in self._log},
+            num_leaving,
+            parent_of=(lambda _: None) if self.disk is None else self.disk.parent_of,
+        )
+        if self.disk is not None:
+            log.start_with("disk", self.disk.blocks())
+        self.sources.subscribe(log.note)
+        return log
 
     # --- growing -------------------------------------------------------------------------------
 

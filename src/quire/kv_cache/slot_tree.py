@@ -121,6 +121,27 @@ class SlotTree:
         """All blocks."""
         return ((group, name) for group, names in self._slot_of.items() for name in names)
 
+    def with_parents(self) -> Iterator[tuple[BlockName, bytes | None]]:
+        """All blocks, each after its parent, and the name of the parent; None without one."""
+        done: set[int] = set()
+        for group, slot_of in self._slot_of.items():
+            for each in slot_of.values():
+                slot, line = each, list[int]()
+                while slot != NONE and slot not in done:
+                    done.add(slot)
+                    line.append(slot)
+                    slot = int(self._parent[slot])
+                for slot in reversed(line):
+                    name = self._name[slot]
+                    assert name is not None, "a slot of the index has a block"
+                    yield (group, name), self.parent_of(group, name)
+
+    def parent_of(self, group: int, name: bytes) -> bytes | None:
+        """Return the name of the block before another one; None without one."""
+        slot = self.find(group, name)
+        above = NONE if slot is None else int(self._parent[slot])
+        return None if above == NONE else self._name[above]
+
     def names_beyond(self, other: SlotTree) -> Iterator[BlockName]:
         """Blocks that another tree does not have."""
         for group, names in self._slot_of.items():

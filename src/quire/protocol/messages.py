@@ -179,7 +179,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
 class Launch(msgspec.Struct, frozen=True):
     """Launch of a core process, on its standard input, which then stays open while its parent
     lives. settings: values of `EngineSettings` by name. free_bytes: memory that all cores share and
-    that was free before the first of them; None to measure it."""
+    that was free before the first of them; None to measure it. replica: number of the core
+    among those of a server."""
 
     version: int
     instance: int
@@ -189,6 +190,7 @@ class Launch(msgspec.Struct, frozen=True):
     max_message_bytes: int
     settings: dict[str, str | int | float | bool | None]
     free_bytes: int | None = None
+    replica: int = 0
 
 
 class StartFailure(msgspec.Struct, frozen=True):

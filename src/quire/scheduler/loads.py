@@ -78,6 +78,7 @@ class Loads:
             tickets |= {ticket for s in states if (ticket := disk.ticket_of(s)) is not None}
         for ticket in tickets:
             state.tickets.join(ticket, group)
+        state.prefixes.tell_tokens(group)
         for part in filter(None, parts):
             tickets.add(ticket := state.tickets.start(group))
             sources.load(part, kept, ticket)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv_cache import BlockExtras, BlockHasher, KVManager, PrefixHit, PrefixLookup
+from quire.kv_cache.events import Chain
 from quire.protocol.pooling_params import reads_whole_prompt
 from quire.protocol.step import IntArray
 from quire.scheduler.pins import PinnedPrefixes
@@ -127,7 +128,12 @@ class PrefixCache:
                 block = data[i * stride : (i + 1) * stride]
                 chain.append(self._hasher.name(parent, block, extras))
             chains.append(chain)
+        if (events := self._kv.events) is not None:
+            places = zip(slots.tolist(), index.tolist(), strict=True)
+            events.describe((self._chain_of(slot), at, at + 1) for slot, at in places)
         self._kv.publish_next(slots, chains)
+        if events is not None:
+            events.describe(())
 
     def publish_to(self, slot: int, num_tokens: int) -> None:
         """Publish the blocks within the first `num_tokens` of one slot, planned and known."""
@@ -140,4 +146,25 @@ class PrefixCache:
             known = self._table.known_tokens(slot)
             group = sequence.group
             self._hasher.extend(sequence.names, known, group.root, group.extras)
+        if (events := self._kv.events) is not None:
+            first = int(self._kv.num_published(np.array([slot]))[0])
+            events.describe([(self._chain_of(slot), first, num_blocks)])
         self._kv.publish(slot, sequence.names, num_blocks)
+        if events is not None:
+            events.describe(())
+
+    def _chain_of(self, slot: int) -> Chain:
+        """Return the named blocks of a slot."""
+        return _chain(self._table.at(slot), self._table.token_ids[slot])
+
+    def tell_tokens(self, group: SequenceGroup) -> None:
+        """Let events know the tokens of blocks that a waiting group found beyond the device."""
+        if (events := self._kv.events) is not None:
+            for sequence in group.sequences:
+                events.learn(_chain(sequence, sequence.token_ids))
+
+
+def _chain(sequence: Sequence, token_ids: IntArray) -> Chain:
+    request = sequence.group.request
+    adapter = None if request.adapter is None else request.adapter.name
+    return Chain(sequence.names, token_ids, adapter, request.salt, sequence.group.extras)

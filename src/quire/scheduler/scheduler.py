@@ -373,6 +373,8 @@ class Scheduler:
             self._lifecycle.end_ticket(ticket)
         for failure in result.failed_tickets:
             self._lifecycle.end_ticket(failure.ticket, frozenset(failure.blocks.tolist()))
+        if not self._num_in_flight and (events := self.state.kv.events) is not None:
+            events.settle()
         self.state.speed.step_ended(result.seconds)
         return self.state.outputs.drain()
 

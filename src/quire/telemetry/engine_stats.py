@@ -144,10 +144,11 @@ class EngineStats(SchedulerStats):
     step_tokens: number of steps that sampled at most so many tokens, per bucket of
     `STEP_TOKEN_BOUNDS`. requests_total: requests taken. refused_total: requests that the core could
     never serve. aborted_total: sequences that clients ended early. garbled_messages_total: messages
-    of clients that could not be read. max_adapters: slots of adapters. running_adapters,
-    waiting_adapters: names of adapters that requests have, or wait for. rank_cpu_seconds,
-    rank_resident_bytes: usage of the process of each rank of the model; empty with one rank, and
-    with ranks on several hosts.
+    of clients that could not be read. kv_event_batches_total: batches of KV events that were sent.
+    kv_events_dropped_total: KV events that were not, since too many waited. max_adapters: slots of
+    adapters. running_adapters, waiting_adapters: names of adapters that requests have, or wait for.
+    rank_cpu_seconds, rank_resident_bytes: usage of the process of each rank of the model; empty
+    with one rank, and with ranks on several hosts.
     """
 
     generation_tokens_total: int = 0
@@ -158,6 +159,8 @@ class EngineStats(SchedulerStats):
         ("quire:engine_step_seconds", "Time in steps."), default=0.0
     )
     step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BOUNDS) + 1)
+    kv_event_batches_total: int = _reading(("quire:kv_event_batches", "Sent to subscribers."))
+    kv_events_dropped_total: int = _reading(("quire:kv_events_dropped", "Not sent in time."))
     garbled_messages_total: int = _reading(("quire:garbled_messages", "Between front and core."))
     max_adapters: int = 0
     running_adapters: tuple[str, ...] = ()

@@ -9,7 +9,8 @@ from quire.cli.flags.fields import add_field_flags, as_flag, given_fields
 from quire.cli.flags.foreign import add_foreign_flags, check_foreign_flags
 from quire.cli.flags.layers import LayerValue
 from quire.cli.parser import CommandParser
-from quire.config.settings import ALIASES, EngineSettings, setting_fields
+from quire.config.foreign import ALIASES
+from quire.config.settings import EngineSettings, setting_fields
 from quire.errors import ConfigError
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""Settings of other engines that have no counterpart here."""
+"""Settings of other engines that have no counterpart here, or another name."""
 
-from quire.config.foreign.engine import FOREIGN_SETTINGS
+from quire.config.foreign.engine import ALIASES, FOREIGN_SETTINGS, SPELLINGS
 
-__all__ = ["FOREIGN_SETTINGS"]
+__all__ = ["ALIASES", "FOREIGN_SETTINGS", "SPELLINGS"]

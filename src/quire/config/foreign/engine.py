@@ -6,7 +6,25 @@ from collections.abc import Mapping
 
 from quire.foreign import ForeignName
 
-__all__ = ["FOREIGN_SETTINGS"]
+__all__ = ["ALIASES", "FOREIGN_SETTINGS", "SPELLINGS"]
+
+ALIASES: Mapping[str, str] = {
+    "gpu_memory_utilization": "memory_utilization",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "kv_offloading_size": "swap_space",
+}
+"""Names that vLLM users know, and what they are called here."""
+
+SPELLINGS: Mapping[tuple[str, str], str] = {
+    ("dtype", "half"): "float16",
+    ("dtype", "float"): "float32",
+    ("generation_config", "vllm"): "none",
+    ("device", "gpu"): "cuda",
+    ("distributed_executor_backend", "uni"): "mp",
+    ("device", "rocm"): "cuda",
+}
+"""Values that vLLM users know, by setting, and what they are called here."""
 
 
 def _names(
@@ -157,7 +175,7 @@ _MISSING: Mapping[str, ForeignName] = {
         "give it in speculative_config",
     ),
     **_names(
-        "kv_transfer_config kv_events_config ec_transfer_config",
+        "kv_transfer_config ec_transfer_config",
         "KV blocks do not leave the engine yet",
     ),
     **_names(

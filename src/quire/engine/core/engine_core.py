@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.engine.core.adapters import AdapterSlots
+from quire.engine.core.event_publisher import EventPublisher
 from quire.engine.core.hook_runner import HookRunner
 from quire.errors import (
     ConfigError,
@@ -87,13 +88,15 @@ class EngineCore:
         *,
         takes_functions: bool = True,
         rank_pids: Callable[[], Sequence[int]] = tuple,
+        publisher: EventPublisher | None = None,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed. report: the
         executor's report of its start. grammars: None if requests may state none. hooks: runner of
         the hooks; the scheduler has its `watches`; None if nothing is watched. num_adapter_slots:
         adapters that may be in use at a time; 0 if requests may name none. takes_functions: whether
         the executor can call functions that requests bring. rank_pids: returns the processes of the
-        ranks of the model, empty with one rank."""
+        ranks of the model, empty with one rank. publisher: publisher of KV events, which the core
+        closes; None if there are none."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
@@ -113,6 +116,14 @@ class EngineCore:
         self._is_paused = False
         self._is_torn = False  # while a step is made, and after it if an exception cut it short
         self._report = report or Report()
+        self._publisher = publisher
+        self._tell()
+
+    def _tell(self) -> None:
+        """Give the events of KV blocks to their publisher."""
+        events = self._scheduler.state.kv.events
+        if self._publisher is not None and events is not None:
+            self._publisher.tell(events)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if this engine could never serve it,
@@ -237,6 +248,14 @@ class EngineCore:
         if isinstance(op, Pause | Sleep | Resume | Wake):
             self.stop_waiting()
         self._settle()
+        try:
+            return self._carry_out(op)
+        finally:
+            self._tell()
+
+    def _carry_out(self, op: ControlOp) -> Report:
+        """Carry out an operation while no step is in flight."""
+        scheduler = self._scheduler
         if isinstance(op, ResetPrefixCache):
             scheduler.reset_prefix_cache(reset_running=op.reset_running)
         elif isinstance(op, Pause):
@@ -369,6 +388,7 @@ class EngineCore:
         self._is_torn = True
         output = self._step(now)
         self._is_torn = False
+        self._tell()
         return output
 
     def _step(self, now: float) -> EngineOutput:
@@ -418,6 +438,8 @@ class EngineCore:
             outcome = future.result() if future.exception() is None else move.all_lost
             self._scheduler.moved(move.ticket, outcome)
         self._start_moves()
+        if moving:
+            self._tell()
 
     def _start_moves(self) -> None:
         """Start moves behind the steps that have been given."""
@@ -500,6 +522,10 @@ class EngineCore:
             "rank_resident_bytes": tuple(each.resident_bytes for each in states),
         }
 
+    def event_stats(self) -> Mapping[str, Any]:
+        """Fields of `EngineStats` on KV events."""
+        return {} if self._publisher is None else self._publisher.stats()
+
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 
@@ -528,6 +554,8 @@ class EngineCore:
         self._in_flight.clear()
         self._finish_moves()
         self._executor.shutdown()
+        if self._publisher is not None:
+            self._publisher.close()
         if self._grammars is not None:
             self._grammars.close()
         if self._hooks is not None:

@@ -244,6 +244,7 @@ class CoreLoop:
             self._core.stats(),
             **self._core.adapter_stats(),
             **self._core.rank_stats(),
+            **self._core.event_stats(),
             step_seconds_total=self._step_seconds,
             step_tokens=tuple(self._step_tokens),
             garbled_messages_total=self._num_garbled,

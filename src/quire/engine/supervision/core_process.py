@@ -165,7 +165,9 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
     from quire.engine.build import build_core
 
     settings = EngineSettings.from_values(launch.settings)
-    built = build_core(settings, progress.enter, on_plan, _end_without, launch.free_bytes)
+    built = build_core(
+        settings, progress.enter, on_plan, _end_without, launch.free_bytes, launch.replica
+    )
     chosen = built.resolved.settings
     return StartedCore(
         built.core,

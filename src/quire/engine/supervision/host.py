@@ -70,8 +70,8 @@ async def host_engine(
         # A core that replaces another one has its part of the memory, not of what the others left.
         free = {"free_bytes": detect_platform().free_bytes} if size > 1 else {}
         supervisors = tuple(
-            make_supervisor(directory, chosen, on_dead=client.engine_died, **free)
-            for directory, client in zip(directories, clients, strict=True)
+            make_supervisor(directory, chosen, on_dead=client.engine_died, replica=i, **free)
+            for i, (directory, client) in enumerate(zip(directories, clients, strict=True))
         )
         supervision = asyncio.ensure_future(_run_all(supervisors))
         client: ProcessEngineClient | ReplicatedClient = clients[0]

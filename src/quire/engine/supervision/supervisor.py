@@ -76,9 +76,11 @@ class EngineSupervisor:
         stall_limits: StallLimits | None = None,
         restart_policy: RestartPolicy | None = None,
         free_bytes: int | None = None,
+        replica: int = 0,
     ) -> None:
-        """free_bytes: see `Launch`."""
+        """free_bytes, replica: see `Launch`."""
         self._free_bytes = free_bytes
+        self._replica = replica
         self._directory = directory
         self._settings = dict(settings)
         self._on_dead = on_dead
@@ -157,6 +159,7 @@ class EngineSupervisor:
                 max_message_bytes=self._max_message_bytes,
                 settings=self._settings,
                 free_bytes=self._free_bytes,
+                replica=self._replica,
             )
         )
         assert process.stdin is not None, "spawned with a pipe"
