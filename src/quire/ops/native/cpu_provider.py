@@ -26,6 +26,7 @@ __all__ = [
     "isa_of",
     "packed_columns",
     "page_strides",
+    "panel_width",
     "paired_rows",
     "pointer",
     "row_ids",
@@ -73,6 +74,11 @@ def is_cpu_kernel(provider: str) -> bool:
 def isa_of(provider: str) -> str | None:
     """Return the instruction set of a provider that `cpu_providers` made, None for another one."""
     return provider.removeprefix(_PREFIX) if is_cpu_kernel(provider) else None
+
+
+def panel_width(isa: str) -> int:
+    """Output columns of a panel of an instruction set (csrc/linear/panels.h)."""
+    return PANEL if isa != "avx2" else PANEL // 2
 
 
 def packed_columns(outputs: int, gate: str | None) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from quire.ops.linear.by_head.contract import check_rows, check_weight
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import DTYPE_CODES, packed_columns
+from quire.ops.native.cpu_provider import DTYPE_CODES, panel_width
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import gate_code
 
@@ -28,7 +28,8 @@ class CpuHeadMatrices:
         check_weight(weight)
         self._call, self._dtype = library.call, weight.dtype
         heads, outputs, inputs = self._shape = weight.shape
-        size = packed_columns(outputs, None) * (inputs + inputs % 2)
+        width = panel_width(library.isa)
+        size = -(-outputs // width) * width * (inputs + inputs % 2)
         packed = arena.zeros(heads * size * weight.element_size()).view(weight.dtype)
         weight = weight.contiguous()
         for head, matrix in enumerate(weight):

@@ -12,7 +12,7 @@ from quire.ops.linear.plain import PackedMatrix
 from quire.ops.linear.plain.cpu_matrix import CpuMatrix
 from quire.ops.linear.tables.contract import Added, Tables, check_arguments
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import DTYPE_CODES, PANEL, packed_columns
+from quire.ops.native.cpu_provider import DTYPE_CODES, packed_columns, panel_width
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import gate_code
 
@@ -67,11 +67,6 @@ def _pack(
         gate=gate,
         codes=[DTYPE_CODES[dtype]],
     )
-
-
-def panel_width(isa: str) -> int:
-    """Output columns of a panel of an instruction set (csrc/linear/panels.h)."""
-    return PANEL if isa != "avx2" else PANEL // 2
 
 
 class _Places(NamedTuple):
