@@ -13,7 +13,7 @@ from tests.profiles import examples
 
 from quire.attention import StateInputs, StepInputs
 from quire.config.model_spec import DeltaHeads, SSDHeads
-from quire.config.shard import ONE_RANK, Share
+from quire.config.shard import Share
 from quire.layers import LayerFactory
 from quire.layers.recurrent import RecurrentLayers
 from quire.layers.recurrent.part import RecurrentPart
