@@ -13,6 +13,7 @@ from quire.config.families.mamba import SSDTraits
 from quire.config.families.qwen3_next import DeltaTraits
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import DeltaHeads, RopeSpec, SSDHeads
+from quire.config.shard import Shard
 from quire.errors import ConfigError
 
 LFM2: dict[str, Any] = {
@@ -208,6 +209,25 @@ def test_granite_4_attends_without_positions(tmp_path: Path) -> None:
     assert spec.num_parameters == 3_191_396_096
     matrices = sum(each.outputs * each.inputs * each.count for each in spec.matrices)
     assert 0.999 < matrices / spec.num_parameters < 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_each_rank_has_b_and_c_of_the_only_group(tmp_path: Path, ranks: int) -> None:
+    """Would catch a plan that shares them, and so counts too few parts of a state on a disk."""
+    (tmp_path / "config.json").write_text(json.dumps(GRANITE_4))
+    layout = KVLayout.of_model(read_model_spec(tmp_path), 16, "bfloat16").of_rank(Shard(0, ranks))
+    channels, heads = 4096 // ranks + 256, 64 // ranks
+    assert layout.state_bytes == 36 * (3 * channels * 2 + heads * 64 * 128 * 4)
+    assert layout.state_input_bytes == 36 * (2 * channels + heads) * 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_share_several_groups(tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**GRANITE_4, "mamba_n_groups": 2}))
+    layout = KVLayout.of_model(read_model_spec(tmp_path), 16, "bfloat16").of_rank(Shard(0, ranks))
+    channels, heads = (4096 + 2 * 256) // ranks, 64 // ranks
+    assert layout.state_bytes == 36 * (3 * channels * 2 + heads * 64 * 128 * 4)
+    assert layout.state_input_bytes == 36 * (2 * channels + heads) * 2
 
 
 def test_granite_4_with_rope_alone_has_no_states(tmp_path: Path) -> None:

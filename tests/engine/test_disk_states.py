@@ -16,7 +16,7 @@ from tests.engine.test_laws import assert_same, params
 from tests.models.families import Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
 
-NAMES = ("lfm2", "qwen3_5_text", "qwen3_next")
+NAMES = ("lfm2", "qwen3_5_text", "qwen3_next", "granitemoehybrid")
 SETTINGS: dict[str, Any] = {
     "block_size": 16,
     "max_model_len": 2048,

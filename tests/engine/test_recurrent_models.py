@@ -217,6 +217,14 @@ def test_settings_of_kv_are_refused_without_any(folder: Path, setting: str) -> N
         LLM(str(folder), skip_tokenizer_init=True, **{setting: value})
 
 
+def test_states_alone_do_not_go_to_a_disk(folder: Path, tmp_path: Path) -> None:
+    if "mamba2" not in folder.name:
+        pytest.skip("some layers have K/V")
+    with pytest.raises(ConfigError, match=r"kv_disk=.* no layer has K and V"):
+        LLM(str(folder), skip_tokenizer_init=True, kv_disk=str(tmp_path / "kv"))
+    assert not (tmp_path / "kv").exists()
+
+
 def test_int8_kv_serves(make: Maker, folder: Path) -> None:
     if "mamba2" in folder.name:
         pytest.skip("no layer has K/V")

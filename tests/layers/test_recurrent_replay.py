@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 
 from quire.attention import StateInputs, StepInputs
-from quire.config.model_spec import DeltaHeads
-from quire.config.shard import ONE_RANK
-from quire.layers.recurrent import DeltaShares, RecurrentLayers
+from quire.config.model_spec import DeltaHeads, SSDHeads
+from quire.config.shard import Share
+from quire.layers import LayerFactory
+from quire.layers.recurrent import RecurrentLayers
 from quire.layers.recurrent.part import RecurrentPart
 from quire.ops import OpSet, build_op_set, force_isa
 from quire.platform import detect_platform
@@ -22,20 +23,32 @@ from quire.platform import detect_platform
 BEST = build_op_set(detect_platform())
 REFERENCE = build_op_set(detect_platform(), force_isa("none"))
 NUM_ROWS, NUM_KEPT, DTYPE = 4, 24, torch.bfloat16
-SHARES = DeltaShares.of(DeltaHeads(2, 4, 12, 16), ONE_RANK)
+SIZE, DELTA = 24, DeltaHeads(2, 4, 12, 16)
+NO_LIMITS, LIMITS = (0.0, float("inf")), (0.01, 0.5)
 
 Make = Callable[[RecurrentLayers], RecurrentPart]
+
+
+def ssd(num_groups: int, limits: tuple[float, float] = NO_LIMITS) -> Make:
+    heads = SSDHeads(4, 16, num_groups, 12, limits)
+    return lambda layers: layers.state_space(SIZE, heads, 4, 1e-5, bias=False, conv_bias=True).state
+
+
 MAKERS: dict[str, Make] = {
-    "gated convolution": lambda layers: layers.short_conv(24, 3, bias=True),
-    "convolution": lambda layers: layers.conv(SHARES.channels, 4),
-    "gated delta rule": lambda layers: layers.delta_rule(SHARES),
+    "gated convolution": lambda layers: layers.short_conv(SIZE, 3, bias=True),
+    "convolution": lambda layers: layers.conv(Share.whole(96), 4),
+    "convolution with a bias": lambda layers: layers.conv(Share.whole(96), 4, bias=True),
+    "gated delta rule": lambda layers: layers.gated_delta(SIZE, DELTA, 4, 1e-5).rule,
+    "selective state": ssd(2),
+    "selective state of one group": ssd(1),
+    "selective state with limits": ssd(2, LIMITS),
 }
 
 
 def made(make: Make, ops: OpSet) -> tuple[RecurrentLayers, RecurrentPart]:
     """Return a part with random weights, behind another one, and the layers of both."""
-    layers = RecurrentLayers(ops, ONE_RANK, DTYPE, torch.device("cpu"))
-    layers.conv(SHARES.keys, 2)
+    layers = LayerFactory(ops, {}, DTYPE, torch.device("cpu"), max_positions=0).recurrent
+    layers.conv(Share.whole(SIZE), 2)
     part = make(layers)
     generator = torch.Generator().manual_seed(0)
     for tensor in vars(part).values():

@@ -167,12 +167,14 @@ class KVLayout:
     groups: layer groups in the order of their first layers. block_size: tokens that one block name
     stands for. state_bytes: size of the recurrent state of one sequence, over all layers that have
     one; 0: none. state_input_bytes: size of a token from which these states are computed.
+    copied_bytes: bytes of these two that each rank has, while ranks share the others.
     """
 
     groups: tuple[KVGroup, ...]
     block_size: int
     state_bytes: int = 0
     state_input_bytes: int = 0
+    copied_bytes: tuple[int, int] = (0, 0)
 
     @classmethod
     def of_windows(
@@ -193,7 +195,8 @@ class KVLayout:
             kv_format = KVFormat.plain(*shape, kv_dtype)
             layers[layer] = LayerKV.with_window(spec.windows[layer], kv_format)
         groups = group_layers(layers, block_size)
-        return cls(groups, block_size, spec.state_bytes, spec.state_input_bytes)
+        copied = (spec.copied_states * spec.dtype_bytes, spec.copied_inputs * spec.dtype_bytes)
+        return cls(groups, block_size, spec.state_bytes, spec.state_input_bytes, copied)
 
     def of_rank(self, shard: Shard) -> KVLayout:
         """The layout of one rank's pool. Blocks have the same tokens as in that of one rank alone,
@@ -202,9 +205,8 @@ class KVLayout:
             replace(group, kv=replace(group.kv, format=group.kv.format.of_rank(shard)))
             for group in self.groups
         )
-        states, inputs = (
-            -(-size // shard.size) for size in (self.state_bytes, self.state_input_bytes)
-        )
+        sizes = zip((self.state_bytes, self.state_input_bytes), self.copied_bytes, strict=True)
+        states, inputs = (copied - (copied - size) // shard.size for size, copied in sizes)
         return replace(self, groups=tuple(groups), state_bytes=states, state_input_bytes=inputs)
 
     @property

@@ -470,9 +470,10 @@ class ModelSpec:
     its beginning on, beside the residual stream. states: elements of each layer's recurrent state,
     in the model's dtype; 0 for a layer that attends. () if all layers do. wide_states: elements
     that it has beside them in float32, () for none. state_inputs: elements of a token, in the
-    model's dtype, from which the operations of all layers compute their states. mixer_size:
-    elements of a token that a layer holds at once to mix tokens, if it is more than plain attention
-    does.
+    model's dtype, from which the operations of all layers compute their states. copied_states,
+    copied_inputs: elements of `states` and of `state_inputs`, in all layers, that each rank has, as
+    ranks share none of them. mixer_size: elements of a token that a layer holds at once to mix
+    tokens, if it is more than plain attention does.
     score_options: names of `quire.attention.ScoreOptions` for changes of scores besides scaling.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
     prefix LMs), or as far behind it as before it in layers with a window; a prompt is then computed
@@ -528,6 +529,8 @@ class ModelSpec:
     images: ImageSpec | None = None
     wide_states: tuple[int, ...] = ()
     state_inputs: int = 0
+    copied_states: int = 0
+    copied_inputs: int = 0
     mixer_size: int = 0
     latent: LatentSpec | None = None
     index_top_k: int | None = None

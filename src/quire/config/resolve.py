@@ -492,6 +492,7 @@ def _describe_disk(
     if settings.kv_disk is None:
         return ()
     refused = {
+        "no layer has K and V, and states go to a disk beside these alone": not spec.has_kv,
         "num_state_checkpoints is 0, without which nothing is found": (
             bool(spec.states or spec.wide_states) and settings.num_state_checkpoints == 0
         ),

@@ -46,8 +46,10 @@ def weights_digest(kv_disk: str, checkpoint: Checkpoint | None) -> bytes:
 
 
 def num_state_parts(resolved: Resolved) -> int:
-    """Return the number of blocks as long as a rank's recurrent state, 0 without states. A rank may
-    pad its share of each layer's state to a cache line."""
+    """Return the number of blocks as long as a rank's recurrent state, 0 without states or K/V. A
+    rank may pad its share of each layer's state to a cache line."""
+    if not resolved.spec.has_kv:
+        return 0  # no block has a length, and `kv_disk` is refused
     num_ranks, spec = resolved.settings.tensor_parallel_size, resolved.spec
     layout = resolved.layout.of_rank(Shard(0, num_ranks))
     num_states = len(spec.states) + len(spec.wide_states)

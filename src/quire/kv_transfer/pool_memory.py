@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,9 +18,9 @@ class PoolMemory:
     and into it. A checkpoint is named as by `checkpoint_place`."""
 
     def __init__(self, pages: torch.Tensor, checkpoints: torch.Tensor | None = None) -> None:
-        """pages: pages of the KV pool, uint8 [N, B, ...]. checkpoints: recurrent states, uint8
-        [C, state_bytes]; None if the model has none."""
-        self._pages: Bytes = pages.view(*pages.shape[:2], -1).numpy()
+        """pages: pages of the KV pool, uint8 [N, B, ...]; N is 0 without K/V. checkpoints:
+        recurrent states, uint8 [C, state_bytes]; None if the model has none."""
+        self._pages: Bytes = pages.view(*pages.shape[:2], math.prod(pages.shape[2:])).numpy()
         self._checkpoints: Bytes | None = None if checkpoints is None else checkpoints.numpy()
         self.block_bytes = self._pages.shape[0] * self._pages.shape[2]
 

@@ -400,11 +400,6 @@ class Scheduler:
         self._lifecycle.end_ticket(ticket, frozenset(outcome.lost.tolist()))
 
     @property
-    def awaits_moves(self) -> bool:
-        """True if requests wait for moves, or blocks that they need may be held by some."""
-        return self.state.kv.sources.beside.are_under_way
-
-    @property
     def awaits_drafts_of(self) -> int | None:
         """The oldest step in flight, if its late input depends on drafts that a model makes."""
         step_id = self._results.oldest

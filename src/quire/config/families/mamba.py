@@ -112,6 +112,13 @@ class SSDTraits:
         """Elements of a token that the convolutions and the states of all layers read."""
         return (2 * self.heads.channels + self.heads.num_heads) * sum(has_state)
 
+    def copied(self, has_state: tuple[bool, ...]) -> tuple[int, int]:
+        """Elements of these states and inputs that each rank has: B and C of the only group."""
+        if self.heads.num_groups > 1:
+            return 0, 0
+        of_layers = 2 * self.heads.state_size * sum(has_state)
+        return (self.taps - 1) * of_layers, 2 * of_layers
+
     def wide_states(self, has_state: tuple[bool, ...]) -> tuple[int, ...]:
         """Elements of the heads' states in each layer; () if none has one."""
         size = self.heads.state
@@ -134,6 +141,7 @@ def read_mamba2(raw: RawConfig, dtype: str) -> ModelSpec:
     raw.read_choice(("silu",), "hidden_act", default="silu")
     tied = raw.read(bool, "tie_word_embeddings", default=False)
     has_state = (True,) * num_layers
+    copied_states, copied_inputs = traits.copied(has_state)
     return ModelSpec(
         architecture="",
         model_type=raw.read(str, "model_type", default="mamba2"),
@@ -164,6 +172,8 @@ def read_mamba2(raw: RawConfig, dtype: str) -> ModelSpec:
         states=traits.states(has_state),
         wide_states=traits.wide_states(has_state),
         state_inputs=traits.state_inputs(has_state),
+        copied_states=copied_states,
+        copied_inputs=copied_inputs,
         mixer_size=traits.mixer_size,
     )
 
@@ -221,6 +231,7 @@ def _with_states(
         rope if has_rope and not state else None
         for rope, state in zip(spec.ropes, has_state, strict=True)
     )
+    copied_states, copied_inputs = traits.copied(has_state)
     return replace(
         spec,
         traits=traits,
@@ -230,6 +241,8 @@ def _with_states(
         states=traits.states(has_state),
         wide_states=traits.wide_states(has_state),
         state_inputs=traits.state_inputs(has_state),
+        copied_states=copied_states,
+        copied_inputs=copied_inputs,
         mixer_size=max(traits.mixer_size, 3 * q_size + 4 * kv_size) if count else 0,
     )
 
