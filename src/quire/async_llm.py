@@ -37,6 +37,7 @@ from quire.protocol.control import (
     StopProfile,
     Wake,
 )
+from quire.protocol.media import MediaInfo
 from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
 from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.request import EngineOutput, EngineRequest
@@ -363,7 +364,17 @@ class AsyncLLM:
         first = self._next_handle
         handles = range(first, first + len(prompt.parts))
         self._next_handle += len(prompt.parts)
-        put = self.engine.client.put_media
+        is_over = threading.Event()
+
+        def drop() -> None:
+            self._thread.do(lambda client: client.drop_media(handles))
+
+        def put(handle: int, data: object) -> MediaInfo:
+            info = self.engine.client.put_media(handle, data)
+            if is_over.is_set():  # whoever waited has been cancelled, and dropped what was there
+                drop()
+            return info
+
         try:
             infos = [
                 await asyncio.to_thread(put, handle, part.data)
@@ -371,7 +382,8 @@ class AsyncLLM:
             ]
             yield prompt.with_media(infos, handles)
         finally:
-            self._thread.do(lambda client: client.drop_media(handles))
+            is_over.set()
+            drop()
 
     async def _add(
         self,

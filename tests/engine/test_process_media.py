@@ -8,7 +8,7 @@ import io
 import os
 import signal
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -202,5 +202,34 @@ def test_an_engine_that_is_ready_later_has_media_from_before() -> None:
             assert found.tokens == wanted.tokens
             client.drop_media([media.span.handle])
             assert all(media.span.handle not in each._media for each in (first, second))
+
+    run(work())
+
+
+def test_media_that_one_engine_refuses_wait_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the others are asked to forget them, and never answer the one that waits."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            first, second = clients_of(host)
+
+            async def refuse(handle: int, data: object) -> NoReturn:
+                raise RequestError("no")
+
+            async def forgotten(send: object) -> NoReturn:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            monkeypatch.setattr(first, "put_media", refuse)
+            monkeypatch.setattr(second._queries, "ask", forgotten)
+            before = asyncio.all_tasks()
+            handle = client.reserve_handles(1)
+            with pytest.raises(RequestError, match="no"):
+                await client.put_media(handle, b"12345678")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert asyncio.all_tasks() <= before
+            assert handle not in second._media
 
     run(work())

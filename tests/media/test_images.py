@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tests import waiting
 from tests.image_oracle import (
     GREEDY,
     SETTINGS,
@@ -355,6 +357,45 @@ def test_an_engine_for_asyncio(folder: Path, llm: LLM) -> None:
             await answer(engine, "text")
             worker: Any = engine.engine.client
             assert not worker._core._executor._worker._media._rows
+
+    asyncio.run(work())
+
+
+def test_a_request_that_is_cancelled_while_its_image_is_encoded_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: rows that come after the cancellation stay in memory."""
+
+    async def work() -> None:
+        with AsyncLLM(str(folder), **SETTINGS) as engine:
+            client: Any = engine.engine.client
+            worker: Any = client._core._executor._worker
+            begins, goes_on, encoded = threading.Event(), threading.Event(), worker._encoded
+
+            def slow(tiles: ImageTiles) -> Any:
+                begins.set()
+                assert goes_on.wait(60.0)
+                return encoded(tiles)
+
+            monkeypatch.setattr(worker, "_encoded", slow)
+            drops = list[tuple[int, ...]]()
+            drop = worker.drop_media
+            monkeypatch.setattr(
+                worker, "drop_media", lambda handles: (drops.append(handles), drop(handles))
+            )
+            stream = engine.generate(asked(f"See {IMAGE} now", picture(60, 40)), GREEDY)
+            task = asyncio.ensure_future(anext(stream))
+            await asyncio.to_thread(begins.wait, 60.0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(waiting.wait_for, lambda: drops, "the first drop")
+            goes_on.set()
+            await asyncio.to_thread(
+                waiting.wait_for,
+                lambda: not worker._media._rows and len(drops) == 2,
+                "end of the rows",
+            )
 
     asyncio.run(work())
 

@@ -348,6 +348,29 @@ def test_what_qwen3_does_not_compute_is_refused(change: dict[str, Any], words: s
         )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["nested", "flat"])
+def test_a_theta_that_the_file_leaves_out_is_that_of_transformers(
+    kind: str, form: str, tmp_path: Path
+) -> None:
+    """Fault: positions turn by the theta of other families."""
+    from transformers import AutoConfig
+
+    folder = write_qwen_checkpoint(tmp_path / "model", kind)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config["text_config"]
+    for values in (config, text, text["rope_parameters"]):
+        values.pop("rope_theta", None)
+    if form == "flat":
+        text["rope_scaling"] = {**text.pop("rope_parameters"), "type": "default"}
+        if kind == "qwen2_5_vl":  # as published
+            config = {**config.pop("text_config"), **config}
+    path.write_text(json.dumps(config))
+    wanted = AutoConfig.from_pretrained(folder).get_text_config().rope_parameters["rope_theta"]
+    assert {rope.theta for rope in read_model_spec(folder).ropes if rope is not None} == {wanted}
+
+
 def test_a_language_model_that_cannot_take_the_rows_is_refused(tmp_path: Path) -> None:
     folder = write_qwen_checkpoint(tmp_path / "model", "qwen3_vl")
     path = folder / "config.json"

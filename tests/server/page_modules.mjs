@@ -299,7 +299,7 @@ test("a message with images has parts", () => {
   talks.add(talk, { role: "user", content: "What?", images: [url] });
   assert.deepEqual(talks.asMessages(talk), [{ role: "user", content: [{ type: "image_url", image_url: { url } }, { type: "text", text: "What?" }] }]);
   assert.equal(talks.fromFile(talks.toFile([talk])).length, 1);
-  for (const bad of ["http://elsewhere.example/a.png", "data:text/html;base64,AAAA", 'data:image/svg+xml;base64,AAAA', `${url}" onerror="x`, 7]) {
+  for (const bad of ["http://elsewhere.example/a.png", "data:text/html;base64,AAAA", 'data:image/svg+xml;base64,AAAA', `${url}" onerror="x`, "data:image/png;base64,A", "data:image/png;base64,AAAA==", "data:image/png;base64,A===", 7]) {
     Object.values(talk.messages)[0].images = [bad];
     assert.throws(() => talks.fromFile(talks.toFile([talk])), /no conversations/);
   }

@@ -32,7 +32,7 @@ def test_the_bound_holds_and_all_come_in_turn(seed: int) -> None:
         images, entered = OpenImages(), list[int]()
 
         async def request(number: int, size: int) -> None:
-            await images.enter(size, most, 60.0)
+            await images.enter(size, 0, most, 60.0)
             entered.append(number)
             assert images.num_bytes <= most
             try:
@@ -50,7 +50,7 @@ def test_the_bound_holds_and_all_come_in_turn(seed: int) -> None:
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(each) for each in ended} <= {type(None), asyncio.CancelledError}
         assert entered == sorted(entered), "in the order of arrival"
-        assert images.num_bytes == 0 and not images._waiting
+        assert images.num_bytes == images._num_held == 0 and not images._waiting
 
     asyncio.run(work())
 
@@ -59,22 +59,48 @@ def test_what_never_fits_and_what_waits_too_long_is_refused() -> None:
     async def work() -> None:
         images = OpenImages(num_fronts=2)
         with pytest.raises(RefusedError, match=r"take 51 bytes .* may take 50 \(image_memory\)"):
-            await images.enter(51, 100, 1.0)
-        await images.enter(50, 100, 1.0)
+            await images.enter(51, 40, 100, 1.0)
+        await images.enter(50, 40, 100, 1.0)
         with pytest.raises(RefusedError, match=r"image_memory for 0\.01 s") as error:
-            await images.enter(1, 100, 0.01)
+            await images.enter(1, 1, 100, 0.01)
         assert error.value.status == 503
         images.leave(50)
-        await images.enter(50, 100, 0.01)
+        await images.enter(50, 40, 100, 0.01)
+
+    asyncio.run(work())
+
+
+def test_what_waits_is_bounded_too() -> None:
+    """Fault: pixels of any number of requests lie in memory while they wait for room."""
+
+    async def work() -> None:
+        images = OpenImages()
+        await images.enter(90, 60, 100, 60.0)
+        first = asyncio.ensure_future(images.enter(90, 60, 100, 60.0))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match="requests that wait take as much") as error:
+            await images.enter(60, 41, 100, 60.0)
+        assert error.value.status == 503
+        second = asyncio.ensure_future(images.enter(60, 40, 100, 60.0))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        images.leave(90)
+        await first
+        third = asyncio.ensure_future(images.enter(100, 100, 100, 60.0))
+        await asyncio.sleep(0)
+        images.leave(90)
+        await third
 
     asyncio.run(work())
 
 
 def test_requests_wait_for_the_images_of_others(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With room for one image; another one is larger than that alone."""
+    """With room for one image and the pixels of two that wait; two are larger than that alone."""
     folder = write_qwen_checkpoint(tmp_path_factory.mktemp("vision"), "qwen2_5_vl")
-    one = 40 * (8 * 8 * 3 + 32 * 4)
-    given: Any = {"model": str(folder), "dtype": "float32", "image_memory": one}
+    room = 60 * (8 * 8 * 3 + 32 * 4)  # an image has 40 tokens
+    given: Any = {"model": str(folder), "dtype": "float32", "image_memory": room}
     settings = EngineSettings(**given)
     found = find_model(settings)
     front = load_model_front(settings, found.folder, found.spec)
@@ -100,4 +126,4 @@ def test_requests_wait_for_the_images_of_others(tmp_path_factory: pytest.TempPat
         waiting.wait_for(lambda: not worker._media._rows, "end of the images")
     assert [each.status_code for each in good] == [200] * 3
     assert bad.status_code == 400
-    assert f"may take {one:,} (image_memory)" in bad.json()["error"]["message"]
+    assert f"may take {room:,} (image_memory)" in bad.json()["error"]["message"]

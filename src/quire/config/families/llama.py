@@ -366,6 +366,7 @@ _QWEN2_5_VL_TEXT = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
     "bos_token_id": 151643,
     "eos_token_id": 151645,
 }
@@ -373,6 +374,7 @@ _QWEN3_VL_TEXT = {
     **_QWEN_TEXT,
     "head_dim": 128,
     "max_position_embeddings": 128000,
+    "rope_theta": 5e5,
 }
 """Values of `transformers` for a text model in a model of more parts."""
 

@@ -40,7 +40,7 @@ _FLAT: Mapping[str, str] = MappingProxyType({"qwen2_5_vl": "qwen2_5_vl_text"})
 the `model_type` of that model."""
 
 _UNSEEN = (
-    "max_position_embeddings", "sliding_window", "attn_logit_softcapping",
+    "max_position_embeddings", "rope_theta", "sliding_window", "attn_logit_softcapping",
     "final_logit_softcapping",
 )  # fmt: skip
 """Keys whose values no tensor's shape shows."""

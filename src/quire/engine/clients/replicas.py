@@ -137,7 +137,12 @@ class ReplicatedClient:
         """To all replicas, since any may take the request, or take it over: also those that are
         ready later."""
         ready = self._in_state(EngineState.READY) or list(self._replicas[:1])
-        found = await asyncio.gather(*(each.put_media(handle, data) for each in ready))
+        puts = [asyncio.ensure_future(each.put_media(handle, data)) for each in ready]
+        try:
+            found = await asyncio.gather(*puts)
+        finally:
+            for put in puts:  # one has failed: nobody answers for what is dropped meanwhile
+                put.cancel()
         for each in self._replicas:
             if each not in ready:
                 each.keep_media(handle, data)

@@ -65,12 +65,13 @@ class ImageRenderer:
                 "(limit_mm_per_prompt): send fewer"
             )
 
-    def num_bytes(self, parts: Sequence[MediaPart]) -> int:
-        """Bytes that the images of a prompt take until its request ends: pixels, which the front
-        keeps for the next core, and rows in the engine."""
+    def num_bytes(self, parts: Sequence[MediaPart]) -> tuple[int, int]:
+        """Bytes that the images of a prompt take until its request ends, and those of pixels among
+        them, which the front keeps for the next core. The others are rows in the engine."""
         images = [part for part in parts if isinstance(part, ImagePart)]
         rows = sum(part.num_rows for part in images)
-        return sum(part.data.num_bytes for part in images) + rows * self.bounds.row_bytes
+        num_pixels = sum(part.data.num_bytes for part in images)
+        return num_pixels + rows * self.bounds.row_bytes, num_pixels
 
     def prepare_all(self, sources: Sequence[ImageSource]) -> list[NamedImage]:
         """Prepare images, of which those behind URLs are fetched side by side. RequestError as of

@@ -29,6 +29,7 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import TokenLogprobs
 from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
+from quire.rendering.media.images import ImageRenderer
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.follow import Outlet, follow
 from quire.server.generation.open_images import OpenImages
@@ -362,10 +363,12 @@ async def _with_media(
 
 @dataclass(slots=True)
 class _Media:
-    """Media of a prompt until its request ends. wait_s: most seconds to wait for room. handles:
-    names that the engine has for them. num_bytes: room of its images in `OpenImages`."""
+    """Media of a prompt until its request ends. wait_s: most seconds to wait for room. is_spare:
+    the request is a batch's, which bounds how many of its own wait. handles: names that the engine
+    has for them. num_bytes: room of its images in `OpenImages`."""
 
     wait_s: float
+    is_spare: bool = False
     handles: range = range(0)
     num_bytes: int = 0
 
@@ -417,7 +420,7 @@ class GenerationService:
         be served as asked, and EngineUnavailableError.
         """
         place = self._waiting.enter(party)
-        media = _Media(place.queue_s())
+        media = _Media(place.queue_s(), scheduling.is_spare)
         try:
             prompt = await self._rendered(
                 ready, render, params, timeline, truncate, limit_field, media
@@ -461,9 +464,8 @@ class GenerationService:
             prompt = check_context(prompt, params, most, truncate, limit_field)
         if prompt.parts:
             images = ready.model.front.renderer.images
-            if images is not None and (num_bytes := images.num_bytes(prompt.parts)):
-                await self._images.enter(num_bytes, images.bounds.max_open_bytes, media.wait_s)
-                media.num_bytes = num_bytes
+            if images is not None:
+                await self._enter(images, prompt, media)
             first = ready.client.reserve_handles(len(prompt.parts))
             media.handles = range(first, first + len(prompt.parts))
             prompt = await _with_media(ready.client, prompt, media.handles)
@@ -473,6 +475,14 @@ class GenerationService:
         timeline.num_prompt_tokens += len(prompt.token_ids)
         self._metrics.count_prompt(len(prompt.token_ids), timeline.now() - started_s)
         return prompt
+
+    async def _enter(self, images: ImageRenderer, prompt: RenderedPrompt, media: _Media) -> None:
+        """Wait until there is room for the images of a prompt."""
+        num_bytes, num_pixels = images.num_bytes(prompt.parts)
+        if num_bytes:
+            most, num_held = images.bounds.max_open_bytes, 0 if media.is_spare else num_pixels
+            await self._images.enter(num_bytes, num_held, most, media.wait_s)
+            media.num_bytes = num_bytes
 
     @asynccontextmanager
     async def _added(

@@ -9,7 +9,8 @@ export const MAX_IMAGES = 8;
 
 /** Return whether a value is an image as a message holds it. */
 export function isImage(value) {
-  return typeof value === "string" && /^data:image\/(png|jpeg|webp);base64,[A-Za-z0-9+/]+=*$/.test(value);
+  if (typeof value !== "string" || !/^data:image\/(png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}$/.test(value)) return false;
+  return (value.length - value.indexOf(",") - 1) % 4 === 0; // else atob throws
 }
 
 /** Return the bytes of a data URL. */
