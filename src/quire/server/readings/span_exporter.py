@@ -58,7 +58,7 @@ def collector_of(setting: str, environment: Mapping[str, str]) -> Collector | No
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_url = False
+        parts, is_url = urlsplit(""), False
     if not is_url or not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigError(
             f"otlp_traces_endpoint is {url[:200]!r}. Give the URL of a collector's HTTP port, such "
