@@ -282,6 +282,19 @@ def test_a_body_cannot_make_spans_large_or_refused(front: ModelFront, collector:
         assert numbers and all(-(2**63) <= int(each) < 2**63 for each in numbers)
 
 
+def test_a_response_in_the_background_is_followed_to_its_end(
+    front: ModelFront, collector: Spans
+) -> None:
+    """Turns red when its span, and its timeline, end before its first token."""
+    call = {"path": "/v1/responses", "input": "hi", "background": True, "max_output_tokens": 6}
+    (reply,) = ask(front, collector, [call])
+    assert reply.json()["status"] in ("queued", "in_progress")
+    (span,) = collector.requests()
+    assert span["attributes"]["gen_ai.usage.output_tokens"] == 6
+    phases = [each["name"] for each in collector.spans() if each["kind"] != 2]
+    assert phases == ["render", "queue", "prefill", "decode"]
+
+
 def test_a_collector_that_never_answers_is_tried_once_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
