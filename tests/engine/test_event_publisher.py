@@ -210,6 +210,7 @@ def test_replicas_have_addresses_of_their_own() -> None:
         ({"endpoint": "inproc://events"}, "endpoint='inproc://events'. Give an address"),
         ({"endpoint": "tcp://*:70000"}, "endpoint='tcp://\\*:70000'. Give an address"),
         ({"endpoint": None}, "endpoint=None. Give an address"),
+        ({"endpoint": "tcp://0.0.0.0:5557"}, r"Give tcp://\*:5557, which is bound"),
         ({"replay_endpoint": "tcp://*"}, "replay_endpoint='tcp://\\*'. Give an address"),
         ({"replay_endpoint": "tcp://*:5557"}, "Give another address than endpoint"),
     ],

@@ -168,6 +168,8 @@ def _check_endpoint(name: str, value: object) -> None:
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
     if scheme != "tcp" or not host or not is_port:
         raise _invalid(name, value, allowed)
+    if name == "endpoint" and host == "0.0.0.0":  # vLLM connects to it, and nobody hears that
+        raise _invalid(name, value, f"tcp://*:{port}, which is bound")
 
 
 def _invalid(name: str, value: object, allowed: str) -> ConfigError:
