@@ -27,6 +27,7 @@ COMMANDS = {
     "plot": ["plan", MODEL, "--load-format", "dummy", "--workload", "IN", "--plot", "OUT"],
     "convert": ["convert", MODEL, "OUT"],
     "trace": ["serve", "--port", "0", "--record-trace", "OUT"],
+    "view": ["serve", "--port", "0", "--record-ui", "OUT"],
 }
 
 
@@ -128,6 +129,7 @@ def test_other_files_that_are_read_are_no_output(
     config.write_text("max-model-len: 64\n")
     for given in (["plan", "--config", str(config), "--html", str(config)],
                   ["serve", "--config", str(config), "--record-trace", str(config)],
+                  ["serve", "--config", str(config), "--record-ui", str(config)],
                   ["plan", MODEL, "--html", str(Path(MODEL) / "config.json")]):  # fmt: skip
         before = Path(given[-1]).read_text()
         assert main(given) == 2

@@ -15,6 +15,7 @@ import zmq
 
 from quire import LLM
 from quire.config.settings import EngineSettings
+from quire.engine.core import event_publisher
 from quire.engine.core.event_publisher import EventPublisher
 from quire.errors import ConfigError
 from quire.kv_cache import KVManager
@@ -112,6 +113,36 @@ def test_a_gap_beyond_the_past_is_followed_by_the_whole_state(make: Maker) -> No
     wait_for(has_caught_up, "the whole state")
 
 
+def test_requests_for_the_past_repeat_the_whole_state_once(make: Maker) -> None:
+    """Fault: each makes the engine send everything again, and the past grows with it."""
+    publisher, subscriber = make(buffer_steps=3)
+    kv = manager()
+    publisher.tell(log_of(kv))
+    prompts(kv, publisher, 5)
+    wait_for(lambda: publisher.stats()["kv_event_batches_total"] == 6, "batches")
+    subscriber.ask(0)
+    assert publisher._wants_all.is_set()
+    prompts(kv, publisher, 1)
+    wait_for(lambda: publisher.stats()["kv_event_batches_total"] == 7, "the whole state")
+    assert subscriber.ask(0)
+    assert not publisher._wants_all.is_set(), "it is in the answer"
+    subscriber.catch_up()
+    assert subscriber.mirror.held == of_pool(kv)
+
+
+def test_the_past_has_a_size(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_publisher, "MAX_PAST_BYTES", 1000)
+    publisher, _ = make()
+    kv = manager()
+    publisher.tell(log_of(kv))
+    prompts(kv, publisher, 20)
+    wait_for(lambda: publisher.stats()["kv_event_batches_total"] == 21, "batches")
+    publisher.close()
+    sizes = [len(payload) for _, payload in publisher._past]
+    assert 0 < len(sizes) < 20 and sum(sizes) <= 1000
+    assert [number for number, _ in publisher._past] == list(range(21 - len(sizes), 21))
+
+
 def test_a_full_queue_drops_and_counts_and_then_tells_all(make: Maker) -> None:
     publisher, subscriber = make(max_queue_size=1)
     kv = manager()
@@ -175,9 +206,11 @@ def test_replicas_have_addresses_of_their_own() -> None:
         ({"hwm": True}, "hwm=True. Give an integer"),
         ({"max_queue_size": "9"}, "max_queue_size='9'. Give an integer"),
         ({"topic": 1}, "topic=1. Give text"),
+        ({"topic": "\ud800"}, "topic=.*. Give text that can be printed"),
         ({"endpoint": "inproc://events"}, "endpoint='inproc://events'. Give an address"),
         ({"endpoint": "tcp://*:70000"}, "endpoint='tcp://\\*:70000'. Give an address"),
         ({"endpoint": None}, "endpoint=None. Give an address"),
+        ({"endpoint": "tcp://0.0.0.0:5557"}, r"Give tcp://\*:5557, which is bound"),
         ({"replay_endpoint": "tcp://*"}, "replay_endpoint='tcp://\\*'. Give an address"),
         ({"replay_endpoint": "tcp://*:5557"}, "Give another address than endpoint"),
     ],

@@ -239,6 +239,8 @@ test("recordings", () => {
   assert.deepEqual(frames.map(({ at }) => at), Array.from({ length: 12 }, (_, i) => 19 + i), "the last ten seconds, and what they build on");
   assert.deepEqual(frames.at(-1), { ...whole, at: 30, engine: { n: 30 } });
   assert.throws(() => replay.framesOf("{"), /Line 1/);
+  assert.equal(replay.framesOf(`${recorder.text}{"at": 3`).length, frames.length, "the server was killed while it wrote");
+  assert.throws(() => replay.framesOf(`${JSON.stringify(whole)}\n{\n`), /Line 2/);
   assert.throws(() => replay.framesOf('{"at": 1}'), /not a recording/);
 });
 

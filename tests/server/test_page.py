@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import subprocess
 from collections import Counter
@@ -339,6 +340,20 @@ def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
     assert not small.is_open, "it is full"
     small.add({"c": 1})
     assert (tmp_path / "small").read_text() == '{"a":1}\n'
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    recorder = PageRecorder(str(path))
+    recorder.add({"a": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        recorder.add({"b": "x" * 1000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not recorder.is_open
+    assert path.read_text() == '{"a":1}\n'
 
 
 def merged(value: Any, change: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from quire import ConfigError
 from quire.engine.model_front import ModelFront
 from quire.server.readings import span_exporter
 from quire.server.readings.span_exporter import Collector, SpanExporter, collector_of
-from quire.server.readings.spans import TraceContext
+from quire.server.readings.spans import MAX_CHARS, TraceContext
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.running import MODEL, running_server
@@ -250,7 +251,8 @@ def test_headers_and_name_come_from_the_environment() -> None:
     ("url", "environment"),
     [
         ("localhost:4318", {}), ("grpc://a:1", {}), ("http://a:4317", {}), ("http://", {}),
-        ("http://a", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}),
+        ("http://a", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}), ("http://a:99999", {}),
+        ("http://[::1", {}), ("http://a b:1", {}), ("http://a/\n", {}),
     ],
 )  # fmt: skip
 def test_a_url_that_cannot_be_served_is_refused_at_start(
@@ -258,6 +260,64 @@ def test_a_url_that_cannot_be_served_is_refused_at_start(
 ) -> None:
     with pytest.raises(ConfigError, match="otlp_traces_endpoint is "):
         collector_of(url, environment)
+
+
+def test_a_url_has_no_password() -> None:
+    """Turns red when one would be shown on the page, in recordings or in the log."""
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
+        collector_of("http://user:letmein@a:4318", {})
+    assert "letmein" not in str(caught.value)
+
+
+def test_a_body_cannot_make_spans_large_or_refused(front: ModelFront, collector: Spans) -> None:
+    """Turns red when long texts wait in memory, or a seed beyond 63 bits loses a batch."""
+    replies = ask(front, collector, [{**BODY, "model": "m" * 100_000}, {**BODY, "seed": 2**64 - 1}])
+    assert [reply.status_code for reply in replies] == [404, 200]
+    refused, seeded = collector.requests()
+    assert refused["attributes"]["gen_ai.request.model"] == "m" * MAX_CHARS
+    assert len(json.dumps(refused)) < 10 * MAX_CHARS
+    assert seeded["attributes"]["gen_ai.request.seed"] == str(2**64 - 1)
+    for body in collector.bodies:
+        numbers = re.findall(r'"intValue": "(-?[0-9]+)"', json.dumps(body))
+        assert numbers and all(-(2**63) <= int(each) < 2**63 for each in numbers)
+
+
+def test_a_response_in_the_background_is_followed_to_its_end(
+    front: ModelFront, collector: Spans
+) -> None:
+    """Turns red when its span, and its timeline, end before its first token."""
+    call = {"path": "/v1/responses", "input": "hi", "background": True, "max_output_tokens": 6}
+    (reply,) = ask(front, collector, [call])
+    assert reply.json()["status"] in ("queued", "in_progress")
+    (span,) = collector.requests()
+    assert span["attributes"]["gen_ai.usage.output_tokens"] == 6
+    phases = [each["name"] for each in collector.spans() if each["kind"] != 2]
+    assert phases == ["render", "queue", "prefill", "decode"]
+
+
+def test_a_collector_that_never_answers_is_tried_once_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(span_exporter, "DELAY_S", 0.02)
+    tried, leave = threading.Event(), threading.Event()
+    exporter = SpanExporter(Collector("http://127.0.0.1:9/v1/traces", {}, "quire"))
+    numbers: list[int] = []
+
+    def send(batch: list[dict[str, object]]) -> str:
+        numbers.append(len(batch))
+        tried.set()
+        assert leave.wait(waiting.WAIT_S)
+        return "timed out"
+
+    monkeypatch.setattr(exporter, "_send", send)
+    exporter.put([{"name": "x"}] * span_exporter.MAX_BATCH)
+    assert tried.wait(waiting.WAIT_S)
+    exporter.put([{"name": "y"}])
+    exporter._stopping.set()
+    leave.set()
+    exporter.close()
+    assert numbers == [span_exporter.MAX_BATCH]
+    assert exporter.counts == (0, span_exporter.MAX_BATCH + 1)
 
 
 def test_names_are_one_of_three() -> None:

@@ -34,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
             f"{settings.scheduling_policy}. Choose it, or leave them out."
         )
     check_output_flag(options, "--record-trace", server_settings.record_trace)
+    check_output_flag(options, "--record-ui", server_settings.record_ui)
     from quire.server.readings.span_exporter import collector_of
 
     collector_of(server_settings.otlp_traces_endpoint, os.environ)

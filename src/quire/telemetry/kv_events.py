@@ -145,8 +145,9 @@ def parse_kv_events(text: str | None) -> KVEventsSettings | None:
         value = chosen.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
             raise _invalid(name, value, "an integer of at least 1")
-    if not isinstance(chosen.get("topic", ""), str):
-        raise _invalid("topic", chosen["topic"], "text")
+    topic = chosen.get("topic", "")
+    if not isinstance(topic, str) or not topic.isprintable():
+        raise _invalid("topic", topic, "text that can be printed")
     _check_endpoint("endpoint", chosen.get("endpoint", KVEventsSettings().endpoint))
     if chosen.get("replay_endpoint") is not None:
         _check_endpoint("replay_endpoint", chosen["replay_endpoint"])
@@ -167,6 +168,8 @@ def _check_endpoint(name: str, value: object) -> None:
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
     if scheme != "tcp" or not host or not is_port:
         raise _invalid(name, value, allowed)
+    if name == "endpoint" and host == "0.0.0.0":  # vLLM connects to it, and nobody hears that
+        raise _invalid(name, value, f"tcp://*:{port}, which is bound")
 
 
 def _invalid(name: str, value: object, allowed: str) -> ConfigError:

@@ -16,7 +16,7 @@ import zmq
 
 from quire.errors import ConfigError
 from quire.kv_cache.events import EventLog
-from quire.telemetry.kv_events import KVEvent, KVEventBatch, KVEventsSettings
+from quire.telemetry.kv_events import AllBlocksCleared, KVEvent, KVEventBatch, KVEventsSettings
 
 __all__ = ["EventPublisher"]
 
@@ -27,6 +27,9 @@ END_OF_REPLAY = b"\xff" * 8
 """Sequence number -1."""
 
 MAX_REQUEST_BYTES = 256
+
+MAX_PAST_BYTES = 256 * 2**20
+"""Size of the past batches that are kept, however few they are."""
 
 
 class EventPublisher:
@@ -43,7 +46,10 @@ class EventPublisher:
         self._rank = rank
         self._max_waiting = settings.max_queue_size
         self._waiting = deque[tuple[float, list[KVEvent]]]()
-        self._past = deque[tuple[int, bytes]](maxlen=settings.buffer_steps)
+        self._max_past = settings.buffer_steps
+        self._past = deque[tuple[int, bytes]]()
+        self._past_bytes = 0
+        self._last_whole = 0
         self._topic = settings.topic.encode()
         self._encoder = msgspec.msgpack.Encoder()
         self._is_behind = False
@@ -157,15 +163,25 @@ class EventPublisher:
         """Send what waits. A subscriber that is slow loses messages, and sees that by their
         numbers."""
         while self._waiting:
-            payload = self._encoder.encode(KVEventBatch(*self._waiting.popleft(), self._rank))
+            at, events = self._waiting.popleft()
+            payload = self._encoder.encode(KVEventBatch(at, events, self._rank))
             number = self._num_sent
             self._num_sent += 1
-            self._past.append((number, payload))
+            if events and isinstance(events[0], AllBlocksCleared):
+                self._last_whole = number
+            self._keep(number, payload)
             self._pub.send_multipart([self._topic, _bytes_of(number), payload])
 
+    def _keep(self, number: int, payload: bytes) -> None:
+        """Add a batch to the past, and forget the oldest ones beyond what is kept."""
+        self._past.append((number, payload))
+        self._past_bytes += len(payload)
+        while len(self._past) > self._max_past or self._past_bytes > MAX_PAST_BYTES:
+            self._past_bytes -= len(self._past.popleft()[1])
+
     def _replay(self) -> None:
-        """Answer a request, if one has come. If it begins before the past that is kept, the next
-        batch holds the whole state."""
+        """Answer a request, if one has come. If it begins before the past that is kept, and no
+        batch that is kept begins with a cleared state, the next batch holds the whole state."""
         router = self._router
         if router is None or not router.poll(0):
             return
@@ -174,7 +190,8 @@ class EventPublisher:
             logger.warning("a request for a replay of KV events was not understood")
             return
         peer, first = frames[0], int.from_bytes(frames[2], "big")
-        if first < self._num_sent - len(self._past):
+        oldest = self._num_sent - len(self._past)
+        if first < oldest and self._last_whole < oldest:
             self._wants_all.set()
         for number, payload in self._past:
             if number >= first:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -27,13 +28,13 @@ class PageRecorder:
     """
 
     def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
-        self._file: TextIO | None = None
-        self._left = max_bytes
+        self._file: BinaryIO | None = None
+        self._size, self._max_bytes = 0, max_bytes
         if not path:
             return
-        output = check_output("record_ui", Path(path))
+        output = self._output = check_output("record_ui", Path(path))
         try:
-            self._file = output.path.open("w", encoding="utf-8", buffering=1)
+            self._file = output.path.open("wb")
         except OSError as error:
             raise ConfigError(
                 f"record_ui is {path!r}, which cannot be written ({error.strerror}). Give another "
@@ -45,18 +46,24 @@ class PageRecorder:
         return self._file is not None
 
     def add(self, data: dict[str, Any]) -> None:
-        """Write a line. A full disk, or `max_bytes`, end the recording and nothing else."""
+        """Write a line. A full disk, or `max_bytes`, end the recording and nothing else; the lines
+        before it stay whole."""
         if self._file is None:
             return
-        line = msgspec.json.encode(data).decode() + "\n"
-        self._left -= len(line)
+        line = msgspec.json.encode(data) + b"\n"
         try:
-            if self._left < 0:
+            if self._size + len(line) > self._max_bytes:
                 raise OSError("the file has reached its largest size")
             self._file.write(line)
+            self._file.flush()
         except OSError as error:
             logger.error("record_ui ends here: %s", error)
             self.close()
+            if not self._output.is_stream:
+                with contextlib.suppress(OSError):
+                    os.truncate(self._output.path, self._size)
+        else:
+            self._size += len(line)
 
     def close(self) -> None:
         """Close the file. May be called twice."""

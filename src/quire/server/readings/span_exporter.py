@@ -54,11 +54,20 @@ def collector_of(setting: str, environment: Mapping[str, str]) -> Collector | No
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if not url or (is_off and not setting):
         return None
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_url = urlsplit(""), False
+    if not is_url or not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigError(
             f"otlp_traces_endpoint is {url[:200]!r}. Give the URL of a collector's HTTP port, such "
             "as http://localhost:4318/v1/traces."
+        )
+    if parts.username is not None:
+        raise ConfigError(
+            f"otlp_traces_endpoint has a user or a password before {parts.hostname!r}. Leave them "
+            "out, and set OTEL_EXPORTER_OTLP_HEADERS=authorization=… instead."
         )
     name = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
     protocol = environment.get(name) or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
@@ -111,8 +120,14 @@ class SpanExporter:
     def _run(self) -> None:
         pause_s = DELAY_S
         while not self._stopping.wait(pause_s):
-            pause_s = DELAY_S if self._drain() else min(MAX_PAUSE_S, 2.0 * pause_s)
-        self._drain()
+            if self._drain():
+                pause_s = DELAY_S
+            elif self._stopping.is_set():
+                break  # nobody waits for the collector twice
+            else:
+                pause_s = min(MAX_PAUSE_S, 2.0 * pause_s)
+        else:
+            self._drain()
         self._num_dropped_late += self._waiting.qsize()
 
     def _drain(self) -> bool:

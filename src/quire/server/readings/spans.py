@@ -18,6 +18,9 @@ from quire.server.requests.pooling_bodies import Pooled
 
 __all__ = ["TraceContext", "otlp_attributes", "request_spans"]
 
+MAX_CHARS = 1024
+"""Characters of a text in a span. The name of a model that is not here may have many more."""
+
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII
 )
@@ -114,7 +117,7 @@ def request_spans(
     if timeline.first_token_s is not None:
         whole["events"] = [{"timeUnixNano": str(at(timeline.first_token_s)), "name": "first token"}]
     if error:
-        whole["status"] = {"code": _ERROR, "message": timeline.error or error}
+        whole["status"] = {"code": _ERROR, "message": (timeline.error or error)[:MAX_CHARS]}
     found = [whole]
     for phase, since, until in _PHASES:
         start = 0.0 if since is None else getattr(timeline, since)
@@ -206,11 +209,12 @@ def otlp_attributes(values: Mapping[str, object]) -> list[dict[str, object]]:
 
 
 def _value(value: object) -> dict[str, object]:
-    """Return a value as OTLP's JSON has it: whole numbers are strings."""
+    """Return a value as OTLP's JSON has it: whole numbers are strings. Long texts are cut. A
+    seed above 2**63 - 1, for which collectors would refuse the whole batch, becomes a text."""
     match value:
         case bool():
             return {"boolValue": value}
-        case int():
+        case int() if -(2**63) <= value < 2**63:
             return {"intValue": str(value)}
         case float():
             return {"doubleValue": value}
@@ -218,7 +222,7 @@ def _value(value: object) -> dict[str, object]:
             items = cast("list[object]", value)
             return {"arrayValue": {"values": [_value(each) for each in items]}}
         case _:
-            return {"stringValue": str(value)}
+            return {"stringValue": str(value)[:MAX_CHARS]}
 
 
 def _new_id(num_bytes: int) -> str:

@@ -49,7 +49,7 @@ MAX_STEPS = 256
 """Steps of a core that a snapshot has."""
 
 _RUNS = re.compile(r"(.)\1*")
-_SECRET = frozenset({"api_key", "api_key_weights", "limits"})
+_SECRET = frozenset({"api_key", "api_key_weights", "limits", "otlp_traces_endpoint"})
 _HISTOGRAMS = {
     "ttft": "time_to_first_token",
     "itl": "inter_token_latency",

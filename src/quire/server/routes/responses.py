@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -231,18 +232,21 @@ class _Asked:
     def start(self) -> Response:
         """Make the answer in the background, and return its present state."""
         services, tenant = self._services, self._request.state.tenant
-        with services.recorded(self._request, self.read.chat) as timeline:
-            answer = self.answer(timeline)
-        response = answer.response
-        body = msgspec.to_builtins(response)
-        kept = StoredResponse(response.id, response.previous_response_id, body, self._items)
-        services.responses.put(kept, tenant)
-        services.background.start(response.id, tenant, self._run(answer))
+        with ExitStack() as recording:
+            recorded = services.recorded(self._request, self.read.chat)
+            answer = self.answer(recording.enter_context(recorded))
+            response = answer.response
+            body = msgspec.to_builtins(response)
+            kept = StoredResponse(response.id, response.previous_response_id, body, self._items)
+            services.responses.put(kept, tenant)
+            run = self._run(answer, recording.pop_all())
+        services.background.start(response.id, tenant, run)
         return response
 
-    async def _run(self, answer: ResponsesAnswer) -> None:
+    async def _run(self, answer: ResponsesAnswer, recording: ExitStack) -> None:
         try:
-            await answer.whole()
+            with recording:
+                await answer.whole()
         except Exception as error:  # noqa: BLE001  kept with the response, as a client is told it
             answer.fail(error_reply(error, self._request.scope))
 

@@ -34,11 +34,13 @@ export class Recorder {
 /** Return the frames of a file, each a whole snapshot. Raises Error, with words for people. */
 export function framesOf(text) {
   const frames = [];
-  for (const [i, line] of text.split("\n").entries()) {
+  const lines = text.split("\n");
+  for (const [i, line] of lines.entries()) {
     if (!line.trim()) continue;
     try {
       frames.push(merge(frames.at(-1) ?? null, JSON.parse(line)));
     } catch (error) {
+      if (frames.length && i === lines.length - 1) break; // the server ended while it wrote
       throw new Error(`Line ${i + 1} of the recording is not JSON: ${error.message}`);
     }
   }
