@@ -221,6 +221,24 @@ def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
         torch.testing.assert_close(found[seq], wanted[seq], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("num_experts", "groups"), [(8, (1, 1)), (160, (8, 3)), (256, (8, 4))])
+def test_files_that_state_no_groups_of_experts(
+    num_experts: int, groups: tuple[int, int], tmp_path: Path
+) -> None:
+    """DeepSeek V2, V3 and R1 have groups also where an older file says nothing; others have none.
+    Turns red when experts of Kimi K2 or GLM-4.7-Flash are chosen within those of V3."""
+    kind = "deepseek_v2" if num_experts == 160 else "deepseek_v3"
+    case = Case(kind, kind, {"n_routed_experts": num_experts, "n_group": 1, "topk_group": 1})
+    config = write_checkpoint(case, tmp_path).config
+    settings = _settings(case, config)
+    kept = {key: value for key, value in settings.items() if "expert_group" not in key}
+    assert len(kept) == len(settings) - 2
+    file = write_gguf(tmp_path / "model.gguf", kept, gguf_tensors(tmp_path, "deepseek2", config))
+    experts = read_model_spec(file).experts
+    assert experts is not None
+    assert (experts.routing.num_groups, experts.routing.top_groups) == groups
+
+
 def test_progress_names_the_kind_of_files(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

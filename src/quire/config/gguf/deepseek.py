@@ -18,6 +18,10 @@ _SIGMOID = 2
 _LOG_SCALE = 0.1
 """`yarn_log_multiplier` is this, times `mscale_all_dim`: YaRN's factor on the logarithm."""
 
+_GROUPS = {256: (8, 4), 160: (8, 3)}
+"""Groups of experts, and those that are open to a token, by the number of experts: of V3 and R1,
+and of V2, in files that do not state them. Others have one group."""
+
 
 def has_latent(header: GGUFHeader, name: str) -> bool:
     """Return whether keys and values are made of one vector for each token."""
@@ -68,6 +72,9 @@ def latent_settings(
     if name != "deepseek2":
         return found
     found |= deepseek_experts(header, name, read)
+    if "n_group" not in found:
+        groups = _GROUPS.get(found.get("n_routed_experts", 0), (1, 1))
+        found["n_group"], found["topk_group"] = groups
     is_sigmoid = read("expert_gating_func") == _SIGMOID or any(
         ".exp_probs_b." in tensor for tensor in header.tensors
     )
