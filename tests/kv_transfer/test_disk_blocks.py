@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -189,6 +191,32 @@ def test_a_read_that_hangs_does_not_hold_the_end_up(
     assert is_closed
     with paths[0].open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+ENDS = """
+import sys, time
+from tests.kv_transfer.test_disk_blocks import *
+
+disk_blocks.SECONDS_TO_CLOSE = float(sys.argv[3])
+disk = opened((Path(sys.argv[1]), Path(sys.argv[2])))
+write = disk._slots.write
+disk._slots.write = lambda *given: (time.sleep(float(sys.argv[4])), write(*given))
+save = BlockMove(0, MoveKind.SAVE, ints(0), ints(0), names(1))
+disk.start(save, PoolMemory(make_pages()), Future())
+"""
+"""A program that does not close its disk. Arguments: paths, seconds to close, seconds of a call."""
+
+
+@pytest.mark.parametrize(("to_close", "of_call", "lost"), [(0.1, 3600, [1]), (60, 0.5, [])])
+def test_a_process_ends_with_its_saves_but_not_with_a_disk_that_hangs(
+    paths: tuple[Path, Path], to_close: float, of_call: float, lost: list[int]
+) -> None:
+    """Would catch a thread that the interpreter waits for at its end."""
+    given = [*map(str, paths), str(to_close), str(of_call)]
+    subprocess.run([sys.executable, "-c", ENDS, *given], check=True, timeout=WAIT_S)
+    pages, disk = make_pages(), opened(paths)
+    assert move(disk, pages, MoveKind.LOAD, ints(1), ints(0), names(1)) == lost
+    disk.close()
 
 
 @pytest.mark.parametrize("kind", [MoveKind.SAVE, MoveKind.LOAD])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import mmap
 import os
@@ -9,8 +10,10 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -86,6 +89,34 @@ class _Running:
             self._done.set_exception(outcome)
 
 
+class _Line:
+    """A thread that does one piece of work after the other. A process ends without it: threads of a
+    pool are waited for, and a disk may hang in a call."""
+
+    def __init__(self, name: str) -> None:
+        self._work = SimpleQueue[tuple[Callable[[], None], Future[None]] | None]()
+        self._is_closed = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        """Do `work`, which raises nothing, after all that was given before. Return its end."""
+        done = Future[None]()
+        self._work.put((work, done))
+        return done
+
+    def _run(self) -> None:
+        while (given := self._work.get()) is not None and not self._is_closed:
+            work, done = given
+            work()
+            done.set_result(None)
+            del given, work, done  # a move keeps the pool
+
+    def close(self) -> None:
+        """Begin no other work. What has begun is not waited for."""
+        self._is_closed = True
+        self._work.put(None)
+
+
 class DiskBlocks:
     """One thread reads and one writes, each in the order in which moves were given.
 
@@ -114,18 +145,18 @@ class DiskBlocks:
         self._free_bytes = free_bytes
         self._num_stored = num_stored
         self._per_call = max(1, BUFFER_BYTES // slot_bytes)
-        self._reader = ThreadPoolExecutor(1, "quire-disk-read")
-        self._writer = ThreadPoolExecutor(1, "quire-disk-write")
+        self._reader, self._writer = _Line("quire-disk-read"), _Line("quire-disk-write")
         self._buffers: dict[MoveKind, Bytes] = {}  # each of one thread
         self._running: dict[int, _Running] = {}
         self._warned_at = -SECONDS_PER_WARNING
         self._is_closing = False
+        atexit.register(self.close)  # of a program that does not close its engine
 
     def start(self, move: BlockMove, memory: PoolMemory, done: Future[MoveOutcome]) -> None:
         """Give a move to its thread. memory: the pool, which stays as long as the move needs it."""
         thread = self._reader if move.kind is MoveKind.LOAD else self._writer
         self._running[move.ticket] = running = _Running(move, memory, done)
-        thread.submit(self._end, running)
+        thread.submit(partial(self._end, running))
 
     def cancel(self, ticket: int) -> None:
         """End a move at once as if nothing had arrived, if it has not ended. From now on it neither
@@ -358,6 +389,7 @@ class DiskBlocks:
     def close(self) -> None:
         """Let moves end, within `SECONDS_TO_CLOSE`, and close the files. A thread that has not
         ended then keeps them, and a writer its lock too."""
+        atexit.unregister(self.close)
         threads = (self._writer, self._reader)
         written, read = last = [thread.submit(lambda: None) for thread in threads]
         wait(last, SECONDS_TO_CLOSE)
@@ -365,7 +397,7 @@ class DiskBlocks:
             logger.warning("the K/V disk is slow: blocks that were not saved yet are lost")
         self._is_closing = True
         for thread in threads:
-            thread.shutdown(wait=False, cancel_futures=True)
+            thread.close()
         if written.done() and read.done():
             self._slots.close()
             self._header.close()
