@@ -183,6 +183,7 @@ def read_granite_hybrid(raw: RawConfig, dtype: str) -> tuple[RawConfig, ModelSpe
     Layers have states where `layer_types` does not name attention; these see no positions unless
     the file says rope."""
     raw = _with_plain_names(raw.with_defaults(_GRANITE))
+    raw.read_choice(("silu",), "hidden_act", default="silu")  # of the states too
     num_layers, hidden = read_num_layers(raw), raw.read_size("hidden_size")
     layer_types = read_layer_types(raw, num_layers, (LINEAR,) * num_layers, LINEAR)
     is_gguf = raw.has(SPLIT_MLP)
