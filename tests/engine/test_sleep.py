@@ -143,7 +143,7 @@ def test_memory_falls_by_what_is_dropped(
         prompts = [{"prompt_token_ids": [3 + i] * 50} for i in range(4)]
         before = [out.outputs[0].token_ids for out in llm.generate(prompts, params, use_tqdm=False)]
         with torch.inference_mode():
-            llm.engine.client._core._executor._worker._assembly.pages.fill_(1)  # type: ignore[attr-defined]
+            llm.engine.client._core._executor._worker._assembly.runner._changes._pages.fill_(1)  # type: ignore[attr-defined]
         llm.reset_prefix_cache()
         resolved = llm.engine.resolved
         dropped = 2048 * resolved.layout.page_bytes

@@ -110,7 +110,7 @@ def test_nothing_of_the_measurement_stays(
     def watched(self: Worker, size: object) -> None:
         assemble(self, size)  # type: ignore[arg-type]
         assert self._assembly is not None
-        seen.append(weakref.ref(self._assembly.pages))
+        seen.append(weakref.ref(self._assembly.runner._changes._pages))
 
     monkeypatch.setattr(Worker, "_assemble", watched)
     worker.measure_memory()
