@@ -58,6 +58,9 @@ if [[ -n "${PEERS:-}" ]]; then
     # shellcheck disable=SC2086  several files
     $python -m benchmarks.peers.gguf_cpu $GGUF_FILES --llama-python "$PEERS/bin/python" --output $results/gguf_cpu.json
   fi
+  $python -m benchmarks.peers.gguf_cpu --work-dir "$converted" --llama-python "$PEERS/bin/python" \
+    --shapes benchmarks/models/{qwen3.5-0.8b,lfm2-1.2b,deepseek-v2-lite-4-layers} --repeats 2 --outputs 32 \
+    --output $results/gguf_cpu_recurrent.json
 fi
 $python -m benchmarks.kernels.cpu_limits --threads 2 --repeats 12 --output $results/cpu_limits.json
 $python -m benchmarks.peers.cpu_table "${peers[@]}" --output-folder $results/cpu_turns

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.gguf_delta import DELTA, DELTA_NAMES, delta_metadata, rows_of_delta
 from tests.gguf_latent import LATENT, LATENT_NAMES, heads_of_latent, latent_metadata
 from tests.gguf_mamba import ARCHITECTURES, mamba_tensors
 
@@ -208,20 +209,30 @@ def _value(value: Any) -> tuple[int, bytes]:
     return 9, struct.pack("<IQ", kind, len(items)) + b"".join(data for _, data in items)
 
 
-def write_gguf(
-    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], version: int = 3
-) -> Path:
+def gguf_header(
+    metadata: Mapping[str, Any],
+    tensors: Sequence[tuple[str, str, tuple[int, ...], int]],
+    version: int = 3,
+) -> bytes:
+    """Everything before the data. tensors: name, kind, shape and bytes of each."""
     out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
         kind, data = _value(value)
         out += _string(key) + struct.pack("<I", kind) + data
-    body = b""
-    for name, tensor in tensors.items():
-        dims = tensor.shape[::-1]
-        out += _string(name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
-        out += struct.pack("<IQ", TYPE_IDS[tensor.kind], len(body))
-        body += tensor.data + b"\0" * (-len(tensor.data) % 32)
-    path.write_bytes(out + b"\0" * (-len(out) % 32) + body)
+    offset = 0
+    for name, kind, shape, size in tensors:
+        out += _string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        out += struct.pack("<IQ", TYPE_IDS[kind], offset)
+        offset += size + -size % 32
+    return out + b"\0" * (-len(out) % 32)
+
+
+def write_gguf(
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], version: int = 3
+) -> Path:
+    listed = [(name, each.kind, each.shape, len(each.data)) for name, each in tensors.items()]
+    body = (each.data + b"\0" * (-len(each.data) % 32) for each in tensors.values())
+    path.write_bytes(gguf_header(metadata, listed, version) + b"".join(body))
     return path
 
 
@@ -289,14 +300,6 @@ _MOE_POST_NORM_NAMES = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj":
     "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
-_DELTA_NAMES = {
-    **_MOE_NAMES, "post_attention_layernorm": "post_attention_norm",
-    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_ba": "ssm_ba", "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
-}  # fmt: skip
-_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 _BARE_NAMES = {
     "linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias",
     "self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -321,8 +324,8 @@ def gguf_name(name: str, architecture: str) -> str:
     names = own.get(architecture, _MOE_NAMES if architecture in _MOE else _NAMES)
     if architecture in ("glm4moe", "gpt-oss"):
         names = _MOE_POST_NORM_NAMES
-    if architecture in _DELTA:
-        names = _DELTA_NAMES
+    if architecture in DELTA:
+        names = {**_MOE_NAMES, **DELTA_NAMES}
     if architecture in LATENT:
         names = {**_MOE_POST_NORM_NAMES, **LATENT_NAMES}
     for bare, stored in _BARE_NAMES.items():
@@ -337,21 +340,26 @@ def gguf_name(name: str, architecture: str) -> str:
 
 def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tensor]:
     """The weights of a Hugging Face folder as GGUF stores them, in float32."""
-    found: dict[str, Tensor] = {}
-    plain = load_file(folder / "model.safetensors")
+    rows = gguf_rows(load_file(folder / "model.safetensors"), architecture, config)
+    return {name: float_tensor(values) for name, values in rows.items()}
+
+
+def gguf_rows(
+    plain: Mapping[str, torch.Tensor], architecture: str, config: Any
+) -> dict[str, torch.Tensor]:
+    """Weights by their names in GGUF, in its order of rows. plain: by those of Hugging Face."""
     if architecture in ARCHITECTURES:
-        return {name: float_tensor(rows) for name, rows in mamba_tensors(plain, config)}
+        return dict(mamba_tensors(plain, config))
+    found: dict[str, torch.Tensor] = {}
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    if architecture in _DELTA:
-        plain = dict(_of_delta(plain, architecture, config))
+    if architecture in DELTA:
+        plain = dict(rows_of_delta(plain, architecture, config))
     if architecture == "deepseek2":
-        found = {
-            name: float_tensor(values) for name, values in heads_of_latent(plain, config).items()
-        }
+        found = heads_of_latent(plain, config)
         plain = {name: values for name, values in plain.items() if ".kv_b_proj." not in name}
     if architecture in _MOE:
         plain, stacked = _without_experts(plain)
-        found |= {name: float_tensor(values) for name, values in stacked.items()}
+        found |= stacked
     for name, values in plain.items():
         part, rows = name.split(".")[-2], values
         if architecture in _PAIRED and part in heads:
@@ -359,46 +367,11 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
             rows = split.swapaxes(1, 2).reshape(values.shape)
         if name.endswith(("conv.conv.weight", "conv1d.weight")):
             rows = values.squeeze(1)
-        has_one = architecture == "gemma3" or architecture in _DELTA
+        has_one = architecture == "gemma3" or architecture in DELTA
         if has_one and part.endswith("norm") and ".linear_attn." not in name:
             rows = values + 1
-        found[gguf_name(name, architecture)] = float_tensor(rows)
+        found[gguf_name(name, architecture)] = rows
     return found
-
-
-def _of_delta(
-    plain: Mapping[str, torch.Tensor], architecture: str, config: Any
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors as llama.cpp's converter has them: values of Qwen3.5 by their number among
-    those of a key, q, k, v and z of Qwen3-Next apart."""
-    keys, group = config.linear_num_key_heads, config.linear_num_value_heads
-    group, of_key, of_value = (
-        group // keys,
-        config.linear_key_head_dim,
-        config.linear_value_head_dim,
-    )
-    in_turn = torch.arange(keys * group).view(keys, group).t().flatten()
-    values = (in_turn[:, None] * of_value + torch.arange(of_value)).flatten()
-    qkv = torch.cat((torch.arange(2 * keys * of_key), 2 * keys * of_key + values))
-    orders = {
-        "in_proj_qkv": qkv, "conv1d": qkv, "in_proj_z": values, "in_proj_a": in_turn,
-        "in_proj_b": in_turn, "A_log": in_turn, "dt_bias": in_turn,
-    }  # fmt: skip
-    for name, tensor in plain.items():
-        _, _, part = name.removesuffix(".weight").partition(".linear_attn.")
-        rows = -tensor.exp() if part == "A_log" else tensor
-        if part == "in_proj_qkvz":
-            sizes = (of_key, of_key, group * of_value, group * of_value)
-            split = rows.view(keys, sum(sizes), -1).split(sizes, dim=1)
-            *parts, z = (each.flatten(0, 1) for each in split)
-            yield name.replace("qkvz", "qkv"), torch.cat(parts)
-            yield name.replace("qkvz", "z"), z
-        elif architecture == "qwen3next" or not part:
-            yield name, rows
-        elif part == "out_proj":
-            yield name, rows[:, values]
-        else:
-            yield name, rows[orders[part]] if part in orders else rows
 
 
 def _without_experts(
@@ -459,25 +432,6 @@ def _lfm2_metadata(config: Any) -> dict[str, Any]:
     }
 
 
-def _delta_metadata(a: str, config: Any) -> dict[str, Any]:
-    if a not in _DELTA:
-        return {}
-    inner = config.linear_num_value_heads * config.linear_value_head_dim
-    share = config.rope_parameters["partial_rotary_factor"]
-    return {
-        f"{a}.ssm.conv_kernel": config.linear_conv_kernel_dim,
-        f"{a}.ssm.state_size": config.linear_key_head_dim,
-        f"{a}.ssm.group_count": config.linear_num_key_heads,
-        f"{a}.ssm.time_step_rank": config.linear_num_value_heads,
-        f"{a}.ssm.inner_size": inner,
-        f"{a}.full_attention_interval": 4,
-        f"{a}.rope.dimension_count": int(_head_dim(config) * share),
-        f"{a}.rope.dimension_sections": [1, 1, 0, 0],
-        f"{a}.nextn_predict_layers": 1,
-        f"{a}.block_count": config.num_hidden_layers + 1,
-    }
-
-
 def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     """Settings of a `transformers` config as GGUF spells them."""
     a = "llama" if architecture == "mixtral" else architecture
@@ -499,7 +453,7 @@ def gguf_metadata(architecture: str, config: Any) -> dict[str, Any]:
     own = {"gemma4": _gemma4_metadata, "lfm2": _lfm2_metadata, "lfm2moe": _lfm2_metadata}
     if a in own:
         values |= own[a](config)
-    values |= _delta_metadata(a, config)
+    values |= delta_metadata(a, config)
     values |= latent_metadata(a, config)
     if architecture in _MOE:
         values |= {

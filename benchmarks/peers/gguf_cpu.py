@@ -2,12 +2,15 @@
 
     python -m benchmarks.peers.gguf_cpu MODEL.gguf [...] --llama-python /path/to/python
         [--output FILE]
+    python -m benchmarks.peers.gguf_cpu --shapes benchmarks/models/lfm2-1.2b [...]
+        --work-dir FOLDER [--types BF16 Q8_0]
 
 Per file: prompt tokens per second of one prompt, output tokens per second of 1, 4 and 16 streams
 that decode together, seconds from the start of a process to its first token of a text, and the
-most memory that the process of the engine held. Both engines are open at once, each in a process of
-its own, and take turns run by run, in the reverse order in every second repeat. llama.cpp is
-llama-cpp-python built with GGML_NATIVE=ON; its system line is in the record.
+most memory that the process of the engine held. A file of a shape has random weights and no
+vocabulary, so no text is timed; it is written once and kept. Both engines are open at once, each in
+a process of its own, and take turns run by run, in the reverse order in every second repeat.
+llama.cpp is llama-cpp-python built with GGML_NATIVE=ON; its system line is in the record.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 from benchmarks.arguments import command_line, positive_number
 from benchmarks.peers.engines.engine import EngineOptions
 from benchmarks.peers.engines.process import EngineProcess
+from benchmarks.peers.engines.random_gguf import KINDS, write_random_gguf
 
 from quire.bench.record import Spread, new_record, spread_of
 
@@ -85,12 +89,12 @@ class Peer:
         return seconds
 
 
-def runs() -> dict[str, tuple[list[list[int]], list[int]]]:
-    """Prompts and output lengths by name."""
+def runs(outputs: int) -> dict[str, tuple[list[list[int]], list[int]]]:
+    """Prompts and output lengths by name. outputs: tokens of a stream that decodes."""
     found = {"prefill": ([_prompt(0, PROMPT)], [2])}
     for streams in STREAMS:
         prompts = [_prompt(stream, DECODE_PROMPT) for stream in range(streams)]
-        found[f"decode, {streams} streams"] = (prompts, [OUTPUTS] * streams)
+        found[f"decode, {streams} streams"] = (prompts, [outputs] * streams)
     return found
 
 
@@ -99,15 +103,16 @@ def _prompt(number: int, length: int) -> list[int]:
 
 
 def measure(
-    file: Path, peers: Sequence[Peer], threads: int, repeats: int
+    file: Path, peers: Sequence[Peer], options: argparse.Namespace
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Figures by label, and the settings of each engine."""
     found: dict[str, list[float]] = {}
+    threads, repeats = options.threads, options.repeats
     with ExitStack() as stack:
         engines = {
             peer.name: stack.enter_context(closing(peer.open(file, threads))) for peer in peers
         }
-        for name, (prompts, lengths) in runs().items():
+        for name, (prompts, lengths) in runs(options.outputs).items():
             for engine in engines.values():
                 engine.run(prompts, lengths)  # warm
             for repeat in range(repeats):
@@ -118,7 +123,7 @@ def measure(
         for title, engine in engines.items():
             found[f"{title}: peak memory, MiB"] = [engine.peak_bytes() / (1 << 20)]
         settings = {title: engine.settings for title, engine in engines.items()}
-    for repeat in range(repeats):
+    for repeat in range(repeats if file in options.files else 0):
         for peer in peers[:: -1 if repeat % 2 else 1]:
             label = f"{peer.name}: start to first token, s"
             found.setdefault(label, []).append(peer.seconds_to_first_token(file, threads))
@@ -129,10 +134,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument(
+        "--shapes", nargs="+", type=Path, default=[], help="folders with a config.json"
+    )
+    parser.add_argument("--types", nargs="+", choices=KINDS, default=KINDS, help="of shapes' files")
+    parser.add_argument("--work-dir", type=Path, help="keeps the files of shapes")
     parser.add_argument("--output", type=Path, help="write JSON here")
     parser.add_argument("--threads", type=positive_number, default=2)
     parser.add_argument("--repeats", type=positive_number, default=3)
+    parser.add_argument("--outputs", type=positive_number, default=OUTPUTS, help="of a stream")
     parser.add_argument("--note", default="", help="kept in the record")
     parser.add_argument(
         "--llama-python",
@@ -140,6 +151,15 @@ def main() -> None:
         help="interpreter with llama-cpp-python; LLAMA_CPP_PATH: a folder that has it",
     )
     options = parser.parse_args()
+    if options.shapes and options.work_dir is None:
+        parser.error("--shapes needs --work-dir, a folder for their files")
+    if not options.files and not options.shapes:
+        parser.error("name GGUF files, or --shapes")
+    made = [
+        write_random_gguf(shape, options.work_dir / f"{shape.name}-{kind}.gguf", kind, seed=0)
+        for shape in options.shapes
+        for kind in options.types
+    ]
     extra = {"OMP_NUM_THREADS": str(options.threads)}
     ours = {**os.environ, **extra}
     theirs = {**ours, "PYTHONPATH": os.environ.get("LLAMA_CPP_PATH", "")}
@@ -151,14 +171,15 @@ def main() -> None:
     ]
     figures: dict[str, Spread] = {}
     engines: dict[str, Any] = {}
-    for file in options.files:
-        found, engines[file.name] = measure(file, peers, options.threads, options.repeats)
+    for file in (*options.files, *made):
+        found, engines[file.name] = measure(file, peers, options)
         for label, values in found.items():
             figures[f"{file.name}, {label}"] = spread_of(values)
             print(f"{file.name}, {label}: {spread_of(values).median:.4g}", flush=True)
     if options.output:
         workload = {"engines": engines, "prompt": PROMPT, "note": options.note}
-        workload |= {"decode_prompt": DECODE_PROMPT, "outputs": OUTPUTS, "threads": options.threads}
+        workload |= {"decode_prompt": DECODE_PROMPT, "outputs": options.outputs}
+        workload["threads"] = options.threads
         new_record(
             "gguf_cpu", command_line(), None, None, seed=0, workload=workload, figures=figures
         ).save(options.output)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.bench.machine import LimitProbe
-from quire.config import read_model_spec
+from quire.config import read_checkpoint, read_model_spec
 from quire.config.memory.plan import weight_bytes
 from quire.llm import LLM
 from quire.ops.native.binding import native_unavailable
@@ -392,3 +392,60 @@ def test_rounding_is_that_of_bfloat16(values: list[float]) -> None:
     array = np.array(values, np.float32)
     expected = torch.from_numpy(array).bfloat16().float().numpy()
     np.testing.assert_array_equal(module._round_to_bfloat16(array.copy()), expected)
+
+
+HYBRID = {"hidden_size": 64, "num_hidden_layers": 4, "head_dim": 32, "num_attention_heads": 2}
+SHRUNK: dict[str, dict[str, Any]] = {
+    "lfm2-1.2b": {**HYBRID, "num_key_value_heads": 1, "block_ff_dim": 96, "full_attn_idxs": [2]},
+    "qwen3.5-0.8b": {
+        **HYBRID,
+        "intermediate_size": 96,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+    "deepseek-v2-lite-4-layers": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "n_routed_experts": 8,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0"])
+@pytest.mark.parametrize("shape", SHRUNK)
+def test_a_random_file_is_a_model(shape: str, kind: str, tmp_path: Path) -> None:
+    """Turns red when the file of a shape lacks a tensor or a setting, or has other numbers than
+    were drawn; those of Q8_0 may be half a step away."""
+    from transformers import AutoConfig
+
+    from quire.quantization.gguf import GGUFReader
+
+    config = json.loads((ROOT / "benchmarks" / "models" / shape / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 256} | SHRUNK[shape]))
+    module = importlib.import_module("benchmarks.peers.engines.random_gguf")
+    file = module.write_random_gguf(tmp_path, tmp_path / "model.gguf", kind, 0)
+    with LLM(str(file), skip_tokenizer_init=True, num_threads=1, quiet=True) as llm:
+        [output] = llm.generate([{"prompt_token_ids": [1, 2, 3]}], use_tqdm=False)
+        assert output.error is None
+    drawn = dict(module._random_weights(AutoConfig.from_pretrained(tmp_path), 0))
+    info = read_checkpoint(file).tensors["model.embed_tokens.weight"]
+    assert info.gguf is not None
+    found, wanted = GGUFReader(file).numbers(info.gguf), drawn["model.embed_tokens.weight"].float()
+    step = wanted.view(256, -1, 32).abs().amax(-1, keepdim=True) / 127
+    bound = 0.51 * step * (kind == "Q8_0")
+    assert ((found - wanted).view(256, -1, 32).abs() <= bound).all()
+
+
+def test_a_shape_without_a_name_in_files_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    module = importlib.import_module("benchmarks.peers.engines.random_gguf")
+    with pytest.raises(ValueError, match="model_type 'qwen3' is not one of lfm2"):
+        module.write_random_gguf(tiny_model, tmp_path / "model.gguf", "BF16", 0)
+    assert not (tmp_path / "model.gguf").exists()
