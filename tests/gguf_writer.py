@@ -347,7 +347,7 @@ def gguf_tensors(folder: Path, architecture: str, config: Any) -> dict[str, Tens
 def gguf_rows(
     plain: Mapping[str, torch.Tensor], architecture: str, config: Any
 ) -> dict[str, torch.Tensor]:
-    """Weights by their names in GGUF, in its order of rows. plain: by those of Hugging Face."""
+    """Weights by their names in GGUF, in its order of rows. plain: weights by names of a folder."""
     if architecture in ARCHITECTURES:
         return dict(mamba_tensors(plain, config))
     found: dict[str, torch.Tensor] = {}

@@ -92,7 +92,7 @@ def _stretch(series: torch.Tensor, name: str, shape: tuple[int, int]) -> torch.T
 
 
 def _kind_of(name: str, rows: torch.Tensor, kind: str) -> str:
-    """kind: that of matrices. Raises ValueError for rows that are not whole blocks of it."""
+    """kind: the type of matrices. Raises ValueError for rows that are not whole blocks of it."""
     if rows.dim() == 1 or name.endswith(("conv.weight", "conv1d.weight")) or "gate_inp" in name:
         return "F32"
     if kind == "Q8_0" and rows.shape[-1] % BLOCK:
@@ -101,7 +101,7 @@ def _kind_of(name: str, rows: torch.Tensor, kind: str) -> str:
 
 
 def _metadata(architecture: str, config: Any, rows: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """As llama.cpp reads it, without blocks that guess further tokens."""
+    """Return the settings that llama.cpp reads, without blocks that guess further tokens."""
     own = {
         "block_count": config.num_hidden_layers,
         "feed_forward_length": rows["blk.0.ffn_gate.weight"].shape[0],
