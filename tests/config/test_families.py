@@ -14,11 +14,11 @@ from quire.config.families.cohere import CohereTraits
 from quire.config.families.gemma import Gemma2Traits
 from quire.config.families.gpt import GPTNeoXTraits, OPTTraits
 from quire.config.families.mpt import MPTTraits
-from quire.config.model_spec import (
+from quire.config.model_spec import LlamaTraits
+from quire.config.rope import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
-    LlamaTraits,
     LongRopeScaling,
     RopeSpec,
     YarnScaling,

@@ -21,7 +21,7 @@ from quire.config import read_checkpoint, read_model_spec, resolve_model_folder
 from quire.config.families import FAMILIES
 from quire.config.families.gemma4 import Gemma4Traits
 from quire.config.gguf import config_of, read_gguf_header, read_gguf_parts
-from quire.config.model_spec import (
+from quire.config.rope import (
     LinearScaling,
     LongRopeScaling,
     ProportionalScaling,

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.model_spec import ExpertsSpec, LatentSpec, MatrixShape, RopeSpec
+from quire.config.model_spec import ExpertsSpec, LatentSpec, MatrixShape
+from quire.config.rope import RopeSpec
 from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from quire.config.model_spec import (
+from quire.config.rope import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,

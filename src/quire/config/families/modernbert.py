@@ -18,8 +18,8 @@ from quire.config.families.shared import (
     read_num_layers,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import ClassesSpec, MatrixShape, ModelSpec, ParameterCounts, RopeSpec
-from quire.config.rope import read_ropes
+from quire.config.model_spec import ClassesSpec, MatrixShape, ModelSpec, ParameterCounts
+from quire.config.rope import RopeSpec, read_ropes
 
 __all__ = ["FAMILIES", "ModernBertTraits"]
 
