@@ -140,8 +140,8 @@ class DeltaHeads:
 
     layout: "parts" if the projections on disk have q, k, v, z, b and a of all heads one after the
     other; "by_key" if they have for each key head in turn what is its own, "gates_by_key" if those
-    to b and a alone do; "in_turn" as "parts", but values of one key are not adjacent: those of all
-    keys take turns (GGUF files).
+    to b and a alone do; "in_turn" as "parts", but values of one key are not adjacent: all keys take
+    turns (GGUF files).
     """
 
     num_keys: int

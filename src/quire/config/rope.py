@@ -192,8 +192,8 @@ def _read_rope(
 
 def _read_axes(section: RawConfig, rotary_dim: int, takes_turns: bool) -> tuple[int, ...]:
     """The axis of each pair, by the number of pairs of each of three axes. takes_turns: whether
-    axes take turns whatever the file says: those of rows and columns have every third pair,
-    as far as their numbers reach, and the first axis has the others."""
+    axes take turns whatever the file says. Rows and columns then have every third pair, as far as
+    their numbers reach, and the first axis has the others."""
     if not section.has("mrope_section"):
         return ()
     counts = section.read_list(int, "mrope_section")

@@ -177,7 +177,7 @@ class ModelSettings:
 
     @property
     def adapters_in_host(self) -> int:
-        """Adapters that stay in host memory: those in slots, at least."""
+        """Adapters that stay in host memory, at least those in slots."""
         return max(self.max_cpu_loras or 0, self.max_loras)
 
 

@@ -450,7 +450,7 @@ class LayerFactory:
     ) -> LatentAttention:
         """Make the latent attention of one layer. shape: number of query heads of the model, and
         sizes. scale: factor on q·k. bias: whether the projections of x have one. pairs_neighbours:
-        as for `qkv_linear`."""
+        see `qkv_linear`."""
         heads = LatentHeads(self._query_heads(shape[0]), shape[1], pairs_neighbours)
         rank, query, query_norm = shape[1].query_rank, None, None
         if rank is not None:

@@ -44,8 +44,8 @@ class LatentHeads:
 
     @property
     def down(self) -> Mapping[str, Share]:
-        """Outputs of the projection of x: what queries are made of, or themselves, and the vector
-        of the token."""
+        """Outputs of the projection of x: the vector that queries are made of, or queries, and the
+        vector of the token."""
         rank = self.sizes.query_rank
         queries = self.query.times(self.sizes.query) if rank is None else Share.whole(rank)
         return {"q": queries, "kv": Share.whole(self.sizes.width)}

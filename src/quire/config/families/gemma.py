@@ -46,7 +46,7 @@ class Gemma2Traits:
 
 @dataclass(frozen=True, slots=True)
 class Gemma3Traits(Gemma2Traits):
-    """Gemma 3: as Gemma 2, with norms on the heads of q and k."""
+    """Gemma 3: Gemma 2 with norms on the heads of q and k."""
 
 
 def read_gemma2(raw: RawConfig, dtype: str) -> ModelSpec:
