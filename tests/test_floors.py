@@ -1,4 +1,4 @@
-"""The walls of the house: who may import whom (docs/architecture.md, "Rooms and arrows")."""
+"""The walls of the house: the imports that a room may have (docs/architecture.md, "Rooms")."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ def test_an_architecture_by_the_type_of_the_model(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Fault: what a trainer saved without `architectures` does not load."""
+    """Fault: a file that a trainer saved without `architectures` does not load."""
     spec = spec_of(tmp_path, architectures=architectures, model_type=kind)
     assert spec.architecture == architecture
     assert f"{architecture} is taken, for model_type='{kind}'" in caplog.text

@@ -1,4 +1,4 @@
-"""K/V on a disk, on the real engine: what a new engine reads equals what the old one computed."""
+"""K/V on a disk, on the real engine: a new engine reads the numbers that the old one computed."""
 
 from __future__ import annotations
 

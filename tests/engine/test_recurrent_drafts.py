@@ -242,7 +242,7 @@ def test_a_draft_model_with_states_is_refused(folder: Path) -> None:
 def test_a_prediction_needs_no_setting(
     make: Maker, expected: list[RequestOutput], depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A poisoned slot too: what another tenant left is not read."""
+    """A poisoned slot too: nothing that another tenant left is read."""
     knows(expected, 0.7, monkeypatch)
     llm = make(depth=depth, speculative_config=NGRAM)
     run(llm)

@@ -1,4 +1,4 @@
-"""Messages of HTTP/1.x (RFC 9110, 9112): those that a server accepts, those that it refuses."""
+"""Messages of HTTP/1.x (RFC 9110, 9112) that a server accepts, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def length(value: bytes) -> bytes:
 
 NUM = b"%d" % len(BODY)
 REFUSED: dict[str, tuple[bytes, int]] = {
-    # Framing (RFC 9112, 6): what two readers might understand differently.
+    # Framing (RFC 9112, 6) that two readers might understand differently.
     "two lengths": (post(length(NUM) + length(b"3")), 400),
     "same length twice": (post(length(NUM) + length(NUM)), 400),
     "list of lengths": (post(length(NUM + b", " + NUM)), 400),
