@@ -1,4 +1,4 @@
-"""Families of encoders, which make vectors and classes and draw no tokens."""
+"""Families of encoders, which draw no tokens, and heads for classes, which decoders have too."""
 
 from quire.config.families.encoders import bert, modernbert
 from quire.config.families.family import Family

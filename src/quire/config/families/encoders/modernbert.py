@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.config.families.classes import read_classes
+from quire.config.families.encoders.classes import read_classes
 from quire.config.families.family import Family
 from quire.config.families.shared import (
     ACTIVATIONS,
