@@ -90,9 +90,8 @@ class EventLog:
         self._pending: dict[BlockName, _Origin] = {}
         self._held: dict[BlockName, _Held] = {}
         self._leaving: dict[BlockName, _Origin] = {}
-        self._events: list[KVEvent] = [
-            AllBlocksCleared()
-        ]  # those of an engine that was here before
+        # It forgets the blocks of an engine that was here before.
+        self._events: list[KVEvent] = [AllBlocksCleared()]
 
     # --- learning ------------------------------------------------------------------------------
 

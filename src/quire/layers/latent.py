@@ -4,8 +4,8 @@ The cache has one vector for each token, from which every head's keys and values
 never are: each query is multiplied by the matrix of its head's keys instead, so that it meets the
 vector itself, and each output by the matrix of its head's values (section 2.1.2, the absorbed
 form). Steps of every size are computed in this form, although keys and values made anew take less
-arithmetic from about 170 queries on: the two forms round differently, and a token's bits would then
-depend on the chunk that it is computed in.
+arithmetic from 171 queries on, in the sizes of DeepSeek V3: the two forms round differently, and a
+token's bits would then depend on the chunk that it is computed in.
 """
 
 from __future__ import annotations
