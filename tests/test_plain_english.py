@@ -44,9 +44,11 @@ def first_word(text: str) -> str:
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of docstrings, also of those behind attributes and constants."""
     for node in ast.walk(ast.parse(source)):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_text and isinstance(node.value.value, str):
-            yield node.lineno, node.value.value
+        match node:
+            case ast.Expr(value=ast.Constant(value=str() as text)):
+                yield node.lineno, text
+            case _:
+                continue
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:

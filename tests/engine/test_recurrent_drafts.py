@@ -17,8 +17,8 @@ from quire.protocol.step import IntArray
 from quire.runner.forward import Forward, ForwardPass
 from quire.runner.rows import ScheduledRows
 from quire.speculation.ngram import NgramDrafter
+from tests.engine.greedy import prompt_of
 from tests.engine.test_laws import assert_same
-from tests.engine.test_recurrent_models import prompt_of
 from tests.models.families import Case, write_checkpoint
 from tests.pairs import LAWS_BY_PAIRS
 from tests.small_engines import Maker, small_engines
