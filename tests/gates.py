@@ -496,7 +496,8 @@ class Proofs:
             terminalreporter.line(f"{gate.name}: {problem or 'proven'}")
 
     def problem_of(self, files: Sequence[str]) -> str | None:
-        """Return why these files prove nothing, or None: what failed, or a file without a pass."""
+        """Return why these files prove nothing, or None. The reason is a failure, or a file without
+        a pass."""
         failed = sum(self._outcomes[file]["failed"] for file in files)
         if failed:
             return f"{failed} failed"

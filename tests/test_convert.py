@@ -1,4 +1,4 @@
-"""`quire convert`: what is written loads as what was read, with the same bits."""
+"""`quire convert`: a written folder loads as the one that was read, with the same bits."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 WIDTH, MAX_LINES = 100, 5
+MAX_ROW = 300
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -74,6 +75,12 @@ def test_a_long_paragraph_is_found():
     item = "- " + "word " * 120
     assert [len(textwrap.wrap(found, WIDTH)) for found in paragraphs(f"short\n\n{item}")] == [1, 7]
     assert not list(paragraphs("# heading\n\n| a | table |\n\n```\ncode\n```\n"))
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_rows_of_tables_are_short(page: Path):
+    rows = [line for line in prose(page.read_text()).splitlines() if line.startswith("|")]
+    assert not [row for row in rows if len(row) > MAX_ROW], "make two rows of each"
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,6 +1,6 @@
-"""Docstrings and comments, in C++ too, start with a verb or a noun phrase, not with a relative
-word. Neither does the explanation of a parameter ("rows: rows of the step", not "rows: of the
-step")."""
+"""Docstrings and comments, in C++ and JavaScript too, start with a verb or a noun phrase, not with
+a relative word. Nor does what stands behind a colon, there and in the docs: an explanation of
+`rows` says "rows of the step"."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ FORBIDDEN = frozenset(
     )
 )
 _EXPLAINED = re.compile(
-    r"(?:^|[.;\n(]\s*|,\s)"  # the start of a text or of a sentence
-    r"[a-z_][a-z_0-9]*(?:, [a-z_0-9]+)*: "  # parameters or fields
-    r"(?:whose|of|as|by|that|those|what|which|how|where|who)\b"
+    r":\**\s+"
+    r"(?:whose|of|as|by|that|those|what|whatever|which|how|where|who|whoever)\b"
 )
 _CPP_COMMENT = re.compile(
     r"""^[ \t]*//.*(?:\n[ \t]*//.*)*  # lines of their own, one below the other
@@ -45,42 +44,72 @@ def first_word(text: str) -> str:
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of docstrings, also of those behind attributes and constants."""
     for node in ast.walk(ast.parse(source)):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_text and isinstance(node.value.value, str):
-            yield node.lineno, node.value.value
+        match node:
+            case ast.Expr(value=ast.Constant(value=str() as text)):
+                yield node.lineno, text
+            case _:
+                continue
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of comments; of a comment over several lines, only the first."""
+    """Yield (line, text) of comments; lines below each other are one."""
+    found: list[tuple[int, str]] = []
     last = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            if token.start[0] != last + 1:
-                yield token.start[0], token.string.lstrip("#:! ")
+            text = token.string.lstrip("#:! ")
+            if token.start[0] == last + 1:
+                line, before = found.pop()
+                text, at = f"{before}\n{text}", line
+            else:
+                at = token.start[0]
+            found.append((at, text))
             last = token.start[0]
+    yield from found
+
+
+def explanations(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of explanations that begin with a relative word."""
+    for line, text in texts:
+        for found in _EXPLAINED.finditer(text):
+            before = max(text.rfind(" ", 0, max(found.start() - 30, 0)), 0)
+            place = line + text.count("\n", 0, found.start())
+            yield place, " ".join(text[before : found.end() + 30].split())
 
 
 def offences(source: str) -> list[tuple[int, str]]:
     texts = [*docstrings(source), *comments(source)]
     first = [(line, text[:60]) for line, text in texts if first_word(text) in FORBIDDEN]
-    explained = [
-        (line, text[found.start() : found.start() + 60].strip())
-        for line, text in docstrings(source)
-        for found in _EXPLAINED.finditer(text)
-    ]
-    return sorted([*first, *explained])
+    return sorted([*first, *explanations(texts)])
+
+
+def cpp_comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of comments in C++ or JavaScript."""
+    for comment in _CPP_COMMENT.finditer(source):
+        if not comment.group().startswith('"'):
+            text = re.sub(r"^[ \t]*(?://+|/?\*+/?)[ \t]*", "", comment.group(), flags=re.MULTILINE)
+            yield source.count("\n", 0, comment.start()) + 1, text.lstrip("! \t\n")
 
 
 def cpp_offences(source: str) -> list[tuple[int, str]]:
-    """Return (line, text) of comments that offend; of a comment over several lines, only the first
-    word counts. Behind code a small letter is no excuse."""
-    found = []
-    for comment in _CPP_COMMENT.finditer(source):
-        text = comment.group().lstrip("/*! \t\n")
-        is_string = comment.group().startswith('"')
-        if not is_string and first_word(text).capitalize() in FORBIDDEN:
-            found.append((source.count("\n", 0, comment.start()) + 1, text[:60]))
-    return found
+    """Return (line, text) of comments that offend; of first words, only those of whole comments
+    count. Behind code a small letter is no excuse."""
+    texts = list(cpp_comments(source))
+    first = [
+        (line, text[:60]) for line, text in texts if first_word(text).capitalize() in FORBIDDEN
+    ]
+    return sorted([*first, *explanations(texts)])
+
+
+def doc_offences(source: str) -> list[tuple[int, str]]:
+    """Return (line, text) of explanations that offend, outside blocks of code."""
+    blank = re.sub(
+        r"^ *```.*?^ *```$",
+        lambda block: "\n" * block.group().count("\n"),
+        source,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    return list(explanations([(1, blank)]))
 
 
 def room_of(path: Path) -> str:
@@ -116,6 +145,21 @@ def test_first_words_in_kernels_are_plain():
     assert not found, found
 
 
+def test_explanations_in_the_docs_are_plain():
+    """Turns red for "Limits" explained by "those on memory": write "limits on memory"."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *SOURCE.rglob("*.md")]
+    assert len(pages) > 40
+    found = offences_in(pages, doc_offences)
+    assert not found, found
+
+
+def test_comments_of_the_page_are_plain():
+    modules = [*SOURCE.rglob("*.js"), *(ROOT / "tests").rglob("*.mjs")]
+    assert modules
+    found = offences_in(modules, cpp_offences)
+    assert not found, found
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -128,6 +172,9 @@ def test_first_words_in_kernels_are_plain():
         'def f():\n    """Return it.\n\n    rows: of the step."""',
         '"""Plan a step. rows, blocks: those that it takes."""',
         '"""Plan a step. rows: in order; names: by row."""',
+        '"""Take in a result: what one rank has lost is lost."""',
+        '"""Serve others, under limits:\nthose on memory come first."""',
+        "# Rows of a step:\n# as many as fit",
     ],
 )
 def test_an_offence_is_found(source: str):
@@ -157,10 +204,17 @@ def test_plain_text_passes(source: str):
         ('f("a // b");  // from here on', 1),
         ("/* Whether it\nfits */", 1),
         ("/**\n * How it works.\n */", 1),
+        ("int a;\n/** Adds x. y:\n * of the rows. */", 2),
+        ("// Adds x.\n// y: as in z", 2),
     ],
 )
 def test_an_offence_in_cpp_is_found(source: str, line: int):
     assert [found for found, _ in cpp_offences(source)] == [line]
+
+
+def test_an_offence_in_docs_is_found():
+    text = "# Title\n\n```\na: what\n```\n\n- **Limits**: those on\nmemory"
+    assert [line for line, _ in doc_offences(text)] == [7]
 
 
 @pytest.mark.parametrize(

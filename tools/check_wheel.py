@@ -29,9 +29,10 @@ from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parents[1]
 PAGE = "quire/server/ui"
+UI = ROOT / "src" / PAGE
 FILES = (
     *("quire/py.typed", "quire/bundled/MODEL_CARD.md", "quire/cli/main.py"),
-    *(f"{PAGE}/{path.name}" for path in sorted((ROOT / "src" / PAGE).iterdir())),
+    *(f"{PAGE}/{path.relative_to(UI)}" for path in sorted(UI.rglob("*.*"))),
 )
 KERNELS = "src/quire/ops/_lib"
 START_S = 180.0

@@ -1,4 +1,4 @@
-"""Compare two lists of tests: which functions lost cases, and where these are now.
+"""Compare two lists of tests: functions that lost cases, and the places where these are now.
 
     export CI=1
     pytest --collect-only -q > before.txt                  # of the commit before

@@ -1,4 +1,5 @@
-"""Write `docs/models-by-memory.md`: which models run in so much memory, by the plan of an engine.
+"""Write `docs/models-by-memory.md`: the models that run in so much memory, by the plan of an
+engine.
 
 python -m tools.memory_table
 """

@@ -1,4 +1,4 @@
-"""Hostile grammars beside plain streams: what the streams notice of them, over real HTTP.
+"""Hostile grammars beside plain streams, and the delays that the streams notice, over real HTTP.
 
     python -m benchmarks.decoding.hostile_schemas [--model FOLDER] [--seconds 300] [--turns 3]
         [--output benchmarks/results/hostile_schemas.json]

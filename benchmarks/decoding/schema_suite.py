@@ -1,4 +1,5 @@
-"""The official suite of JSON Schema: which instances the grammars of its schemas let through.
+"""The official suite of JSON Schema, and the instances that the grammars of its schemas let
+through.
 
     pip download --no-binary :all: --no-deps -d data jsonschema
     python -m benchmarks.decoding.schema_suite data/jsonschema-*.tar.gz

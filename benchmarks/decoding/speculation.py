@@ -12,7 +12,8 @@ drafts of the same turn. The first turn, in which times of steps are learnt, cou
 `accepted_at` is the share of drafts at each place among those of a row and step that were right.
 `predicted` is what the cost model expects of the best number of drafts: tokens per step at that
 share, over the times of steps that it has measured. The memory limit is that of steps which give
-each stream one token: how often memory can be read as fast as a turn finds it, over the weights.
+each stream one token: the times that memory can be read as fast as a turn finds it, over the
+weights.
 """
 
 # ruff: noqa: SLF001  what the cost model has learnt is nobody's business but its own

@@ -45,7 +45,7 @@ TEXT = Path(__file__).parents[1] / "workloads" / "documentation.txt"
 PASSAGE_WORDS = 50
 OUTPUT_LEN, MAX_MODEL_LEN = 128, 512
 REQUESTS = {1: 4, 4: 8, 16: 16}
-"""Requests of a run, by streams: as many at a time, one batch after the other."""
+"""Requests of a run, by the number of them at a time, one batch after the other."""
 
 TASKS = {
     "repeat": "Correct the spelling of this text and repeat it:\n\n{}",

@@ -174,7 +174,7 @@ def all_held(outcome: dict[str, Any]) -> bool:
 
 
 def print_summary(report: dict[str, Any]) -> None:
-    """Short, and last: how the parts ended, what was wrong, and the figures that have a goal."""
+    """Short, and last: the ends of the parts, their faults, and the figures that have a goal."""
     print("=== summary")
     for name, outcome in report["parts"].items():
         checks = [each for each in outcome["findings"] if each["kind"] == "check"]

@@ -96,8 +96,8 @@ def _together(llm: LLM, params: Sequence[SamplingParams]) -> Tokens:
 
 
 def _graphs() -> tuple[list[str], str]:
-    """Return the faults of the open engine's graphs, and their sizes: of decode steps and
-    of mixed ones. Without graphs steps go on, only slower."""
+    """Return the faults of the open engine's graphs, and their sizes, for decode steps and mixed
+    ones. Without graphs steps go on, only slower."""
     gc.collect()
     found = [each for each in gc.get_objects() if type(each) is LazyGraphs]
     sizes = [sorted(each.recorded) for each in found]

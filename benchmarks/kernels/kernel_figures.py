@@ -91,7 +91,7 @@ def blocks_read(
 
 
 def _machine_limits(repeats: int) -> Iterator[Figure]:
-    """A sum over 1 GiB, and 2048³ products: what bandwidth and arithmetic can be had here."""
+    """A sum over 1 GiB, and 2048³ products: the bandwidth and arithmetic that can be had here."""
     data = torch.ones(2**28)
     calls: list[Call] = [("memory read", "GB/s", float(data.nbytes), data.sum)]
     for dtype in (torch.float32, torch.bfloat16):

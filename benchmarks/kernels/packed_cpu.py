@@ -1,4 +1,4 @@
-"""Matrices of few bits on the CPU: how fast kinds of `linear_blocks`, and tables, are multiplied.
+"""Matrices of few bits on the CPU: the speed of kinds of `linear_blocks`, and of tables.
 
     python -m benchmarks.kernels.packed_cpu [--threads N] [--repeats N] [--output FILE]
 

@@ -1,4 +1,4 @@
-"""Formats of quantized matrices on the CPU: how fast they multiply, and how fast they are made.
+"""Formats of quantized matrices on the CPU: the speed of their products, and of their making.
 
     python -m benchmarks.kernels.quantization_formats_cpu [--threads N] [--repeats N]
         [--output FILE]

@@ -98,7 +98,7 @@ def write_table(folder: Path, scale: float) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as a whole: whoever is interrupted leaves the one that was there."""
+    """Write a file as a whole: an interrupted run leaves the one that was there."""
     output = check_output("A file of the figures", path, makes_folder=True)
     staged = output.path.with_name(f"{output.path.name}.new")
     try:

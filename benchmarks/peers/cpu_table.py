@@ -28,8 +28,8 @@ head for one token per prompt), against the fastest product that the precision a
 the two is the share of the combined limit, since a step takes at least max(bytes / read, operations
 / product). Records without `group_bits` are of before scales were counted: every weight had `bits`.
 
-`--isa` holds quire, OpenVINO and torch, and so the limits, to an instruction set: what they would
-do on a processor that has no more.
+`--isa` holds quire, OpenVINO and torch, and so the limits, to an instruction set, as on a processor
+that has no more.
 
 A ratio is that of two engines in the same turn. *idle* is processor time that an engine took while
 others had their turns, in percent of a core.

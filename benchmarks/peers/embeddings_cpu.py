@@ -5,9 +5,9 @@
 
 MODEL is the folder of a sentence encoder such as all-MiniLM-L6-v2. All compute the same texts of
 random words, so many tokens each, special ones included. Figures are texts per second. The vectors
-of all are compared. The peer computes in batches of 32, the default of sentence-transformers: by
-`sentence_transformers` where that is installed, else by `transformers` with the mean of the states
-and the scaling that it has.
+of all are compared. The peer computes in batches of 32, the default of sentence-transformers:
+`sentence_transformers` where it is installed, else `transformers` with the mean of the states and
+the scaling that it has.
 """
 
 # ruff: isort: skip_file

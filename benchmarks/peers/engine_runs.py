@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks that compare engines: which engines run, in which groups, and the
+"""Shared parts of the benchmarks that compare engines: the engines that run, their groups, and the
 record of each."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Engines that take turns: those whose weights have `bits` bits. started: time in the records
+    """Engines that take turns, with weights of `bits` bits. started: time in the records
     of its engines, which with `bits` tells groups apart."""
 
     bits: int

@@ -27,7 +27,7 @@ LEGEND = (
 OTHER_SHARE_FROM = 0.5
 STEADY_WITHIN = 0.15
 """Largest difference, as a share of the larger one. In a virtual machine the speed of memory may
-jump by more than half: what lies between two such limits is the speed of neither."""
+jump by more than half: a speed between two such limits is neither's."""
 
 Figures = dict[str, dict[str, Any]]
 """Figures by name, as in a file: median, low, high, values."""
@@ -40,8 +40,8 @@ def column_start(column: str) -> str:
 
 def render_tables(records: Sequence[dict[str, Any]]) -> str:
     """Markdown: rates, ratios by turn, and what was spent outside kernels and while idle. Files of
-    one engine and format share a row: those that hold some columns each, and the turns of one
-    column, whose repeats are put together."""
+    one engine and format share a row: files with some columns each, and the turns of one column,
+    whose repeats are put together."""
     together = pooled(records)
     lines = [LEGEND, "", *_head("engine, weights", (*TITLES, "limits"))]
     for (engine, weights), figures in together.items():

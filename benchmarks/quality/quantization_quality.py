@@ -89,8 +89,8 @@ class Variant:
 
 
 class RoundToNearest(WidensStored):
-    """4 bits in groups of 32 on the grid max|w| / 7, or (max - min) / 15 with a zero point: what
-    the search for better grids gains."""
+    """4 bits in groups of 32 on the grid max|w| / 7, or (max - min) / 15 with a zero point. They
+    show the gain of the search for better grids."""
 
     def __init__(self, ops: OpSet, *, zero_points: bool) -> None:
         self._ops = ops

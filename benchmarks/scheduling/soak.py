@@ -1,5 +1,5 @@
-"""Random moves on the plan side until a million steps are planned and applied: what happened, and
-what failed.
+"""Random moves on the plan side until a million steps are planned and applied, with counts of all
+events and failures.
 
     python -m benchmarks.scheduling.soak --steps 1000000 --output benchmarks/results/soak.json
 
@@ -35,7 +35,7 @@ Report = tuple[Counter[str], list[str]]
 
 
 def walk(first_seed: int) -> Report:
-    """BATCH walks from `first_seed` on: what was done, and a line for each that failed."""
+    """BATCH walks from `first_seed` on: counts of their events, and a line for each that failed."""
     done: Counter[str] = Counter()
     failures: list[str] = []
     for seed in range(first_seed, first_seed + BATCH):

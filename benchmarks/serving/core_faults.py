@@ -1,5 +1,6 @@
-"""Kill, or stop, the engine core at random points under load, many times: how many streams end
-exactly once with the tokens of an undisturbed engine, and how long it takes to be ready again.
+"""Kill, or stop, the engine core at random points under load, many times: the number of streams
+that end exactly once with the tokens of an undisturbed engine, and how long it takes to be ready
+again.
 
     python -m benchmarks.serving.core_faults --runs 200 --output benchmarks/results/core_faults.json
 

@@ -7,7 +7,7 @@
     │   └── EngineLostError    processes that compute together are no longer all there
     └── ConfigError    the engine cannot start as asked: wrong path, unsupported value, broken file
 
-A message has three parts: what, the value, what to do. RequestError and ConfigError are also
+A message has three parts: the fault, the value, the way out. RequestError and ConfigError are also
 ValueErrors: scripts that were written for other engines catch those.
 """
 

@@ -285,7 +285,7 @@ class LLM(VectorMethods):
         """Open a prompt that arrives in pieces and is computed meanwhile: `append`, `append`,
         `finish`.
 
-        max_prompt_tokens: most tokens that it will have; None: as many as the context allows.
+        max_prompt_tokens: most tokens that it will have; None: the rest of the context.
         scheduling_params: priority, deadline, tenant and weight; the deadline counts from now.
         """
         from quire.engine.clients.prompt_stream import PromptStream

@@ -1,4 +1,4 @@
-"""The benchmarks that compare CPU engines: what their rates mean, and that they add up."""
+"""The benchmarks that compare CPU engines: the meaning of their rates, and their sums."""
 
 from __future__ import annotations
 

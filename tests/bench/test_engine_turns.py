@@ -228,4 +228,4 @@ def test_shares_are_of_turns_with_steady_limits() -> None:
         one["figures"][f"decode_16_product_{when}_gop_per_s"] = {"values": [1.0] * 3, **spread}
     assert "20.0 (10.0–40.0), 85% r (50% a)" in tables.render_tables([one])
     one["figures"]["decode_16_product_after_gop_per_s"]["values"] = [0.8] * 3
-    assert "20.0 (10.0–40.0), 80% r (50% a)" in tables.render_tables([one])  # too few: of all
+    assert "20.0 (10.0–40.0), 80% r (50% a)" in tables.render_tables([one])  # too few, over all

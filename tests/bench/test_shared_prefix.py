@@ -1,4 +1,4 @@
-"""The benchmarks of shared prefixes: what sharing changes."""
+"""The benchmarks of shared prefixes: the changes that sharing makes."""
 
 from __future__ import annotations
 

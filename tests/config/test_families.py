@@ -14,11 +14,11 @@ from quire.config.families.cohere import CohereTraits
 from quire.config.families.gemma import Gemma2Traits
 from quire.config.families.gpt import GPTNeoXTraits, OPTTraits
 from quire.config.families.mpt import MPTTraits
-from quire.config.model_spec import (
+from quire.config.model_spec import LlamaTraits
+from quire.config.rope import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
-    LlamaTraits,
     LongRopeScaling,
     RopeSpec,
     YarnScaling,
@@ -391,7 +391,7 @@ def test_an_architecture_by_the_type_of_the_model(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Fault: what a trainer saved without `architectures` does not load."""
+    """Fault: a file that a trainer saved without `architectures` does not load."""
     spec = spec_of(tmp_path, architectures=architectures, model_type=kind)
     assert spec.architecture == architecture
     assert f"{architecture} is taken, for model_type='{kind}'" in caplog.text

@@ -1,4 +1,4 @@
-"""GGUF headers: what a plan needs is read from them alone, and nothing in them is trusted."""
+"""GGUF headers. A plan reads all that it needs from them alone, and nothing in them is trusted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.config import read_checkpoint, read_model_spec, resolve_model_folder
 from quire.config.families import FAMILIES
 from quire.config.families.gemma4 import Gemma4Traits
 from quire.config.gguf import config_of, read_gguf_header, read_gguf_parts
-from quire.config.model_spec import (
+from quire.config.rope import (
     LinearScaling,
     LongRopeScaling,
     ProportionalScaling,
@@ -367,7 +367,7 @@ def test_recommended_sampling_of_a_file(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Fault: what llama.cpp would draw by is passed over without a word."""
+    """Fault: a setting that llama.cpp would draw by is passed over without a word."""
     settings = SETTINGS | {f"general.sampling.{key}": value for key, value in stated.items()}
     file = write_gguf(tmp_path / "m.gguf", settings, TENSORS)
     assert read_model_spec(file).generation.sampling() == sampling

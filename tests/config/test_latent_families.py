@@ -11,7 +11,8 @@ import pytest
 
 from quire.config import read_model_spec
 from quire.config.kv_layout import KVLayout
-from quire.config.model_spec import LatentSpec, LlamaTraits, ModelSpec, RopeSpec, YarnScaling
+from quire.config.model_spec import LatentSpec, LlamaTraits, ModelSpec
+from quire.config.rope import RopeSpec, YarnScaling
 from quire.errors import ConfigError
 
 YARN = {

@@ -12,7 +12,8 @@ from quire.config import read_model_spec
 from quire.config.families.mamba import SSDTraits
 from quire.config.families.qwen3_next import DeltaTraits
 from quire.config.kv_layout import KVLayout
-from quire.config.model_spec import DeltaHeads, RopeSpec, SSDHeads
+from quire.config.model_spec import DeltaHeads, SSDHeads
+from quire.config.rope import RopeSpec
 from quire.config.shard import Shard
 from quire.errors import ConfigError
 

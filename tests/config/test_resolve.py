@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.kv_layout import KVFormat
-from quire.config.model_spec import LongRopeScaling
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Decision, Resolved, resolve
+from quire.config.rope import LongRopeScaling
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform

@@ -1,4 +1,4 @@
-"""Settings: what is refused, and whether the sentence helps."""
+"""Settings: the values that are refused, and the help of the sentence."""
 
 from __future__ import annotations
 

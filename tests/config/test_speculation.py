@@ -1,4 +1,5 @@
-"""`speculative_config`: what is taken, and what is refused with which sentence."""
+"""`speculative_config`: the values that it takes, and those that it refuses, with their
+sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grammar that notices everything: what is allowed hashes the whole output."""
+"""A grammar that notices everything: the tokens that it allows are a hash of the whole output."""
 
 from __future__ import annotations
 

@@ -132,7 +132,8 @@ def test_is_the_same_in_any_company(llm: LLM) -> None:
 
 
 def test_samples_that_branch_off_beside_beams_read_their_own_logits(llm: LLM) -> None:
-    """Both prompts end in one step: as many rows draw as there are logits, but not from each."""
+    """Both prompts end in one step. As many rows draw as there are logits, but not one from
+    each."""
     samples = SamplingParams(n=2, seed=3, max_tokens=6, ignore_eos=True)
     alone = _tokens_of(llm, [_request(1000, samples)], [1000, 1001])
     beams = _request(2000, SamplingParams(max_tokens=6), BeamRules(2))

@@ -23,7 +23,8 @@ from quire.platform import detect_platform
 from quire.runner.graphs.decode import DecodeSteps
 from quire.runner.graphs.failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
-from tests.models.families import CASES, Case, set_biases, write_checkpoint
+from tests.models.families import CASES, Case, write_checkpoint
+from tests.models.harness import set_biases
 from tests.processors import PROCESSORS, on_each_processor, pretend_processor
 from tests.small_engines import SMALL
 from tests.waiting import WAIT_S

@@ -1,4 +1,4 @@
-"""K/V on a disk, on the real engine: what a new engine reads equals what the old one computed."""
+"""K/V on a disk, on the real engine: a new engine reads the numbers that the old one computed."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def disk(tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of its own."""
+    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
 def make(disk: str) -> Iterator[Maker]:
     with small_engines(None, kv_disk=disk, kv_disk_bytes="64MB") as maker:
         yield maker
@@ -61,6 +68,12 @@ def once(make: Maker, prompt: list[int] = PROMPT, **settings: Any) -> RequestOut
     llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
     llm.shutdown()
     return found
+
+
+def assert_hit(found: RequestOutput, cold: RequestOutput, fault: str = "") -> None:
+    """All blocks of the prompt that can be read were read, and the answer is the cold one."""
+    assert found.num_cached_tokens == HIT, fault
+    assert_same([found], [cold])
 
 
 def files(disk: str, name: str) -> list[Path]:
@@ -90,9 +103,7 @@ def test_a_hit_on_the_disk_is_cold(
         assert cold.num_cached_tokens == HIT
     llm.shutdown()
     llm = make(**settings)
-    warm = ask(llm, n=n)
-    assert warm.num_cached_tokens == HIT
-    assert_same([warm], [cold])
+    assert_hit(ask(llm, n=n), cold)
     stats = llm.engine.client.stats()
     assert (stats.blocks_loaded_total, stats.blocks_lost_total) == (HIT // 4, 0)
     assert stats.loads_started_total == 1
@@ -146,9 +157,7 @@ def test_damage_to_one_rank_is_damage_to_all(make: Maker, disk: str, fault: str)
     found = once(make, **settings)
     assert found.num_cached_tokens < HIT
     assert_same([found], [cold])
-    again = once(make, **settings)
-    assert again.num_cached_tokens == HIT, "what was lost was not written again"
-    assert_same([again], [cold])
+    assert_hit(once(make, **settings), cold, "what was lost was not written again")
 
 
 def test_evicted_blocks_come_back_from_the_disk(make: Maker) -> None:
@@ -158,9 +167,7 @@ def test_evicted_blocks_come_back_from_the_disk(make: Maker) -> None:
     wait_for(lambda: is_saved(llm), "the saves to end")  # a disk that is slow keeps no pace
     for prompt in OTHERS:
         ask(llm, prompt)
-    warm = ask(llm)
-    assert warm.num_cached_tokens == HIT
-    assert_same([warm], [cold])
+    assert_hit(ask(llm), cold)
 
 
 def test_memory_and_disk_together(make: Maker) -> None:
@@ -170,9 +177,7 @@ def test_memory_and_disk_together(make: Maker) -> None:
     for _ in range(3):
         for prompt in OTHERS:
             ask(llm, prompt)
-        warm = ask(llm)
-        assert warm.num_cached_tokens == HIT
-        assert_same([warm], [cold])
+        assert_hit(ask(llm), cold)
     llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]
 
 
@@ -182,36 +187,28 @@ def test_another_tenants_prefix_is_not_loaded(make: Maker) -> None:
     llm.shutdown()
     llm = make()
     assert ask(llm, salt="other").num_cached_tokens == 0
-    again = ask(llm, salt="one")
-    assert again.num_cached_tokens == HIT
-    assert_same([again], [cold])
+    assert_hit(ask(llm, salt="one"), cold)
 
 
-def test_an_adapter_has_its_own_prefixes(tmp_path: Path, disk: str) -> None:
+def test_an_adapter_has_its_own_prefixes(tmp_path: Path, folder: Path, disk: str) -> None:
     """An adapter that was written anew under its name is another one."""
-    base = tmp_path / "base"
-    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), base)
-    folder = write_adapter(tmp_path / "adapter", base, ("q_proj", "v_proj"))
-    adapter = LoRARequest("adapter", 1, str(folder))
-    with small_engines(str(base), enable_lora=True, kv_disk=disk) as make:
+    path = str(write_adapter(tmp_path / "adapter", folder, ("q_proj", "v_proj")))
+    adapter = LoRARequest("adapter", 1, path)
+    with small_engines(str(folder), enable_lora=True, kv_disk=disk) as make:
         llm = make()
         plain, adapted = ask(llm), ask(llm, adapter=adapter)
         llm.shutdown()
         llm = make()
         for cold, own in ((plain, None), (adapted, adapter)):
-            warm = ask(llm, adapter=own)
-            assert warm.num_cached_tokens == HIT
-            assert_same([warm], [cold])
+            assert_hit(ask(llm, adapter=own), cold)
         llm.shutdown()
-        write_adapter(tmp_path / "adapter", base, ("k_proj", "o_proj"))
+        write_adapter(tmp_path / "adapter", folder, ("k_proj", "o_proj"))
         llm = make()
         assert ask(llm, adapter=adapter).num_cached_tokens == 0
 
 
-def test_changed_weights_never_hit(tmp_path: Path, disk: str) -> None:
+def test_changed_weights_never_hit(folder: Path, disk: str) -> None:
     """One number of one tensor differs, which no sample of the tensor sees."""
-    folder = tmp_path / "model"
-    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
     weights = folder / "model.safetensors"
     old = weights.read_bytes()
     with small_engines(str(folder), kv_disk=disk) as make:
@@ -221,9 +218,7 @@ def test_changed_weights_never_hit(tmp_path: Path, disk: str) -> None:
         weights.write_bytes(changed)
         assert once(make).num_cached_tokens == 0
         weights.write_bytes(old)
-        again = once(make)
-    assert again.num_cached_tokens == HIT
-    assert_same([again], [cold])
+        assert_hit(once(make), cold)
     assert len(files(disk, "slots")) == 2
 
 
@@ -259,9 +254,7 @@ def test_another_version_or_attention_never_hits(
     monkeypatch.setattr("quire.__version__", "99.0")
     assert once(make).num_cached_tokens == 0
     monkeypatch.undo()
-    again = once(make)
-    assert again.num_cached_tokens == HIT
-    assert_same([again], [cold])
+    assert_hit(once(make), cold)
     assert len(files(disk, "slots")) == 3
 
 
@@ -293,9 +286,7 @@ def test_damage_costs_time_alone(make: Maker, disk: str, fault: str) -> None:
     if damaged is slots:
         assert llm.engine.client.stats().blocks_lost_total > 0
     llm.shutdown()
-    again = once(make)
-    assert again.num_cached_tokens == HIT, "what was lost was not written again"
-    assert_same([again], [cold])
+    assert_hit(once(make), cold, "what was lost was not written again")
 
 
 def test_the_limit_holds_and_what_is_used_most_stays(make: Maker, disk: str) -> None:
@@ -313,9 +304,7 @@ def test_the_limit_holds_and_what_is_used_most_stays(make: Maker, disk: str) -> 
     stats = llm.engine.client.stats()
     assert stats.blocks_stored_total > 8 * num_slots
     llm.shutdown()
-    warm = once(make, kv_disk_bytes=limit)
-    assert warm.num_cached_tokens == HIT
-    assert_same([warm], [cold])
+    assert_hit(once(make, kv_disk_bytes=limit), cold)
 
 
 def test_hits_outlive_the_engine(make: Maker, disk: str) -> None:
@@ -345,9 +334,7 @@ def test_a_smaller_limit_cuts_the_files(make: Maker, disk: str) -> None:
 def test_a_second_engine_reads_what_the_first_writes(make: Maker) -> None:
     cold = once(make)
     first, second = make(), make()
-    warm = ask(second)
-    assert warm.num_cached_tokens == HIT
-    assert_same([warm], [cold])
+    assert_hit(ask(second), cold)
     assert ask(second, OTHERS[0]).num_cached_tokens == 0
     assert ask(first, OTHERS[1]).num_cached_tokens == 0
     first.shutdown()
@@ -368,9 +355,7 @@ def test_a_reader_finds_what_is_written_later(make: Maker, monkeypatch: pytest.M
         return reader.engine.client.stats().num_named_disk_blocks > 0
 
     wait_for(has_looked, "the reader to look")
-    warm = ask(reader)
-    assert warm.num_cached_tokens == HIT
-    assert_same([warm], [cold])
+    assert_hit(ask(reader), cold)
     writer.reset_prefix_cache()
     wait_for(lambda: is_saved(writer), "the store to be cleared")
 
@@ -383,10 +368,8 @@ def test_a_reader_finds_what_is_written_later(make: Maker, monkeypatch: pytest.M
     reader.engine.client._core.check_invariants()  # type: ignore[attr-defined]
 
 
-def test_new_weights_never_hit(tmp_path: Path, disk: str) -> None:
+def test_new_weights_never_hit(folder: Path, disk: str) -> None:
     """Neither in this engine nor in the next one, which has the old weights again."""
-    folder = tmp_path / "model"
-    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
     tensors = load_file(folder / "model.safetensors")
     name = next(each for each in tensors if "q_proj" in each)
     with small_engines(str(folder), kv_disk=disk) as make:
@@ -397,9 +380,7 @@ def test_new_weights_never_hit(tmp_path: Path, disk: str) -> None:
         assert changed.num_cached_tokens == 0
         assert changed.outputs[0].logprobs != cold.outputs[0].logprobs
         llm.shutdown()
-        warm = once(make)
-    assert warm.num_cached_tokens == HIT
-    assert_same([warm], [cold])
+        assert_hit(once(make), cold)
 
 
 def is_saved(llm: LLM) -> bool:
@@ -415,9 +396,7 @@ def test_sleep_keeps_the_disk_and_a_reset_does_not(make: Maker) -> None:
     wait_for(lambda: is_saved(llm), "the saves to end")
     llm.sleep(level=1)
     llm.wake_up()
-    awake = ask(llm)
-    assert awake.num_cached_tokens == HIT, "the disk was forgotten in a sleep"
-    assert_same([awake], [cold])
+    assert_hit(ask(llm), cold, "the disk was forgotten in a sleep")
     llm.reset_prefix_cache()
     assert ask(llm).num_cached_tokens == 0
     llm.reset_prefix_cache()
@@ -427,11 +406,9 @@ def test_sleep_keeps_the_disk_and_a_reset_does_not(make: Maker) -> None:
 
 @pytest.mark.parametrize("has_new_weights", [False, True])
 def test_a_save_that_waits_does_not_see_another_pool(
-    tmp_path: Path, disk: str, has_new_weights: bool
+    folder: Path, disk: str, has_new_weights: bool
 ) -> None:
     """Its blocks are gone when it could start: nothing goes to the disk under their names."""
-    folder = tmp_path / "model"
-    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
     tensors = load_file(folder / "model.safetensors")
     with small_engines(str(folder), kv_disk=disk) as make:
         llm = make()
@@ -473,24 +450,18 @@ def test_a_folder_that_is_a_file_is_refused(make: Maker, tmp_path: Path) -> None
         make(kv_disk=str(tmp_path / "file"))
 
 
-def files_of(llm: LLM) -> Any:
-    """The slot file of a running engine."""
-    return llm.engine.client._core._executor._worker._disk._slots  # type: ignore[attr-defined]
-
-
-def waiting_for(event: threading.Event, call: Any) -> Any:
-    def waits(*given: Any) -> Any:
-        event.wait(WAIT_S)
-        return call(*given)
-
-    return waits
+def hanging(monkeypatch: pytest.MonkeyPatch, llm: LLM, call: str) -> threading.Event:
+    """Have an engine's disk hang in each "read" or "write" until the event is set."""
+    slots: Any = llm.engine.client._core._executor._worker._disk._slots  # type: ignore[attr-defined]
+    event, answers = threading.Event(), getattr(slots, call)
+    monkeypatch.setattr(slots, call, lambda *given: (event.wait(WAIT_S), answers(*given))[1])
+    return event
 
 
 def test_a_disk_that_hangs_is_not_waited_for(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt is computed. No other waits, and the disk is used again when it answers."""
-    cold, event = once(make), threading.Event()
-    llm = make()
-    monkeypatch.setattr(files_of(llm), "read", waiting_for(event, files_of(llm).read))
+    cold, llm = once(make), make()
+    event = hanging(monkeypatch, llm, "read")
     assert_same([ask(llm)], [cold])
     stats = llm.engine.client.stats()
     assert (stats.late_loads_total, stats.loads_started_total) == (1, 1)
@@ -505,9 +476,8 @@ def test_writes_that_hang_hold_nobody_up(make: Maker, monkeypatch: pytest.Monkey
     """They hold an eighth of the device's blocks at most, in a pool that is full."""
     with small_engines(None) as plain:
         cold = [ask(plain(), prompt) for prompt in OTHERS[:6]]
-    event = threading.Event()
     llm = make(num_kv_blocks=24)
-    monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+    event = hanging(monkeypatch, llm, "write")
     assert_same([ask(llm, prompt) for prompt in OTHERS[:6]], cold)
     assert llm.engine.client.stats().blocks_stored_total == 0
     event.set()
@@ -526,12 +496,11 @@ def test_a_disk_that_hangs_for_ever_keeps_no_blocks(
     """A prompt as large as the pool is computed meanwhile, and the blocks of moves that hang have
     other contents when the disk answers."""
     monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.1)
-    cold, event = once(make), threading.Event()
+    cold = once(make)
     with small_engines(None) as plain:
         large = [ask(plain(num_kv_blocks=16), prompt) for prompt in OTHERS[:4]]
     llm = make(num_kv_blocks=16)
-    hangs = waiting_for(event, getattr(files_of(llm), call))
-    monkeypatch.setattr(files_of(llm), call, hangs)
+    event = hanging(monkeypatch, llm, call)
     assert_same([ask(llm)], [cold])
     assert_same([ask(llm, prompt) for prompt in OTHERS[:4]], large)
     wait_for(lambda: ask(llm, OTHERS[5]) and num_used(llm) == 0, "the disk's blocks to be free")
@@ -549,9 +518,8 @@ def test_a_running_request_waits_for_blocks_that_saves_hold(
 ) -> None:
     """It is not preempted for them: they come free when the saves end, or their time is over."""
     monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.3)
-    event = threading.Event()
     llm = make(num_kv_blocks=16)
-    monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+    event = hanging(monkeypatch, llm, "write")
     ask(llm, OTHERS[0])
     assert num_used(llm) == 2, "no blocks wait to be saved"
     ask(llm, OTHERS[1])
@@ -561,17 +529,15 @@ def test_a_running_request_waits_for_blocks_that_saves_hold(
 
 @pytest.mark.parametrize("has_new_weights", [False, True])
 def test_sleep_does_not_wait_for_a_disk_that_hangs(
-    tmp_path: Path, disk: str, monkeypatch: pytest.MonkeyPatch, has_new_weights: bool
+    folder: Path, disk: str, monkeypatch: pytest.MonkeyPatch, has_new_weights: bool
 ) -> None:
     """The pool's memory is given back, and what the disk writes later is whole or is not found."""
     monkeypatch.setattr("quire.engine.core.engine_core.SECONDS_TO_SAVE", 0.1)
-    folder, event = tmp_path / "model", threading.Event()
-    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), folder)
     tensors = load_file(folder / "model.safetensors")
     with small_engines(str(folder), kv_disk=disk) as make:
         llm = make()
         worker: Any = llm.engine.client._core._executor._worker  # type: ignore[attr-defined]
-        monkeypatch.setattr(files_of(llm), "write", waiting_for(event, files_of(llm).write))
+        event = hanging(monkeypatch, llm, "write")
         cold = ask(llm)
         pool = weakref.ref(worker._assembly.memory)
         if has_new_weights:

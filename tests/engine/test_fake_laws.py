@@ -158,7 +158,7 @@ def test_a_failed_row_fails_its_request_and_nobody_elses(depth):
 
 @DEPTHS
 def test_readers_of_a_failed_rows_blocks_are_computed_again(depth):
-    # The poison sits in the last chunk together with good tokens of a full block: those were
+    # The poison sits in the last chunk together with good tokens of a full block. They were
     # published when the chunk was planned, and hold garbage once the chunk has failed.
     engine = FakeEngine(depth=depth, poison=999, num_blocks=200, max_num_batched_tokens=64)
     shared = list(range(24))

@@ -1,4 +1,4 @@
-"""Output hooks over the fake model: what they let pass, hold, replace and end."""
+"""Output hooks over the fake model: text that they let pass, hold, replace and end."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_too_many_hooks_that_hang_are_said(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_a_hook_that_fails_costs_its_own_request(depth: int, answer: Any, sentence: str) -> None:
-    """Fault: what is no `Exception` ended the hook's thread, and counted as slow."""
+    """Fault: an error that is no `Exception` ended the hook's thread, and counted as slow."""
 
     def judge(unsent: Unsent) -> Answer:
         if isinstance(answer, BaseException):

@@ -1,4 +1,5 @@
-"""Evicted prefixes in host memory, on the real engine: what comes back equals what was computed."""
+"""Evicted prefixes in host memory, on the real engine: the numbers that come back are the computed
+ones."""
 
 from __future__ import annotations
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from quire import LLM, BeamSearchParams, ConfigError, RequestOutput, SamplingParams
+from quire import LLM, BeamSearchParams, ConfigError, SamplingParams
 from quire.attention import AttentionNeeds, select_backend
 from quire.config.render_plan import render_plan
 from quire.platform import detect_platform
+from tests.engine.greedy import (
+    LENGTHS,
+    SETTINGS,
+    generate,
+    prompt_of,
+    tokens_by_transformers,
+    tokens_of,
+)
 from tests.models.families import Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
 
 LONG = {"max_position_embeddings": 512, "index_topk": 512}
 NAMES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "glm_moe_dsa")
 CASES = tuple(Case(name, name, LONG) for name in NAMES)
-LENGTHS = (1, 15, 16, 17, 63, 300)
-NEW_TOKENS = 64
-SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 512, "num_kv_blocks": 256}
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -37,23 +42,6 @@ def make(folder: Path) -> Iterator[Maker]:
         yield maker
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    generator = torch.Generator().manual_seed(1000 * seed + length)
-    return torch.randint(3, 128, (length,), generator=generator).tolist()
-
-
-def generate(
-    llm: LLM, prompts: Sequence[list[int]], count: int = NEW_TOKENS
-) -> list[RequestOutput]:
-    sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return llm.generate(asked, sampling, use_tqdm=False)
-
-
-def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
-
-
 def attention_by_kernels() -> bool:
     """Return whether no sum of attention depends on the step. Torch's do."""
     needs = AttentionNeeds(torch.float32, torch.float32, 24 + 8, 4, 1, value_dim=24)
@@ -62,19 +50,7 @@ def attention_by_kernels() -> bool:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[int]]:
-    """Greedy tokens by `transformers`, each by a forward over all tokens before it."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    found: list[list[int]] = []
-    for length in LENGTHS:
-        tokens = prompt_of(length)
-        for _ in range(NEW_TOKENS):
-            with torch.inference_mode():
-                logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-            tokens.append(int(logits.argmax()))
-        found.append(tokens[length:])
-    return found
+    return tokens_by_transformers(folder)
 
 
 @pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["captured", "eager"])

@@ -87,7 +87,8 @@ class Interrupting:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_ctrl_c_in_the_wait_for_a_step_loses_nothing(depth: int) -> None:
-    """The wait is where Ctrl-C nearly always arrives: whoever goes on gets that step's result."""
+    """The wait is where Ctrl-C nearly always arrives. A caller that goes on gets that step's
+    result."""
     engine = FakeEngine(depth=depth)
     engine.core._executor = Interrupting(engine.core._executor, 2)
     (handle,) = engine.add([1, 2, 3], seed=7)

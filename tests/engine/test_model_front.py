@@ -35,7 +35,8 @@ def test_a_tokenizer_of_another_model_is_told(
 
 
 def test_a_folder_of_a_tokenizer_alone(tmp_path: Path) -> None:
-    """Fault: what a tokenizer's `save_pretrained` wrote is refused for a missing config.json."""
+    """Fault: a file that a tokenizer's `save_pretrained` wrote is refused for a missing
+    config.json."""
     model = bundled_model_path()
     settings = EngineSettings(model=str(model), tokenizer=str(tmp_path), revision="v1")
     with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):

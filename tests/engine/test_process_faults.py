@@ -240,7 +240,7 @@ def test_a_start_without_end_is_ended_and_says_why(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_core_is_replaced_though_its_files_were_tidied_away() -> None:
-    """Fault: of a core whose file had gone it seemed that it had never started."""
+    """Fault: a core whose file had gone seemed to have never started."""
 
     async def work() -> None:
         async with hosted() as host:

@@ -1,4 +1,4 @@
-"""Prompts that are embeddings: those of the table's rows give the tokens of their ids, to the bit,
+"""Prompts that are embeddings: rows of the table give the tokens of their ids, to the bit,
 and the laws hold as for ids."""
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def ask(
     llm: LLM, case: Case, adapters: Sequence[LoRARequest], asked: Sequence[list[int]]
 ) -> Answer:
     """Tokens of each sample of each request, and their log-probabilities where asked for. adapters:
-    of the case's model. asked: prompts."""
+    adapters of the case's model. asked: prompts."""
     prompts = [{"prompt_token_ids": prompt} for prompt in asked]
     if case.work == "beams":
         found = llm.beam_search(prompts, BeamSearchParams(beam_width=2, max_tokens=8))
@@ -269,7 +269,7 @@ def tokens_drawn(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
 def adapters(
     folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[LoRARequest]]:
-    """Two adapters for each model: of its attention, and of all of it."""
+    """Two adapters for each model: one of its attention, and one of all of it."""
     attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
     found: dict[str, list[LoRARequest]] = {}
     for name, folder in folders.items():

@@ -17,8 +17,8 @@ from quire.protocol.step import IntArray
 from quire.runner.forward import Forward, ForwardPass
 from quire.runner.rows import ScheduledRows
 from quire.speculation.ngram import NgramDrafter
+from tests.engine.greedy import prompt_of
 from tests.engine.test_laws import assert_same
-from tests.engine.test_recurrent_models import prompt_of
 from tests.models.families import Case, write_checkpoint
 from tests.pairs import LAWS_BY_PAIRS
 from tests.small_engines import Maker, small_engines
@@ -242,7 +242,7 @@ def test_a_draft_model_with_states_is_refused(folder: Path) -> None:
 def test_a_prediction_needs_no_setting(
     make: Maker, expected: list[RequestOutput], depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A poisoned slot too: what another tenant left is not read."""
+    """A poisoned slot too: nothing that another tenant left is read."""
     knows(expected, 0.7, monkeypatch)
     llm = make(depth=depth, speculative_config=NGRAM)
     run(llm)

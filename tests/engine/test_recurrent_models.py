@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from quire import LLM, BeamSearchParams, ConfigError, RequestError, RequestOutput, SamplingParams
+from quire import LLM, BeamSearchParams, ConfigError, RequestError, SamplingParams
 from quire.config.families.mamba import SSDTraits
+from tests.engine.greedy import (
+    LENGTHS,
+    SETTINGS,
+    generate,
+    prompt_of,
+    tokens_by_transformers,
+    tokens_of,
+)
 from tests.models.families import GRANITE, Case, write_checkpoint
 from tests.models.family_bases import BASES
 from tests.small_engines import Maker, small_engines
@@ -24,9 +31,6 @@ CASES = (
         {**GRANITE, "max_position_embeddings": 512, "num_local_experts": 5},
     ),
 )
-LENGTHS = (1, 15, 16, 17, 63, 300)
-NEW_TOKENS = 64
-SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 512, "num_kv_blocks": 256}
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -42,38 +46,9 @@ def make(folder: Path) -> Iterator[Maker]:
         yield maker
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    generator = torch.Generator().manual_seed(1000 * seed + length)
-    return torch.randint(3, 128, (length,), generator=generator).tolist()
-
-
-def generate(
-    llm: LLM, prompts: Sequence[list[int]], count: int = NEW_TOKENS
-) -> list[RequestOutput]:
-    sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return llm.generate(asked, sampling, use_tqdm=False)
-
-
-def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
-
-
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[int]]:
-    """Greedy tokens by `transformers`, each by a forward over all tokens before it."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    found: list[list[int]] = []
-    for length in LENGTHS:
-        tokens = prompt_of(length)
-        for _ in range(NEW_TOKENS):
-            with torch.inference_mode():
-                logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-            tokens.append(int(logits.argmax()))
-        found.append(tokens[length:])
-    return found
+    return tokens_by_transformers(folder)
 
 
 @pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["captured", "eager"])

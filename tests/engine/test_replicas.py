@@ -1,5 +1,5 @@
-"""Engines that are alike behind one client: who gets a request, and what becomes of those of an
-engine that dies."""
+"""Engines that are alike behind one client: the choice of one for a request, and the fate of
+requests of an engine that dies."""
 
 from __future__ import annotations
 
@@ -196,7 +196,8 @@ def test_a_request_that_kills_its_engine_does_not_go_round() -> None:
 
 
 def test_readings_of_a_dead_engine_are_not_of_the_moment() -> None:
-    """Fault: what had gone elsewhere was counted there too, until the next core's heartbeat."""
+    """Fault: a request that had gone elsewhere was counted there too, until the next core's
+    heartbeat."""
 
     async def work() -> None:
         async with replicas() as host:

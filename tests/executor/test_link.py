@@ -1,4 +1,4 @@
-"""The connection between hosts: what a peer that nobody knows may take."""
+"""The connection between hosts: the most that a peer that nobody knows may take."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Blocks on their way to a disk and back, in any order and with any losses: what a name leads to is
-always what was computed under it."""
+"""Blocks on their way to a disk and back, in any order and with any losses: a name always leads to
+the numbers computed under it."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def made(make: Make, ops: OpSet) -> tuple[RecurrentLayers, RecurrentPart]:
     layers.conv(Share.whole(SIZE), 2)
     part = make(layers)
     generator = torch.Generator().manual_seed(0)
-    for tensor in vars(part).values():
-        if isinstance(tensor, torch.Tensor):
+    for tensor in part._operation.weights:
+        if tensor is not None:
             tensor.copy_(torch.randn(tensor.shape, generator=generator))
     return layers, part
 

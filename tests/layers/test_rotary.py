@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire.config import read_model_spec
-from quire.config.model_spec import DynamicNTKScaling, LinearScaling, RopeSpec
+from quire.config.rope import DynamicNTKScaling, LinearScaling, RopeSpec
 from quire.layers import RotaryEmbedding
 from quire.layers.rotary import rope_tables
 from quire.ops.kv.rope_and_write_kv.rope import rope

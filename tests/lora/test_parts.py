@@ -321,7 +321,7 @@ def test_new_rows_of_tokens(
 
 
 def test_a_tied_head_may_have_rows_of_its_own(tied: Path, tmp_path: Path) -> None:
-    """Fault: those of the table took their place."""
+    """Fault: rows of the table took their place."""
     table = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
     stated = {"embed_tokens": [*dict.fromkeys(PROMPTS[0])][:2], "lm_head": [5, 6, 7]}
     tensors, changes = Tensors(), Tensors()

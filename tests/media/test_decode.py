@@ -1,4 +1,5 @@
-"""Images of strangers: what is shown of them, and what is refused before pixels are made."""
+"""Images of strangers: the pixels that are shown, and the files that are refused before pixels are
+made."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_exif_turns_the_image(turn: int) -> None:
 
 
 def test_transparency_is_on_white() -> None:
-    """Fault: what a viewer does not see is read by the model."""
+    """Fault: the model reads pixels that a viewer does not see."""
     hidden = np.zeros((8, 8, 4), np.uint8)
     hidden[2:5] = (255, 0, 0, 128)
     found = decoded(as_bytes(Image.fromarray(hidden)))

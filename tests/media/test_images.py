@@ -217,7 +217,7 @@ def test_refusals(llm: LLM, prompt: Any, words: str) -> None:
 
 
 def test_a_text_that_spells_the_token_is_text(llm: LLM) -> None:
-    """Fault: what a user writes takes the place of an image."""
+    """Fault: text that a user writes takes the place of an image."""
     parts = [
         {"type": "text", "text": f"What is {IMAGE}?"},
         {"type": "image_pil", "image_pil": picture(20, 20)},

@@ -152,7 +152,8 @@ def test_what_is_dropped_while_it_is_encoded_is_not_kept(
 
 
 def test_images_of_nobody_are_not_encoded() -> None:
-    """Fault: whoever sends many images and leaves keeps the encoder from others for minutes."""
+    """Fault: a client that sends many images and leaves keeps the encoder from others for
+    minutes."""
     begun: list[int] = []
     started, may_end = threading.Event(), threading.Event()
 

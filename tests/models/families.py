@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from tests.models.family_bases import BASES, VOCAB
 
 LENGTHS = (23, 1, 37, 9)
@@ -36,6 +34,19 @@ def _rope(name: str, rope: dict[str, Any], **more: Any) -> Case:
     )
 
 
+def _yarn(trained: int, theta: float = 1e4, beta_fast: float = 2.0, **more: Any) -> dict[str, Any]:
+    """Rope parameters of a context of `trained` tokens, stretched by 4."""
+    return {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": 4.0,
+        "original_max_position_embeddings": trained,
+        "beta_fast": beta_fast,
+        "beta_slow": 0.5,
+        **more,
+    }
+
+
 GEMMA4_EXPERTS = {
     "enable_moe_block": True,
     "num_experts": 6,
@@ -61,16 +72,7 @@ _LONGROPE = {
     "long_factor": [1.0, 2.0, 4.0, 6.0],
     "original_max_position_embeddings": 40,
 }
-_DEEPSEEK_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 2.0,
-    "beta_slow": 0.5,
-    "mscale": 0.707,
-    "mscale_all_dim": 0.707,
-}
+_DEEPSEEK_YARN = _yarn(16, mscale=0.707, mscale_all_dim=0.707)
 GRANITE = {
     "embedding_multiplier": 1.5,
     "residual_multiplier": 0.7,
@@ -100,30 +102,11 @@ CASES = (
     Case(
         "llama-yarn",
         "llama",
-        {
-            "head_dim": 32,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 48,
-                "beta_fast": 2.0,
-                "beta_slow": 0.5,
-            },
-        },
+        {"head_dim": 32, "rope_parameters": _yarn(48)},
     ),
     _rope(
         "yarn-mscale",
-        {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-            "mscale": 1.0,
-            "mscale_all_dim": 0.5,
-            "beta_fast": 8.0,
-            "beta_slow": 0.5,
-            "truncate": False,
-        },
+        _yarn(32, theta=500.0, beta_fast=8.0, mscale=1.0, mscale_all_dim=0.5, truncate=False),
     ),
     _rope("longrope-short", _LONGROPE, max_positions=40),
     _rope("longrope-long", _LONGROPE, max_positions=64, lengths=(41, 52)),
@@ -347,14 +330,7 @@ CASES = (
         {
             "head_dim": 32,
             "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "yarn",
-                    "rope_theta": 500.0,
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 48,
-                    "beta_fast": 2.0,
-                    "beta_slow": 0.5,
-                },
+                "full_attention": _yarn(48, theta=500.0),
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
             },
         },
@@ -506,17 +482,7 @@ CASES = (
         "ministral3",
         {
             "head_dim": 32,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 12,
-                "beta_fast": 2.0,
-                "beta_slow": 0.5,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.5,
-            },
+            "rope_parameters": _yarn(12, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5),
         },
     ),
     Case("ministral3-window", "ministral3", {"sliding_window": 6}),
@@ -614,20 +580,6 @@ def is_factor(name: str) -> bool:
     """Return whether the tensor multiplies what passes it, so that its numbers are around 1."""
     is_norm = ("norm" in name.lower() or ".ln_" in name) and name.endswith("weight")
     return is_norm or name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
-
-
-def set_biases(folder: Path, part: str, biases: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace the biases of "k" or "v" in a checkpoint. biases: makes them from the old ones,
-    [K·D]."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for name, tensor in tensors.items():
-        if name.endswith(f".{part}_proj.bias"):
-            tensors[name] = biases(tensor)
-        elif name.endswith(".attn.c_attn.bias"):  # GPT-2
-            parts = dict(zip("qkv", tensor.chunk(3), strict=True))
-            tensors[name] = torch.cat(tuple((parts | {part: biases(parts[part])}).values()))
-    save_file(tensors, file, {"format": "pt"})
 
 
 def random_sequences(lengths: tuple[int, ...] = LENGTHS) -> dict[int, list[int]]:

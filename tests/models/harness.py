@@ -7,10 +7,11 @@ window are overwritten with NaN, so reading anything that a query must not see s
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.attention import (
     AttentionBackend,
@@ -252,3 +253,17 @@ def _new_pool(layout: KVLayout, dtype: torch.dtype) -> KVPool:
     pool = KVPool.allocate(layout, NUM_BLOCKS, dtype, torch.device("cpu"))
     pool.pages.fill_(EMPTY_BYTE)
     return pool
+
+
+def set_biases(folder: Path, part: str, biases: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace the biases of "k" or "v" in a checkpoint. biases: makes them from the old ones,
+    [K·D]."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if name.endswith(f".{part}_proj.bias"):
+            tensors[name] = biases(tensor)
+        elif name.endswith(".attn.c_attn.bias"):  # GPT-2
+            parts = dict(zip("qkv", tensor.chunk(3), strict=True))
+            tensors[name] = torch.cat(tuple((parts | {part: biases(parts[part])}).values()))
+    save_file(tensors, file, {"format": "pt"})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models.families import CASES, random_sequences, set_biases, write_checkpoint
-from tests.models.harness import PagedModel
+from tests.models.families import CASES, random_sequences, write_checkpoint
+from tests.models.harness import PagedModel, set_biases
 
 from quire.bundled import bundled_model_path
 from quire.config.quantization import INT4_FORMATS

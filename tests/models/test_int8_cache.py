@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.families import Case, random_sequences, set_biases, write_checkpoint
-from tests.models.harness import PagedModel
+from tests.models.families import Case, random_sequences, write_checkpoint
+from tests.models.harness import PagedModel, set_biases
 from tests.pairs import BY_PAIRS
 
 Change = Callable[[torch.Tensor], torch.Tensor]

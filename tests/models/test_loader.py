@@ -1,4 +1,4 @@
-"""Loading: what a checkpoint may look like, and what it is refused for."""
+"""Loading: the forms that a checkpoint may have, and the faults that it is refused for."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def shard(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["awq-gemm-g32", "compressed-w8a8", "nf4", "gptq-4-act-order"])
 def test_a_head_that_is_quantized(name: str, tmp_path: Path) -> None:
-    """Also beside an embedding that config.json ties it to: what is stored wins."""
+    """Also beside an embedding that config.json ties it to: the stored one wins."""
     chosen = FORMATS_BY_NAME[name]
     packed, plain, _ = write_pair(tmp_path, chosen.settings, lambda _: chosen.write)
     wanted = run(plain, formats=rounding(chosen, head=True))

@@ -70,7 +70,7 @@ def test_a_replay_computes_from_what_the_inputs_hold_now() -> None:
 
 @needs_kernels
 def test_what_is_captured_is_not_computed() -> None:
-    """Turns red when rows take a token twice: by the capture, and by its first replay."""
+    """Turns red when rows take a token twice, in the capture and in its first replay."""
     block, arena = Block(OPS), CaptureArena(1 << 16)
     residual = torch.zeros(3, 64)
 

@@ -1,4 +1,5 @@
-"""Compiling the kernels: what is built, what is told apart, what happens without a compiler."""
+"""Compiling the kernels: the libraries that are built, the sources that are told apart, the end
+without a compiler."""
 
 from __future__ import annotations
 

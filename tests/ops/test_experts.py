@@ -1,4 +1,4 @@
-"""Choice and sum of experts: what no comparison of single calls shows."""
+"""Choice and sum of experts, in ways that no comparison of single calls shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated linear layers: what `activation_and_mul` makes of the same layer, bit for bit."""
+"""Gated linear layers equal `activation_and_mul` of the same layer, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice between products by measurement: what is measured, what is kept, what is ignored."""
+"""The choice between products by measurement: the calls that are measured, kept and ignored."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ROWS = [1, 2, 4, 8, 16, 32, 64]
 
 
 class Bench:
-    """A timer that takes each call, and seconds from `speeds`: by number of rows, of the vendor's
-    product and of ours; infinity: it does not run."""
+    """A timer that takes each call, and seconds from `speeds`: pairs for the vendor's product and
+    for ours, by number of rows; infinity: it does not run."""
 
     def __init__(self, speeds: Callable[[int, Tiles | None], float]) -> None:
         self.speeds = speeds

@@ -257,7 +257,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(tiles: ctypes.CDLL) -> N
 
 
 def test_tiles_are_free_after_a_call(tiles: ctypes.CDLL) -> None:
-    """Turns red when a thread keeps its tiles configured: whoever uses them next would meet ours,
+    """Turns red when a thread keeps its tiles configured: their next user would meet ours,
     and the system would save 8 KiB at every switch."""
     generator = torch.Generator().manual_seed(0)
     for op in TILE_OPS:

@@ -1,9 +1,9 @@
-"""A recorder of graphs for CPU tensors: what CUDA graphs are to a GPU, without the speed.
+"""A recorder of graphs for CPU tensors: CUDA graphs without a GPU, and without the speed.
 
 It records the operations of torch, and does them again on the same tensors. So a value of the host
-that was baked in shows: whatever was computed while recording is spoilt afterwards, state is put
-back, and asking a tensor for its value is an error. Kernels are recorded as whole calls, if they
-are called through `opaque`.
+that was baked in shows: results computed while recording are spoilt afterwards, state is put back,
+and asking a tensor for its value is an error. Kernels are recorded as whole calls, if they are
+called through `opaque`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows on a device that cannot be computed: what fails late, and with it nobody else."""
+"""Rows on a device that cannot be computed: they fail late, and alone."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 )
 
 from quire import LLM, SamplingParams
-from quire.config.model_spec import RopeSpec
+from quire.config.rope import RopeSpec
 from quire.errors import ConfigError
 from quire.layers import RotaryEmbedding
 from quire.ops.kv.rope_and_write_kv.rope import rope

@@ -100,7 +100,7 @@ def test_successive_draws_are_independent():
 
 @st.composite
 def filter_params(draw: st.DrawFn) -> SamplingParams:
-    # An odd top_p: where tokens tie, a round one can equal a sum of masses but for rounding.
+    # An odd top_p. If tokens tie, a round one can equal a sum of masses but for rounding.
     return SamplingParams(
         temperature=draw(st.sampled_from([0.0, 1e-6, 0.01, 0.5, 1.0, 3.0, 100.0])),
         top_k=draw(st.sampled_from([-1, 0, 1, 2, 5, 50, 10_000])),

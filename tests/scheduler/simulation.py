@@ -394,7 +394,7 @@ class Simulation:
         return True
 
     def lose_steps(self) -> None:
-        """The device gives up: what is in flight never happens, and what runs fails."""
+        """The device gives up. Steps in flight never happen, and running requests fail."""
         self.in_flight.clear()
         self.executor.drop_queued()
         groups = self.scheduler.state.roster.groups

@@ -164,7 +164,7 @@ def test_prompt_logprobs_read_no_cache():
 
 
 def test_a_full_pool_does_not_reorder_what_is_cached_for_one_who_cannot_enter():
-    """A waiting head is looked at in every step: that must cost and change nothing."""
+    """A waiting head is looked at in every step, which must cost and change nothing."""
     simulation = Simulation(Setup(block_size=2, num_blocks=8, max_model_len=16, depth=1))
     simulation.add([9, 9, 9, 9, 9], max_tokens=1)
     simulation.drain()

@@ -66,7 +66,7 @@ def test_a_prompt_that_is_the_prefix_computes_one_token() -> None:
 @pytest.mark.parametrize("num_blocks", [40, 18])
 def test_samples_are_one_hit(num_blocks) -> None:
     """Also where they do not fit together, and each enters as a group of its own. Hits are what an
-    operator goes by: how many requests a prefix has served."""
+    operator goes by: the number of requests that a prefix has served."""
     simulation, _ = pinned(Setup(**{**vars(ROOMY), "num_blocks": num_blocks}))
     handles = simulation.add([*PREFIX, 5], max_tokens=4, n=3)
     groups = {id(simulation.scheduler.state.roster.groups[handle]) for handle in handles}
@@ -254,7 +254,7 @@ def _request(simulation: Simulation):
 
 
 def test_what_was_swapped_by_a_lost_step_is_computed_again() -> None:
-    """The copy to the host never happened: what the host has there belongs to nobody."""
+    """The copy to the host never happened: the host's block belongs to nobody."""
     simulation = Simulation(Setup(depth=1, num_blocks=60, num_host_blocks=60))
     simulation.add([1, 2, 3], max_tokens=6)
     (second,) = simulation.add([4, 5, 6, 7], max_tokens=6)

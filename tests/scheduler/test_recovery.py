@@ -1,4 +1,4 @@
-"""Ways back for a preempted group: by measured costs, each way where it is cheaper."""
+"""Ways back for a preempted group: measured costs decide, each way where it is cheaper."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ def test_a_prompt_gets_the_tokens_of_those_that_it_pauses() -> None:
 
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_a_spare_request_gives_its_slot_away(policy: str) -> None:
-    """Fault: who comes while a batch has all slots waits for the end of one of its requests."""
+    """Fault: a request that comes while a batch has all slots waits for the end of one of its
+    requests."""
     setup = Setup(max_num_seqs=2, num_blocks=64, policy=policy, max_num_batched_tokens=32)
     simulation = Simulation(setup)
     for seed in range(2):

@@ -1,4 +1,4 @@
-"""Work under tickets: whoever waits for it is blocked, and nobody else is."""
+"""Work under tickets: a group that waits for it is blocked, and no other."""
 
 from __future__ import annotations
 

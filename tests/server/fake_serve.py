@@ -91,7 +91,7 @@ def fake_server(options: FakeServeOptions) -> Iterator[FakeServer]:
 
 def named_port(process: subprocess.Popen[str], written: IO[bytes]) -> int | None:
     """The port in what the front has written so far."""
-    status = process.poll()  # before it is read: what ended has written all
+    status = process.poll()  # before it is read: a process that ended has written all
     text = os.pread(written.fileno(), 65536, 0).decode()
     found = re.search(r"listens on http://127\.0\.0\.1:(\d+) ", text)
     assert found or status is None, f"the server ended with status {status}: {text}"

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const UI = new URL("../../src/quire/server/ui/", import.meta.url);
-const [{ inline, parse, visible }, live, { faultOf }, talks, { Answer, endWords, requestBody, speedOf }, { asCurl, asPython, python }, replay] = await Promise.all(["markdown", "live", "schema", "conversations", "answer", "snippets", "replay"].map((name) => import(new URL(`${name}.js`, UI))));
+const [{ inline, parse, visible }, live, { faultOf }, talks, { Answer, endWords, requestBody, speedOf }, { asCurl, asPython, python }, replay] = await Promise.all(["chat/markdown", "live", "chat/schema", "chat/conversations", "chat/answer", "chat/snippets", "replay"].map((name) => import(new URL(`${name}.js`, UI))));
 
 /** Return all strings of a tree. */
 function texts(piece) {

@@ -1,4 +1,4 @@
-"""Messages of HTTP/1.x (RFC 9110, 9112): those that a server accepts, those that it refuses."""
+"""Messages of HTTP/1.x (RFC 9110, 9112) that a server accepts, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def length(value: bytes) -> bytes:
 
 NUM = b"%d" % len(BODY)
 REFUSED: dict[str, tuple[bytes, int]] = {
-    # Framing (RFC 9112, 6): what two readers might understand differently.
+    # Framing (RFC 9112, 6) that two readers might understand differently.
     "two lengths": (post(length(NUM) + length(b"3")), 400),
     "same length twice": (post(length(NUM) + length(NUM)), 400),
     "list of lengths": (post(length(NUM + b", " + NUM)), 400),
@@ -426,20 +426,9 @@ def test_small_chunks_are_not_framing_alone(wire: Wire) -> None:
 
 def test_every_get_has_its_head(wire: Wire) -> None:
     """RFC 9110, 9.1."""
-    for path in (
-        b"/version",
-        b"/v1/models",
-        b"/livez",
-        b"/health",
-        b"/readyz",
-        b"/metrics",
-        b"/load",
-    ):
-        asked, shown = (
-            wire.exchange([get(path, method=b"HEAD")], ["HEAD"]),
-            wire.exchange([get(path)]),
-        )
-        head, full = asked.replies[0], shown.replies[0]
+    for path in b"/version /v1/models /livez /health /readyz /metrics /load".split():
+        [head] = wire.exchange([get(path, method=b"HEAD")], ["HEAD"]).replies
+        [full] = wire.exchange([get(path)]).replies
         assert head.status == full.status == 200, path
         assert head.headers[b"content-type"] == full.headers[b"content-type"]
         assert b"content-length" in head.headers

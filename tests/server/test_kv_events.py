@@ -1,4 +1,4 @@
-"""A router's view of a server: which prompts it has, through evictions, resets and new cores."""
+"""A router's view of a server: the prompts that it has, through evictions, resets and new cores."""
 
 from __future__ import annotations
 

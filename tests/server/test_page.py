@@ -273,7 +273,7 @@ def test_a_long_answer_is_counted_while_it_grows() -> None:
 
 
 def test_a_stream_tells_differences(server: RunningServer, http: httpx.Client) -> None:
-    """Fault: what a page puts together is not what the server has."""
+    """Fault: the state that a page puts together is not the server's."""
     with http.stream("GET", "/ui/api/stream") as reply:
         lines = (line for line in reply.iter_lines() if line.startswith("data: "))
         shown: dict[str, Any] = json.loads(next(lines)[6:])

@@ -192,7 +192,7 @@ def test_probabilities_of_tokens(viewer: Viewer, script: Script) -> None:
 
 
 def test_stop(browser: Any, front: ModelFront) -> None:
-    """Fault: what the reader stopped goes on in the engine, or is lost."""
+    """Fault: an answer that the reader stopped goes on in the engine, or is lost."""
     client = InMemoryClient(step_s=0.02)
     with running_server(front, client=client) as server:
         viewer = Viewer(browser, server.url, SIZES[0], "light")

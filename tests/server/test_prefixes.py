@@ -214,7 +214,7 @@ def test_a_prefix_that_was_let_go_comes_back() -> None:
                 await asyncio.sleep(0.02)
             assert pins[0].key == first.key
             await host.client.control(Unpin(pins[0].handle))
-            await asyncio.sleep(0.2)  # several looks: what the operator has let go stays away
+            await asyncio.sleep(0.2)  # several looks: a released prefix stays away
             assert (await host.client.control(ListPins())).pins == ()
             keeping.cancel()
 

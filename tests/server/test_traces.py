@@ -1,4 +1,4 @@
-"""Traces of requests: what a collector gets, and what one that is gone costs."""
+"""Traces of requests: the spans that a collector gets, and the cost of one that is gone."""
 
 from __future__ import annotations
 

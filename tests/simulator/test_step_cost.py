@@ -1,4 +1,4 @@
-"""The cost model: what a step costs, and what each constant does."""
+"""The cost model: the cost of a step, and the effect of each constant."""
 
 from __future__ import annotations
 

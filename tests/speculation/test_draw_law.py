@@ -72,7 +72,7 @@ def enter(num_rows: int, length: int) -> RowTable:
 
 @pytest.mark.parametrize("propose", [at_random, most_likely, least_likely, by_the_law])
 def test_drafts_leave_the_distribution_as_it_is(propose: Proposer) -> None:
-    """Turns red when a draw depends on whether a draft was right: what follows each token must
+    """Turns red when a draw depends on whether a draft was right. The tokens after each one must
     follow the model's law, and equal what is drawn without drafts."""
     length = NUM_DRAWS // ROWS + 1
     rows, rng = enter(ROWS, length + NUM_DRAFTS + 2), np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Number of drafts to verify: by acceptance, and by the cost of steps."""
+"""Number of drafts to verify, from acceptance and from the cost of steps."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_asking_the_policy_changes_nothing() -> None:
 
 
 def test_whoever_makes_wrong_drafts_is_switched_off() -> None:
-    """Each request is a new one whose drafts seem good: what they lose counts together."""
+    """Each request is a new one whose drafts seem good. Their losses count together."""
     engine = Engine(steep, 1, 0.0)
     for _ in range(100):
         engine.rows, engine.asked_from = [Acceptance()], [0]

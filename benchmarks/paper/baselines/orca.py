@@ -23,7 +23,7 @@ from quire.simulator.workloads.trace import TraceRequest
 __all__ = ["RESERVATIONS", "OrcaMemory", "Reservation", "serve_orca"]
 
 MAX_LEN = 2048
-"""The most that a sequence may have, prompt and output: what Orca (Max) reserves."""
+"""The most that a sequence may have, prompt and output. Orca (Max) reserves it."""
 
 Reservation = Callable[[int, int], int]
 """(prompt tokens, output tokens) → slots that are reserved."""

@@ -1,4 +1,4 @@
-"""Attention by kernels: those in C++ of one instruction set, or those in Triton."""
+"""Attention by the C++ kernels of one instruction set, or by those in Triton."""
 
 from __future__ import annotations
 

@@ -7,13 +7,8 @@ from quire.config.generation import read_generation_defaults
 from quire.config.hf import RawConfig, read_json
 from quire.config.hub import resolve_model_folder
 from quire.config.kv_layout import KVGroup, KVLayout, group_layers
-from quire.config.model_spec import (
-    GenerationDefaults,
-    MatrixShape,
-    ModelSpec,
-    ParameterCounts,
-    RopeSpec,
-)
+from quire.config.model_spec import GenerationDefaults, MatrixShape, ModelSpec, ParameterCounts
+from quire.config.rope import RopeSpec
 
 __all__ = [
     "SUPPORTED_ARCHITECTURES",

@@ -12,7 +12,7 @@ features.
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how idle threads wait; set here unless the user has |
 | `QUIRE_BLOCK_NAME_SECRET` | key of names of KV blocks; that of `kv_disk` or random if unset |
 | `QUIRE_KERNEL_SETS` | read where kernels are compiled: `all`, `native`, or names of sets |
-| `QUIRE_SOAK` | read by quire's own tests: how many times as many examples they try |
+| `QUIRE_SOAK` | factor on the number of examples that quire's own tests try |
 | `QUIRE_<FLAG>` | a flag of the command line, such as `QUIRE_MAX_MODEL_LEN` for `--max-model-len` |
 | `VLLM_API_KEY` | as `QUIRE_API_KEY`, where that is not set |
 | `XDG_CONFIG_HOME` | where the user's file of defaults is, `quire.yaml`; `~/.config` if unset |

@@ -1,4 +1,4 @@
-"""Proves that a request can be served: by the core before it queues it, and by the client before it
+"""Proves that a request can be served: the core asks before it queues it, and the client before it
 sends it."""
 
 from __future__ import annotations

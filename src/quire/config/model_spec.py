@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # numpy comes with it
-    from quire.config.media.image_spec import ImageSpec
+if TYPE_CHECKING:
+    from quire.config.media.image_spec import ImageSpec  # numpy comes with it
+    from quire.config.rope import RopeSpec
     from quire.protocol.pooling_params import ClassActivation
 
 __all__ = [
@@ -20,25 +21,17 @@ __all__ = [
     "ClassesSpec",
     "DeltaHeads",
     "DeltaLayout",
-    "DynamicNTKScaling",
     "ExpertNames",
     "ExpertsSpec",
     "GenerationDefaults",
     "GenericTraits",
     "LatentSpec",
-    "LinearScaling",
-    "Llama3Scaling",
     "LlamaTraits",
-    "LongRopeScaling",
     "MatrixShape",
     "ModelSpec",
     "ParameterCounts",
-    "ProportionalScaling",
-    "RopeScaling",
-    "RopeSpec",
     "Routing",
     "SSDHeads",
-    "YarnScaling",
     "STATE_ALIGNMENT",
     "aligned_state",
 ]
@@ -53,95 +46,6 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 def aligned_state(num_bytes: int) -> int:
     """Return the bytes that a layer's recurrent state takes in a place for those of all layers."""
     return -(-num_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT
-
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Positions divided by `factor` (Chen et al. 2023, "Position Interpolation", section 2.3)."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicNTKScaling:
-    """Base grown with the length beyond `original_max_positions` (bloc97, emozilla 2023)."""
-
-    factor: float
-    original_max_positions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1 release)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    """NTK by parts plus a temperature (Peng et al. 2023, "YaRN", sections 3.2 to 3.4).
-
-    attention_factor: multiplies cos and sin. truncate: whether the ramp's ends are rounded.
-    """
-
-    factor: float
-    original_max_positions: int
-    attention_factor: float
-    beta_fast: float
-    beta_slow: float
-    truncate: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LongRopeScaling:
-    """One divisor per frequency, a short and a long set (Ding et al. 2024, "LongRoPE").
-
-    attention_factor: factor on cos and sin; long_attention_factor: factor for the long set, if it
-    is another.
-    """
-
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_max_positions: int
-    attention_factor: float
-    long_attention_factor: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProportionalScaling:
-    """The first `share` of the pairs turn, as slowly as among all of them, by 1 / `factor` (Gemma
-    4)."""
-
-    share: float
-    factor: float = 1.0
-
-
-RopeScaling = (
-    LinearScaling
-    | DynamicNTKScaling
-    | Llama3Scaling
-    | YarnScaling
-    | LongRopeScaling
-    | ProportionalScaling
-)
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary position embedding of one layer (Su et al. 2021, "RoFormer", section 3.2).
-
-    rotary_dim: leading elements of a head that are rotated, even, at most head_dim.
-    scaling: None for plain rope. axes: index of the token position, out of three, that turns each
-    pair of elements (Wang et al. 2024, "Qwen2-VL", section 2.1, M-RoPE); empty: one position.
-    """
-
-    rotary_dim: int
-    theta: float
-    scaling: RopeScaling | None = None
-    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +140,8 @@ class DeltaHeads:
 
     layout: "parts" if the projections on disk have q, k, v, z, b and a of all heads one after the
     other; "by_key" if they have for each key head in turn what is its own, "gates_by_key" if those
-    to b and a alone do; "in_turn" as "parts", but values of one key are not adjacent: those of all
-    keys take turns (GGUF files).
+    to b and a alone do; "in_turn" as "parts", but values of one key are not adjacent: all keys take
+    turns (GGUF files).
     """
 
     num_keys: int

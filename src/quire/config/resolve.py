@@ -40,10 +40,11 @@ from quire.config.memory.ranks import (
     rank_layout,
     rank_weight_bytes,
 )
-from quire.config.model_spec import LongRopeScaling, ModelSpec
+from quire.config.model_spec import ModelSpec
 from quire.config.packed import PackedLayout, describe_layouts
 from quire.config.quantization import choose_format
 from quire.config.resolved import ResolvedSettings
+from quire.config.rope import LongRopeScaling
 from quire.config.rules import Case, check_rules
 from quire.config.settings import EngineSettings
 from quire.config.shard import Shard

@@ -59,7 +59,7 @@ class ResolvedScheduler(SchedulerSettings):
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRuntime(RuntimeSettings):
     """device: "cpu" or "cuda". attention_backend None: the best that serves; linear_isa,
-    attention_isa None: by processor flags, or not on a CPU."""
+    attention_isa None: the processor's flags decide, or this is no CPU."""
 
     device: str = field()
     num_threads: int = field()

@@ -1,4 +1,4 @@
-"""Reads every spelling of rotary settings into `RopeSpec`.
+"""Rotary position embedding of a model's layers, and the reader of all its spellings.
 
 transformers 5 writes `rope_parameters` (flat, or one object per layer type); older files have
 `rope_theta` with `rope_scaling`, whose type is under `rope_type` or `type`.
@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from quire.config.hf import RawConfig
-from quire.config.model_spec import (
-    DynamicNTKScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    RopeScaling,
-    RopeSpec,
-    YarnScaling,
-)
 from quire.errors import ConfigError
 
-__all__ = ["extended_context", "read_ropes", "yarn_temperature"]
+__all__ = [
+    "DynamicNTKScaling",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
+    "ProportionalScaling",
+    "RopeScaling",
+    "RopeSpec",
+    "YarnScaling",
+    "extended_context",
+    "read_ropes",
+    "yarn_temperature",
+]
 
 ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 DEFAULT_THETA = 10000.0
@@ -30,6 +34,95 @@ _INTERLEAVED = ("qwen3_vl_text", "qwen3_5_text", "qwen3_5_moe_text")
 
 _MAX_FACTOR = 1e6
 """No published model is stretched that far."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor` (Chen et al. 2023, "Position Interpolation", section 2.3)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicNTKScaling:
+    """Base grown with the length beyond `original_max_positions` (bloc97, emozilla 2023)."""
+
+    factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1 release)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """NTK by parts plus a temperature (Peng et al. 2023, "YaRN", sections 3.2 to 3.4).
+
+    attention_factor: multiplies cos and sin. truncate: whether the ramp's ends are rounded.
+    """
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """One divisor per frequency, a short and a long set (Ding et al. 2024, "LongRoPE").
+
+    attention_factor: factor on cos and sin; long_attention_factor: factor for the long set, if it
+    is another.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float
+    long_attention_factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """The first `share` of the pairs turn, as slowly as among all of them, by 1 / `factor` (Gemma
+    4)."""
+
+    share: float
+    factor: float = 1.0
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicNTKScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongRopeScaling
+    | ProportionalScaling
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding of one layer (Su et al. 2021, "RoFormer", section 3.2).
+
+    rotary_dim: leading elements of a head that are rotated, even, at most head_dim.
+    scaling: None for plain rope. axes: index of the token position, out of three, that turns each
+    pair of elements (Wang et al. 2024, "Qwen2-VL", section 2.1, M-RoPE); empty: one position.
+    """
+
+    rotary_dim: int
+    theta: float
+    scaling: RopeScaling | None = None
+    axes: tuple[int, ...] = ()
 
 
 def read_ropes(
@@ -99,8 +192,8 @@ def _read_rope(
 
 def _read_axes(section: RawConfig, rotary_dim: int, takes_turns: bool) -> tuple[int, ...]:
     """The axis of each pair, by the number of pairs of each of three axes. takes_turns: whether
-    axes take turns whatever the file says: those of rows and columns have every third pair,
-    as far as their numbers reach, and the first axis has the others."""
+    axes take turns whatever the file says. Rows and columns then have every third pair, as far as
+    their numbers reach, and the first axis has the others."""
     if not section.has("mrope_section"):
         return ()
     counts = section.read_list(int, "mrope_section")

@@ -107,7 +107,7 @@ class ModelSettings:
     )
     max_model_len: int | None = _setting(
         None,
-        "longest sequence, prompt and output; auto: what the model claims and the memory holds",
+        "longest sequence, prompt and output; auto: the model's longest that the memory holds",
         kind="count",
         low=2,
     )
@@ -121,7 +121,7 @@ class ModelSettings:
     )
     enable_prompt_embeds: bool = _setting(
         False,
-        "take prompts as embeddings too (prompt_embeds): whoever may send requests may then feed "
+        "take prompts as embeddings too (prompt_embeds); all who may send requests may then feed "
         "the model any numbers",
     )
     limit_mm_per_prompt: str | None = _setting(
@@ -177,7 +177,7 @@ class ModelSettings:
 
     @property
     def adapters_in_host(self) -> int:
-        """Adapters that stay in host memory: those in slots, at least."""
+        """Adapters that stay in host memory, at least those in slots."""
         return max(self.max_cpu_loras or 0, self.max_loras)
 
 
@@ -187,7 +187,7 @@ class CacheSettings:
 
     kv_cache_dtype: str = _setting(
         "auto",
-        "dtype of the KV cache; auto: that of the model; int8: half of bfloat16's memory; fp8 "
+        "dtype of the KV cache; auto: the model's; int8: half of bfloat16's memory; fp8 "
         "(e4m3, or e5m2): the same, slow, for comparison with other engines",
         choices=("auto", *DTYPE_BYTES, "int8", *FP8_DTYPES),
     )
@@ -197,8 +197,8 @@ class CacheSettings:
     )
     memory_utilization: float | None = _setting(
         None,
-        "share of the memory that the engine may use in all, weights included: of what is free on "
-        "a CPU, of all that a GPU has (0.9)",
+        "share of the memory that the engine may use in all, weights included: a share of the "
+        "free memory of a CPU, of all memory of a GPU (0.9)",
     )
     num_kv_blocks: int | None = _setting(
         None, "number of KV blocks, in place of kv_cache_memory", kind="count", low=1
@@ -259,7 +259,7 @@ class SchedulerSettings:
     )
     long_prefill_token_threshold: int | None = _setting(
         None,
-        "tokens that one prompt computes in a step at most; 0: what the step has room for",
+        "tokens that one prompt computes in a step at most; 0: all that the step has room for",
         kind="count",
         low=0,
     )
@@ -271,7 +271,7 @@ class SchedulerSettings:
     )
     preemption_mode: str = _setting(
         "auto",
-        "how preempted requests come back; auto: what was measured to be cheaper, if swap_space",
+        "how preempted requests come back; auto: the cheaper way by measurement, if swap_space",
         choices=("auto", "recompute", "swap"),
     )
     speculative_config: str | None = _setting(

@@ -96,8 +96,8 @@ class Shard:
         return Share(total, (range(head, head + 1),))
 
     def vocabulary(self, total: int) -> Share:
-        """Rows of the vocabulary: as many for each rank, fewer for the last one. Raises ConfigError
-        if a rank would have none."""
+        """Rows of the vocabulary: an equal number for each rank, fewer for the last one. Raises
+        ConfigError if a rank would have none."""
         count = self.most_rows(total)
         first = self.rank * count
         if (self.size - 1) * count >= total:

@@ -27,7 +27,7 @@ def prepared(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
     without tools has the same."""
     if not dialect.describes_tools:
         return in_call_order(with_call_ids(messages, dialect.ids))
-    # The texts show no ids of calls: those that tell all calls apart serve best.
+    # The texts show no ids of calls. Ids that tell all calls apart serve best.
     return _as_texts(in_call_order(with_call_ids(messages, IdStyle.COUNTED)))
 
 

@@ -219,7 +219,7 @@ def _build_core(
 
 
 def _rank_pids(executor: Executor, backend: str) -> Callable[[], Sequence[int]]:
-    """Return what gives the processes of all ranks: of several on this host, that of rank 0 too."""
+    """Return what gives the processes of all ranks; with several on this host, rank 0's too."""
     from quire.executor.processes.executor import ProcessExecutor
 
     if not isinstance(executor, ProcessExecutor) or backend == "ray":

@@ -27,10 +27,10 @@ _log = logging.getLogger("quire.engine")
 
 @dataclass(frozen=True, slots=True)
 class ModelFront:
-    """eos_token_ids: tokens that end a sequence: those of the checkpoint's configs and the
-    tokenizer's own, which in a chat model may be the only one that ends a turn. default_sampling:
-    sampling parameters that the model's authors recommend. sentences: defaults that turn hidden
-    states into vectors. classes, is_encoder: see `ModelSpec`."""
+    """eos_token_ids: tokens that end a sequence, of the checkpoint's configs, and the tokenizer's
+    own, which in a chat model may be the only one that ends a turn. default_sampling: sampling
+    parameters that the model's authors recommend. sentences: defaults that turn hidden states into
+    vectors. classes, is_encoder: see `ModelSpec`."""
 
     renderer: Renderer
     eos_token_ids: frozenset[int]

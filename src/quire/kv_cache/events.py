@@ -90,9 +90,8 @@ class EventLog:
         self._pending: dict[BlockName, _Origin] = {}
         self._held: dict[BlockName, _Held] = {}
         self._leaving: dict[BlockName, _Origin] = {}
-        self._events: list[KVEvent] = [
-            AllBlocksCleared()
-        ]  # those of an engine that was here before
+        # It forgets the blocks of an engine that was here before.
+        self._events: list[KVEvent] = [AllBlocksCleared()]
 
     # --- learning ------------------------------------------------------------------------------
 
@@ -104,8 +103,8 @@ class EventLog:
                 self._store(medium, block, _Origin(parent))
 
     def describe(self, parts: Iterable[tuple[Chain, int, int]]) -> None:
-        """Take in which blocks are published next, until the next call: those of each chain from
-        one index to another."""
+        """Take in blocks that are published next, until the next call: parts of chains, from one
+        index to another."""
         self._places = {
             chain.names[i]: (chain, i) for chain, first, end in parts for i in range(first, end)
         }

@@ -215,8 +215,8 @@ class KVManager:
         self._shares_tail[slot] = False
 
     def give_back(self, slots: Slots, ends: Slots) -> None:
-        """Take back the blocks of `slots` [R] that lie wholly beyond their first `ends` [R] tokens:
-        those of tokens that were not accepted."""
+        """Take back the blocks of `slots` [R] that lie wholly beyond their first `ends` [R] tokens,
+        which held tokens that were not accepted."""
         for index, group in enumerate(self._groups):
             kept = -(-ends // group.tokens_per_block)
             for i in (self._tables.num_blocks[index][slots] > kept).nonzero()[0].tolist():

@@ -181,8 +181,8 @@ class Sources:
         return self._coming.get(block)
 
     def parts(self, wanted: Sequence[BlockName]) -> tuple[list[BlockName], list[BlockName]]:
-        """Return blocks that are `ELSEWHERE` in two parts for `load`: those that the next plan
-        copies, and those that the disk alone has."""
+        """Return blocks that are `ELSEWHERE` in two parts for `load`: blocks that the next plan
+        copies, and blocks that the disk alone has."""
         nearer = [source for source in self._sources if source is not self._disk]
         near = [b for b in wanted if any(each.num_held(b[0], [b[1]]) for each in nearer)]
         known = set(near)
@@ -247,7 +247,7 @@ class Sources:
             self._disk.declined()
 
     def late(self, tickets: Collection[int]) -> None:
-        """Nobody waits for these loads any longer: those of the disk give their blocks back."""
+        """Nobody waits for these loads any longer. Loads from the disk give their blocks back."""
         for ticket in tickets:
             if ticket in self._kinds:
                 self._cancel(ticket)

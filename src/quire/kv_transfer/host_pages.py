@@ -1,4 +1,4 @@
-"""KV blocks in host memory: of preempted sequences, and evicted ones."""
+"""KV blocks in host memory, of preempted sequences and evicted ones."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class BiasPlace:
 
 @dataclass(slots=True)
 class ExpertContent:
-    """Matrices by expert: of gate and up by part, and of down."""
+    """Matrices by expert: gate and up by part, and down."""
 
     gate_up: dict[int, dict[str, LowRank]] = field(default_factory=dict[int, "dict[str, LowRank]"])
     down: dict[int, LowRank] = field(default_factory=dict[int, LowRank])

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
-from quire.config.model_spec import ExpertsSpec, LatentSpec, MatrixShape, RopeSpec
+from quire.config.model_spec import ExpertsSpec, LatentSpec, MatrixShape
+from quire.config.rope import RopeSpec
 from quire.config.shard import NUM_PIECES, ONE_RANK, Shard, Share
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
@@ -34,7 +35,7 @@ from quire.layers.mlp import MLP, AdaptedGate, ClassHeads, GatedMLP, ResidualBlo
 from quire.layers.moe import AdaptedExperts, ExpertNumbers, Experts, MixtureOfExperts, SharedExpert
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.recurrent import RecurrentLayers
-from quire.layers.rotary import RotaryEmbedding
+from quire.layers.rotary import Rotaries
 from quire.layers.scaling import OutputGate, OwnFactor, QueryGrowth, Scale, SoftCap
 from quire.layers.side import SideLayer, TokenSide
 from quire.layers.taps import StateTaps
@@ -97,7 +98,7 @@ class LayerFactory:
         self._taps = taps
         self._tree = Tree(NUM_PIECES // shard.size, ops.add) if rank_invariant else None
         self.given, self.parts = GivenEmbeddings(), LogitParts()
-        self._rotaries: dict[RopeSpec, RotaryEmbedding] = {}
+        self._rotaries = Rotaries(max_positions, device)
         self.recurrent = RecurrentLayers(ops, self._shard, dtype, device, self)
         self.class_heads = ClassHeads(ops, self._unquantized)
 
@@ -396,7 +397,7 @@ class LayerFactory:
         num_heads, num_kv_heads, head_dim = heads
         shared = Heads(self._query_heads(num_heads), self._shard.kv_heads(num_kv_heads), head_dim)
         backend = self._backends[layer if kv_layer is None else kv_layer]
-        rotary = None if rope is None else self._rotary(rope)
+        rotary = None if rope is None else self._rotaries.of(rope)
         biases = CacheBiases(
             shared.own,
             rotary,
@@ -449,7 +450,7 @@ class LayerFactory:
     ) -> LatentAttention:
         """Make the latent attention of one layer. shape: number of query heads of the model, and
         sizes. scale: factor on q·k. bias: whether the projections of x have one. pairs_neighbours:
-        as for `qkv_linear`."""
+        see `qkv_linear`."""
         heads = LatentHeads(self._query_heads(shape[0]), shape[1], pairs_neighbours)
         rank, query, query_norm = shape[1].query_rank, None, None
         if rank is not None:
@@ -459,7 +460,7 @@ class LayerFactory:
         norm = self.rms_norm(shape[1].rank, LATENT_EPS)
         up = LatentUp(self._ops, heads, *self._place)
         parts = LatentParts(down, query_norm, query, norm, up)
-        place = (self._ops, self._backends[layer], self._rotary(rope))
+        place = (self._ops, self._backends[layer], self._rotaries.of(rope))
         return LatentAttention(*place, layer, heads, scale, parts)
 
     def token_side(
@@ -580,12 +581,6 @@ class LayerFactory:
         if wanted is None or self._max_positions <= wanted[1]:
             return None
         return QueryGrowth(self._ops, *wanted, self._max_positions, *self._place)
-
-    def _rotary(self, rope: RopeSpec) -> RotaryEmbedding:
-        """Layers with the same rope share one pair of tables."""
-        if rope not in self._rotaries:
-            self._rotaries[rope] = RotaryEmbedding(rope, self._max_positions, self._device)
-        return self._rotaries[rope]
 
 
 def _shape(parts: Mapping[str, Share], in_features: int) -> MatrixShape:

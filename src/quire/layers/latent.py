@@ -4,8 +4,8 @@ The cache has one vector for each token, from which every head's keys and values
 never are: each query is multiplied by the matrix of its head's keys instead, so that it meets the
 vector itself, and each output by the matrix of its head's values (section 2.1.2, the absorbed
 form). Steps of every size are computed in this form, although keys and values made anew take less
-arithmetic from about 170 queries on: the two forms round differently, and a token's bits would then
-depend on the chunk that it is computed in.
+arithmetic from 171 queries on, in the sizes of DeepSeek V3: the two forms round differently, and a
+token's bits would then depend on the chunk that it is computed in.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class LatentHeads:
 
     @property
     def down(self) -> Mapping[str, Share]:
-        """Outputs of the projection of x: what queries are made of, or themselves, and the vector
-        of the token."""
+        """Outputs of the projection of x: the vector that queries are made of, or queries, and the
+        vector of the token."""
         rank = self.sizes.query_rank
         queries = self.query.times(self.sizes.query) if rank is None else Share.whole(rank)
         return {"q": queries, "kv": Share.whole(self.sizes.width)}

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from quire.config.model_spec import (
+from quire.config.rope import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
@@ -23,7 +23,7 @@ from quire.config.model_spec import (
 )
 from quire.ops.attention.paged_attention.key_bias import angle_table
 
-__all__ = ["RotaryEmbedding", "rope_tables"]
+__all__ = ["Rotaries", "RotaryEmbedding", "rope_tables"]
 
 
 class RotaryEmbedding:
@@ -53,6 +53,20 @@ class RotaryEmbedding:
     def by_pair(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin in the form of `KeyBias`; made only if a layer asks."""
         return angle_table(self.cos), angle_table(self.sin)
+
+
+class Rotaries:
+    """Embeddings of a model; layers with the same rope share one pair of tables."""
+
+    def __init__(self, max_positions: int, device: torch.device) -> None:
+        self._max_positions, self._device = max_positions, device
+        self._made: dict[RopeSpec, RotaryEmbedding] = {}
+
+    def of(self, rope: RopeSpec) -> RotaryEmbedding:
+        """Return the embedding of a rope, made once."""
+        if rope not in self._made:
+            self._made[rope] = RotaryEmbedding(rope, self._max_positions, self._device)
+        return self._made[rope]
 
 
 def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:

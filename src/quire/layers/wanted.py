@@ -14,8 +14,8 @@ __all__ = ["WantedTokens"]
 
 class WantedTokens:
     """Stands in every block between attention and the layers behind it. Behind the last attention
-    tokens no longer affect each other, so only those whose hidden states are needed continue: of a
-    prompt, the last one."""
+    tokens no longer affect each other, so only those whose hidden states are needed continue: the
+    last one of a prompt."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class Cut:
     share: Share
 
     def shape_on_disk(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the whole tensor. `shape`: of the part."""
+        """Shape of the whole tensor. `shape`: the part's."""
         return (*shape[: self.dim], self.share.total, *shape[self.dim + 1 :])
 
     def index_on_disk(self, index: int) -> int:

@@ -1,4 +1,4 @@
-"""`quire.lora.request`: by the name of vLLM's module.
+"""`quire.lora.request`, with the name of vLLM's module.
 
 from quire.lora.request import LoRARequest
 """

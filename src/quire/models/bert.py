@@ -14,7 +14,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
-from quire.config.families.bert import EncoderTraits
+from quire.config.families.encoders.bert import EncoderTraits
 from quire.errors import EngineError
 from quire.layers import LayerFactory
 from quire.layers.token_columns import TYPE_COLUMN

@@ -13,7 +13,7 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config import ModelSpec
-from quire.config.families.modernbert import ModernBertTraits
+from quire.config.families.encoders.modernbert import ModernBertTraits
 from quire.errors import EngineError
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap

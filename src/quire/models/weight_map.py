@@ -157,8 +157,8 @@ def _targets(
 def _layers(
     prefix: str, names: Mapping[str, str], owner: object
 ) -> Iterator[tuple[str, str, WeightedLayer | None]]:
-    """Layers by their names on disk, and which part of them has the name. None: of an expert that
-    another rank has."""
+    """Layers by their names on disk, and which part of them has the name. None: a part of an expert
+    that another rank has."""
     for on_disk, place in names.items():
         path, _, merged = place.partition(":")
         found = _at(owner, path)

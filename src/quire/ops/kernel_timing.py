@@ -28,7 +28,7 @@ Product = Literal["linear", "attention", "int8_attention"]
 """A linear layer, attention over a cache of bfloat16, and attention over one of 8 bits."""
 
 Seconds = Mapping[str, tuple[float, float]]
-"""Seconds by instruction set: of one call with FEW_ROWS, and of one with MANY_ROWS."""
+"""Seconds of one call with FEW_ROWS and of one with MANY_ROWS, by instruction set."""
 
 BUDGET_S = 0.018
 """Time for one product, so that two stay below 50 ms."""

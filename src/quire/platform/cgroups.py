@@ -95,7 +95,7 @@ def _unescaped(field: str) -> str:
 
 def _groups(mounts: Iterable[_Mount], controller: str, path: str) -> Iterator[Path]:
     """Folders of the group `path` and of those above it, as far up as they are mounted. controller:
-    of version 1, "" of version 2.
+    a name of version 1, "" for version 2.
 
     A container sees a part of the tree. Where that part does not say where the process is (its
     group is outside of the namespace, or the mount is older), the top of the mount is the nearest
@@ -150,7 +150,7 @@ def _memory_v1(group: Path) -> GroupLimits:
     )
     if both is None:
         return GroupLimits(memory, free)
-    # A limit of memory and swap together: what is swapped already leaves less for memory.
+    # A limit of memory and swap together. Pages that are swapped already leave less for memory.
     memory = both if memory is None else min(memory, both)
     free = both_free if free is None or both_free is None else min(free, both_free)
     return GroupLimits(memory, free, both - memory)

@@ -1,6 +1,6 @@
 """Memory that the ranks of one host share: counts of their exchanges, and what they exchange.
 
-It has no name (memfd_create): whatever ends a process, nothing of it stays in the system. The
+It has no name (memfd_create), so nothing of it stays in the system, whatever ends a process. The
 layout is that of csrc/exchange/group.h.
 
     control · a line for each rank · from a page on, two places of `slot_bytes` for each rank
@@ -66,7 +66,7 @@ class SharedRegion:
         return bool(self._words[_ABORTED])
 
     def abort(self) -> None:
-        """End the group: whoever waits in it, or will, is told so."""
+        """End the group. All who wait in it, or will, are told so."""
         self._words[_ABORTED] = 1
 
     def beat(self, rank: int) -> None:

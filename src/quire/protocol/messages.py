@@ -158,7 +158,7 @@ CoreMessage = Welcome | Rejected | Refused | Output | Answer | Probe
 class Heartbeat(msgspec.Struct, frozen=True):
     """Published by the core several times a second, by a thread that does nothing else.
 
-    It carries progress and not a verdict: whoever watches tells a long step from a hung one by
+    It carries progress and not a verdict: a watcher tells a long step from a hung one by
     `step_seconds`, the age of the step that is in flight (None between steps), against
     `slowest_step_seconds`, the longest of those that ended of late. state_version: number of
     operations that may have changed `sleep_level`; an answer to one may come before an older beat.

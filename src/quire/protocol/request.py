@@ -58,7 +58,7 @@ class EngineRequest:
         comes whole with its finish.
     is_open: more of the prompt will come (`ExtendPrompt`); the tokens that are there are computed
         meanwhile, and nothing is generated before the end of the prompt is known.
-    max_prompt_tokens: most prompt tokens of an open request; None: as many as fit.
+    max_prompt_tokens: most prompt tokens of an open request; None: all that fit.
     pin_seconds: time for which the computed prompt stays in the cache (inf: for ever), for other
         requests that start with it, or None; n and max_tokens are 1 then.
     pin_is_shared: the pinned prefix serves requests of every salt; whoever asks for this declares

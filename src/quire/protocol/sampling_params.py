@@ -156,7 +156,7 @@ class SamplingParams:
     )
     repetition_penalty: float = parameter(
         1.0,
-        "above 1: what was said becomes less likely",
+        "above 1: earlier tokens become less likely",
         note="It counts prompt and output.",
         low=1e-6,  # the bounds keep logits finite
         high=1e6,
@@ -251,7 +251,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = parameter(
         None,
         "of a longer prompt only the last so many tokens count",
-        note="-1: as many as leave room for max_tokens.",
+        note="-1: all that leave room for max_tokens.",
         low=-1,
         high=MAX_INT,
         advice="-1 for as many as fit",

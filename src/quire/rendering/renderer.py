@@ -316,7 +316,8 @@ class Renderer:
         try:
             checked, images = in_order(checked_messages(messages, text_only=True), images)
             given = {
-                # Escapes in JSON may spell a control token: what is searched must be what is shown.
+                # Escapes in JSON may spell a control token. The text that is searched must be the
+                # one shown.
                 "messages": fit_arguments(checked, form),
                 "tools": tools,
                 "documents": documents,

@@ -37,7 +37,7 @@ class Tokenizer:
     or EOS is added follows from the post-processor stored in tokenizer.json; as in transformers 5
     the flags `add_bos_token` and `add_eos_token` of tokenizer_config.json have no say beside it.
 
-    `decode` equals transformers too, with one exception: where byte-fallback tokens form valid
+    `decode` equals transformers too, with one exception: if byte-fallback tokens form valid
     characters and invalid bytes in one run, the valid characters are kept. (Turning them to U+FFFD
     after the fact would take back text that was already streamed.)
     """

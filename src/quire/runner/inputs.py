@@ -218,8 +218,8 @@ class InputGatherer:
         self, slots: torch.Tensor, starts: torch.Tensor, batch: BatchBuffers
     ) -> None:
         """last_keys [T]: the end of the prompt for tokens within it, else the position [T]; a
-        window reaches as far behind a token as before it. slots [R], starts [R + 1]: of the rows;
-        tokens after the last row are padding, read by nobody."""
+        window reaches as far behind a token as before it. slots [R]: the rows' slots. starts [R +
+        1]: their first tokens. Those after the last row are padding, read by nobody."""
         positions = batch.positions
         token = torch.arange(len(positions), dtype=torch.int32, device=positions.device)
         row = torch.searchsorted(starts[1:], token, right=True).clamp_(max=len(slots) - 1)

@@ -283,8 +283,8 @@ class RowTable:
         return np.flatnonzero(is_cut & (self.standing > 0) & ~self.failed)
 
     def fork(self, src: int, dst: int) -> None:
-        """`dst` becomes a copy of `src` as it is now, but for the places of their states: who has
-        the states copies from one to the other."""
+        """`dst` becomes a copy of `src` as it is now, but for the places of their states: the owner
+        of the states copies from one to the other."""
         length = self.num_tokens[src]
         self.token_ids[dst, :length] = self.token_ids[src, :length]
         for table in self.tables:

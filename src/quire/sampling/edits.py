@@ -194,7 +194,7 @@ def _process(
     name = f"logits processor {index} ({getattr(processor, '__name__', type(processor).__name__)})"
     try:
         result = processor(output_ids.tolist(), torch.from_numpy(row))
-    # foreign code: whatever it raises is its own request's failure
+    # foreign code: an error is its own request's failure
     except BaseException as error:
         if is_ctrl_c(error):
             raise

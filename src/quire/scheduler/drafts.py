@@ -218,7 +218,7 @@ class Drafts:
     def await_results(self) -> bool:
         """Return whether the next step should be planned when the results in flight are there.
         Drafts that follow tokens which nobody knows yet are mostly wrong, and so are those after
-        drafts. Asking decides nothing: whoever is asked about once more says the same."""
+        drafts. Asking decides nothing: the answer to a second question is the same."""
         policy, table = self._by_policy, self._table
         if policy is None or self._are_of_model:
             return False

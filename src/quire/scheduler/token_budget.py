@@ -191,8 +191,9 @@ class StepTokens:
         self._partial: dict[bool, tuple[int, int]] = {}
 
     def offered_to(self, group: SequenceGroup) -> int:
-        """Tokens that the group may compute: those left, those of sequences that it pauses, and
-        those of running prompts after it; none if prompts are not cut and this one is longer."""
+        """Tokens that the group may compute: the rest of the budget, tokens of sequences that it
+        pauses, and those of running prompts after it; none if prompts are not cut and this one is
+        longer."""
         offered = self._left + self._freed_by(group)
         for key, slot in reversed(self._prompts):
             if key < group.key:

@@ -1,5 +1,5 @@
-"""Rows of a device that computes nothing: of the real rows (`quire.runner.rows`) the counts alone,
-since tokens and block tables change no time."""
+"""Rows of a device that computes nothing. They have the counts alone of the real rows
+(`quire.runner.rows`), since tokens and block tables change no time."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class StepCost:
         weight_bits: int | None = None,
         kv_bytes: int | None = None,
     ) -> None:
-        """weight_bits: bits per element of matrices; None: those of the dtype of `spec`. kv_bytes:
+        """weight_bits: bits per element of matrices; None: the dtype of `spec` decides. kv_bytes:
         bytes per element of the cache, likewise. ConfigError if the heads cannot be shared by so
         many devices."""
         if not spec.has_kv:

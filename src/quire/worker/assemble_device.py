@@ -50,7 +50,7 @@ def assemble_on_device(
     """media: see `assemble`. queue: order in which the device works; a new one if None.
     make_recorder: makes the recorder of graphs; without one, and without CUDA's, steps are computed
     call by call. The pool has one block more than the plan side knows, and the sampling parameters
-    one slot more: those of the spare row."""
+    one slot more, for the spare row."""
     queue = queue or queue_of(loaded.device)
     with queue.computing():  # what is allocated here is filled in the order of the queue
         return _assemble(loaded, settings, size, media, queue, make_recorder)

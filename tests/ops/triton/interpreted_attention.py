@@ -1,4 +1,5 @@
-"""Paged attention in Triton's interpreter: what a batch, a chunk or a broken token must not change.
+"""Paged attention in Triton's interpreter: results that a batch, a chunk or a broken token must not
+change.
 
 Started by tests/ops/test_triton.py, as interpreted_providers.py is.
 """

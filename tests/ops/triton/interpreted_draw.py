@@ -64,8 +64,8 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
 
 
 def test_the_noise_is_that_of_the_formula() -> None:
-    """Turns red when float32 noise is off by more than 4e-6: by the margins of the winners of flat
-    laws over 20,000 tokens."""
+    """Turns red when float32 noise is off by more than 4e-6, judged by the margins of the winners
+    of flat laws over 20,000 tokens."""
     count, vocab_size = 6, 20_000
     seeds = torch.arange(count) * 2**61
     zeros = torch.zeros(count, dtype=torch.int64)

@@ -158,8 +158,8 @@ class _Found:
 
 
 def digest_of(folder: Path) -> str:
-    """Return the identity of an adapter's contents, in hexadecimal: of both files' bytes. Raises
-    ConfigError if one cannot be read."""
+    """Return the identity of an adapter's contents, in hexadecimal: a hash of both files' bytes.
+    Raises ConfigError if one cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         path = folder / name

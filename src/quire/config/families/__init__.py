@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from quire.config.families import (
-    bert,
     centered,
     cohere,
     deepseek,
+    encoders,
     experts,
     gemma,
     gemma4,
@@ -21,7 +21,6 @@ from quire.config.families import (
     lfm2,
     llama,
     mamba,
-    modernbert,
     mpt,
     qwen3_next,
 )
@@ -49,8 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     *mamba.FAMILIES,
     *mpt.FAMILIES,
     *gpt.FAMILIES,
-    *bert.FAMILIES,
-    *modernbert.FAMILIES,
+    *encoders.FAMILIES,
 )
 """All families, in the order of the docs."""
 

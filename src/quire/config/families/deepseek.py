@@ -17,10 +17,8 @@ from quire.config.model_spec import (
     MatrixShape,
     ModelSpec,
     ParameterCounts,
-    RopeSpec,
-    YarnScaling,
 )
-from quire.config.rope import yarn_temperature
+from quire.config.rope import RopeSpec, YarnScaling, yarn_temperature
 from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "LATENT_SPLIT"]

@@ -189,7 +189,7 @@ def read_glm4_moe(raw: RawConfig, dtype: str) -> ModelSpec:
 def with_deepseek_experts(
     raw: RawConfig, spec: ModelSpec, *, score: Literal["softmax", "sigmoid"]
 ) -> ModelSpec:
-    """Put the experts of DeepSeek in place of MLPs, but for the first ones: those of V3
+    """Put the experts of DeepSeek in place of MLPs, but for the first ones: experts of V3
     (arXiv:2412.19437, section 2.1.2), chosen by sigmoids, or of V2 (arXiv:2405.04434, section 2.2),
     chosen by a softmax. Beside them is a network of all tokens."""
     is_sigmoid = score == "sigmoid"

@@ -18,8 +18,8 @@ from quire.config.families.shared import (
     read_windows,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import LlamaTraits, ModelSpec, RopeSpec
-from quire.config.rope import extended_context, read_ropes
+from quire.config.model_spec import LlamaTraits, ModelSpec
+from quire.config.rope import RopeSpec, extended_context, read_ropes
 
 __all__ = ["FAMILIES", "GEMMA_BLOCK", "Gemma2Traits", "Gemma3Traits"]
 
@@ -46,7 +46,7 @@ class Gemma2Traits:
 
 @dataclass(frozen=True, slots=True)
 class Gemma3Traits(Gemma2Traits):
-    """Gemma 3: as Gemma 2, with norms on the heads of q and k."""
+    """Gemma 3: Gemma 2 with norms on the heads of q and k."""
 
 
 def read_gemma2(raw: RawConfig, dtype: str) -> ModelSpec:

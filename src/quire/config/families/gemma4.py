@@ -23,10 +23,9 @@ from quire.config.model_spec import (
     MatrixShape,
     ModelSpec,
     ParameterCounts,
-    ProportionalScaling,
-    RopeSpec,
     Routing,
 )
+from quire.config.rope import ProportionalScaling, RopeSpec
 from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "Gemma4Traits"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
-from quire.config.families.classes import with_classes
+from quire.config.families.encoders.classes import with_classes
 from quire.config.families.family import Family, without_head
 from quire.config.families.gguf_names import BLOCK, GGUFNames
 from quire.config.families.shared import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families import ARCHITECTURE_OF_TYPE, READERS, SpecReader
-from quire.config.families.classes import with_answers
+from quire.config.families.encoders.classes import with_answers
 from quire.config.families.gemma import Gemma2Traits
 from quire.config.families.generic import has_transformers, read_generic
 from quire.config.families.nested import text_config, with_unseen

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.config.hf import RawConfig
-from quire.config.model_spec import MatrixShape, RopeSpec
-from quire.config.rope import extended_context, read_ropes
+from quire.config.model_spec import MatrixShape
+from quire.config.rope import RopeSpec, extended_context, read_ropes
 from quire.errors import ConfigError
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Settings that vLLM's users give to an engine: of `LLM`, `EngineArgs` and the command line."""
+"""Settings that vLLM's users give to `LLM`, `EngineArgs` and the command line."""
 
 from __future__ import annotations
 

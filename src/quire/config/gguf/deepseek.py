@@ -19,8 +19,8 @@ _LOG_SCALE = 0.1
 """`yarn_log_multiplier` is this, times `mscale_all_dim`: YaRN's factor on the logarithm."""
 
 _GROUPS = {256: (8, 4), 160: (8, 3)}
-"""Groups of experts, and those that are open to a token, by the number of experts: of V3 and R1,
-and of V2, in files that do not state them. Others have one group."""
+"""Groups of experts, and those that are open to a token, by the number of experts: the values of V3
+and R1, and of V2, in files that do not state them. Others have one group."""
 
 
 def has_latent(header: GGUFHeader, name: str) -> bool:

@@ -117,7 +117,7 @@ def config_of(header: GGUFHeader) -> RawConfig:
 
 
 def dtype_of(header: GGUFHeader) -> str:
-    """The dtype to compute in: that of most weights if they are plain, else bfloat16."""
+    """The dtype to compute in: the one of most weights if they are plain, else bfloat16."""
     counts: dict[str, int] = {}
     for entry in header.tensors.values():
         kind = entry.kind.name

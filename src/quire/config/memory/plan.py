@@ -251,7 +251,7 @@ def capture_table_bytes(layout: KVLayout, num_rows: int, max_model_len: int) -> 
 
 
 def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
-    """Logits of every row and of one slice of prompt logprobs: as the projection gives them, in
+    """Logits of every row and of one slice of prompt logprobs: the projection's result, its copy in
     float32, and one working copy in float32."""
     per_row = spec.vocab_size * (spec.dtype_bytes + 2 * _FLOAT32_BYTES)
     return (max_num_seqs + PROMPT_LOGPROB_ROWS) * per_row

@@ -1,4 +1,4 @@
-"""Scales of an 8-bit KV cache that a checkpoint brings along: of K and V of each layer."""
+"""Scales of an 8-bit KV cache that a checkpoint brings along: one each of K and V of each layer."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Axis(NamedTuple):
         return self.of(tensor, dim, bits_together // bits, bits_together // WORD)
 
     def groups(self, tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-        """Take one index per group of `size` things; -1, or a single index: of all."""
+        """Take one index per group of `size` things; -1, or a single index: all of them."""
         return tensor if size == -1 or tensor.shape[dim] == 1 else self.of(tensor, dim, size)
 
 

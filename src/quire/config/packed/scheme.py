@@ -3,7 +3,7 @@ serve them.
 
 Each format has a folder. `scheme.py` there says what is stored, and needs no torch; `read.py` says
 what the bits mean. `kernels` names the formats in which a matrix has equal weights in memory, the
-best for a CPU first: those of `quire.config.quantization`, a `BlockFormat` or a `TableFormat`.
+best for a CPU first: formats of `quire.config.quantization`, a `BlockFormat` or a `TableFormat`.
 `PackedLayout.kernel_on` chooses.
 """
 

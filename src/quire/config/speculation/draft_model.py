@@ -49,7 +49,7 @@ class DraftModel:
         return weight_bytes(self.spec, self.checkpoint, quantization)
 
     def step_bytes(self, step_tokens: int, num_seqs: int) -> int:
-        """Bytes of steps beside weights and K/V: of captured ones, or of others."""
+        """Bytes of captured steps, or of others, beside weights and K/V."""
         captured = capture_bytes(self.spec, 0, step_tokens)
         activations = max(activation_bytes(self.spec, step_tokens), captured)
         return activations + logits_bytes(self.spec, num_seqs)

@@ -78,7 +78,7 @@ class DraftHeads:
         return replace(self, target=replace(self.target, dtype=dtype), eagle=eagle)
 
     def weight_bytes(self, quantization: str | None) -> int:
-        """Weights in memory: those on disk, which have 16 bits or more, in `dtype` at most."""
+        """Return the most bytes of weights in memory: the file has 16 bits or more for each."""
         del quantization  # formats of fewer bits need less
         return self.file.stat().st_size * DTYPE_BYTES[self.target.dtype] // 2
 
@@ -179,8 +179,8 @@ def _refuse_other_shapes(raw: RawConfig) -> None:
 
 
 def state_layers(raw: RawConfig, num_layers: int) -> tuple[int, ...]:
-    """Layers of a model whose inputs EAGLE-3 reads: those of its config, else a low, a middle and a
-    high one.
+    """Layers of a model whose inputs EAGLE-3 reads: its config's, else a low, a middle and a high
+    one.
 
     The list counts layers by what enters them, as vLLM and its speculators do. In `eagle_config`,
     where SGLang and ModelOpt have it, it names layers by what leaves them, which enters the next.

@@ -25,7 +25,7 @@ __all__ = [
 
 class SampleUpdate(msgspec.Struct, gc=False):
     """Updates of one sample since the last read. logprobs: one per token id, if asked for. finish:
-    how the sample ended; it comes once, with its last token or after it."""
+    the way the sample ended; it comes once, with its last token or after it."""
 
     index: int
     token_ids: Sequence[int] = ()

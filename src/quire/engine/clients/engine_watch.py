@@ -94,8 +94,8 @@ class EngineWatch:
 
     @property
     def is_stuck(self) -> bool:
-        """True if it is silent, or its step takes far longer than others: whoever has not begun
-        does better elsewhere."""
+        """True if it is silent, or its step takes far longer than others: a request that has not
+        begun does better elsewhere."""
         beat = self._beat
         if self._instance is None or beat is None:
             return False

@@ -31,8 +31,8 @@ def prefixes_of(request: EngineRequest) -> list[bytes]:
 
 
 class PrefixIndex:
-    """Names of beginnings that one engine may still have in its cache: those of the latest
-    requests, as far as the cache is large. It may err, which costs an engine a prompt."""
+    """Names of beginnings that one engine may still have in its cache: beginnings of the latest
+    requests, up to the cache's size. It may err, which costs an engine a prompt."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[bytes, None] = OrderedDict()  # used longest ago first

@@ -27,7 +27,8 @@ class _Move:
         self.outcome = MoveOutcome()
 
     def add(self, outcome: MoveOutcome) -> None:
-        """Take in a rank's outcome: what one rank has lost is lost, and the slowest counts."""
+        """Take in a rank's outcome. A block that one rank has lost is lost, and the slowest rank
+        counts."""
         lost = np.union1d(self.outcome.lost, outcome.lost).astype(np.int32)
         self.outcome = MoveOutcome(lost, max(self.outcome.seconds, outcome.seconds))
         self.num_missing -= 1

@@ -28,8 +28,8 @@ class HostProcess:
 
 
 class RayHosts:
-    """Runs processes on hosts of a Ray cluster: that of RAY_ADDRESS, else one that runs here, else
-    a new one for this engine. Make all calls in one thread."""
+    """Runs processes on hosts of a Ray cluster: the one at RAY_ADDRESS, else one that runs here,
+    else a new one for this engine. Make all calls in one thread."""
 
     def __init__(self, num_ranks: int, num_cpus: int, num_bytes: int, host_bytes: int) -> None:
         """num_ranks: ranks to place, with so many CPUs and so much memory for each. host_bytes:

@@ -3,20 +3,19 @@ head for a state, between a convolution and a gated norm."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from quire.attention import StateInputs, StepInputs
+from quire.attention import StepInputs
 from quire.config.model_spec import DeltaHeads
 from quire.config.shard import Shard, Share
 from quire.errors import ConfigError
 from quire.layers.adapted import Projection
 from quire.layers.norm import RMSNorm
-from quire.layers.recurrent.part import RecurrentPart, StateBytes
+from quire.layers.recurrent.part import RecurrentPart, RowOperation, StateBytes, numbers_of_heads
 from quire.layers.recurrent.short_conv import ShortConv
-from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
 
 __all__ = ["DeltaShares", "DeltaRule", "GatedDelta"]
@@ -103,46 +102,18 @@ class DeltaRule(RecurrentPart):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._rule, heads, own = ops.gated_delta, shares.heads, shares.values
+        heads, own = shares.heads, shares.values
         state_bytes = 4 * own.count * heads.key_dim * heads.value_dim
         widths = (shares.channels.count, 2 * own.count)
-        super().__init__(ops, total, state_bytes, torch.float32, widths, dtype)
-        self._log_rates, self._bias = (
-            torch.empty(own.count, dtype=torch.float32, device=device) for _ in range(2)
-        )
-        storage = {"A_log": self._log_rates, "dt_bias": self._bias}
-        cuts = {} if own.is_whole else dict.fromkeys(storage, Cut(0, own))
-        self.weights = DenseWeights(storage, cuts=cuts)
-        self._keys, self._in_turn = (shares.keys.count, heads.key_dim), heads.in_turn
+        numbers, self.weights = numbers_of_heads(("A_log", "dt_bias"), own, device)
+        keys = (shares.keys.count, heads.key_dim)
+        operation = RowOperation(ops.gated_delta, numbers, (keys, heads.in_turn))
+        super().__init__(ops, operation, total, state_bytes, torch.float32, widths, dtype)
 
     def __call__(self, x: torch.Tensor, gates: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """x: q, k and v of each token, gates [T, 2 · H]: b and a → [T, H · Dv]. Reads and writes
         the rows' states."""
         return self.advance((x, gates), step)
-
-    def compute(
-        self,
-        inputs: Sequence[torch.Tensor],
-        states: torch.Tensor,
-        rows: StateInputs,
-        starts: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `RecurrentPart.compute`."""
-        x, gates = inputs
-        return self._rule(
-            x,
-            gates,
-            self._log_rates,
-            self._bias,
-            states,
-            rows.read,
-            rows.write,
-            rows.slots,
-            starts,
-            rows.num_computed,
-            self._keys,
-            self._in_turn,
-        )
 
 
 class GatedDelta:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from quire.attention import StateInputs, StepInputs
+from quire.attention import StepInputs
 from quire.config.shard import Share
-from quire.layers.recurrent.part import RecurrentPart, StateBytes
+from quire.layers.recurrent.part import RecurrentPart, RowOperation, StateBytes
 from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
 
@@ -36,13 +34,13 @@ class ShortConv(RecurrentPart):
     ) -> None:
         size = channels.count
         widths = (3 * size if gated else size,)
-        super().__init__(ops, total, (taps - 1) * size * dtype.itemsize, dtype, widths, dtype)
-        self._short_conv, self._gated = ops.short_conv, gated
-        self._weight = torch.empty((taps, channels.count), dtype=dtype, device=device)
-        self._bias = None
-        storage = {"weight": self._weight.t().unsqueeze(1)}
+        weight = torch.empty((taps, size), dtype=dtype, device=device)
+        storage = {"weight": weight.t().unsqueeze(1)}
         if bias:
-            self._bias = storage["bias"] = torch.empty(channels.count, dtype=dtype, device=device)
+            storage["bias"] = torch.empty(size, dtype=dtype, device=device)
+        operation = RowOperation(ops.short_conv, (weight, storage.get("bias")), (gated,))
+        state_bytes = (taps - 1) * size * dtype.itemsize
+        super().__init__(ops, operation, total, state_bytes, dtype, widths, dtype)
         cuts = {} if channels.is_whole else dict.fromkeys(storage, Cut(0, channels))
         self.weights = DenseWeights(storage, cuts=cuts)
         self.num_channels = size
@@ -51,25 +49,3 @@ class ShortConv(RecurrentPart):
         """x [T, 3 · E]: B, C and v of each token, or [T, E] → [T, E]. Reads and writes the rows'
         states."""
         return self.advance((x,), step)
-
-    def compute(
-        self,
-        inputs: Sequence[torch.Tensor],
-        states: torch.Tensor,
-        rows: StateInputs,
-        starts: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `RecurrentPart.compute`."""
-        (x,) = inputs
-        return self._short_conv(
-            x,
-            self._weight,
-            self._bias,
-            states,
-            rows.read,
-            rows.write,
-            rows.slots,
-            starts,
-            rows.num_computed,
-            self._gated,
-        )

@@ -3,19 +3,17 @@ of each head for a state, between a convolution and a gated norm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from quire.attention import StateInputs, StepInputs
+from quire.attention import StepInputs
 from quire.config.model_spec import SSDHeads
 from quire.config.shard import Shard, Share
 from quire.layers.adapted import Projection
 from quire.layers.norm import SharedRMSNorm
-from quire.layers.recurrent.part import RecurrentPart, StateBytes
+from quire.layers.recurrent.part import RecurrentPart, RowOperation, StateBytes, numbers_of_heads
 from quire.layers.recurrent.short_conv import ShortConv
-from quire.layers.weights import Cut, DenseWeights
 from quire.ops import OpSet
 
 __all__ = ["SSDShares", "SelectiveState", "StateSpace"]
@@ -66,47 +64,18 @@ class SelectiveState(RecurrentPart):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._ssd, heads, own = ops.ssd, shares.heads, shares.own
+        heads, own = shares.heads, shares.own
         state_bytes = 4 * own.count * heads.head_dim * heads.state_size
         widths = (shares.channels.count, own.count)
-        super().__init__(ops, total, state_bytes, torch.float32, widths, dtype)
-        self._log_rates, self._bias, self._skip = (
-            torch.empty(own.count, dtype=torch.float32, device=device) for _ in range(3)
-        )
-        storage = {"A_log": self._log_rates, "dt_bias": self._bias, "D": self._skip}
-        cuts = {} if own.is_whole else dict.fromkeys(storage, Cut(0, own))
-        self.weights = DenseWeights(storage, cuts=cuts)
-        self._groups, self._limits = (shares.groups.count, heads.state_size), heads.limits
+        numbers, self.weights = numbers_of_heads(("A_log", "dt_bias", "D"), own, device)
+        groups = (shares.groups.count, heads.state_size)
+        operation = RowOperation(ops.ssd, numbers, (groups, heads.limits))
+        super().__init__(ops, operation, total, state_bytes, torch.float32, widths, dtype)
 
     def __call__(self, x: torch.Tensor, dt: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """x: x, B and C of each token, dt [T, H] → [T, H · P]. Reads and writes the rows'
         states."""
         return self.advance((x, dt), step)
-
-    def compute(
-        self,
-        inputs: Sequence[torch.Tensor],
-        states: torch.Tensor,
-        rows: StateInputs,
-        starts: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `RecurrentPart.compute`."""
-        x, dt = inputs
-        return self._ssd(
-            x,
-            dt,
-            self._log_rates,
-            self._bias,
-            self._skip,
-            states,
-            rows.read,
-            rows.write,
-            rows.slots,
-            starts,
-            rows.num_computed,
-            self._groups,
-            self._limits,
-        )
 
 
 class StateSpace:

@@ -2,9 +2,9 @@
 
 A page has a segment of [S, token_bytes] bytes for each plane (K, V) of each layer. A token is K · D
 elements. In an int8 cache the K float32 scales of its heads follow, at the next multiple of 4
-bytes: element · scale is the value. A plane that K and V share has two scales (K = 1): of the
-elements of V, which come first, and of the others. So code that copies, shares or counts pages need
-not know about scales.
+bytes: element · scale is the value. A plane that K and V share has two scales (K = 1): one of the
+elements of V, which come first, and one of the others. So code that copies, shares or counts pages
+need not know about scales.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Makes multiplying matrices from stored ones: by the integer kernels where these have equal
-weights, else widened as they are used."""
+"""Makes multiplying matrices from stored ones: integer kernels where these have equal weights, else
+widened as they are used."""
 
 from __future__ import annotations
 

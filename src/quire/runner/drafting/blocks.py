@@ -20,8 +20,8 @@ class DraftBlocks:
     """A draft model's pool has a block for each of the model's, with the same number and tokens. So
     prefixes, forks and copies need no bookkeeping of their own, but the draft model computes later
     than the model, or never: each block knows how many of its first tokens are there. What is not
-    there is computed before it is read, also within a prefix that is shared: whoever computes it
-    writes the same.
+    there is computed before it is read, also within a prefix that is shared: all who compute it
+    write the same.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class EagleDrafter(LayerDrafter):
         self._states.apply(plan)
 
     def kept_after_step(self, slots: Slots, firsts: Slots) -> Slots:
-        """Return how many entries stand on the model's states: those before the first guess."""
+        """Return how many entries stand on the model's states and come before the first guess."""
         del slots
         return firsts
 

@@ -37,7 +37,7 @@ class KeptStates:
 
     def choose_places(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Choose where the chunks of a sequence end that enters with a prefix hit. Where its blocks
-        have names beyond the hit, other prompts have branched off: that is a place too."""
+        have names beyond the hit, other prompts have branched off, which is a place too."""
         sequence.places = self._places(sequence, hit.num_tokens, hit.num_named)
 
     def _places(self, sequence: Sequence, start: int, branch: int) -> list[int]:

@@ -36,11 +36,11 @@ def places_of(
 ) -> list[int]:
     """Return the places in a prompt of `num_tokens`, multiples of `grid` behind `start`, in order.
 
-    They are, `gap` tokens apart and the first ones before the others: where other prompts have
-    branched off; the first message's end, which whole conversations share; the last place before
-    the prompt's end; of other messages' ends, and of places `STRIDE` apart where there is none, the
-    last one in each quadrupling of the distance from the end. ends: ends of messages that `spaced`
-    has chosen. branch: number of tokens after which other prompts have branched off; 0 for none.
+    They are, `gap` tokens apart and the first ones before the others: branches of other prompts;
+    the first message's end, which whole conversations share; the last place before the prompt's
+    end; of other messages' ends, and of places `STRIDE` apart where there is none, the last one in
+    each quadrupling of the distance from the end. ends: ends of messages that `spaced` has chosen.
+    branch: number of tokens after which other prompts have branched off; 0 for none.
     """
     chosen: list[int] = []
 

@@ -17,8 +17,8 @@ PREFIX = "front-"
 
 class FrontReading(msgspec.Struct):
     """Counts of one front, or of several. num_waiting_…: requests before their first step, and
-    their prompt tokens. refused: requests shed by the waiting room, by reason. num_spans_…:
-    spans of traces that the collector took, and others."""
+    their prompt tokens. refused: requests shed by the waiting room, by reason. num_spans_…: spans
+    of traces that the collector took, and those that were dropped."""
 
     metrics: ServerMetrics
     num_waiting_requests: int = 0

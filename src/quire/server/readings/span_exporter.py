@@ -1,7 +1,7 @@
 """Sends spans to a collector: OTLP over HTTP, as JSON.
 
-OpenTelemetry's SDK with its exporter would add seven packages, protobuf among them, and measures
-spans while they run. These are made from timelines that have ended, so a page of code is enough.
+OpenTelemetry's SDK would add packages, protobuf among them, and it measures spans while they run.
+These are made from timelines that have ended.
 """
 
 from __future__ import annotations

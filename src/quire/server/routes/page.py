@@ -31,8 +31,10 @@ MEDIA = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-FILES = sorted(path.name for path in UI_FOLDER.iterdir() if path.suffix in MEDIA)
-"""Names of the page's files."""
+FILES = sorted(
+    path.relative_to(UI_FOLDER).as_posix() for path in UI_FOLDER.rglob("*") if path.suffix in MEDIA
+)
+"""Names of the page's files, with their folders below `UI_FOLDER`."""
 
 FILE_HEADERS = {
     "content-security-policy": (
@@ -56,13 +58,12 @@ async def to_the_page(call: Call[None]) -> Response:
 async def page_file(call: Call[None]) -> Response:
     """A file of the page; 304 if the browser has it."""
     root = call.services.settings.root_path
-    name = call.request.scope["path"].rpartition("/")[2]
-    data, tag = _read(INDEX if name == "ui" else name, root)
+    name = call.request.scope["path"].rpartition("/ui")[2].removeprefix("/") or INDEX
+    data, tag = _read(name, root)
     headers = {**FILE_HEADERS, "etag": tag}
     if tag in call.request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    media = MEDIA[Path(INDEX if name == "ui" else name).suffix]
-    return Response(data, headers={**headers, "content-type": media})
+    return Response(data, headers={**headers, "content-type": MEDIA[Path(name).suffix]})
 
 
 @functools.cache

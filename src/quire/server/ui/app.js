@@ -1,6 +1,6 @@
 // The page: its two views, the theme, and the state of the server.
 
-import { Chat } from "./chat.js";
+import { Chat } from "./chat/chat.js";
 import { fill, icon, toast } from "./dom.js";
 import { showRequest } from "./drawer.js";
 import { EngineView } from "./engine.js";

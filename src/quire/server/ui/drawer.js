@@ -1,4 +1,4 @@
-// The drawer with one request: where its time went, and what it was made of.
+// The drawer with one request: the parts of its time, and its details.
 
 import { call } from "./api.js";
 import { duration, fill, h, iconButton, number } from "./dom.js";
@@ -11,7 +11,7 @@ export function rowOf(timeline) {
   return row;
 }
 
-/** Show a request. row: as the stream has it; null to ask for it by its id. */
+/** Show a request. row: its row in the stream; null to ask for it by its id. */
 export async function showRequest(id, row = null, now = Date.now() / 1000) {
   const drawer = document.getElementById("drawer");
   let timeline = null;

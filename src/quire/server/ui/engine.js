@@ -1,4 +1,4 @@
-// The engine view: what the server streams, drawn four times a second while somebody looks.
+// The engine view: the stream of the server, drawn four times a second while somebody looks.
 
 import { call, events, ROOT } from "./api.js";
 import { BlockMap, nameOf } from "./blocks.js";

@@ -63,7 +63,7 @@ function spread(found) {
   return all;
 }
 
-/** Return the owner of each cell: that of its first block. each: blocks of a cell. */
+/** Return the owner of each cell: its first block's. each: blocks of a cell. */
 export function cellOwners(text, each) {
   return spread(ownerRuns(text)).filter((_, i) => i % each === 0);
 }
@@ -135,7 +135,7 @@ export class Ring {
     this.all = [];
   }
 
-  /** Add a snapshot. A counter that fell belongs to a new core: what was before it is dropped. */
+  /** Add a snapshot. A counter that fell belongs to a new core: values before it are dropped. */
   add(shown) {
     const engine = shown.engine;
     const made = {
@@ -188,8 +188,8 @@ export class Ring {
   }
 }
 
-/** Return the requests to show, at most `most`: those that compute, the oldest that wait, and the last
- * that ended. */
+/** Return the requests to show, at most `most`: all that compute, the oldest that wait, and the
+ * last that ended. */
 export function chosenRows(rows, most) {
   const newest = [...rows].sort((one, other) => other.at - one.at);
   const isOver = (row) => row.finished !== undefined;

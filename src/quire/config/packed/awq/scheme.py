@@ -45,7 +45,7 @@ class AWQ(Scheme):
         return num_groups(inputs, self.group_size)
 
     def _padded_words(self, inputs: int) -> int:
-        """Words of zero points per output: those of "gemv" come in fours for groups of 32, in twos
+        """Words of zero points per output. Words of "gemv" come in fours for groups of 32, in twos
         for groups of 64."""
         together = {32: 4, 64: 2}.get(self.group_size, 1)
         words = -(-self.num_groups(inputs) // 8)

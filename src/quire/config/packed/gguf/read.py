@@ -91,7 +91,8 @@ def q2_k(blocks: torch.Tensor) -> Blocks:
 
 
 def _two_bits(packed: torch.Tensor) -> torch.Tensor:
-    """[N, 64] → [N, 256]: of each half of the bytes, the lowest 2 bits of all 32, then the next."""
+    """[N, 64] → [N, 256]. From each half of the bytes come the lowest 2 bits of all 32, then the
+    next."""
     shifts = _shifts(2, packed)[:, None]
     return (packed.view(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 256)
 
@@ -203,7 +204,7 @@ def gguf_blocks(scheme: GGUFBlocks, tensors: Tensors, outputs: slice) -> Blocks:
 
 
 def cut_gguf_blocks(scheme: GGUFBlocks, tensors: Tensors, part: Part) -> dict[str, torch.Tensor]:
-    """Between blocks: those of K-quants have 256 inputs."""
+    """Between blocks: K-quants have blocks of 256 inputs."""
     outputs, inputs = axes_of(part)
     blocks, size = tensors["blocks"], scheme.block_size
     width = blocks.shape[1] * size // inputs.total

@@ -239,7 +239,7 @@ class LanePiece {
     return found;
   }
 
-  // Returns tiles that products can load: those of the pages, or copies in bf16.
+  // Returns tiles that products can load: the pages' own, or copies in bf16.
   KeyTiles<bf16> prepare(const KeyTiles<E>& tiles) {
     KeyTiles<bf16> ready;
     if constexpr (kIsBf16) {

@@ -16,8 +16,8 @@ constexpr int kMaxIntegerDim = 512;  // largest head_dim: Σ q k fits in 32 bits
 constexpr int kQueryTop = 127 * 256, kWeightTop = 32767;
 static_assert(int64_t{kChunk<int8_t>} * kWeightTop * 128 <= std::numeric_limits<int32_t>::max());
 
-// Rounds one query row into its place among the integers. scale: of its scores. The step is 0 if
-// all elements are negligibly small, NaN if one is not finite.
+// Rounds one query row into its place among the integers. scale: factor on its scores. The step is
+// 0 if all elements are negligibly small, NaN if one is not finite.
 inline void round_query(const bf16* q, int head_dim, float scale, int row,
                         const IntegerScratch& out) {
   constexpr float kLeast = std::numeric_limits<float>::min();

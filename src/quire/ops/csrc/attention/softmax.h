@@ -20,7 +20,7 @@ inline uint64_t key_bits(int low, int high) {
 }
 
 // Turns one row's scores of a key block into weights 2^(score - max) and rescales the row's state.
-// Keys outside low <= key < high get weight 0 whatever their score. scales: of the keys of a
+// Keys outside low <= key < high get weight 0 whatever their score. scales: scales of the keys of a
 // quantized cache, null for others; V's scale multiplies the weight, but not the sum of weights.
 // more: added to the scaled scores, or null. bend: applied to the result.
 inline void soften(int width, float* scores, int row, int low, int high,

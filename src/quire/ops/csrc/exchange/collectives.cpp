@@ -112,8 +112,8 @@ void complete(float* total, const float* bias, int64_t width, int64_t at, E* out
 }  // namespace
 }  // namespace quire
 
-// Reduces x of all ranks to out: the sums as a binary tree, or the largest of each. memory: of the
-// group. out: may be x. dtype: 0 to 2 as in native/simd.h, 3 for int32. bias: null, or float32
+// Reduces x of all ranks to out: the sums as a binary tree, or the largest of each. memory: the
+// group's. out: may be x. dtype: 0 to 2 as in native/simd.h, 3 for int32. bias: null, or float32
 // [width], added to each row of float32 sums. out_dtype: type of out; differs from dtype only if
 // that is float32. Returns 4 if the group is over, 5 if another rank failed in its step.
 QUIRE_API int quire_all_reduce(void* memory, int32_t rank, const void* x, void* out, int64_t count,

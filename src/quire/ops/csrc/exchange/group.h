@@ -188,9 +188,9 @@ inline int gather(const Group& group, const void* x, int64_t bytes, void* out) {
   return 0;
 }
 
-// out: `rows` rows of all ranks, each with its parts side by side. row_at(i): where this rank's part
-// of row i is, row_bytes of it. An exchange has as many bytes as a place, whatever rows they are of.
-// 0 or a code of meet().
+// out: `rows` rows of all ranks, each with its parts side by side. row_at(i): place of this rank's
+// part of row i, row_bytes of it. An exchange has as many bytes as a place, whatever rows they are
+// of. 0 or a code of meet().
 template <class RowAt>
 int gather_rows(const Group& group, int64_t rows, int64_t row_bytes, void* out, RowAt&& row_at) {
   const int64_t count = rows * row_bytes;

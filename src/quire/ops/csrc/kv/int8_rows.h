@@ -70,7 +70,7 @@ QUIRE_INLINE float quantize_row(const From* from, int8_t* to, int64_t n) {
   return scale;
 }
 
-// DType codes of a KV cache: those of activations, and int8.
+// DType codes of a KV cache: the codes of activations, and int8.
 constexpr int32_t kInt8Cache = 3;
 
 template <class F>

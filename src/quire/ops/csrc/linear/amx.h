@@ -1,6 +1,6 @@
 // bf16 by bf16 in tile registers, as an arithmetic of linear/product.h.
 //
-// TDPBF16PS adds 32 products to a float32: those of even k form one chain of fused multiply-adds
+// TDPBF16PS adds 32 products to a float32: products of even k form one chain of fused multiply-adds
 // from zero, those of odd k another, and the sum of both is added (Intel SDM: round to nearest
 // even, denormals are zeros). Its lines are the pairs of a packed panel as stored.
 #pragma once

@@ -39,8 +39,8 @@ QUIRE_API int quire_linear_rows(const void* packed, const void* ids, int32_t id_
 QUIRE_REPLAYABLE(quire_linear_rows)
 
 // Computes y = x Wᵀ + b. x: rows of `depth` elements with a stride. y: [rows, outputs] of x's type
-// or float32; for a gated layer half as wide. bias: float32 or null. gate: as in packing. y_stride:
-// of the rows of y, 0 if they are contiguous.
+// or float32; for a gated layer half as wide. bias: float32 or null. gate: the packing's. y_stride:
+// stride of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear(const void* x, int64_t x_stride, const void* packed, const float* bias,
                            void* y, int64_t y_stride, int64_t rows, int64_t outputs, int64_t depth,
                            int32_t x_dtype, int32_t y_dtype, int32_t weight_dtype, int32_t gate,

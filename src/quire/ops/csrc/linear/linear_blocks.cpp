@@ -353,7 +353,7 @@ constexpr int kUnknownKind = 1;
 }  // namespace quire::linear_int
 
 // Packs a matrix. codes: contiguous [outputs, blocks · block_size]. scale, minimum: float16.
-// factors, lows: as in BlockSource, null where a kind has none. packed: filled with zeros. gate:
+// factors, lows: see BlockSource, null where a kind has none. packed: filled with zeros. gate:
 // see pointwise/gate.h. Returns 1 for an unknown kind.
 QUIRE_API int quire_linear_blocks_pack(const uint8_t* codes, const uint16_t* scale,
                                        const uint16_t* minimum, const int8_t* factors,
@@ -408,7 +408,7 @@ QUIRE_REPLAYABLE(quire_linear_blocks_rows)
 
 // Computes y = x Wᵀ + b. x: rows of blocks · block_size elements with a stride. y: [rows, outputs]
 // of x's type or float32; for a gated layer half as wide. power and bias (or null): float32, scale
-// and bias of LinearCall. gate: as in packing. y_stride: of the rows of y, 0 if they are
+// and bias of LinearCall. gate: the packing's. y_stride: stride of the rows of y, 0 if they are
 // contiguous.
 QUIRE_API int quire_linear_blocks(const void* x, int64_t x_stride, const uint8_t* packed,
                                   const float* power, const float* bias, void* y, int64_t y_stride,

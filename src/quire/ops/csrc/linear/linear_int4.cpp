@@ -190,7 +190,7 @@ int multiply_groups(const Int4Layout& layout, const LinearCall& call, const uint
 }  // namespace quire::linear_int
 
 // Packs a matrix. weight: contiguous [outputs, groups · group_size], one value per byte. scale
-// (float16), zero (bytes, or null): [outputs, groups]. packed, packed_zeros (or null): as above,
+// (float16), zero (bytes, or null): [outputs, groups]. packed, packed_zeros (or null): see above,
 // filled with zeros. gate: see pointwise/gate.h.
 QUIRE_API int quire_linear_int4_pack(const uint8_t* weight, const uint16_t* scale,
                                      const uint8_t* zero, uint8_t* packed, uint8_t* packed_zeros,
@@ -242,7 +242,7 @@ QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
 // Computes y. x: rows of groups · group_size elements with a stride. y: [rows, outputs] of x's type
 // or float32; for a gated layer half as wide. power and bias (or null): float32, scale and bias of
-// LinearCall, as rotation. gate: as in packing. y_stride: of the rows of y, 0 if they are
+// LinearCall, as rotation. gate: the packing's. y_stride: stride of the rows of y, 0 if they are
 // contiguous.
 QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const uint8_t* packed_zeros, const float* power, const float* bias,
@@ -260,8 +260,8 @@ QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* 
 QUIRE_REPLAYABLE(quire_linear_int4)
 
 // Computes sums over the inputs of x, which are part of those of a matrix, times the powers. sums:
-// float32 [rows, outputs], contiguous. largest: [rows], of the whole rows. Other arguments: as
-// above, without a gate.
+// float32 [rows, outputs], contiguous. largest: [rows], of the whole rows. Other arguments: see
+// above; there is no gate.
 QUIRE_API int quire_linear_int4_partial(const void* x, int64_t x_stride, const uint8_t* packed,
                                         const uint8_t* packed_zeros, const float* power,
                                         const float* largest, float* sums, int64_t rows,

@@ -216,7 +216,7 @@ QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
 // Computes y. x: rows of `depth` elements with a stride. y: [rows, outputs] of x's type or float32;
 // for a gated layer half as wide. scale and bias (or null): float32, of LinearCall, as rotation.
-// gate: as in packing. y_stride: of the rows of y, 0 if they are contiguous.
+// gate: the packing's. y_stride: stride of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const float* scale, const float* bias, void* y, int64_t y_stride,
                                 int64_t rows, int64_t outputs, int64_t depth, int64_t rotation,
@@ -232,8 +232,8 @@ QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* 
 QUIRE_REPLAYABLE(quire_linear_int8)
 
 // Computes exact sums over the inputs of x, which are part of those of a matrix. sums: [rows,
-// outputs], contiguous. largest: [rows], of the whole rows. x, packed and scale: as above, without
-// a gate.
+// outputs], contiguous. largest: [rows], of the whole rows. x, packed and scale: see above; there
+// is no gate.
 QUIRE_API int quire_linear_int8_partial(const void* x, int64_t x_stride, const uint8_t* packed,
                                         const float* scale, const float* largest, int32_t* sums,
                                         int64_t rows, int64_t outputs, int64_t depth,

@@ -323,8 +323,8 @@ QUIRE_REPLAYABLE(quire_linear_tables_rows)
 
 // Computes y = x Wᵀ + b. x: rows of blocks · block_size elements with a stride. y: [rows, outputs]
 // of x's type or float32; for a gated layer half as wide. weight_dtype: type to which weights are
-// rounded. bias: float32 or null. gate: as in packing. y_stride: of the rows of y, 0 if they are
-// contiguous. Other arguments: as in Matrix.
+// rounded. bias: float32 or null. gate: the packing's. y_stride: stride of the rows of y, 0 if they
+// are contiguous. Other arguments: see Matrix.
 QUIRE_API int quire_linear_tables(const void* x, int64_t x_stride, const uint8_t* packed,
                                   const float* tables, const int64_t* ends, const uint32_t* places,
                                   const float* added, const float* bias, void* y, int64_t y_stride,

@@ -72,7 +72,7 @@ class StagedOutputs {
   static constexpr int64_t kLine = 64 / sizeof(Y);
   static constexpr int64_t kMostColumns = 4 * kWidth;
   // This many bytes of outputs would evict each other from the caches, and would be read back
-  // before they are written. Measured with tile registers: by non-temporal stores 1 MiB takes a
+  // before they are written. Measured with tile registers: with non-temporal stores 1 MiB takes a
   // tenth less time, 2 MiB a third less, 512 KiB the same.
   static constexpr int64_t kStreamedBytes = 1 << 20;
   // This many bytes of weights read by a core evict outputs from its second-level cache (2 MiB).

@@ -32,7 +32,7 @@ class TileLoop {
  public:
   using Y = typename Job::Output;
 
-  // y: outputs of all `rows`. height: of the highest tile.
+  // y: outputs of all `rows`. height: rows of the highest tile.
   TileLoop(const Job& job, Y* y, int64_t rows, int64_t height)
       : job_(job),
         tiles_(height),

@@ -193,9 +193,9 @@ QUIRE_API int quire_low_rank_shrink(const void* x, int64_t x_stride, const int64
 }
 QUIRE_REPLAYABLE(quire_low_rank_shrink)
 
-// Adds scale · t B to y, rows [rows, outputs]. t: of quire_low_rank_shrink. b: [adapters, rank,
-// outputs]. scales: [adapters, parts]. ends: [parts], the end of the outputs of each part. Other
-// arguments as there.
+// Adds scale · t B to y, rows [rows, outputs]. t: result of quire_low_rank_shrink. b: [adapters,
+// rank, outputs]. scales: [adapters, parts]. ends: [parts], the end of the outputs of each part.
+// Other arguments as there.
 QUIRE_API int quire_low_rank_expand(const float* t, const int64_t* slots, const void* b,
                                     const int64_t* ranks, const float* scales, const int64_t* ends,
                                     void* y, int64_t y_stride, int64_t rows, int64_t outputs,

@@ -43,7 +43,7 @@ struct Expert {
 
 struct Job {
   const char* x;  // rows of `width` bytes with a stride in bytes
-  int64_t x_stride, width, inner;  // in bytes; inner: of a row between the two layers
+  int64_t x_stride, width, inner;  // in bytes; inner: a row between the two layers
   const Expert* experts;
   const Picks& picks;
   char* outputs;  // rows of `width` bytes in the order of the picks

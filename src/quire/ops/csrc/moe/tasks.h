@@ -9,7 +9,7 @@
 
 namespace quire::moe {
 
-// Rows of a task: as many as share one reading of the weights while the rows between two layers
+// Rows of a task: the most that share one reading of the weights while the rows between two layers
 // stay in the caches.
 constexpr int64_t kRowsPerTask = 256;
 // Rows whose products take as long as reading the weights.

@@ -21,7 +21,7 @@ inline void relax() { __builtin_ia32_pause(); }
 
 class Team {
  public:
-  // size: threads that work on a loop, the caller included. spin: how long an idle one spins.
+  // size: threads that work on a loop, the caller included. spin: time for which an idle one spins.
   // Throws what std::thread throws when the system gives no more threads; no member is left then.
   Team(int size, std::chrono::microseconds spin) : spin_(spin), process_(getpid()) {
     try {

@@ -27,8 +27,8 @@ struct NormCall {
   Team* team;
 };
 
-// Calls norm(o, i, row) for every row; `row` counts them. A thread takes adjacent rows: of two
-// threads, each has mostly those that it had in the operation before and will have in the next.
+// Calls norm(o, i, row) for every row; `row` counts them. A thread takes adjacent rows. Each of two
+// threads has mostly those that it had in the operation before and will have in the next.
 template <class F>
 void each_row(const NormCall& call, F&& norm) {
   const int64_t grain = kElementsPerTask / (call.width + 1) + 1;

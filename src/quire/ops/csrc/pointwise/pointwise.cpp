@@ -104,7 +104,7 @@ QUIRE_API int quire_rescale(void* x, int64_t stride, int64_t rows, int64_t width
 }
 QUIRE_REPLAYABLE(quire_rescale)
 
-// Applies an activation. x, out: `count` elements, contiguous. kind: of activations.h.
+// Applies an activation. x, out: `count` elements, contiguous. kind: see activations.h.
 QUIRE_API int quire_activation(const void* x, void* out, int64_t count, int32_t kind,
                                int32_t dtype, quire::Team* team) {
   using namespace quire;
@@ -145,7 +145,7 @@ QUIRE_API int quire_activation_and_mul(const void* x, int64_t stride, void* out,
 QUIRE_REPLAYABLE(quire_activation_and_mul)
 
 // Writes activation(x) · up. x, up: rows of `width` elements with strides. out: contiguous
-// rows. kind: of activations.h, or kSigmoid.
+// rows. kind: see activations.h, or kSigmoid.
 QUIRE_API int quire_activation_times(const void* x, int64_t stride, const void* up,
                                      int64_t up_stride, void* out, int64_t rows, int64_t width,
                                      int32_t kind, int32_t dtype, quire::Team* team) {

@@ -5,8 +5,8 @@
 #include "rows/ids.h"
 
 // Replaces x[row] by x[row] · factors[index[row]]. x: rows of `width` > 0 elements with a stride.
-// index: null for the first factor everywhere. id_bytes: of the indices, 4 or 8. Returns 3 for an
-// index outside the factors.
+// index: null for the first factor everywhere. id_bytes: bytes of an index, 4 or 8. Returns 3 for
+// an index outside the factors.
 QUIRE_API int quire_rescale_rows(void* x, int64_t stride, int64_t rows, int64_t width,
                                  const void* factors, int64_t num_factors, const void* index,
                                  int32_t id_bytes, int32_t dtype, quire::Team* team) {

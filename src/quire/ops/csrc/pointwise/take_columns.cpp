@@ -23,8 +23,8 @@ void take(const Item* x, int64_t stride, const Ids& order, Item* out, int64_t ro
 }  // namespace quire
 
 // Copies the columns that `order` names. x: rows of `columns` elements with a stride. out:
-// contiguous rows of `width`, one column per index of `order`. id_bytes: of these, 4 or 8. Returns
-// 3 for an index outside the columns.
+// contiguous rows of `width`, one column per index of `order`. id_bytes: bytes of an index, 4 or 8.
+// Returns 3 for an index outside the columns.
 QUIRE_API int quire_take_columns(const void* x, int64_t stride, const void* order, int32_t id_bytes,
                                  void* out, int64_t rows, int64_t columns, int64_t width,
                                  int32_t dtype, quire::Team* team) {

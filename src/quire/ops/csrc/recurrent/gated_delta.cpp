@@ -37,7 +37,7 @@ void unit(const E* x, float* out, int64_t width, float factor) {
   each_vector(0, width, [&](int64_t i, auto size) { put(out + i, mul(get(x + i, size), scale), size); });
 }
 
-// x, gates: of the piece's first token.
+// x, gates: rows of the piece's first token.
 template <class E>
 void prepare(const E* x, const E* gates, int64_t gates_stride, float log_rate, float bias,
              const Sizes& sizes, int64_t head, int64_t tokens, Piece& piece) {
@@ -115,8 +115,8 @@ QUIRE_INLINE void multiply(const float* from, float* to, int64_t dim, const Upda
 }
 
 // Takes a block through a piece: from the state `from` to the one `to`, which may be the same.
-// values, out: of the piece's first token, `stride` and `out_stride` elements apart. streams: nobody
-// needs the new state soon.
+// values, out: rows of the piece's first token, `stride` and `out_stride` elements apart. streams:
+// nobody needs the new state soon.
 template <class E>
 void advance(const float* from, float* to, const Piece& piece, int64_t tokens, int64_t dim,
              const E* values, int64_t stride, E* out, int64_t out_stride, bool streams) {
@@ -159,8 +159,8 @@ void advance(const float* from, float* to, const Piece& piece, int64_t tokens, i
 // x: q, k, v of each token, [T, 2 · num_keys · key_dim + num_heads · value_dim]. gates: b and a of
 // each head, rows `gates_stride` elements apart. log_rates, bias: [num_heads]. out: [T, num_heads ·
 // value_dim]. in_turn: a key serves every num_keys-th head, not adjacent ones. states: places `stride` floats apart, each [num_heads, value_dim / 16, key_dim, 16].
-// read, write, num_computed: by slot. Row i, of slot slots[i], has tokens starts[i] … starts[i + 1]
-// - 1. Returns 3 for sizes that it does not know.
+// read, write, num_computed: one number per slot. Row i, of slot slots[i], has tokens starts[i] …
+// starts[i + 1] - 1. Returns 3 for sizes that it does not know.
 QUIRE_API int quire_gated_delta(const void* x, const void* gates, int64_t gates_stride,
                                 const float* log_rates, const float* bias, void* out,
                                 int64_t num_keys, int64_t key_dim, int64_t num_heads,

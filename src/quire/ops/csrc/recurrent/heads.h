@@ -29,8 +29,8 @@ QUIRE_INLINE float number(const E* p) {
   return first_lane(load_part(p, 1));
 }
 
-// States of rows: places `stride` floats apart. read, write, num_computed: by slot. Row i, of slot
-// slots[i], has tokens starts[i] … starts[i + 1] - 1.
+// States of rows: places `stride` floats apart. read, write, num_computed: one number per slot. Row
+// i, of slot slots[i], has tokens starts[i] … starts[i + 1] - 1.
 struct RowStates {
   float* places;
   int64_t stride;

@@ -8,7 +8,8 @@
 
 // x: tokens of `width` bytes, `x_stride` bytes apart. kept: room for `num_kept` of them,
 // `kept_stride` bytes apart. Row i, of slot slots[i], has tokens starts[i] … starts[i + 1] - 1.
-// keep: by slot, place of the row's first token, or -1 for none. Returns 3 if a row has no room.
+// keep: for each slot, place of the row's first token, or -1 for none. Returns 3 if a row has no
+// room.
 QUIRE_API int quire_keep_tokens(const void* x, int64_t x_stride, int64_t width, void* kept,
                                 int64_t kept_stride, int64_t num_kept, const int64_t* slots,
                                 int64_t num_rows, const int32_t* starts, const int64_t* keep,

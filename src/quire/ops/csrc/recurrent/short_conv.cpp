@@ -63,9 +63,9 @@ void convolve(const E* x, int64_t stride, E* out, int64_t size, const E* weight,
 
 // x: tokens `x_stride` elements apart; B, C, v of each if `gated`, 3 · size, else size channels.
 // out: [T, size]. weight: [taps, size]. bias: may be null.
-// states: places `stride` elements apart, each [taps - 1, size]. read, write, num_computed: by
-// slot. Row i, of slot slots[i], has tokens starts[i] … starts[i + 1] - 1. Returns 3 for more taps
-// than there may be.
+// states: places `stride` elements apart, each [taps - 1, size]. read, write, num_computed: one
+// number per slot. Row i, of slot slots[i], has tokens starts[i] … starts[i + 1] - 1. Returns 3 for
+// more taps than there may be.
 QUIRE_API int quire_short_conv(const void* x, int64_t x_stride, int32_t gated, void* out,
                                int64_t size, const void* weight, int64_t taps, const void* bias, void* states, int64_t stride,
                                const int64_t* read, const int64_t* write, const int64_t* slots,

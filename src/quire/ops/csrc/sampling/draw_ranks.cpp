@@ -240,9 +240,9 @@ int draw_whole(const Parts& parts, const std::vector<Kind>& kinds) {
 }  // namespace
 }  // namespace quire
 
-// Draws tokens from rows that ranks share. memory: of the group. logits: rows of `most` elements
+// Draws tokens from rows that ranks share. memory: the group's. logits: rows of `most` elements
 // with a stride, this rank's part of the `total` tokens of a row: `own` of them, from `first` on.
-// Ranks have `most` tokens each, the last one fewer. Other arguments and codes: as in quire_draw,
+// Ranks have `most` tokens each, the last one fewer. Other arguments and codes: see quire_draw,
 // and the codes of exchange/collectives.cpp.
 QUIRE_API int quire_draw_ranks(void* memory, int32_t rank, const float* logits, int64_t stride,
                                int64_t first, int64_t own, int64_t most, int64_t total,

@@ -36,7 +36,7 @@ struct Row {
   int64_t size;
   double temperature, top_p, min_p;
   int64_t top_k;  // 0: off
-  float largest, scale;  // scale: of logits to base-2 exponents
+  float largest, scale;  // scale: factor from logits to base-2 exponents
   int64_t first_token = 0;  // start of a part, a multiple of 4; token indices count from it
 
   float at(int64_t token) const {

@@ -3,7 +3,7 @@
 `linear_by_head(weight)` → `HeadMatrices`; weight [H, O, I] is not kept. Called with x [T, H, I] and
 out [T, H, O] of one float dtype it sets out[t, h] = W[h] x[t, h]. Tokens and heads of both may have
 any strides, elements are contiguous. Sums are in float32. A provider for CPUs gives a token the
-same bits whatever tokens share the call, and whatever the number of threads: those of `linear`.
+same bits whatever tokens share the call, and whatever the number of threads, as in `linear`.
 
 Raises EngineError when the shapes break this contract.
 """

@@ -2,7 +2,7 @@
 
 `experts(gate_up, down, *, dtype, first=0)` → `ExpertLayers`; gate_up and down: a `PackedMatrix` for
 each expert from `first` on, by any provider; the first is gated, [T, H] → [T, M] → [T, H]. dtype:
-of x.
+x's.
 
 Called on x [T, H] with ids int32 [T, k] and weights float32 [T, k] it gives the sum over a token's
 slots of weight · down(gate_up(x)) in the order of the slots: each network's output is rounded to

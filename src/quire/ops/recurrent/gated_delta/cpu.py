@@ -9,6 +9,7 @@ import torch
 from quire.errors import EngineError
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES
+from quire.ops.recurrent.row_arguments import row_arguments
 
 __all__ = ["bind"]
 
@@ -53,14 +54,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             num_heads,
             value_dim,
             int(in_turn),
-            states.data_ptr(),
-            states.stride(0),
-            read.data_ptr(),
-            write.data_ptr(),
-            slots.data_ptr(),
-            len(slots),
-            starts.data_ptr(),
-            num_computed.data_ptr(),
+            *row_arguments(states, read, write, slots, starts, num_computed),
             DTYPE_CODES[x.dtype],
         )
         return out

@@ -2,10 +2,10 @@
 
 `keep_tokens(x, kept, slots, starts, keep) → None`
 
-x [T, W]: row after row, of any stride between tokens. slots int64 [R], starts int32 [R + 1]: of the
-rows, and where their tokens begin. keep: int64, for all slots: place of a row's first token in kept
-[K, W], which is of x's dtype and of any stride between tokens; the row's others follow it. -1 for a
-row that is not kept. EngineError for a row that has no room there.
+x [T, W]: row after row, of any stride between tokens. slots int64 [R]: slots of the rows. starts
+int32 [R + 1]: beginnings of their tokens. keep: int64, for all slots: place of a row's first token
+in kept [K, W], which is of x's dtype and of any stride between tokens; the row's others follow it.
+-1 for a row that is not kept. EngineError for a row that has no room there.
 """
 
 from quire.ops.native.cpu_provider import cpu_providers

@@ -9,7 +9,7 @@ row, of any row stride. weight [L, E], the last tap for the token itself. bias: 
 before the step from the state, and y = bias + Σ_k weight[k] · u[t - L + 1 + k], the result is C · y
 or silu(y). Each product, and y, is rounded to x's dtype.
 
-slots int64 [R], starts int32 [R + 1]: of the rows, and where their tokens begin. For all slots:
+slots int64 [R]: slots of the rows. starts int32 [R + 1]: beginnings of their tokens. For all slots:
 read, write, num_computed int64 [S]. states [P, (L - 1) · E], of any stride between places, in x's
 dtype: place read[slot] has the last L - 1 values of u before the step, oldest first; it is not read
 if num_computed[slot] is 0, where they are zeros. Place write[slot] receives those after it. The two

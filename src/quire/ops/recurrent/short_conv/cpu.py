@@ -9,6 +9,7 @@ import torch
 from quire.errors import EngineError
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES, pointer
+from quire.ops.recurrent.row_arguments import row_arguments
 
 __all__ = ["bind"]
 
@@ -48,14 +49,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             weight.data_ptr(),
             taps,
             pointer(bias),
-            states.data_ptr(),
-            states.stride(0),
-            read.data_ptr(),
-            write.data_ptr(),
-            slots.data_ptr(),
-            len(slots),
-            starts.data_ptr(),
-            num_computed.data_ptr(),
+            *row_arguments(states, read, write, slots, starts, num_computed),
             DTYPE_CODES[x.dtype],
         )
         return out

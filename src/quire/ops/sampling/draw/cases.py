@@ -12,8 +12,8 @@ from quire.ops.random_tensors import normal
 
 __all__ = ["make_inputs"]
 
-# temperature, top_k, top_p, min_p. An odd top_p: where tokens tie, a round one can equal a sum of
-# masses but for rounding.
+# temperature, top_k, top_p, min_p. top_p is an odd number. Where tokens tie, a round one can equal
+# a sum of masses but for rounding.
 _FILTERS = (
     (0.7, 0, 1.0, 0.0),
     (1.3, 7, 1.0, 0.0),

@@ -1,4 +1,4 @@
-"""The one order of tokens: by logit, larger first; equal logits by token id, smaller first."""
+"""The one order of tokens: larger logits first, and equal logits by token id, smaller first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Kinds of weights in blocks along the inputs: how they are packed, and how codes become bytes.
+// Kinds of weights in blocks along the inputs: their packing, and the way from codes to bytes.
 //
 // Packed weights are panels of kWidth output columns; a panel is a sequence of blocks. A block
 // begins with the float16 scales of its columns, then their float16 minima or their int8 zero

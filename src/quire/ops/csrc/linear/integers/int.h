@@ -455,7 +455,7 @@ void multiply_own(const Format& format, const LinearCall& call, const E* x, Y* y
   multiply_panels(format, call, 1, enter, compute);
 }
 
-// Returns the rows of a block: as many as stay in the caches while all weights are read.
+// Returns the rows of a block: the most that stay in the caches while all weights are read.
 template <class Out, class Format>
 int64_t block_rows_of(const Format& format) {
   if constexpr (kLoops<Format>) {

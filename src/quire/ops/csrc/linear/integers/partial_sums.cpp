@@ -32,8 +32,8 @@ QUIRE_API int quire_row_magnitudes(const void* x, int64_t x_stride, float* out, 
 QUIRE_REPLAYABLE(quire_row_magnitudes)
 
 // Completes sums to the outputs of the uncut matrix. sums, out: [rows, width], contiguous. sums:
-// integers, which `scale` [width] multiplies, or float32 if scale is null. largest: [rows], of the
-// numbers that became integers. bias: [width] or null. out: of out_dtype.
+// integers, which `scale` [width] multiplies, or float32 if scale is null. largest: [rows], largest
+// of the numbers that became integers. bias: [width] or null. out: numbers of out_dtype.
 QUIRE_API int quire_complete_sums(const void* sums, const float* largest, const float* scale,
                                   const float* bias, void* out, int64_t rows, int64_t width,
                                   int32_t out_dtype, quire::Team* team) {

@@ -1,6 +1,6 @@
 // The tree of `markdown.js` as elements.
 
-import { copyText, h, iconButton } from "./dom.js";
+import { copyText, h, iconButton } from "../dom.js";
 import { parse } from "./markdown.js";
 
 /** Longest text that is shown at once; a button shows the rest, so that no answer stalls the page. */

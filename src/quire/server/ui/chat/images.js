@@ -1,6 +1,6 @@
 // Images of messages, as data URLs. They are drawn on canvases: the policy loads no image from a URL of data.
 
-import { h, iconButton } from "./dom.js";
+import { h, iconButton } from "../dom.js";
 
 const MAX_BYTES = 400_000;
 const MAX_SIDE = 1024;

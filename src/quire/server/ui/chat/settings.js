@@ -1,7 +1,7 @@
 // The panel of parameters of a conversation.
 
 import { PARAMETERS, parsed } from "./answer.js";
-import { h, iconButton } from "./dom.js";
+import { h, iconButton } from "../dom.js";
 
 const TOOL_EXAMPLE = JSON.stringify([{ type: "function", function: { name: "weather", description: "The weather at a place", parameters: { type: "object", properties: { place: { type: "string" } }, required: ["place"] } } }], null, 2);
 const SCHEMA_EXAMPLE = JSON.stringify({ type: "object", properties: { name: { type: "string" }, year: { type: "integer" } }, required: ["name", "year"], additionalProperties: false }, null, 2);

@@ -1,9 +1,9 @@
 // The chat: conversations at the side, messages, the composer, and a panel of parameters.
 
-import { call, events, key, ROOT } from "./api.js";
+import { call, events, key, ROOT } from "../api.js";
 import { Answer, requestBody } from "./answer.js";
 import { add, asMessages, ConversationStore, fromFile, newConversation, path, select, siblings, toFile } from "./conversations.js";
-import { copyText, download, fill, h, icon, iconButton, toast } from "./dom.js";
+import { copyText, download, fill, h, icon, iconButton, toast } from "../dom.js";
 import { MAX_IMAGES, readImage, thumbnails } from "./images.js";
 import { AnswerView, branchSwitch, emptyHint, userElement } from "./message.js";
 import { settingsPanel } from "./settings.js";

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.config.families.classes import read_classes
+from quire.config.families.encoders.classes import read_classes
 from quire.config.families.family import Family
 from quire.config.families.shared import (
     ACTIVATIONS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.config.families.classes import read_classes
+from quire.config.families.encoders.classes import read_classes
 from quire.config.families.family import Family
 from quire.config.families.shared import (
     ACTIVATIONS,
@@ -18,8 +18,8 @@ from quire.config.families.shared import (
     read_num_layers,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import ClassesSpec, MatrixShape, ModelSpec, ParameterCounts, RopeSpec
-from quire.config.rope import read_ropes
+from quire.config.model_spec import ClassesSpec, MatrixShape, ModelSpec, ParameterCounts
+from quire.config.rope import RopeSpec, read_ropes
 
 __all__ = ["FAMILIES", "ModernBertTraits"]
 

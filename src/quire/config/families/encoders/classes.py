@@ -94,8 +94,8 @@ def _number(key: str) -> int:
 
 
 def _read_score_activation(raw: RawConfig) -> Literal["sigmoid", "none"]:
-    """Return the function that sentence-transformers applies to the number of a cross-encoder: that
-    of torch whose class its files name, and the sigmoid where they name none."""
+    """Return the function that sentence-transformers applies to the number of a cross-encoder: the
+    one of torch whose class its files name, and the sigmoid where they name none."""
     own = raw.section("sentence_transformers")
     name = None if own is None else own.read_optional(str, "activation_fn")
     name = name or raw.read_optional(str, "sbert_ce_default_activation_function") or "Sigmoid"

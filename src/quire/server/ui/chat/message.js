@@ -1,6 +1,6 @@
 // One message of a conversation, as elements.
 
-import { duration, fill, h, icon, iconButton, number } from "./dom.js";
+import { duration, fill, h, icon, iconButton, number } from "../dom.js";
 import { endWords, parsed, speedOf } from "./answer.js";
 import { thumbnails } from "./images.js";
 import { MAX_SHOWN, MarkdownView } from "./render.js";
