@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,3 +77,23 @@ def test_only_some_rows_are_in_float32_at_a_time(file: Path) -> None:
     assert (first, len(rows)) == (0, min(256, reader.SLICE_NUMBERS // 256))
     folder = load_file(bundled_model_path() / "model.safetensors")
     assert torch.equal(whole, folder["model.layers.0.self_attn.q_proj.weight"].float())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells the pages held")
+def test_a_tensor_that_was_loaded_holds_no_memory(file: Path) -> None:
+    """The pages of the file leave this process, and a later read finds the same bytes."""
+    from quire.config import read_checkpoint
+    from quire.quantization.gguf import GGUFReader
+
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
+
+    layout = read_checkpoint(file).tensors["model.embed_tokens.weight"].gguf
+    assert layout is not None
+    size = layout.entry.end - layout.entry.start
+    opened, before = GGUFReader(file), held()
+    copied = opened.blocks(layout).clone()
+    assert held() - before > size // 2
+    opened.release(layout)
+    assert held() - before < size // 2
+    assert torch.equal(opened.blocks(layout), copied)

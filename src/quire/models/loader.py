@@ -385,6 +385,7 @@ def _read_gguf(
         weight = replaced.get(tensor.name)
         if weight is None and tensor.gguf is not None and tensor.packed is not None:
             yield target, StoredMatrix(tensor.packed, {"blocks": reader.blocks(tensor.gguf)})
+            reader.release(tensor.gguf)
             continue
         if weight is None and tensor.gguf is not None:
             weight = torch.empty(tensor.shape, dtype=dtype)
@@ -392,6 +393,7 @@ def _read_gguf(
             for first, numbers in reader.slices(tensor.gguf):
                 _refuse_not_finite(numbers, tensor, dtype)
                 rows[first : first + len(numbers)] = numbers
+            reader.release(tensor.gguf)
         assert weight is not None
         yield target, target.part_of(weight)
 

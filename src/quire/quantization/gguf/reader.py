@@ -56,6 +56,12 @@ class GGUFReader:
         for first in range(0, num_rows, step):
             yield first, self.numbers(layout, first, min(first + step, num_rows))
 
+    def release(self, layout: GGUFLayout) -> None:
+        """Take the pages of a tensor out of this process's memory. A later read maps them again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = layout.entry.start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, layout.entry.end - start)
+
 
 def _num_rows(layout: GGUFLayout) -> int:
     rows = 1
