@@ -20,7 +20,7 @@ assert not work.wait(0.05) and work.is_busy
 
 
 def test_each_question_is_answered_by_a_run_after_it() -> None:
-    """What was asked for during a run is not lost, and runs never overlap."""
+    """A question during a run is not lost, and runs never overlap."""
     started, goes_on, runs = threading.Semaphore(0), threading.Semaphore(0), list[int]()
 
     def work() -> None:

@@ -169,7 +169,7 @@ def test_a_disk_that_fails_is_a_warning(
 def test_a_disk_that_hangs_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is written later has the last state alone."""
+    """Later, the last state alone is written."""
     goes_on, read = threading.Event(), kept._opened
 
     def hangs(path: Path, identity: str) -> sqlite3.Connection:

@@ -42,8 +42,8 @@ class PinnedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class KeptPin:
-    """What it takes to pin a prefix again. name, tenant, salt: those of its request. expires_s:
-    seconds since 1970 at which it ends; None for no end."""
+    """A prefix to pin again. name, tenant, salt: identity, as in `PinnedPrefix`, and salt of its
+    request. expires_s: end, in seconds since 1970; None for no end."""
 
     name: str
     tenant: str
