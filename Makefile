@@ -47,7 +47,7 @@ SEED ?= $(shell date +%s)
 NAME ?= seed_$(SEED)
 
 soak: $(VENV)/.installed-dev  ## the same tests with more examples (QUIRE_SOAK=20 SEED=1 ROOMS=tests/scheduler NAME=scheduler)
-	QUIRE_SOAK=$(QUIRE_SOAK) $(BIN)/python -m pytest -p tests.soak --timeout 14400 \
+	QUIRE_SOAK=$(QUIRE_SOAK) QUIRE_SEED=$(SEED) $(BIN)/python -m pytest -p tests.soak --timeout 14400 \
 		--hypothesis-seed=$(SEED) --soak-record benchmarks/results/soak/$(NAME).json $(ROOMS)
 
 # Fraction of each trace to simulate, and the folder of the figures.

@@ -52,6 +52,19 @@ def test_info_and_clear(make: Maker, folder: Path, capsys: pytest.CaptureFixture
     assert (folder / "key").exists()
 
 
+def test_info_counts_pins(make: Maker, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llm = make()
+    llm.pin_prefix({"prompt_token_ids": PROMPT})
+    llm.pin_prefix({"prompt_token_ids": PROMPT[1:]})
+    llm.shutdown()
+    [found] = json.loads(shown(capsys, "info", str(folder), "--json"))
+    assert found["pins"] == 2
+    assert "; 2 pinned prefixes" in shown(capsys, "info", str(folder))
+    [pins] = folder.glob("*/pins")
+    pins.write_bytes(b"")
+    assert "its list of pinned prefixes is damaged" in shown(capsys, "info", str(folder))
+
+
 def test_verify_finds_one_changed_bit(
     make: Maker, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,13 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.config.kv_disk.check import clear
 from quire.config.kv_disk.digest import digest_files
 from quire.config.kv_disk.folder import KVFolder, OpenStore
+from quire.config.kv_disk.pins import read_pins, write_pins
 from quire.config.kv_disk.records import RECORD, StoreHeader
 from quire.errors import ConfigError
+from quire.protocol.pins import KeptPin
 from tests.waiting import WAIT_S
 
 LIMIT = 10_000_000
@@ -214,3 +217,52 @@ def test_digests_follow_contents(tmp_path: Path) -> None:
     memory.write_text("{")
     moved.write_bytes(b"one")
     assert digest_files([moved], memory) == first
+
+
+PINS = [
+    KeptPin("one", "", "", np.arange(40, dtype=np.int32), None),
+    KeptPin("session-a", "key", "key\0salt", np.array([7], np.int32), 1e10),
+]
+
+
+def test_a_list_of_pins_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "pins"
+    assert read_pins(path, "a") == []
+    write_pins(path, "a", PINS)
+    write_pins(path, "a", PINS[::-1])
+    found = read_pins(path, "a")
+    assert [each.name for each in found] == ["session-a", "one"]
+    for old, new in zip(PINS[::-1], found, strict=True):
+        assert new.token_ids.dtype == np.int32
+        assert new.token_ids.tolist() == old.token_ids.tolist()
+        assert (new.tenant, new.salt, new.expires_s) == (old.tenant, old.salt, old.expires_s)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["pins"]
+
+
+def test_a_list_of_pins_is_whole_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pins"
+    write_pins(path, "a", PINS)
+    data = path.read_bytes()
+    with pytest.raises(ConfigError, match="another store"):
+        read_pins(path, "b")
+    for cut in range(len(data)):
+        path.write_bytes(data[:cut])
+        with pytest.raises(ConfigError):
+            read_pins(path, "a")
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(ConfigError):
+            read_pins(path, "a")
+
+
+def test_a_list_of_pins_is_no_link_to_another_file(tmp_path: Path) -> None:
+    other, path = tmp_path / "other", tmp_path / "pins"
+    other.write_bytes(b"mine")
+    path.with_name("pins.draft").symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_pins(path, "a", PINS)
+    path.symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        read_pins(path, "a")
+    assert other.read_bytes() == b"mine"

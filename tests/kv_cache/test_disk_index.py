@@ -100,6 +100,42 @@ def test_the_leaf_worth_least_goes_first() -> None:
     books.index.check_invariants()
 
 
+def names_of(branch: int, length: int) -> list[bytes]:
+    return [name_of(branch, depth) for depth in range(length)]
+
+
+def test_guarded_blocks_go_when_there_is_nothing_else() -> None:
+    books = Books(6)
+    books.index.guard(names_of(0, 4))  # before they come
+    books.save(blocks_of(0, 4))
+    books.save(blocks_of(1, 4)[2:])
+    for _ in range(3):
+        books.index.touch([(0, name) for name in names_of(1, 4)])
+    books.save(blocks_of(2, 4)[2:])
+    assert (books.held(0, 4), books.held(2, 4)) == (4, 4)
+    books.save(blocks_of(3, 6)[2:])
+    assert books.held(0, 4) >= 2 and books.held(3, 6) == 6, "a full disk takes no more"
+    books.index.check_invariants()
+
+
+def test_a_guard_counts() -> None:
+    """Two pins with a common beginning."""
+    books = Books(4)
+    books.save(blocks_of(0, 4))
+    books.index.guard(names_of(0, 4))
+    books.index.guard(names_of(0, 3))
+    books.index.unguard(names_of(0, 4))
+    books.save(blocks_of(1, 3)[2:])
+    assert (books.held(0, 4), books.held(1, 3)) == (3, 3)
+    books.save(blocks_of(2, 3)[2:])
+    assert (books.held(0, 4), books.held(1, 3), books.held(2, 3)) == (3, 2, 3)
+    books.index.unguard(names_of(0, 3))
+    books.index.touch([(0, name_of(2, 2))])
+    books.save(blocks_of(3, 3)[2:])
+    assert (books.held(0, 4), books.held(2, 3), books.held(3, 3)) == (2, 3, 3)
+    books.index.check_invariants()
+
+
 def test_what_is_read_is_not_given_away() -> None:
     books = Books(2)
     books.save(blocks_of(0, 2))
@@ -192,6 +228,7 @@ MOVES = st.one_of(
     st.tuples(st.just("touch"), st.integers(0, 5), st.integers(1, 6)),
     st.tuples(st.just("read"), st.integers(0, 5), st.integers(1, 6)),
     st.tuples(st.just("forget"), st.integers(0, 5), st.integers(0, 5)),
+    st.tuples(st.just("guard"), st.integers(0, 5), st.integers(1, 6)),
     st.tuples(st.just("wipe"), st.just(0), st.just(0)),
 )
 
@@ -205,6 +242,7 @@ def test_any_history_and_any_cut(
     index that is opened on a part of the file holds whole chains of what was written."""
     books, open_tickets = Books(num_slots), list[int]()
     reading: list[int] = []
+    guarded: list[list[bytes]] = []
     for number, (what, branch, length) in enumerate(moves):
         if what in ("save", "lose", "start"):
             ticket = books.start(blocks_of(branch, length))
@@ -222,11 +260,16 @@ def test_any_history_and_any_cut(
             reading.append(1000 + number)
         elif what == "forget":
             books.index.forget((0, name_of(branch, length)))
+        elif what == "guard":
+            guarded.append(names_of(branch, length))
+            books.index.guard(guarded[-1])
         elif what == "wipe":
             books.index.wipe()
             books.records[:] = np.zeros((), RECORD)
         if len(reading) > 2:
             books.index.end(reading.pop(0), ())
+        if len(guarded) > 2:
+            books.index.unguard(guarded.pop(0))
         books.index.check_invariants()
         assert books.names == {name for _, name in books.index._tree.names()}
         assert books.index.num_named <= num_slots

@@ -64,6 +64,10 @@ def _line(found: StoreReading) -> str:
         f"{found.model}: {found.num_blocks:,} of {found.max_blocks:,} blocks, "
         f"{format_bytes(found.num_bytes)} of {format_bytes(found.max_bytes)}, in {found.store}"
     )
+    if found.pins:
+        line += f"; {found.pins:,} pinned prefixes" if found.pins > 1 else "; 1 pinned prefix"
+    elif found.pins is None:
+        line += "; its list of pinned prefixes is damaged"
     if found.is_in_use:
         line += "; an engine writes it"
     if found.damaged is not None:

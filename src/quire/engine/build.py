@@ -12,9 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.config import ModelSpec, env
+from quire.config.kv_disk.folder import OpenStore
 from quire.config.memory.measured import render_measured, replan
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved
+from quire.config.resolved import ResolvedSettings
 from quire.config.sentence import SentenceSettings
 from quire.config.settings import EngineSettings, setting_values
 from quire.config.speculation import parse_speculation
@@ -24,7 +26,15 @@ from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.event_publisher import EventPublisher
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
-from quire.engine.disk_tier import StoreNews, disk_key, num_state_parts, open_store, weights_digest
+from quire.engine.core.pin_list import PinList
+from quire.engine.disk_tier import (
+    StoreNews,
+    disk_key,
+    num_state_parts,
+    open_store,
+    pin_again,
+    weights_digest,
+)
 from quire.engine.fingerprint import fingerprint
 from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
@@ -78,12 +88,26 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class BuiltCore:
-    """report: the executor's report of its start."""
+    """report: the executor's report of its start. kv_store: folder of the store of K/V that it
+    writes; empty if there is none."""
 
     core: EngineCore
     resolved: Resolved
     report: Report
     recovery_costs: RecoveryCosts | None
+    kv_store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """store: files of K/V on disk, and the index of what they hold."""
+
+    store: OpenStore
+    index: DiskIndex
+
+    @property
+    def is_writer(self) -> bool:
+        return self.store.lock is not None
 
 
 def build_engine(
@@ -146,7 +170,7 @@ def build_core(
         platform = replace(platform, free_bytes=free_bytes)
     plan = plan_startup(settings, platform)
     on_phase("loading")
-    return _load_core(plan, on_plan, on_lost=on_lost, replica=replica)
+    return _load_core(plan, on_plan, on_lost=on_lost, replica=replica, on_phase=on_phase)
 
 
 def _load_core(
@@ -155,11 +179,12 @@ def _load_core(
     hooks: Sequence[HookArgument] = (),
     on_lost: Callable[[str], None] = lambda _: None,
     replica: int = 0,
+    on_phase: Callable[[str], None] = lambda _: None,
 ) -> BuiltCore:
     runner = _hook_runner(plan, hooks)  # what is wrong with hooks is said before weights are read
     if not plan.resolved.settings.quiet:
         say(f"{render_plan(plan.resolved)}\n")
-    return _build_core(plan, on_plan, runner, on_lost, replica)
+    return _build_core(plan, on_plan, runner, on_lost, replica, on_phase)
 
 
 def _hook_runner(plan: StartupPlan, more: Sequence[HookArgument]) -> HookRunner | None:
@@ -179,6 +204,7 @@ def _build_core(
     hooks: HookRunner | None,
     on_lost: Callable[[str], None],
     replica: int,
+    on_phase: Callable[[str], None],
 ) -> BuiltCore:
     """Imports torch."""
     env.limit_spinning()
@@ -199,7 +225,8 @@ def _build_core(
     except BaseException:
         executor.shutdown()
         raise
-    scheduler = _build_scheduler(resolved, hasher, costs, hooks, disk)
+    scheduler = _build_scheduler(resolved, hasher, costs, hooks, disk and disk.index)
+    pin_list = None if disk is None else _pin_list(disk, chosen)
     grammars = _grammars(plan)
     num_adapters = chosen.max_loras if chosen.enable_lora else 0
     core = EngineCore(
@@ -214,8 +241,28 @@ def _build_core(
         takes_functions=chosen.tensor_parallel_size == 1,
         rank_pids=_rank_pids(executor, chosen.distributed_executor_backend),
         publisher=publisher,
+        pin_list=pin_list,
     )
-    return BuiltCore(core, resolved, report, costs)
+    if disk is None or pin_list is None:
+        return BuiltCore(core, resolved, report, costs)
+    try:
+        if pins := pin_list.read():
+            on_phase("pinning prefixes")
+            pin_again(core, scheduler, pins)
+    except BaseException:
+        core.shutdown()
+        raise
+    pin_list.begin()
+    folder = str(disk.store.files.folder) if disk.is_writer else ""
+    return BuiltCore(core, resolved, report, costs, folder)
+
+
+def _pin_list(disk: _Disk, chosen: ResolvedSettings) -> PinList | None:
+    """Return the list of the store's pins. A replica that reads it holds the same as the one that
+    writes it; another server has none."""
+    if not disk.is_writer and chosen.data_parallel_size == 1:
+        return None
+    return PinList(disk.store.files, disk.store.header.identity, is_writer=disk.is_writer)
 
 
 def _rank_pids(executor: Executor, backend: str) -> Callable[[], Sequence[int]]:
@@ -287,7 +334,7 @@ def block_hasher(plan: StartupPlan, report: Report) -> BlockHasher:
 
 def _open_disk(
     executor: Executor, plan: StartupPlan, hasher: BlockHasher, report: Report
-) -> DiskIndex | None:
+) -> _Disk | None:
     """Open the files of K/V on disk, and read what they hold; None without a folder for them."""
     chosen = plan.resolved.settings
     if chosen.kv_disk is None:
@@ -316,7 +363,7 @@ def _open_disk(
     if not chosen.quiet:
         role = "" if store.lock is not None else ", which another process writes"
         say(f"{index.num_named:,} KV blocks are in {files.folder}{role}\n")
-    return index
+    return _Disk(store, index)
 
 
 def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts | None:

@@ -1,10 +1,12 @@
-"""Opens the store of an engine's K/V on disk."""
+"""Opens the store of an engine's K/V on disk, and pins again what an engine before had pinned."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 from quire.config.checkpoint import Checkpoint
@@ -14,12 +16,35 @@ from quire.config.kv_disk.records import StoreHeader
 from quire.config.model_spec import STATE_ALIGNMENT
 from quire.config.resolve import Resolved
 from quire.config.shard import Shard
+from quire.engine.core.engine_core import EngineCore
+from quire.errors import RequestError
+from quire.kv_cache import NO_EXTRAS
 from quire.kv_cache.slot_tree import SlotTree
+from quire.platform.background import Background
+from quire.protocol.messages import HANDLES_PER_CLIENT, MAX_CLIENTS
+from quire.protocol.pins import PIN_PARAMS, KeptPin, prefix_key
+from quire.protocol.request import EngineRequest, FinishReason
+from quire.protocol.scheduling_params import SchedulingParams
+from quire.scheduler import Scheduler
 
-__all__ = ["StoreNews", "disk_key", "num_state_parts", "open_store", "weights_digest"]
+__all__ = [
+    "StoreNews",
+    "disk_key",
+    "num_state_parts",
+    "open_store",
+    "pin_again",
+    "weights_digest",
+]
+
+logger = logging.getLogger("quire")
 
 DISK_BLOCK = 4096
 """Slots begin at multiples of it, so that files can be read past the page cache."""
+
+FIRST_HANDLE = MAX_CLIENTS * HANDLES_PER_CLIENT
+"""Handles from here on belong to no client."""
+
+NUM_HANDLES = 2**60
 
 LOOK_SECONDS = 2.0
 """Time between two looks into a store that another process writes, at least."""
@@ -79,9 +104,42 @@ def open_store(
     return KVFolder(Path(kv_disk).expanduser()).open(header)
 
 
+def pin_again(core: EngineCore, scheduler: Scheduler, pins: Sequence[KeptPin]) -> None:
+    """Pin the prefixes of an engine before this one, before the first request of a client. Their
+    K/V come from the disk; what is lost is computed. One that cannot be pinned is a warning."""
+    state, guarded = scheduler.state, list[bytes]()
+    for pin in pins:  # all of them, before the blocks of one evict those of another
+        guarded += state.prefixes.name_prompt(pin.salt, pin.token_ids, NO_EXTRAS)[1]
+    state.kv.sources.guard(guarded)
+    for pin in pins:
+        key = prefix_key(pin.token_ids, pin.salt, is_shared=False)
+        seconds = math.inf if pin.expires_s is None else max(pin.expires_s - time.time(), 1e-3)
+        request = EngineRequest(
+            request_id=pin.name,
+            first_handle=FIRST_HANDLE + int(key, 16) % NUM_HANDLES,  # the same in all replicas
+            prompt_token_ids=pin.token_ids,
+            params=PIN_PARAMS,
+            seed=0,
+            arrival_time=time.monotonic(),
+            salt=pin.salt,
+            scheduling=SchedulingParams(tenant=pin.tenant),
+            pin_seconds=seconds,
+        )
+        try:
+            core.add(request)
+        except RequestError as error:
+            logger.warning("the prefix %s is not pinned again: %s", pin.name, error)
+    while core.has_unfinished:
+        for finish in core.step(time.monotonic()).finished:
+            if finish.reason is FinishReason.ERROR:
+                logger.warning("a prefix is not pinned again: %s", finish.message)
+    state.kv.sources.unguard(guarded)
+
+
 class StoreNews:
     """Looks into a store that another process writes, in a thread. A call returns at once: the
-    blocks that are there now, if a look has found the store written, and None otherwise."""
+    blocks that are there now, if a look has found the store written, and None otherwise. While a
+    look hangs, there is no other one, and nobody waits for it."""
 
     def __init__(self, files: StoreFiles, header: StoreHeader) -> None:
         """header: header as it was opened. Slots beyond it are not seen."""
@@ -89,28 +147,27 @@ class StoreNews:
         self._header = header
         self._written_ns = -1
         self._next_look = time.monotonic() + LOOK_SECONDS
-        self._thread = ThreadPoolExecutor(1, "quire-disk-news")
-        self._looking: Future[SlotTree | None] | None = None
+        self._looking = Background("quire-disk-news", self._look)
+        self._found: SlotTree | None = None
 
     def __call__(self) -> SlotTree | None:
-        if self._looking is None:
-            if time.monotonic() >= self._next_look:
-                self._looking = self._thread.submit(self._look)
+        if self._looking.is_busy:
             return None
-        if not self._looking.done():
-            return None
-        looked, self._looking = self._looking, None
-        return looked.result() if looked.exception() is None else None
+        found, self._found = self._found, None
+        if found is None and time.monotonic() >= self._next_look:
+            self._looking.ask()
+        return found
 
-    def _look(self) -> SlotTree | None:
+    def _look(self) -> None:
         started = time.monotonic()
         try:
             written_ns = self._files.written_ns
-            if written_ns == self._written_ns:
-                return None
-            tree = SlotTree(self._header.num_slots, self._files.read_records(self._header))
-            self._written_ns = written_ns
-            return tree
+            if written_ns != self._written_ns:
+                records = self._files.read_records(self._header)
+                self._found = SlotTree(self._header.num_slots, records)
+                self._written_ns = written_ns
+        except OSError:
+            self._found = None  # the next look may find it again
         finally:
             took = time.monotonic() - started
             self._next_look = started + max(LOOK_SECONDS, took / SHARE_OF_LOOKS)

@@ -164,6 +164,16 @@ class DiskIndex:
         named = ((slot, self._tree.block(slot)) for slot in slots)
         return {slot: self.saved(slot, block) for slot, block in named if block is not None}
 
+    def guard(self, names: Sequence[bytes]) -> None:
+        """See `SlotTree.guard`. A reader drops nothing."""
+        if self._is_writer:
+            self._tree.guard(names)
+
+    def unguard(self, names: Sequence[bytes]) -> None:
+        """See `SlotTree.unguard`."""
+        if self._is_writer:
+            self._tree.unguard(names)
+
     # --- saves ---------------------------------------------------------------------------------
 
     def store(self, blocks: Sequence[BlockName], ticket: int) -> Mapping[BlockName, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 import numpy as np
@@ -27,6 +28,9 @@ Slots = npt.NDArray[np.int64]
 MAX_HITS = 32
 """Number of hits that count. They age, so that blocks once in demand go some day."""
 
+GUARDED = 2.0**40
+"""Added to the value of a guarded block among leaves: more than values ever reach."""
+
 
 class SlotTree:
     """Slots `0 … num_slots - 1`, each free or with a block. A block that follows another in a
@@ -34,6 +38,7 @@ class SlotTree:
 
     A block's value is its hits above the value that was dropped last (GreedyDual with frequency,
     Cherkasova 1998; blocks have equal bytes and save equal work). So values age without a clock.
+    Guarded blocks go when there is no other leaf.
     """
 
     def __init__(self, num_slots: int, records: Records) -> None:
@@ -48,6 +53,8 @@ class SlotTree:
         self._parent = np.full(num_slots, NONE, np.int64)
         self._num_children = np.zeros(num_slots, np.int64)
         self._held = np.zeros(num_slots, np.int64)
+        self._guarded = Counter[bytes]()  # by name
+        self._is_guarded = np.zeros(num_slots, np.bool_)
         self._heap: list[tuple[float, int]] = []
         self._age = 0.0
         self.dropped: BlockName | None = None  # by the last `take`
@@ -167,7 +174,7 @@ class SlotTree:
         found: int | None = None
         while self._heap and found is None:
             value, slot = heapq.heappop(self._heap)
-            if self._name[slot] is None or self._num_children[slot] or value != self._value[slot]:
+            if self._name[slot] is None or self._num_children[slot] or value != self._rank(slot):
                 continue  # an entry of the past
             if self._held[slot] or slot >= ceiling:
                 passed.append((value, slot))
@@ -179,6 +186,37 @@ class SlotTree:
             self._age = max(self._age, float(self._value[found]))
             self.dropped = self._remove(found)
         return found
+
+    def _rank(self, slot: int) -> float:
+        """Return the place of a block among leaves: those with the lowest go first."""
+        return float(self._value[slot]) + GUARDED * bool(self._is_guarded[slot])
+
+    def _offer(self, slot: int) -> None:
+        """Let a block go when its turn comes, if it is a leaf."""
+        if not self._num_children[slot]:
+            heapq.heappush(self._heap, (self._rank(slot), slot))
+
+    def guard(self, names: Iterable[bytes]) -> None:
+        """Let blocks of these names, in all groups, go after all others, also those that come
+        later. Each call counts, until `unguard`."""
+        for name in names:
+            self._guarded[name] += 1
+            if self._guarded[name] == 1:
+                self._mark(name, is_guarded=True)
+
+    def unguard(self, names: Iterable[bytes]) -> None:
+        """Take one `guard` of these names back."""
+        for name in names:
+            self._guarded[name] -= 1
+            if not self._guarded[name]:
+                del self._guarded[name]
+                self._mark(name, is_guarded=False)
+
+    def _mark(self, name: bytes, *, is_guarded: bool) -> None:
+        for slot_of in self._slot_of.values():
+            if (slot := slot_of.get(name)) is not None:
+                self._is_guarded[slot] = is_guarded
+                self._offer(slot)
 
     def give_back(self, slot: int) -> None:
         """A slot without a block is free."""
@@ -221,7 +259,8 @@ class SlotTree:
         self._parent[slot] = NONE if parent is None else parent
         if parent is not None:
             self._num_children[parent] += 1
-        heapq.heappush(self._heap, (block.value, slot))
+        self._is_guarded[slot] = block.name in self._guarded
+        self._offer(slot)
 
     def touch(self, slot: int) -> None:
         """The block in a slot was asked for."""
@@ -229,7 +268,7 @@ class SlotTree:
         value = self._age + 1.0 + hits
         self._hits[slot], self._value[slot] = hits, value
         if not self._num_children[slot]:
-            heapq.heappush(self._heap, (value, slot))
+            self._offer(slot)
             self._compact()
 
     def drop(self, slot: int) -> list[BlockName]:
@@ -268,15 +307,14 @@ class SlotTree:
         self._parent[slot] = NONE
         if parent != NONE:
             self._num_children[parent] -= 1
-            if not self._num_children[parent]:
-                heapq.heappush(self._heap, (float(self._value[parent]), parent))
+            self._offer(parent)
         return group, name
 
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self) + 1024:
             slots = (slot for each in self._slot_of.values() for slot in each.values())
             leaves = [slot for slot in slots if not self._num_children[slot]]
-            self._heap = [(float(self._value[slot]), slot) for slot in leaves]
+            self._heap = [(self._rank(slot), slot) for slot in leaves]
             heapq.heapify(self._heap)
 
     def check_invariants(self, num_unnamed: int) -> None:

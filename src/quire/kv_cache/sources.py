@@ -300,6 +300,16 @@ class Sources:
             ticket = next(self.ticket_numbers)
             self.move(ticket, MoveKind.NOTE, (), list(noted), tuple(noted.values()))
 
+    def guard(self, names: Sequence[bytes]) -> None:
+        """Keep blocks of these names on the disk before all others, until `unguard`."""
+        if self._disk is not None:
+            self._disk.guard(names)
+
+    def unguard(self, names: Sequence[bytes]) -> None:
+        """Take one `guard` of these names back."""
+        if self._disk is not None:
+            self._disk.unguard(names)
+
     @property
     def takes_settled(self) -> bool:
         """True if `settled` is to be told of blocks."""

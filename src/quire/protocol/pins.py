@@ -13,7 +13,7 @@ from quire.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import IntArray
 
-__all__ = ["PIN_PARAMS", "PinnedPrefix", "pin_seconds", "prefix_key"]
+__all__ = ["PIN_PARAMS", "KeptPin", "PinnedPrefix", "pin_seconds", "prefix_key"]
 
 PIN_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
 """Parameters of a request that pins its prompt: it is computed like any other, up to the draw of
@@ -38,6 +38,18 @@ class PinnedPrefix:
     tenant: str
     is_shared: bool
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPin:
+    """A prefix to pin again. name, tenant, salt: identity, as in `PinnedPrefix`, and salt of its
+    request. expires_s: end, in seconds since 1970; None for no end."""
+
+    name: str
+    tenant: str
+    salt: str
+    token_ids: IntArray
+    expires_s: float | None
 
 
 def prefix_key(

@@ -66,7 +66,8 @@ class EngineCapacity:
     groups: window (None is full attention) and tokens per block, of each layer group. All blocks
         come from one pool.
     uses_priority: requests may name a priority. draws_tokens, num_classes: see `ModelSpec`.
-    description: a sentence on the kernels that serve. device: device of the KV cache.
+    description: a sentence on the kernels that serve. device: device of the KV cache. kv_store:
+        folder of the store of K/V on disk that it writes; empty if there is none.
     """
 
     max_model_len: int
@@ -81,6 +82,7 @@ class EngineCapacity:
     draws_tokens: bool = True
     num_classes: int = 0
     device: str = ""
+    kv_store: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.errors import RequestError
 from quire.kv_cache import KVManager, PrefixHit, SavedTables
-from quire.protocol.pins import PinnedPrefix, prefix_key
+from quire.protocol.pins import KeptPin, PinnedPrefix, prefix_key
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.step import IntArray
 from quire.scheduler.sequence import Sequence
@@ -23,13 +23,14 @@ MAX_PINNED_SHARE = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Pin:
-    """A held sequence. root: root of its tenant's block names, None if it is for all. expires: time
-    on the clock of `plan`. hits: requests that have used it. key: name of the prefix, the same for
-    equal prefixes, which are one pin."""
+    """A held sequence. root: root of its tenant's block names, None if it is for all. names: names
+    of its full blocks. expires: time on the clock of `plan`. hits: requests that have used it. key:
+    name of the prefix, the same for equal prefixes, which are one pin."""
 
     request: EngineRequest
     root: bytes | None
     held: SavedTables
+    names: list[bytes]
     expires: float
     key: str
     hits: int = 0
@@ -46,13 +47,17 @@ class _Pin:
 class PinnedPrefixes:
     """Pinned sequences. Requests that start with their tokens branch off from them: full blocks and
     the partly filled last one are shared, and copied on write. A pin yields only to a request that
-    could otherwise never run."""
+    could otherwise never run. A disk keeps its blocks before all others.
+
+    version: number that grows with each change of `kept`.
+    """
 
     def __init__(self, kv: KVManager) -> None:
         self._kv = kv
         self._now = 0.0
         self._pins: dict[int, _Pin] = {}  # by handle; those used longest ago first
         self._lost: dict[str, None] = {}  # keys, in order
+        self.version = 0
 
     def check(self, request: EngineRequest) -> None:
         """RequestError if the request cannot be pinned."""
@@ -98,15 +103,20 @@ class PinnedPrefixes:
         prompt, key = request.prompt_token_ids, _key(request)
         if (pin := self._equal(key)) is not None:
             pin.expires = max(pin.expires, self._now + request.pin_seconds)
+            self.version += 1
             return finish
         if self.num_blocks + self._num_blocks(len(prompt)) > self._limit:
             message = "others were pinned meanwhile, and no more may be: unpin one and pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
         self._lost.pop(key, None)
+        self.version += 1
+        names = sequence.names[: len(prompt) // self._kv.block_size]
+        self._kv.sources.guard(names)
         self._pins[finish.handle] = _Pin(
             request=request,
             root=None if request.pin_is_shared else sequence.group.root,
             held=self._kv.hold(sequence.slot, len(prompt)),
+            names=names,
             expires=self._now + request.pin_seconds,
             key=key,
         )
@@ -145,7 +155,9 @@ class PinnedPrefixes:
         pin = self._pins.pop(handle, None)
         if pin is None:
             return False
+        self.version += 1
         self._kv.release_held(pin.held)
+        self._kv.sources.unguard(pin.names)
         return True
 
     def release_one(self) -> bool:
@@ -167,6 +179,25 @@ class PinnedPrefixes:
         """Keys of the shared pins that were released though nobody asked for it, and have not been
         pinned again."""
         return tuple(self._lost)
+
+    def kept(self, now: float, time_s: float) -> list[KeptPin]:
+        """Return what another engine needs to hold the same. Pins for all salts are left out, since
+        whoever shares them names them at each start, and so are those of adapters. time_s: seconds
+        since 1970 at `now`."""
+        return [
+            KeptPin(
+                name=pin.request.request_id,
+                tenant=pin.request.scheduling.tenant,
+                salt=pin.request.salt,
+                token_ids=pin.token_ids,
+                expires_s=None if pin.expires == math.inf else time_s + pin.expires - now,
+            )
+            for pin in self._pins.values()
+            if pin.expires > now and pin.root is not None and pin.request.adapter is None
+        ]
+
+    def __len__(self) -> int:
+        return len(self._pins)
 
     def tables(self) -> Iterator[tuple[int, ...]]:
         """Yield the blocks of the first layer group of each pin that holds them from the start."""

@@ -516,6 +516,8 @@ class Scheduler:
             num_blocks=pool.num_blocks,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,
+            num_pins=len(self.state.pins),
+            num_pinned_blocks=self.state.pins.num_blocks,
             num_table_entries=self.state.kv.num_table_entries,
             num_tokens_in_used_blocks=int(
                 self.state.table.num_computed[self.state.table.live].sum()

@@ -54,6 +54,8 @@ def create_app(
         ticking.add_done_callback(functools.partial(_log_end, what="figures are no longer kept"))
         recording = asyncio.create_task(record_page(services))
         recording.add_done_callback(functools.partial(_log_end, what="the page is not recorded"))
+        restoring = asyncio.create_task(services.restore_sessions())
+        restoring.add_done_callback(functools.partial(_log_end, what="sessions are not restored"))
         running = None
         if services.batches is not None:
             batches = BatchService(app, backend, services.batches, settings.limits)
@@ -67,6 +69,7 @@ def create_app(
                 await asyncio.wait((running,))
             ticking.cancel()
             recording.cancel()
+            restoring.cancel()
             await services.close()
 
     # Its own pages load script and style from elsewhere.

@@ -22,7 +22,7 @@ STEP_TOKEN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 81
 _OF_REQUESTS = (
     "num_running", "num_waiting", "num_used_blocks", "num_cached_blocks", "num_table_entries",
     "num_tokens_in_used_blocks", "num_used_host_blocks", "num_named_host_blocks",
-    "num_named_disk_blocks",
+    "num_named_disk_blocks", "num_pins", "num_pinned_blocks",
     "running_adapters", "waiting_adapters",
 )  # fmt: skip
 """Readings of what is in the engine at the moment."""
@@ -54,6 +54,7 @@ class SchedulerStats:
         computed what could have been loaded, since that was cheaper.
     num_disk_blocks, num_named_disk_blocks: blocks that fit on the disk, and those that are there.
     disk_read_seconds_total, disk_write_seconds_total: time of its threads.
+    num_pins, num_pinned_blocks: pinned prefixes, and the blocks that they hold.
     prompt_tokens_total, cached_tokens_total: tokens of admitted requests, and those found in the
         cache.
     prefill_tokens_per_s: rate of the last steps that computed prompts; 0.0 before the first one.
@@ -98,6 +99,8 @@ class SchedulerStats:
     disk_write_seconds_total: float = _reading(
         ("quire:disk_kv_write_seconds", "Time of saves to the disk."), default=0.0
     )
+    num_pins: int = _reading(("quire:pinned_prefixes", "Prefixes that stay in the cache."))
+    num_pinned_blocks: int = _reading(("quire:pinned_kv_blocks", "KV blocks of pinned prefixes."))
     prompt_tokens_total: int = _reading(("vllm:prefix_cache_queries", "Prompt tokens looked up."))
     cached_tokens_total: int = _reading(
         ("vllm:prompt_tokens_cached", "From the cache."),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
 from quire.config.kv_disk.folder import KVFolder, StoreFiles
+from quire.config.kv_disk.pins import read_pins
 from quire.config.kv_disk.records import StoreHeader, read_records
 from quire.errors import ConfigError
 
@@ -18,8 +20,9 @@ __all__ = ["StoreReading", "clear", "read_store", "verify"]
 @dataclass(frozen=True, slots=True)
 class StoreReading:
     """A reading of a store. num_blocks: number of whole records. num_bytes: size of the files.
-    is_in_use: True if an engine writes it. damaged: number of blocks with another payload than was
-    written; None if nobody has looked."""
+    pins: number of pinned prefixes; None if their list is damaged. is_in_use: True if an engine
+    writes it. damaged: number of blocks with another payload than was written; None if nobody has
+    looked."""
 
     store: str
     model: str
@@ -27,6 +30,7 @@ class StoreReading:
     max_blocks: int
     num_bytes: int
     max_bytes: int
+    pins: int | None
     is_in_use: bool
     damaged: int | None = None
 
@@ -41,8 +45,18 @@ def read_store(files: StoreFiles, header: StoreHeader) -> StoreReading:
         max_blocks=header.num_slots,
         num_bytes=files.num_bytes,
         max_bytes=header.max_bytes,
+        pins=_count_pins(files, header),
         is_in_use=files.is_locked,
     )
+
+
+def _count_pins(files: StoreFiles, header: StoreHeader) -> int | None:
+    now = time.time()
+    try:
+        pins = read_pins(files.pins, header.identity)
+    except (OSError, ConfigError):
+        return None
+    return sum(each.expires_s is None or each.expires_s > now for each in pins)
 
 
 def verify(files: StoreFiles, header: StoreHeader) -> int:

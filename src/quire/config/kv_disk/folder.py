@@ -67,8 +67,18 @@ class StoreFiles:
         return self.folder / (f"slots.{rank}" if rank else "slots")
 
     @property
+    def pins(self) -> Path:
+        """Path of the list of pinned prefixes."""
+        return self.folder / "pins"
+
+    @property
+    def sessions(self) -> Path:
+        """Path of the database of conversations."""
+        return self.folder / "sessions.sqlite"
+
+    @property
     def num_bytes(self) -> int:
-        """Size of the files now."""
+        """Size of the K/V now: records and payloads."""
         found = (*self.folder.glob("header*"), *self.folder.glob("slots*"))
         return sum(path.stat().st_size for path in found if path.exists())
 

@@ -318,6 +318,7 @@ def _summed(capacities: Sequence[EngineCapacity]) -> EngineCapacity | None:
         max_num_seqs=sum(each.max_num_seqs for each in capacities),
         num_blocks=sum(each.num_blocks for each in capacities),
         capacity_tokens=sum(each.capacity_tokens for each in capacities),
+        kv_store=max(each.kv_store for each in capacities),
     )
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from quire.engine.core.adapters import AdapterSlots
 from quire.engine.core.event_publisher import EventPublisher
 from quire.engine.core.hook_runner import HookRunner
+from quire.engine.core.pin_list import PinList
 from quire.errors import (
     ConfigError,
     EngineError,
@@ -89,6 +90,7 @@ class EngineCore:
         takes_functions: bool = True,
         rank_pids: Callable[[], Sequence[int]] = tuple,
         publisher: EventPublisher | None = None,
+        pin_list: PinList | None = None,
     ) -> None:
         """on_plan: told the handles of the running sequences before a step is executed. report: the
         executor's report of its start. grammars: None if requests may state none. hooks: runner of
@@ -96,7 +98,8 @@ class EngineCore:
         adapters that may be in use at a time; 0 if requests may name none. takes_functions: whether
         the executor can call functions that requests bring. rank_pids: returns the processes of the
         ranks of the model, empty with one rank. publisher: publisher of KV events, which the core
-        closes; None if there are none."""
+        closes; None if there are none. pin_list: list of pins for the next engine, which the core
+        closes; None if it keeps none."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
@@ -117,6 +120,7 @@ class EngineCore:
         self._is_torn = False  # while a step is made, and after it if an exception cut it short
         self._report = report or Report()
         self._publisher = publisher
+        self._pin_list = pin_list
         self._tell()
 
     def _tell(self) -> None:
@@ -124,6 +128,10 @@ class EngineCore:
         events = self._scheduler.state.kv.events
         if self._publisher is not None and events is not None:
             self._publisher.tell(events)
+
+    def _list_pins(self, now: float) -> None:
+        if self._pin_list is not None:
+            self._pin_list.look(self._scheduler.state.pins, now)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. RequestError if this engine could never serve it,
@@ -244,7 +252,9 @@ class EngineCore:
         if isinstance(op, Inspect | MapBlocks | ListPins):
             return self._look(op, now)
         if isinstance(op, Unpin):
-            return replace(self._report, was_there=scheduler.state.pins.release(op.handle))
+            was_there = scheduler.state.pins.release(op.handle)
+            self._list_pins(now)
+            return replace(self._report, was_there=was_there)
         if isinstance(op, Pause | Sleep | Resume | Wake):
             self.stop_waiting()
         self._settle()
@@ -252,6 +262,7 @@ class EngineCore:
             return self._carry_out(op)
         finally:
             self._tell()
+            self._list_pins(now)
 
     def _carry_out(self, op: ControlOp) -> Report:
         """Carry out an operation while no step is in flight."""
@@ -389,6 +400,7 @@ class EngineCore:
         output = self._step(now)
         self._is_torn = False
         self._tell()
+        self._list_pins(now)
         return output
 
     def _step(self, now: float) -> EngineOutput:
@@ -553,6 +565,8 @@ class EngineCore:
         """Let steps in flight end, and free the executor's resources."""
         self._in_flight.clear()
         self._finish_moves()
+        if self._pin_list is not None:
+            self._pin_list.close()
         self._executor.shutdown()
         if self._publisher is not None:
             self._publisher.close()

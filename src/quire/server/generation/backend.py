@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.dialect import Dialect
 from quire.engine.clients.async_client import AsyncEngineClient
@@ -74,6 +74,8 @@ class Backend:
     """Empty at first, so that the port can open at once; `serve` fills it in."""
 
     def __init__(self) -> None:
+        self.awaits_sessions = False
+        """True while conversations of an earlier server may come, if the engine has K/V on disk."""
         self._client: AsyncEngineClient | None = None
         self._model: ServedModel | None = None
         self._opened = time.monotonic()
@@ -100,9 +102,15 @@ class Backend:
         return self._model
 
     @property
+    def capacity(self) -> EngineCapacity | None:
+        """Capacity of the engine; None before there was one."""
+        return None if self._client is None else self._client.status.capacity
+
+    @property
     def status(self) -> EngineStatus:
-        """The engine's own word, except while there is none and while the server drains: then it
-        counts as draining to the last response, though the engine ends before that."""
+        """The engine's own word, except while there is none, while conversations are still read,
+        and while the server drains: then it counts as draining to the last response, though the
+        engine ends before that."""
         if self._client is None or self._model is None:
             return EngineStatus(
                 EngineState.STARTING, self._start_phases(), message="the model is being looked up"
@@ -113,6 +121,9 @@ class Backend:
                 EngineState.DRAINING, status.phases, status.capacity, status.restarts,
                 "the server is shutting down",
             )  # fmt: skip
+        capacity = status.capacity
+        if self.awaits_sessions and capacity is not None and capacity.kv_store:
+            return replace(status, state=EngineState.STARTING, message="sessions are read")
         return status
 
     def _start_phases(self) -> tuple[StartPhase, ...]:

@@ -23,10 +23,12 @@ def private(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     return descriptor
 
 
-def open_database(path: Path | None, schema: str, *, is_lasting: bool) -> sqlite3.Connection:
+def open_database(
+    path: Path | None, schema: str, *, is_lasting: bool, journal: str = "WAL"
+) -> sqlite3.Connection:
     """Open a database, and create missing tables. path: file that fronts share; None for memory.
-    is_lasting: it must survive a crash of the machine. Raises sqlite3.Error if the file is no
-    database.
+    is_lasting: it must survive a crash of the machine. journal: mode of SQLite's journal; WAL needs
+    a disk of this machine. Raises sqlite3.Error if the file is no database.
 
     Fronts that start together write to a new file at once. SQLite does not wait for a change of the
     journal's mode, so this is tried again.
@@ -43,7 +45,7 @@ def open_database(path: Path | None, schema: str, *, is_lasting: bool) -> sqlite
         database.execute("PRAGMA synchronous = OFF")
     for num_left in reversed(range(_OPEN_TRIES)):
         try:
-            database.execute("PRAGMA journal_mode = WAL")
+            database.execute(f"PRAGMA journal_mode = {journal}")
             database.executescript(schema)
         except sqlite3.OperationalError:
             if not num_left:

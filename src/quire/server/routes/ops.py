@@ -49,13 +49,16 @@ class DiskCache(msgspec.Struct):
 
 
 class CacheReading(msgspec.Struct):
-    """The KV cache. cached: blocks with a prefix that nothing else uses. queried_tokens,
+    """The KV cache. cached: blocks with a prefix that nothing else uses. pins: pinned prefixes.
+    pinned: their blocks. queried_tokens,
     hit_tokens: prompt tokens, looked up and found. Loads count requests, all else counts blocks."""
 
     block_size: int
     blocks: int
     used: int
     cached: int
+    pins: int
+    pinned: int
     host_cached: int
     disk: DiskCache | None
     queried_tokens: int
@@ -127,6 +130,8 @@ async def cache(call: Call[None]) -> CacheReading:
         blocks=stats.num_blocks,
         used=stats.num_used_blocks,
         cached=stats.num_cached_blocks,
+        pins=stats.num_pins,
+        pinned=stats.num_pinned_blocks,
         host_cached=stats.num_named_host_blocks,
         disk=disk,
         queried_tokens=stats.prompt_tokens_total,

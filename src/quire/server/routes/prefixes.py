@@ -29,8 +29,8 @@ __all__ = ["ROUTES"]
 
 
 class Prefix(msgspec.Struct):
-    """A pinned prefix; seconds_left is null for one without end. The id is a text, since it may be
-    too large for the numbers of other languages."""
+    """A pinned prefix; seconds_left is null for one without end. The id follows from the text and
+    whom it serves, so that it outlives an engine."""
 
     id: str
     name: str
@@ -67,7 +67,7 @@ async def unpin(call: Call[None]) -> Deleted:
     """Let a pinned prefix go before its time."""
     prefix_id, client = call.part("prefix_id"), call.ready.client
     pins = (await client.control(ListPins())).pins
-    visible = {str(pin.handle): pin for pin in pins if _is_visible(pin, call)}
+    visible = {pin.key: pin for pin in pins if _is_visible(pin, call)}
     found = visible.get(prefix_id)
     if found is not None and found.tenant != call.tenant:
         raise RefusedError(
@@ -147,7 +147,7 @@ def _is_visible(pin: PinnedPrefix, call: Call[None]) -> bool:
 def _shown(pin: PinnedPrefix) -> Prefix:
     is_endless = pin.seconds_left == math.inf
     return Prefix(
-        str(pin.handle),
+        pin.key,
         pin.name,
         pin.num_tokens,
         pin.num_blocks,

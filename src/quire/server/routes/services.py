@@ -43,6 +43,7 @@ from quire.server.requests.pooling_bodies import Pooled
 from quire.server.responses.background import BackgroundRuns
 from quire.server.responses.store import ResponseStore
 from quire.server.routes.live import EngineLook
+from quire.server.sessions.kept import KeptSessions
 from quire.server.sessions.pins import SessionPins
 from quire.server.sessions.store import SessionStore
 from quire.server.sessions.turn import SessionTurn
@@ -56,6 +57,9 @@ _NEVER_LOGGED = (
     "prompt", "messages", "prediction", "documents", "tools", "chat_template",
     "chat_template_kwargs", "cache_salt",
 )  # fmt: skip
+
+POLL_S = 0.02
+"""Between looks for an engine that starts."""
 
 _ENDS = "the server is shutting down"
 """Start of the message of a closed engine client."""
@@ -89,6 +93,7 @@ class Services:
         shared = None if board is None else board.directory / "sessions.sqlite"
         self.sessions = SessionStore(limits, shared)
         self.session_pins = SessionPins(self.sessions, backend)
+        self.kept_sessions = KeptSessions(self.sessions)
         most = limits.requests_per_key(len(settings.api_key))
         self.background = BackgroundRuns(
             self.responses,
@@ -304,8 +309,24 @@ class Services:
             )
         return error
 
+    async def restore_sessions(self) -> None:
+        """Bring back the sessions of an earlier server with the same K/V on disk, when the engine
+        is there. Requests are taken after that (`Backend.status`)."""
+        self.backend.awaits_sessions = True
+        is_first = False
+        try:
+            while (capacity := self.backend.capacity) is None:
+                await asyncio.sleep(POLL_S)
+            if capacity.kv_store:
+                is_first = await self.kept_sessions.open(Path(capacity.kv_store))
+        finally:
+            self.backend.awaits_sessions = False
+        if is_first:
+            await self.session_pins.restore()
+
     async def close(self) -> None:
         await self.session_pins.close()
+        await self.kept_sessions.close()
         self.prompts.close()
         self._recorder.close()
         if self.spans is not None:

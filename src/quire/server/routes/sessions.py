@@ -56,6 +56,7 @@ async def change_session(call: Call[SessionChange]) -> SessionCard:
                 store.change(session_id, call.tenant, ttl_s=before.ttl_s)
             raise
         session = store.required(session_id, call.tenant)
+    await call.services.kept_sessions.written()
     return _shown(session, session.ttl_s)
 
 
@@ -65,6 +66,7 @@ async def delete_session(call: Call[None]) -> Deleted:
     try:
         call.services.sessions.delete(session_id, call.tenant)
     finally:  # also if it is gone: an earlier call may have failed to let its K/V go
+        await call.services.kept_sessions.written()
         await _settle(call, session_id)
     return Deleted(id=session_id, deleted=True)
 

@@ -24,6 +24,8 @@ logger = logging.getLogger("quire.server")
 
 CLOSE_S = 1.0
 """Longest wait, in seconds, for settlings that are cancelled."""
+_PREFIX = "session-"
+"""Start of the names of their pins."""
 _SLACK_S = 1.0
 """Seconds by which a pin may outlive its session: the two clocks are read one after the other."""
 
@@ -55,6 +57,27 @@ class SessionPins:
             for task in self._running:
                 task.cancel()
             await asyncio.wait(self._running, timeout=CLOSE_S)
+
+    async def restore(self) -> None:
+        """Settle, beside the caller, what an engine that has started holds otherwise than the
+        store: a session whose pin was lost, or a pin whose session was. No key has a weight yet."""
+        try:
+            pins = (await self._backend.require().client.control(ListPins())).pins
+        except QuireError as error:
+            logger.warning("the K/V of pinned sessions are not looked up: %s", error)
+            return
+        held = {
+            (pin.name.removeprefix(_PREFIX), pin.tenant): pin.key
+            for pin in pins
+            if pin.name.startswith(_PREFIX) and not pin.is_shared
+        }
+        wanted = {
+            (session.id, tenant): prefix_key(session.token_ids, session.salt, is_shared=False)
+            for session, tenant in self._store.all_pinned()
+        }
+        for key in held.keys() | wanted.keys():
+            if held.get(key) != wanted.get(key):
+                self._start(*key, 1.0)
 
     def follow(self, session: Session, tenant: str, weight: float) -> None:
         """Settle, beside the caller, a conversation after a kept turn, and the pinned ones that
@@ -144,4 +167,4 @@ async def _unpin(client: AsyncEngineClient, pins: Sequence[PinnedPrefix]) -> Non
 
 
 def _pin_name(session_id: str) -> str:
-    return f"session-{session_id}"
+    return _PREFIX + session_id

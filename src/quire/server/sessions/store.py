@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,9 +14,20 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
 
-__all__ = ["PinnedSession", "Session", "SessionStore"]
+__all__ = [
+    "INSERT_SESSION",
+    "SESSIONS_SCHEMA",
+    "SESSION_COLUMNS",
+    "PinnedSession",
+    "Session",
+    "SessionKey",
+    "SessionStore",
+]
 
-_SCHEMA = """
+SessionKey = tuple[str, str]
+"""Id and tenant."""
+
+SESSIONS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT NOT NULL, tenant TEXT NOT NULL, version INTEGER NOT NULL, used_s REAL NOT NULL,
     created_s REAL NOT NULL, expires_s REAL NOT NULL, ttl_s REAL NOT NULL,
@@ -24,6 +35,14 @@ CREATE TABLE IF NOT EXISTS sessions (
     PRIMARY KEY (tenant, id)
 );
 """
+
+
+SESSION_COLUMNS = (
+    "id, tenant, version, used_s, created_s, expires_s, ttl_s, pinned, num_bytes, body"
+)
+INSERT_SESSION = (
+    f"INSERT OR REPLACE INTO sessions ({SESSION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 class Session(msgspec.Struct):
@@ -59,7 +78,7 @@ class SessionStore(BoundedStore):
         super().__init__(
             path,
             clock,
-            schema=_SCHEMA,
+            schema=SESSIONS_SCHEMA,
             table="sessions",
             order="{has_less}, pinned, used_s",
             max_rows=limits.max_sessions,
@@ -67,8 +86,10 @@ class SessionStore(BoundedStore):
             columns="id, tenant, pinned",
         )
         self._session_s = limits.session_s
-        self._evicted: list[tuple[str, str]] = []
-        """Ids and tenants of pinned conversations."""
+        self._evicted: list[SessionKey] = []
+        """Pinned conversations."""
+        self.on_change: Callable[[SessionKey], None] = lambda _: None
+        """Told of each conversation that is another one now, or gone; not of those that expire."""
 
     def find(self, session_id: str, tenant: str) -> Session | None:
         """Return a conversation, which counts as a use; None if there is none of that name."""
@@ -104,14 +125,14 @@ class SessionStore(BoundedStore):
             "version = ? AND expires_s = ? RETURNING id",
             (tenant, found.session.id, found.session.version, found.expires_s),
         ).fetchone()
+        self.on_change((found.session.id, tenant))
         return row is not None
 
     def seconds_left(self, found: PinnedSession) -> float:
         return max(0.0, found.expires_s - self._clock())
 
-    def take_evicted(self) -> list[tuple[str, str]]:
-        """Return ids and tenants of pinned conversations that have made room since the last
-        call."""
+    def take_evicted(self) -> list[SessionKey]:
+        """Return pinned conversations that have made room since the last call."""
         evicted, self._evicted = self._evicted, []
         return evicted
 
@@ -137,9 +158,48 @@ class SessionStore(BoundedStore):
             session.created_s, session.ttl_s = now, session.ttl_s or self._session_s
             row = self._insert(session, tenant, now)
         self._database.execute("DELETE FROM sessions WHERE expires_s <= ?", (now,))
-        deleted = self._make_room((session.id, tenant))
-        self._evicted += [(found, owner) for found, owner, is_pinned in deleted if is_pinned]
+        self._evict((session.id, tenant))
+        self.on_change((session.id, tenant))
         return row is not None
+
+    def _evict(self, spared: SessionKey = ("", "")) -> None:
+        """Make room. `spared` stays."""
+        for session_id, tenant, is_pinned in self._make_room(spared):
+            self.on_change((session_id, tenant))
+            if is_pinned:
+                self._evicted.append((session_id, tenant))
+
+    def row(self, key: SessionKey) -> tuple[Any, ...] | None:
+        """Return the row of a conversation as `restore` takes it; None if it is gone. Any thread
+        may call it."""
+        return self._database.execute(
+            f"SELECT {SESSION_COLUMNS} FROM sessions WHERE id = ? AND tenant = ? AND expires_s > ?",
+            (*key, self._clock()),
+        ).fetchone()
+
+    def restore(self, rows: Sequence[tuple[Any, ...]]) -> bool:
+        """Take in rows of an earlier server, before any conversation of this one. Returns False,
+        and changes nothing, if another front has done so."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._database.execute("CREATE TABLE IF NOT EXISTS restored (once INTEGER UNIQUE)")
+            is_first = self._database.execute(
+                "INSERT INTO restored VALUES (1) ON CONFLICT DO NOTHING RETURNING once"
+            ).fetchone()
+            if is_first:
+                self._database.executemany(INSERT_SESSION, rows)
+        finally:
+            self._database.execute("COMMIT")
+        self._evict()
+        return bool(is_first)
+
+    def all_pinned(self) -> list[tuple[Session, str]]:
+        """Return all pinned conversations, and whose they are."""
+        rows = self._database.execute(
+            "SELECT body, pinned, ttl_s, tenant FROM sessions WHERE pinned AND expires_s > ?",
+            (self._clock(),),
+        )
+        return [(_session(*row), tenant) for *row, tenant in rows]
 
     def _insert(self, session: Session, tenant: str, now: float) -> object:
         """Insert a conversation. Returns None if there is one of that name."""
@@ -177,6 +237,7 @@ class SessionStore(BoundedStore):
         ).fetchone()
         if row is None:
             raise _missing(session_id)
+        self.on_change((session_id, tenant))
         return _session(*row)
 
     def delete(self, session_id: str, tenant: str) -> None:
@@ -185,6 +246,7 @@ class SessionStore(BoundedStore):
         self._database.execute(
             "DELETE FROM sessions WHERE tenant = ? AND id = ?", (tenant, session_id)
         )
+        self.on_change((session_id, tenant))
 
     def listed(self, tenant: str) -> list[tuple[Session, float]]:
         """Return the caller's conversations, last used first, with the seconds until they

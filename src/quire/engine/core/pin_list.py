@@ -1,0 +1,76 @@
+"""Keeps a list of an engine's pins beside its K/V on disk, for the next engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from quire.config.kv_disk.folder import StoreFiles
+from quire.config.kv_disk.pins import read_pins, write_pins
+from quire.errors import ConfigError
+from quire.platform.background import Background
+from quire.protocol.pins import KeptPin
+from quire.scheduler.pins import PinnedPrefixes
+
+__all__ = ["PinList"]
+
+logger = logging.getLogger("quire")
+
+SECONDS_TO_READ = 10.0
+"""Wait for the list of a disk that may hang. The engine starts without it then."""
+
+SECONDS_TO_CLOSE = 5.0
+
+
+class PinList:
+    """The file of a store that lists pins. Changes are written in a thread, the last one wins, and
+    none before `begin`: an engine that ends while it starts loses nothing."""
+
+    def __init__(self, files: StoreFiles, identity: str, *, is_writer: bool) -> None:
+        """identity: `StoreHeader.identity`. is_writer: False for an engine that only reads."""
+        self._path = files.pins
+        self._identity = identity
+        self._is_writer = is_writer
+        self._written = -1  # version of the pins
+        self._has_begun = False
+        self._next: list[KeptPin] = []
+        self._found: list[KeptPin] = []
+        self._reading = Background("quire-pins-read", self._read)
+        self._writing = Background("quire-pins-write", self._write)
+
+    def read(self) -> list[KeptPin]:
+        """Return the pins of the list that have not ended. One that cannot be read is a warning."""
+        self._reading.ask()
+        if not self._reading.wait(SECONDS_TO_READ):
+            logger.warning("the pins in %s are not read: the disk does not answer", self._path)
+            self._is_writer = False  # they are there when it answers
+            return []
+        now = time.time()
+        return [each for each in self._found if each.expires_s is None or each.expires_s > now]
+
+    def _read(self) -> None:
+        try:
+            self._found = read_pins(self._path, self._identity)
+        except (OSError, ConfigError) as error:
+            logger.warning("the pins of an earlier engine are lost: %s", error)
+
+    def begin(self) -> None:
+        """Write changes from now on."""
+        self._has_begun = self._is_writer
+
+    def look(self, pins: PinnedPrefixes, now: float) -> None:
+        """Write the list if pins have changed. now: time on the clock of the scheduler."""
+        if self._has_begun and pins.version != self._written:
+            self._written = pins.version
+            self._next = pins.kept(now, time.time())
+            self._writing.ask()
+
+    def _write(self) -> None:
+        try:
+            write_pins(self._path, self._identity, self._next)
+        except OSError as error:
+            logger.warning("the list of pins is not kept: %s", error)
+
+    def close(self) -> None:
+        """Wait for the last change, within `SECONDS_TO_CLOSE`."""
+        self._writing.wait(SECONDS_TO_CLOSE)
