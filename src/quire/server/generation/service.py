@@ -445,7 +445,7 @@ class GenerationService:
             place.leave()
             if media.handles:
                 ready.client.drop_media(media.handles)
-            self._images.leave(media.num_bytes)
+            self._images.leave(media.num_bytes, is_spare=media.is_spare)
 
     async def _rendered(
         self,
@@ -481,7 +481,9 @@ class GenerationService:
         num_bytes, num_pixels = images.num_bytes(prompt.parts)
         if num_bytes:
             most, num_held = images.bounds.max_open_bytes, 0 if media.is_spare else num_pixels
-            await self._images.enter(num_bytes, num_held, most, media.wait_s)
+            await self._images.enter(
+                num_bytes, num_held, most, media.wait_s, is_spare=media.is_spare
+            )
             media.num_bytes = num_bytes
 
     @asynccontextmanager
