@@ -338,7 +338,7 @@ def test_a_server_fetches_images_of_a_request_side_by_side_within_a_bound() -> N
 
     async def fetched(fetch: Together, given: list[ImageSource]) -> list[object]:
         renderer: Any = SimpleNamespace(images=renderer_with(fetch))
-        return [each.value for each in await prompts._fetched(renderer, given)]
+        return [each.value for each in await prompts._fetched(renderer, given, "")]
 
     try:
         fetch = Together(FETCHES_TOGETHER)

@@ -18,6 +18,12 @@ from quire import LLM, SamplingParams
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
 from quire.engine.model_front import load_model_front
+from quire.errors import RequestError
+from quire.rendering.media.sources import ImageSource, StoredFile
+from quire.server.batches.store import BatchStore
+from quire.server.generation.kept_images import KeptImages
+from quire.server.requests.limits import Limits
+from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.image_writer import (
     IMAGE,
@@ -49,10 +55,16 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path, llm: LLM) -> Iterator[RunningServer]:
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path, llm: LLM, data_dir: Path) -> Iterator[RunningServer]:
     found = find_model(EngineSettings(model=str(folder)))
     front = load_model_front(EngineSettings(model=str(folder)), found.folder, found.spec)
-    with running_server(front, client=RealClient(llm)) as server:
+    settings = ServerSettings(disable_access_log=True, data_dir=str(data_dir))
+    with running_server(front, settings, RealClient(llm)) as server:
         yield server
 
 
@@ -173,6 +185,61 @@ def test_the_sdk_of_anthropic(served: RunningServer, http: httpx.Client, wanted:
     assert block.type == "text" and block.text == wanted
 
 
+def test_uploaded_files(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+    """In each API; a later turn reads the file again."""
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+    file = client.files.create(file=("a.png", base64.b64decode(DATA)), purpose="vision")
+    assert (file.purpose, file.bytes) == ("vision", len(base64.b64decode(DATA)))
+    part: dict[str, Any] = {"type": "input_image", "file_id": file.id}
+    given: dict[str, Any] = {"model": "bundled", "extra_body": {"ignore_eos": True}}
+    given |= {"temperature": 0, "max_output_tokens": 8}
+    said = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
+    response = client.responses.create(input=said, **given)  # type: ignore[arg-type]
+    assert response.output_text == wanted
+    second = client.responses.create(input="And?", previous_response_id=response.id, **given)
+    assert second.usage is not None and second.usage.input_tokens > 10 * TOKENS_PER_TILE
+    answer = http.post(CHAT, json=asked(part)).json()
+    assert answer["choices"][0]["message"]["content"] == wanted
+    source = {"type": "image", "source": {"type": "file", "file_id": file.id}}
+    body = {"model": "bundled", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    answer = http.post(MESSAGES, json={**body, "messages": question(source)}).json()
+    assert answer["content"][0]["text"] == wanted
+
+    client.files.delete(file.id)
+    for route, data, place in (
+        (CHAT, asked(part), "messages[0].content[0].file_id"),
+        (MESSAGES, {**body, "messages": question(source)}, "messages[0].content[0].source.file_id"),
+        (RESPONSES, {"model": "bundled", "input": said}, "input[0].content[0].file_id"),
+    ):
+        found = http.post(route, json=data)
+        assert found.status_code == 400, found.text
+        assert f"{place} cannot be read. There is no file '{file.id}'" in found.text
+
+
+def test_uploaded_files_that_are_no_images(http: httpx.Client) -> None:
+    form = {"file": ("a.txt", b"some text")}
+    kept = http.post("/v1/files", files=form, data={"purpose": "user_data"}).json()
+    found = http.post(CHAT, json=asked({"type": "input_image", "file_id": kept["id"]}))
+    assert found.status_code == 400
+    assert "content[0].file_id cannot be read as an image" in found.text
+    found = http.post(CHAT, json=asked({**image(), "file_id": kept["id"]}))
+    assert found.status_code == 400 and "image_url and file_id: send one of them" in found.text
+
+
+def test_files_of_others_are_not_there(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, Limits(), tenants=("one", "two"))
+    file_id = store.add_file("a.png", "vision", b"x" * 10, "one").id
+    kept, source = KeptImages(lambda: store), ImageSource("here", StoredFile(file_id))
+    assert kept.read(source, "one", 10) == b"x" * 10
+    assert kept.read(source, "one", 5) == b"x" * 6, "enough to be refused as too long"
+    with pytest.raises(RequestError, match="here cannot be read. There is no file"):
+        kept.read(source, "two", 10)
+    (tmp_path / "files" / file_id).unlink()
+    with pytest.raises(RequestError, match="here cannot be read. There is no file"):
+        kept.read(source, "one", 10)
+    store.close()
+
+
 def test_images_in_results_of_tools(http: httpx.Client) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
     result = {
@@ -217,7 +284,8 @@ def test_counts_of_tokenize_are_those_of_usage(http: httpx.Client) -> None:
         (image(URL, detail="x") | {"detail": 3}, "detail"),
         ({"type": "image"}, "content[0].image is missing"),
         ({"type": "image", "index": 0}, "content[0].image is missing"),
-        ({"type": "input_image", "file_id": "file-1"}, "file_id"),
+        ({"type": "input_image", "file_id": "file-1"}, "There is no file 'file-1'"),
+        ({"type": "input_image", "file_id": 1}, "content[0].file_id is 1: send the id"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "for audio"),
         ({"type": "video_url", "video_url": {"url": URL}}, "for video"),
     ],

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from quire.config.media.image_spec import IMAGE_KEY
 from quire.errors import RequestError, quoted
-from quire.rendering.media.sources import ImageSource, path_or_url
+from quire.rendering.media.sources import ImageSource, StoredFile, path_or_url
 from quire.rendering.message_check import IMAGE_MARK, IMAGE_PART_TYPES, TEXT_ONLY
 
 __all__ = ["image_part", "image_source", "images_of", "in_order", "take_images"]
@@ -88,8 +88,10 @@ def images_of(data: object) -> tuple[ImageSource, ...]:
 def image_part(source: ImageSource) -> dict[str, Any]:
     """Return the part of a chat for an image that came in the form of another API. It is JSON, as
     conversations are kept so, and remembers its place in the request."""
-    url = {"url": source.value, "detail": source.detail, "place": source.place}
-    return {"type": "image_url", "image_url": url}
+    value, more = source.value, {"detail": source.detail, "place": source.place}
+    if isinstance(value, StoredFile):
+        return {"type": "input_image", "file_id": value.file_id, **more}
+    return {"type": "image_url", "image_url": {"url": value, **more}}
 
 
 def _without_images(message: object, place: str, found: list[ImageSource]) -> object:
@@ -115,17 +117,20 @@ def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
     """Return the image of a part, whose path in the request is `place`. RequestError for a part
     that names none."""
     kind = str(part.get("type"))
-    if part.get("file_id") is not None:
-        raise RequestError(f"{place} names a file_id: send the image as a data: URL")
     name = {"input_image": "image_url"}.get(kind, kind)
     value, detail = part.get(name), part.get("detail")
-    place = f"{place}.{name}"
-    if kind == "image" and value is None and part.get("url") is not None:
-        value, place = part["url"], place.removesuffix(name) + "url"
+    if part.get("file_id") is not None:
+        if value is not None:
+            raise RequestError(f"{place} has {name} and file_id: send one of them")
+        place = _own_place(part, f"{place}.file_id")
+        value = _stored_file(part["file_id"], place)
+    elif kind == "image" and value is None and part.get("url") is not None:
+        value, place = part["url"], f"{place}.url"
+    else:
+        place = f"{place}.{name}"
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
-        given = fields.get("place")
-        place = given if isinstance(given, str) and len(given) < LONGEST_PLACE else f"{place}.url"
+        place = _own_place(fields, f"{place}.url")
         value, detail = fields.get("url"), fields.get("detail", detail)
     if value is None:
         raise RequestError(f"{place} is missing: send a data: URL with the image")
@@ -134,3 +139,15 @@ def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
     if detail is not None and not isinstance(detail, str):
         raise RequestError(f"{place} has the detail {quoted(detail)}: send a text such as auto")
     return ImageSource(place, value, detail)
+
+
+def _own_place(fields: Mapping[str, Any], place: str) -> str:
+    """Return the path that a part remembers; `place` if it has none."""
+    given = fields.get("place")
+    return given if isinstance(given, str) and len(given) < LONGEST_PLACE else place
+
+
+def _stored_file(file_id: object, place: str) -> StoredFile:
+    if not isinstance(file_id, str) or not file_id:
+        raise RequestError(f"{place} is {quoted(file_id)}: send the id of an uploaded file")
+    return StoredFile(file_id)

@@ -15,15 +15,23 @@ from quire.errors import RequestError, quoted
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ImageSource", "MediaAccess", "is_pillow", "is_remote", "path_or_url"]
+__all__ = ["ImageSource", "MediaAccess", "StoredFile", "is_pillow", "is_remote", "path_or_url"]
 
 DETAILS = (None, "auto", "low", "high", "original")
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that the server keeps for its caller, by its id."""
+
+    file_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ImageSource:
     """An image as it was given. place: its path in the request. value: an image of Pillow, bytes, a
-    path, or the text of a URL. detail: "low" for few tokens, where the model knows a way."""
+    path, the text of a URL, or a file of the server. detail: "low" for few tokens, where the model
+    knows a way."""
 
     place: str
     value: object
@@ -74,6 +82,11 @@ class MediaAccess:
             return self._of_file(value, place, str(value))
         if isinstance(value, str):
             return self._of_url(value, place)
+        if isinstance(value, StoredFile):
+            raise RequestError(
+                f"{place} names the file {quoted(value.file_id)}, but no files are kept here: send "
+                "the image as a data: URL"
+            )
         raise RequestError(
             f"{place} is {quoted(value)}: give an image of Pillow, bytes, a path or a URL"
         )

@@ -24,8 +24,9 @@ from quire.protocol.json_schema import num_chars_to_read
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer, RendersChats, check_messages
 from quire.rendering.media.door import EmbedsPart
-from quire.rendering.media.sources import ImageSource, is_remote
+from quire.rendering.media.sources import ImageSource, StoredFile, is_remote
 from quire.rendering.message_check import IMAGE_MARK
+from quire.server.generation.kept_images import KeptImages
 from quire.server.generation.render_pool import RenderPool
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
@@ -65,8 +66,17 @@ class PromptRenderer:
     """Renders for all requests. Raises RefusedError or RequestError if a prompt cannot be
     rendered."""
 
-    def __init__(self, limits: Limits, num_threads: int, *, trust_templates: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        num_threads: int,
+        kept_images: KeptImages | None = None,
+        *,
+        trust_templates: bool = False,
+    ) -> None:
+        """kept_images: images of the server that requests may name; None if it has none."""
         self._limits = limits
+        self._kept_images = kept_images
         self._trust_templates = trust_templates
         self._pool = RenderPool(num_threads, limits.render_timeout_s)
         self._fetches = RenderPool(FETCH_THREADS, FETCH_TIMEOUT_S)
@@ -138,14 +148,16 @@ class PromptRenderer:
         max_model_len: int,
         dialect: Dialect | None = None,
         tools_text: str = "",
+        *,
+        tenant: str,
     ) -> RenderedPrompt:
         """Render messages through the model's chat template or, if trusted, the request's own.
         dialect: dialect of the model. tools_text: describes the tools to templates that have no
-        place for them."""
+        place for them. tenant: caller, for the images that it has here."""
         taken, images = renderer.take_images(cast("object", body.messages))
         messages = self._checked_messages(taken)
         if images:
-            images = await self._fetched(renderer, images)
+            images = await self._fetched(renderer, images, tenant)
         if dialect is not None:
             messages = prepared(messages, dialect)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
@@ -239,16 +251,20 @@ class PromptRenderer:
             return render(described(messages, tools_text, in_system=False), body.tools)
 
     async def _fetched(
-        self, renderer: Renderer, images: Sequence[ImageSource]
+        self, renderer: Renderer, images: Sequence[ImageSource], tenant: str
     ) -> tuple[ImageSource, ...]:
-        """Return images, those of http: and https: URLs as bytes, which are fetched side by side.
-        Raises RequestError for too many images, and for a URL that may not be fetched."""
-        own = renderer.images
+        """Return images, those of http: and https: URLs as bytes, which are fetched side by side,
+        and those that the server keeps. Raises RequestError for too many images, for a URL that may
+        not be fetched, and for an image that is not kept."""
+        own, kept = renderer.images, self._kept_images
         assert own is not None, "it took the images"
         own.check_number(len(images))
         turns = asyncio.Semaphore(FETCHES_TOGETHER)
 
         async def fetched(image: ImageSource) -> ImageSource:
+            if isinstance(image.value, StoredFile) and kept is not None:
+                read = functools.partial(kept.read, image, tenant, own.access.max_bytes)
+                return replace(image, value=await self._pool.run(read))
             if not (isinstance(image.value, str) and is_remote(image.value)):
                 return image
             work = functools.partial(own.access.fetch, image.value, image.place)

@@ -18,6 +18,7 @@ from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
 from quire.server.batches.store import BatchStore
 from quire.server.generation.backend import Backend, Ready
+from quire.server.generation.kept_images import KeptImages
 from quire.server.generation.open_images import OpenImages
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import GenerationService
@@ -81,6 +82,7 @@ class Services:
         self.prompts = PromptRenderer(
             limits,
             settings.render_threads,
+            KeptImages(self.files),
             trust_templates=settings.trust_request_chat_template,
         )
         self._vectors = VectorService(self.metrics, self.waiting)
@@ -214,7 +216,7 @@ class Services:
             body.add_special_tokens is not False,
         )
 
-    async def count_chat(self, ready: Ready, body: ChatRequest) -> int:
+    async def count_chat(self, ready: Ready, body: ChatRequest, tenant: str) -> int:
         """Return the number of tokens of a chat's prompt. Raises RefusedError for a chat that could
         not be asked for."""
         chat_params(body, ready.model.front.default_sampling, self.settings.limits)
@@ -228,6 +230,7 @@ class Services:
             ready.capacity.max_model_len,
             ready.model.dialect,
             "" if form is None else form.tools_text,
+            tenant=tenant,
         )
         return len(prompt.token_ids)
 
