@@ -60,7 +60,7 @@ def test_rows_of_the_tower_are_those_of_transformers(llm: LLM, folder: Path) -> 
     worker, image = worker_of(llm), picture(100, 70)
     spec = worker._loaded.spec.images
     tiles = make_tiles(spec, image, splits=True)
-    rows, _ = worker._images.encode(tiles, torch.float32)
+    rows = worker._images.encode(tiles, torch.float32).rows
     with torch.inference_mode():
         found = model.get_image_features(**processor([[image]], return_tensors="pt"))
     wanted = torch.cat(found.pooler_output)

@@ -29,6 +29,7 @@ from tests.image_writer import (
     IMAGE,
     TOKENS_PER_TILE,
     as_bytes,
+    data_url,
     picture,
     write_vision_checkpoint,
 )
@@ -232,10 +233,10 @@ def test_files_of_others_are_not_there(tmp_path: Path) -> None:
     kept, source = KeptImages(lambda: store), ImageSource("here", StoredFile(file_id))
     assert kept.read(source, "one", 10) == b"x" * 10
     assert kept.read(source, "one", 5) == b"x" * 6, "enough to be refused as too long"
-    with pytest.raises(RequestError, match="here cannot be read. There is no file"):
+    with pytest.raises(RequestError, match=r"here cannot be read\. There is no file"):
         kept.read(source, "two", 10)
     (tmp_path / "files" / file_id).unlink()
-    with pytest.raises(RequestError, match="here cannot be read. There is no file"):
+    with pytest.raises(RequestError, match=r"here cannot be read\. There is no file"):
         kept.read(source, "one", 10)
     store.close()
 
@@ -313,6 +314,25 @@ def test_a_prompt_that_does_not_fit_is_refused_before_it_is_encoded(
     answer = http.post(CHAT, json=asked(*parts, max_tokens=400))
     assert answer.status_code == 400 and "maximum context length" in answer.text
     assert encoder.num_encoded == before
+
+
+def test_metrics_count_images_and_those_that_were_kept(http: httpx.Client, llm: LLM) -> None:
+    names = ("vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total", "quire:mm_cache_bytes")
+
+    def readings() -> list[float]:
+        lines = http.get("/metrics").text.splitlines()
+        found = {line.partition("{")[0]: float(line.split()[-1]) for line in lines if "{" in line}
+        return [found[name] for name in names]
+
+    new = data_url(picture(50, 50, seed=99))
+    before = readings()
+    for _ in range(3):
+        assert http.post(CHAT, json=asked(image(new))).status_code == 200
+    queries, hits, kept = (now - then for now, then in zip(readings(), before, strict=True))
+    num_tokens = 10 * TOKENS_PER_TILE
+    assert (queries, hits) == (3, 2) and kept == num_tokens * llm.engine.spec.hidden_size * 4
+    own = {each.name: each.value for each in llm.get_metrics()}
+    assert own["vllm:mm_cache_queries"] == before[0] + 3
 
 
 def test_texts_beside_images_are_served_as_before(http: httpx.Client, llm: LLM) -> None:

@@ -26,11 +26,14 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class MediaInfo:
-    """A worker's answer to media that it was given. num_tokens: places of a prompt that they
-    take."""
+    """A worker's answer to media that it was given. num_tokens: places of a prompt that they take.
+    was_kept: an image that the worker had encoded before. num_kept_bytes: bytes of all encoded
+    images that it keeps by now."""
 
     num_tokens: int
     digest: bytes
+    was_kept: bool = False
+    num_kept_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

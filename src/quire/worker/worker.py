@@ -41,7 +41,7 @@ from quire.runner.media import MediaStore
 from quire.runner.pending import PendingStep
 from quire.worker.assemble import Assembly, PoolSize, assemble
 from quire.worker.device_memory import CudaMemory, DeviceMemory
-from quire.worker.images import ImageEncoder
+from quire.worker.images import EncodedImage, ImageEncoder
 from quire.worker.largest_steps import LargestSteps
 from quire.worker.load import LoadedModel, load, open_device
 from quire.worker.profile import StepProfile
@@ -283,14 +283,15 @@ class Worker:
     def put_media(self, handle: int, data: object) -> MediaInfo:
         """See `Executor.put_media`. Any thread may call it, also while a step is launched."""
         if isinstance(data, ImageTiles):
-            rows, digest = self._encoded(data)
-        else:
-            rows = self._given_rows(data)
-            digest = digest_of(rows)
+            image = self._encoded(data)
+            self._media.put(handle, image.rows)
+            num_tokens, num_bytes = len(image.rows), image.num_kept_bytes
+            return MediaInfo(num_tokens, image.digest, image.was_kept, num_bytes)
+        rows = self._given_rows(data)
         self._media.put(handle, rows)
-        return MediaInfo(len(rows), digest)
+        return MediaInfo(len(rows), digest_of(rows))
 
-    def _encoded(self, tiles: ImageTiles) -> tuple[torch.Tensor, bytes]:
+    def _encoded(self, tiles: ImageTiles) -> EncodedImage:
         encoder = self._images
         if encoder is None and self._sleep_level:
             raise RequestError("the engine sleeps: wake it up, and send the image again")
