@@ -4,6 +4,7 @@ path of the part."""
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from quire.engine.model_front import load_model_front
 from quire.errors import RequestError
 from quire.rendering.media.sources import ImageSource, StoredFile
 from quire.server.batches.store import BatchStore
-from quire.server.generation.kept_images import KeptImages
+from quire.server.generation.kept_images import KeptImages, NamedImages
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests import waiting
@@ -230,7 +231,10 @@ def test_uploaded_files_that_are_no_images(http: httpx.Client) -> None:
 def test_files_of_others_are_not_there(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, Limits(), tenants=("one", "two"))
     file_id = store.add_file("a.png", "vision", b"x" * 10, "one").id
-    kept, source = KeptImages(lambda: store), ImageSource("here", StoredFile(file_id))
+    kept, source = (
+        KeptImages(NamedImages(Limits(), None), lambda: store),
+        ImageSource("here", StoredFile(file_id)),
+    )
     assert kept.read(source, "one", 10) == b"x" * 10
     assert kept.read(source, "one", 5) == b"x" * 6, "enough to be refused as too long"
     with pytest.raises(RequestError, match=r"here cannot be read\. There is no file"):
@@ -239,6 +243,67 @@ def test_files_of_others_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"here cannot be read\. There is no file"):
         kept.read(source, "one", 10)
     store.close()
+
+
+def test_images_by_uuid(http: httpx.Client, llm: LLM, wanted: str) -> None:
+    """An image is sent once; later parts name it. The name of another image is that one's."""
+    first = {"type": "image_url", "image_url": {"url": URL}, "uuid": "cat"}
+    assert http.post(CHAT, json=asked(first)).status_code == 200
+    encoder = llm.engine.client._core._executor._worker._images  # type: ignore[attr-defined]
+    before = encoder.num_encoded
+    for part in (
+        {"type": "image_url", "image_url": None, "uuid": "cat"},
+        {"type": "image_url", "uuid": "cat"},
+        {"type": "image_url", "image_url": {"url": None, "detail": "high"}, "uuid": "cat"},
+        {"type": "input_image", "uuid": "cat"},
+    ):
+        answer = http.post(CHAT, json=asked(part)).json()
+        assert answer["choices"][0]["message"]["content"] == wanted
+    body = {"model": "bundled", "temperature": 0, "max_output_tokens": 8, "ignore_eos": True}
+    text = {"type": "input_text", "text": "What?"}
+    said = [{"role": "user", "content": [{"type": "input_image", "uuid": "cat"}, text]}]
+    response = http.post(RESPONSES, json={**body, "input": said}).json()
+    assert response["output"][0]["content"][0]["text"] == wanted
+    more = {"input": "And?", "previous_response_id": response["id"]}
+    assert http.post(RESPONSES, json={**body, **more}).status_code == 200
+    assert encoder.num_encoded == before
+
+    other = data_url(picture(100, 70, seed=5))
+    assert http.post(CHAT, json=asked(image(other, uuid="cat"))).status_code == 200
+    renamed = http.post(CHAT, json=asked({"type": "image_url", "uuid": "cat"})).json()
+    given = http.post(CHAT, json=asked(image(other))).json()
+    assert renamed["choices"][0]["message"] == given["choices"][0]["message"]
+    low = asked({"type": "image_url", "image_url": {"url": None, "detail": "low"}, "uuid": "cat"})
+    usage = http.post(CHAT, json=low).json()["usage"]
+    assert usage["prompt_tokens"] < given["usage"]["prompt_tokens"] - 5 * TOKENS_PER_TILE
+
+
+def test_images_that_were_refused_have_no_name(http: httpx.Client) -> None:
+    bad = "data:image/png;base64,iVBORw0KGgo="
+    assert http.post(CHAT, json=asked(image(bad, uuid="bad"))).status_code == 400
+    found = http.post(CHAT, json=asked({"type": "image_url", "uuid": "bad"}))
+    assert found.status_code == 400
+    words = "messages[0].content[0].uuid is 'bad', and no image of that name is kept"
+    assert words in found.json()["error"]["message"]
+
+
+def test_names_of_images_are_their_callers() -> None:
+    """The caller with the most loses its least recently used image first."""
+    seconds = itertools.count()
+    limits = Limits(max_named_images=3, max_named_image_bytes=100)
+    named = NamedImages(limits, None, lambda: float(next(seconds)))
+    named.put("a", "one", b"1" * 10)
+    assert named.find("a", "two") is None
+    named.put("a", "two", b"2" * 10)
+    assert named.find("a", "one") == b"1" * 10 and named.find("a", "two") == b"2" * 10
+    named.put("b", "one", b"3" * 10)
+    named.put("a", "one", b"4" * 20)
+    assert (named.num_kept, named.num_bytes) == (3, 40)
+    named.put("c", "one", b"5" * 10)
+    assert named.find("b", "one") is None and named.find("a", "one") == b"4" * 20
+    named.put("d", "one", b"6" * 60)
+    assert named.num_bytes <= 100 and named.find("a", "two") == b"2" * 10
+    named.close()
 
 
 def test_images_in_results_of_tools(http: httpx.Client) -> None:
@@ -286,6 +351,9 @@ def test_counts_of_tokenize_are_those_of_usage(http: httpx.Client) -> None:
         ({"type": "image"}, "content[0].image is missing"),
         ({"type": "image", "index": 0}, "content[0].image is missing"),
         ({"type": "input_image", "file_id": "file-1"}, "There is no file 'file-1'"),
+        ({"type": "image_url", "uuid": "none"}, "content[0].uuid is 'none', and no image of"),
+        (image(uuid=""), "content[0].uuid is '': send a text of 1 to 256"),
+        (image(uuid=3), "content[0].uuid is 3: send a text of 1 to 256"),
         ({"type": "input_image", "file_id": 1}, "content[0].file_id is 1: send the id"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "for audio"),
         ({"type": "video_url", "video_url": {"url": URL}}, "for video"),

@@ -15,6 +15,9 @@ __all__ = ["image_part", "image_source", "images_of", "in_order", "take_images"]
 LONGEST_PLACE = 200
 """Characters of a path in a request that an error shows."""
 
+LONGEST_UUID = 256
+"""Characters of a caller's name for an image."""
+
 
 def take_images(messages: object) -> tuple[object, tuple[ImageSource, ...]]:
     """Return the messages with a mark in place of each image, and the images in order.
@@ -89,9 +92,10 @@ def image_part(source: ImageSource) -> dict[str, Any]:
     """Return the part of a chat for an image that came in the form of another API. It is JSON, as
     conversations are kept so, and remembers its place in the request."""
     value, more = source.value, {"detail": source.detail, "place": source.place}
+    named = {} if source.uuid is None else {"uuid": source.uuid}
     if isinstance(value, StoredFile):
-        return {"type": "input_image", "file_id": value.file_id, **more}
-    return {"type": "image_url", "image_url": {"url": value, **more}}
+        return {"type": "input_image", "file_id": value.file_id, **more, **named}
+    return {"type": "image_url", "image_url": {"url": value, **more}, **named}
 
 
 def _without_images(message: object, place: str, found: list[ImageSource]) -> object:
@@ -116,7 +120,7 @@ def _without_images(message: object, place: str, found: list[ImageSource]) -> ob
 def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
     """Return the image of a part, whose path in the request is `place`. RequestError for a part
     that names none."""
-    kind = str(part.get("type"))
+    kind, base = str(part.get("type")), place
     name = {"input_image": "image_url"}.get(kind, kind)
     value, detail = part.get(name), part.get("detail")
     if part.get("file_id") is not None:
@@ -128,17 +132,29 @@ def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
         value, place = part["url"], f"{place}.url"
     else:
         place = f"{place}.{name}"
+    uuid, fields = _uuid_of(part, base), cast("Mapping[str, Any]", {})
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
         place = _own_place(fields, f"{place}.url")
         value, detail = fields.get("url"), fields.get("detail", detail)
+    if detail is not None and not isinstance(detail, str):
+        raise RequestError(f"{place} has the detail {quoted(detail)}: send a text such as auto")
+    if value is None and uuid is not None:
+        return ImageSource(_own_place(fields, f"{base}.uuid"), None, detail, uuid)
     if value is None:
         raise RequestError(f"{place} is missing: send a data: URL with the image")
     if isinstance(value, str) and not value:
         raise RequestError(f"{place} is empty: send a data: URL with the image")
-    if detail is not None and not isinstance(detail, str):
-        raise RequestError(f"{place} has the detail {quoted(detail)}: send a text such as auto")
-    return ImageSource(place, value, detail)
+    return ImageSource(place, value, detail, uuid)
+
+
+def _uuid_of(part: Mapping[str, Any], place: str) -> str | None:
+    uuid = part.get("uuid")
+    if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= LONGEST_UUID):
+        raise RequestError(
+            f"{place}.uuid is {quoted(uuid)}: send a text of 1 to {LONGEST_UUID} characters"
+        )
+    return uuid
 
 
 def _own_place(fields: Mapping[str, Any], place: str) -> str:

@@ -30,12 +30,13 @@ class StoredFile:
 @dataclass(frozen=True, slots=True)
 class ImageSource:
     """An image as it was given. place: its path in the request. value: an image of Pillow, bytes, a
-    path, the text of a URL, or a file of the server. detail: "low" for few tokens, where the model
-    knows a way."""
+    path, the text of a URL, or a file of the server; None for the image that had the uuid before.
+    detail: "low" for few tokens, where the model knows a way. uuid: caller's name for the image."""
 
     place: str
     value: object
     detail: str | None = None
+    uuid: str | None = None
 
 
 def is_pillow(value: object) -> TypeGuard[Image.Image]:
@@ -86,6 +87,11 @@ class MediaAccess:
             raise RequestError(
                 f"{place} names the file {quoted(value.file_id)}, but no files are kept here: send "
                 "the image as a data: URL"
+            )
+        if value is None and source.uuid is not None:
+            raise RequestError(
+                f"{place} is {quoted(source.uuid)}, but images are not kept by their uuid here: "
+                "send the image"
             )
         raise RequestError(
             f"{place} is {quoted(value)}: give an image of Pillow, bytes, a path or a URL"

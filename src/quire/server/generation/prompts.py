@@ -24,7 +24,7 @@ from quire.protocol.json_schema import num_chars_to_read
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt, Renderer, RendersChats, check_messages
 from quire.rendering.media.door import EmbedsPart
-from quire.rendering.media.sources import ImageSource, StoredFile, is_remote
+from quire.rendering.media.sources import ImageSource, is_remote
 from quire.rendering.message_check import IMAGE_MARK
 from quire.server.generation.kept_images import KeptImages
 from quire.server.generation.render_pool import RenderPool
@@ -167,12 +167,14 @@ class PromptRenderer:
         work = functools.partial(
             self._render_chat, renderer, body, messages, most, tools_text, template, images
         )
-        if isinstance(body, ChatRequest) and body.chat_template is not None:
-            self._check_template(body.chat_template)
-            return await self._pool.run(work)  # it has to be compiled first
+        own = body.chat_template if isinstance(body, ChatRequest) else None
+        if own is not None:
+            self._check_template(own)
+        if images:
+            return await self._with_images(work, renderer, images, tenant)
         size = num_chars + CHARS_PER_MESSAGE * len(messages)
         is_slow = self._has_slow_template or _needs_time(renderer, body, messages)
-        if size > SHORT_CHARS or is_slow or images:
+        if own is not None or size > SHORT_CHARS or is_slow:  # `own` is yet to be compiled
             return await self._pool.run(work)
         return self._timed(work)
 
@@ -250,6 +252,20 @@ class PromptRenderer:
         except RequestError:  # some templates refuse a system message
             return render(described(messages, tools_text, in_system=False), body.tools)
 
+    async def _with_images(
+        self,
+        render: Callable[[], RenderedPrompt],
+        renderer: Renderer,
+        images: Sequence[ImageSource],
+        tenant: str,
+    ) -> RenderedPrompt:
+        """Render a chat with images, and keep those that the caller has named."""
+        prompt = await self._pool.run(render)
+        own, kept = renderer.images, self._kept_images
+        if own is not None and kept is not None and any(each.uuid for each in images):
+            await self._pool.run(functools.partial(kept.keep, images, tenant, own.access))
+        return prompt
+
     async def _fetched(
         self, renderer: Renderer, images: Sequence[ImageSource], tenant: str
     ) -> tuple[ImageSource, ...]:
@@ -262,9 +278,10 @@ class PromptRenderer:
         turns = asyncio.Semaphore(FETCHES_TOGETHER)
 
         async def fetched(image: ImageSource) -> ImageSource:
-            if isinstance(image.value, StoredFile) and kept is not None:
+            if kept is not None and kept.has(image):
                 read = functools.partial(kept.read, image, tenant, own.access.max_bytes)
-                return replace(image, value=await self._pool.run(read))
+                uuid = None if image.value is None else image.uuid  # one that is kept stays so
+                return replace(image, value=await self._pool.run(read), uuid=uuid)
             if not (isinstance(image.value, str) and is_remote(image.value)):
                 return image
             work = functools.partial(own.access.fetch, image.value, image.place)

@@ -18,7 +18,7 @@ from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
 from quire.server.batches.store import BatchStore
 from quire.server.generation.backend import Backend, Ready
-from quire.server.generation.kept_images import KeptImages
+from quire.server.generation.kept_images import KeptImages, NamedImages
 from quire.server.generation.open_images import OpenImages
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import GenerationService
@@ -79,10 +79,12 @@ class Services:
         self.started_at = round(time.time(), 3)
         self.waiting = WaitingRoom(limits, num_fronts=settings.api_server_count)
         self.bodies = BodyReader(limits)
+        shared = None if board is None else board.directory / "images.sqlite"
+        self.named_images = NamedImages(limits, shared)
         self.prompts = PromptRenderer(
             limits,
             settings.render_threads,
-            KeptImages(self.files),
+            KeptImages(self.named_images, self.files),
             trust_templates=settings.trust_request_chat_template,
         )
         self._vectors = VectorService(self.metrics, self.waiting)
@@ -316,6 +318,7 @@ class Services:
         self.page_recorder.close()
         self.background.close()
         self.responses.close()
+        self.named_images.close()
         self.sessions.close()
         if self.batches is not None:
             self.batches.close()
