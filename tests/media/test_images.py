@@ -405,7 +405,10 @@ def test_a_request_that_is_cancelled_while_its_image_is_encoded_leaves_nothing(
     [
         ({"limit_mm_per_prompt": {"image": 0}}, "limit_mm_per_prompt allows none"),
         ({"tensor_parallel_size": 2}, "ranks share no image encoder"),
-        ({"speculative_config": {"method": "ngram"}}, "drafts do not read images"),
+        (
+            {"speculative_config": {"method": "eagle", "model": "heads"}},
+            "speculative_config has eagle, which reads no images",
+        ),
     ],
     ids=str,
 )
