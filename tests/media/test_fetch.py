@@ -322,10 +322,10 @@ def test_images_of_a_prompt_are_fetched_side_by_side() -> None:
     renderer = renderer_with(Together(FETCH_THREADS))
     given = sources(*(f"{i}" for i in range(2 * FETCH_THREADS)))
     mixed = [*given, ImageSource("image[8]", as_bytes(picture(8, 8, seed=9)))]
-    found = [each.image.tiles.pixels for each in renderer.prepare_all(mixed)]
+    found = [each.image.data.pixels for each in renderer.prepare_all(mixed)]
     seeds = [*range(2 * FETCH_THREADS), 9]
     alone = [
-        renderer.prepare(ImageSource("", as_bytes(picture(8, 8, seed=seed)))).image.tiles.pixels
+        renderer.prepare(ImageSource("", as_bytes(picture(8, 8, seed=seed)))).image.data.pixels
         for seed in seeds
     ]
     assert found == alone

@@ -22,7 +22,7 @@ from quire.engine.clients.async_client import (
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
-from quire.protocol.media import ImageTiles, MediaInfo
+from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.prediction import PredictionReader
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
@@ -353,7 +353,7 @@ async def _with_media(
     infos: list[MediaInfo] = []
     for handle, part in zip(handles, prompt.parts, strict=True):
         data = part.data
-        assert isinstance(data, bytes | ImageTiles), "requests bring nothing else"
+        assert isinstance(data, bytes | ImageData), "requests bring nothing else"
         try:
             infos.append(await client.put_media(handle, data))
         except RequestError as error:
