@@ -224,6 +224,9 @@ def test_uploaded_files_that_are_no_images(http: httpx.Client) -> None:
     found = http.post(CHAT, json=asked({"type": "input_image", "file_id": kept["id"]}))
     assert found.status_code == 400
     assert "content[0].file_id cannot be read as an image" in found.text
+    batch = {"input_file_id": kept["id"], "endpoint": CHAT, "completion_window": "24h"}
+    found = http.post("/v1/batches", json=batch)
+    assert found.status_code == 400 and "has the purpose 'user_data'" in found.text
     found = http.post(CHAT, json=asked({**image(), "file_id": kept["id"]}))
     assert found.status_code == 400 and "image_url and file_id: send one of them" in found.text
 

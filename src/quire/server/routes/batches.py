@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import FileResponse, Response
 
 from quire.server.batches.lines import BATCH_ROUTES
-from quire.server.batches.store import KeptBatch, KeptFile
+from quire.server.batches.store import BATCH_PURPOSE, KeptBatch, KeptFile
 from quire.server.http.multipart import FormPart, FormReader
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import BatchRequest
@@ -33,7 +33,7 @@ __all__ = ["MAX_METADATA", "ROUTES"]
 Kept = TypeVar("Kept", KeptFile, KeptBatch)
 
 MAX_METADATA = 16
-_PURPOSES = ("batch", "vision", "user_data")
+_PURPOSES = (BATCH_PURPOSE, "vision", "user_data")
 """Uses of files: requests in lines, and images, which clients name by either of the others."""
 
 _FORM = {
