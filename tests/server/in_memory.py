@@ -113,7 +113,10 @@ class InMemoryClient:
             self._running = asyncio.create_task(self._run())
         return stream
 
-    async def put_media(self, handle: int, data: bytes | ImageData) -> MediaInfo:
+    async def put_media(
+        self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
+    ) -> MediaInfo:
+        del is_spare
         await asyncio.sleep(0)
         return self.engine.core.put_media(handle, data)
 

@@ -127,7 +127,9 @@ class ProcessEngineClient:
         connection.send_bytes(data)
         return stream
 
-    async def put_media(self, handle: int, data: bytes | ImageData) -> MediaInfo:
+    async def put_media(
+        self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
+    ) -> MediaInfo:
         connection, _ = self._require_core(EngineState.READY)
         num_bytes = data.num_bytes if not isinstance(data, bytes) else len(data)
         self._check_size(num_bytes + MESSAGE_HEAD_BYTES)
@@ -135,7 +137,7 @@ class ProcessEngineClient:
         self._media_in_core.add(handle)
         try:
             answer: Answer = await self._queries.ask(
-                lambda query: connection.send(PutMedia(query, handle, data))
+                lambda query: connection.send(PutMedia(query, handle, data, is_spare))
             )
             if answer.report is None or answer.report.media is None:
                 raise RequestError(answer.message)

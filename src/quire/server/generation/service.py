@@ -346,7 +346,7 @@ def _reader(
 
 
 async def _with_media(
-    client: AsyncEngineClient, prompt: RenderedPrompt, handles: Sequence[int]
+    client: AsyncEngineClient, prompt: RenderedPrompt, handles: Sequence[int], *, is_spare: bool
 ) -> RenderedPrompt:
     """Give the engine the media of a prompt. Raises RefusedError with the place of a part that it
     refuses."""
@@ -355,7 +355,7 @@ async def _with_media(
         data = part.data
         assert isinstance(data, bytes | ImageData), "requests bring nothing else"
         try:
-            infos.append(await client.put_media(handle, data))
+            infos.append(await client.put_media(handle, data, is_spare=is_spare))
         except RequestError as error:
             raise RefusedError(str(error), param=part.place) from error
     return prompt.with_media(infos, handles)
@@ -468,7 +468,7 @@ class GenerationService:
                 await self._enter(images, prompt, media)
             first = ready.client.reserve_handles(len(prompt.parts))
             media.handles = range(first, first + len(prompt.parts))
-            prompt = await _with_media(ready.client, prompt, media.handles)
+            prompt = await _with_media(ready.client, prompt, media.handles, is_spare=media.is_spare)
             prompt = check_context(prompt, params, most, truncate, limit_field)
         if timeline.rendered_s is None:
             timeline.rendered_s = timeline.now()
