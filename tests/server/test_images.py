@@ -234,8 +234,12 @@ def test_uploaded_files_that_are_no_images(http: httpx.Client) -> None:
 def test_files_of_others_are_not_there(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, Limits(), tenants=("one", "two"))
     file_id = store.add_file("a.png", "vision", b"x" * 10, "one").id
+
+    def path_of(file_id: str, tenant: str) -> Path:
+        return store.path(store.find_file(file_id, tenant).id)
+
     kept, source = (
-        KeptImages(NamedImages(Limits(), None), lambda: store),
+        KeptImages(NamedImages(Limits(), None), path_of),
         ImageSource("here", StoredFile(file_id)),
     )
     assert kept.read(source, "one", 10) == b"x" * 10

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from quire.errors import RequestError, quoted
 from quire.rendering.media.sources import ImageSource, MediaAccess, StoredFile
-from quire.server.batches.store import BatchStore
 from quire.server.requests.bounded_store import BoundedStore
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
@@ -65,9 +64,10 @@ class NamedImages(BoundedStore):
 class KeptImages:
     """Reads what parts of requests name. Any thread may call it."""
 
-    def __init__(self, named: NamedImages, files: Callable[[], BatchStore]) -> None:
-        """files: returns the store of files, or raises RefusedError if there is none."""
-        self._named, self._files = named, files
+    def __init__(self, named: NamedImages, path_of: Callable[[str, str], Path]) -> None:
+        """path_of: returns the path of a file by its id and its caller. It raises RefusedError if
+        there is none."""
+        self._named, self._path_of = named, path_of
 
     def has(self, source: ImageSource) -> bool:
         """Return whether a part names an image that is to be read here."""
@@ -97,9 +97,7 @@ class KeptImages:
 
     def _of_file(self, file_id: str, place: str, tenant: str, max_bytes: int) -> bytes:
         try:
-            store = self._files()
-            path = store.path(store.find_file(file_id, tenant).id)
-            with path.open("rb") as contents:
+            with self._path_of(file_id, tenant).open("rb") as contents:
                 return contents.read(max_bytes + 1)
         except RefusedError as error:
             raise RequestError(f"{place} cannot be read. {error}") from error

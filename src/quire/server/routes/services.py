@@ -84,7 +84,7 @@ class Services:
         self.prompts = PromptRenderer(
             limits,
             settings.render_threads,
-            KeptImages(self.named_images, self.files),
+            KeptImages(self.named_images, self.path_of_file),
             trust_templates=settings.trust_request_chat_template,
         )
         self._vectors = VectorService(self.metrics, self.waiting)
@@ -125,6 +125,11 @@ class Services:
                 "This server keeps no files. Start it with --data-dir FOLDER.", status=404
             )
         return self.batches
+
+    def path_of_file(self, file_id: str, tenant: str) -> Path:
+        """Return the path of a caller's file. Raises RefusedError 404 if there is none."""
+        files = self.files()
+        return files.path(files.find_file(file_id, tenant).id)
 
     def ready(self) -> Ready:
         """Return the engine. Raises RefusedError 503 while it takes no requests, or too many wait
