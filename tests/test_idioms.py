@@ -77,7 +77,7 @@ nnodes=2  enable_prompt_adapter=True  cpu_offload_gb=4
 speculative_config={"method":"mtp","model":"x"}
 enable_chunked_prefill=False  runner="draft"  pooler_config={"pooling_type":"CLS"}
 kv_transfer_config={"a":1}  rope_theta=1e6
-structured_outputs_config={"backend":"xgrammar"}  enable_mm_embeds=True  worker_cls="a.B"
+structured_outputs_config={"backend":"xgrammar"}  worker_cls="a.B"
 pipeline_parallel_size=2  override_generation_config={"a":1}  max_lenght=5  model_len=5
 """
 

@@ -214,7 +214,7 @@ def test_media_that_one_engine_refuses_wait_for_no_other(monkeypatch: pytest.Mon
             client: Any = host.client
             first, second = clients_of(host)
 
-            async def refuse(handle: int, data: object) -> NoReturn:
+            async def refuse(handle: int, data: object, *, is_spare: bool) -> NoReturn:
                 raise RequestError("no")
 
             async def forgotten(send: object) -> NoReturn:

@@ -8,18 +8,20 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests import waiting
 from tests.image_writer import QWEN_PROCESSOR, as_bytes, picture
 
 from quire.config.hf import RawConfig
 from quire.config.media.qwen_vl import read_qwen2_5
 from quire.errors import RequestError
-from quire.rendering.media.fetch import ImageFetcher, global_addresses
+from quire.rendering.media.fetch import MAX_LOOKUPS, ImageFetcher, global_addresses
 from quire.rendering.media.images import FETCH_THREADS, ImageBounds, ImageRenderer
 from quire.rendering.media.sources import ImageSource, MediaAccess
 from quire.server.generation.prompts import FETCHES_TOGETHER, PromptRenderer
@@ -142,6 +144,37 @@ def test_no_longer_than_the_deadline(server: Server) -> None:
         fetch = ImageFetcher([f"{HOST}:{port}"], 10**6, here, 1.0)
         with pytest.raises(RequestError, match=r"it took over 1 s"):
             fetch(f"http://{HOST}:{port}/", PLACE)
+
+
+def test_a_name_that_is_never_answered_ends_with_the_deadline() -> None:
+    """Fault: the system's resolver waits as long as it likes. Names that are stuck take no more
+    than `MAX_LOOKUPS` threads, and none of them for longer than the resolver."""
+    may_end, asked = threading.Event(), list[str]()
+
+    def stuck(host: str, _port: int) -> Sequence[str]:
+        asked.append(host)
+        assert may_end.wait(60)
+        return ["127.0.0.1"]
+
+    fetch = ImageFetcher([HOST], 10**6, stuck, 0.05)
+    started = time.monotonic()
+    try:
+        for _ in range(MAX_LOOKUPS + 3):
+            with pytest.raises(RequestError, match=r"cannot be read \(it took over 0\.05 s\)"):
+                fetch(f"http://{HOST}/", PLACE)
+        assert len(asked) == MAX_LOOKUPS
+        assert time.monotonic() - started < 30
+    finally:
+        may_end.set()
+    waiting.wait_for(lambda: fetch._lookups._value == MAX_LOOKUPS, "end of the look-ups")
+
+
+def test_a_resolver_that_fails_is_told() -> None:
+    def unknown(_host: str, _port: int) -> Sequence[str]:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    with pytest.raises(RequestError, match="Name or service not known"):
+        ImageFetcher([HOST], 10**6, unknown)(f"http://{HOST}/", PLACE)
 
 
 def test_the_deadline_ends_slow_hosts_of_https_too(
@@ -289,10 +322,10 @@ def test_images_of_a_prompt_are_fetched_side_by_side() -> None:
     renderer = renderer_with(Together(FETCH_THREADS))
     given = sources(*(f"{i}" for i in range(2 * FETCH_THREADS)))
     mixed = [*given, ImageSource("image[8]", as_bytes(picture(8, 8, seed=9)))]
-    found = [each.image.tiles.pixels for each in renderer.prepare_all(mixed)]
+    found = [each.image.data.pixels for each in renderer.prepare_all(mixed)]
     seeds = [*range(2 * FETCH_THREADS), 9]
     alone = [
-        renderer.prepare(ImageSource("", as_bytes(picture(8, 8, seed=seed)))).image.tiles.pixels
+        renderer.prepare(ImageSource("", as_bytes(picture(8, 8, seed=seed)))).image.data.pixels
         for seed in seeds
     ]
     assert found == alone
@@ -305,7 +338,7 @@ def test_a_server_fetches_images_of_a_request_side_by_side_within_a_bound() -> N
 
     async def fetched(fetch: Together, given: list[ImageSource]) -> list[object]:
         renderer: Any = SimpleNamespace(images=renderer_with(fetch))
-        return [each.value for each in await prompts._fetched(renderer, given)]
+        return [each.value for each in await prompts._fetched(renderer, given, "")]
 
     try:
         fetch = Together(FETCHES_TOGETHER)

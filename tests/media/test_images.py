@@ -60,7 +60,7 @@ def test_rows_of_the_tower_are_those_of_transformers(llm: LLM, folder: Path) -> 
     worker, image = worker_of(llm), picture(100, 70)
     spec = worker._loaded.spec.images
     tiles = make_tiles(spec, image, splits=True)
-    rows, _ = worker._images.encode(tiles, torch.float32)
+    rows = worker._images.encode(tiles, torch.float32).rows
     with torch.inference_mode():
         found = model.get_image_features(**processor([[image]], return_tensors="pt"))
     wanted = torch.cat(found.pooler_output)
@@ -405,7 +405,10 @@ def test_a_request_that_is_cancelled_while_its_image_is_encoded_leaves_nothing(
     [
         ({"limit_mm_per_prompt": {"image": 0}}, "limit_mm_per_prompt allows none"),
         ({"tensor_parallel_size": 2}, "ranks share no image encoder"),
-        ({"speculative_config": {"method": "ngram"}}, "drafts do not read images"),
+        (
+            {"speculative_config": {"method": "eagle", "model": "heads"}},
+            "speculative_config has eagle, which reads no images",
+        ),
     ],
     ids=str,
 )

@@ -151,29 +151,33 @@ def test_what_is_dropped_while_it_is_encoded_is_not_kept(
     run(work())
 
 
+class HeldCore:
+    """Encodes images once it may."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.started, self.may_end = threading.Event(), threading.Event()
+
+    def put_media(self, handle: int, _data: object) -> MediaInfo:
+        self.begun.append(handle)
+        self.started.set()
+        assert self.may_end.wait(60)
+        return MediaInfo(1, b"")
+
+
 def test_images_of_nobody_are_not_encoded() -> None:
-    """Fault: a client that sends many images and leaves keeps the encoder from others for
-    minutes."""
-    begun: list[int] = []
-    started, may_end = threading.Event(), threading.Event()
-
-    class Core:
-        def put_media(self, handle: int, _data: object) -> MediaInfo:
-            begun.append(handle)
-            started.set()
-            assert may_end.wait(60)
-            return MediaInfo(1, b"")
-
-    intake = MediaIntake(cast("Any", Core()), lambda: None)
+    """Fault: a client that sends many images and leaves keeps the encoder from others."""
+    core = HeldCore()
+    intake = MediaIntake(cast("Any", core), lambda: None)
     gone, other = ConnectedClient(0, b"gone"), ConnectedClient(1, b"other")
     with intake:
         for handle in range(3):
             intake.put(gone, PutMedia(handle, handle, ImageTiles(b"", 1, 28, 28)))
-        assert started.wait(60)
+        assert core.started.wait(60)
         intake.put(other, PutMedia(3, 3, ImageTiles(b"", 1, 28, 28)))
         intake.cancel(gone, range(3))
         assert not gone.coming and other.coming == {3}
-        may_end.set()
+        core.may_end.set()
         ended: set[int] = set()
 
         def have_ended() -> bool:
@@ -181,7 +185,32 @@ def test_images_of_nobody_are_not_encoded() -> None:
             return 3 in ended
 
         waiting.wait_for(have_ended, "end of the other's image")
-        assert begun == [0, 3] and ended == {0, 3} and not intake.is_busy
+        assert core.begun == [0, 3] and ended == {0, 3} and not intake.is_busy
+
+
+def test_images_of_batches_are_encoded_last() -> None:
+    """Fault: an image of a person waits for all images of a batch that came before."""
+    core = HeldCore()
+    intake, client = MediaIntake(cast("Any", core), lambda: None), ConnectedClient(0, b"one")
+    tiles = ImageTiles(b"", 1, 28, 28)
+    with intake:
+        for handle, is_spare in enumerate((True, True, True, False, True, False)):
+            intake.put(client, PutMedia(handle, handle, tiles, is_spare))
+            assert core.started.wait(60)
+        core.may_end.set()
+        waiting.wait_for(lambda: len(core.begun) == 6, "all images")
+    assert core.begun == [0, 3, 5, 1, 2, 4]
+
+
+def test_images_that_wait_are_not_encoded_at_the_end() -> None:
+    core = HeldCore()
+    intake, client = MediaIntake(cast("Any", core), lambda: None), ConnectedClient(0, b"one")
+    with intake:
+        for handle in range(3):
+            intake.put(client, PutMedia(handle, handle, ImageTiles(b"", 1, 28, 28)))
+        assert core.started.wait(60)
+        threading.Timer(0.1, core.may_end.set).start()
+    assert core.begun == [0]
 
 
 def test_rows_must_be_as_many_as_places(

@@ -95,7 +95,7 @@ def spec_of(vision: dict[str, Any] | None = None, **processor: Any) -> QwenSpec:
 
 def pixels_of(spec: QwenSpec, image: Any) -> np.ndarray:
     """Patches [P, 3 · frames · patch²]."""
-    tiles = QwenPreparer(spec, None)(image, is_low=False).tiles  # type: ignore[arg-type]
+    tiles = QwenPreparer(spec, None)(image, is_low=False).data  # type: ignore[arg-type]
     tower: Any = QwenTower.__new__(QwenTower)
     tower._images, tower._spec = spec, spec.tower
     levels = torch.frombuffer(bytearray(tiles.pixels), dtype=torch.uint8)
@@ -233,7 +233,7 @@ def encoded(folder: Path, image: Any, dtype: str = "float32") -> torch.Tensor:
     spec = find_model(EngineSettings(model=str(folder), dtype=dtype)).spec
     spec = replace(spec, dtype=dtype)
     assert isinstance(spec.images, QwenSpec)
-    tiles = QwenPreparer(spec.images, None)(image, is_low=False).tiles  # type: ignore[arg-type]
+    tiles = QwenPreparer(spec.images, None)(image, is_low=False).data  # type: ignore[arg-type]
     ops = build_op_set(detect_platform(), {})
     numbers = getattr(torch, dtype)
     make = LayerFactory(ops, {}, numbers, torch.device("cpu"), max_positions=0)

@@ -22,7 +22,7 @@ from quire.hooks import HOLD, Answer, End, Unsent, WatchedSequence
 from quire.hooks.load import HookSet
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
 from quire.protocol.control import AdminOp, ExtendPrompt, Report, asleep
-from quire.protocol.media import ImageTiles, MediaInfo
+from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
@@ -113,7 +113,10 @@ class InMemoryClient:
             self._running = asyncio.create_task(self._run())
         return stream
 
-    async def put_media(self, handle: int, data: bytes | ImageTiles) -> MediaInfo:
+    async def put_media(
+        self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
+    ) -> MediaInfo:
+        del is_spare
         await asyncio.sleep(0)
         return self.engine.core.put_media(handle, data)
 

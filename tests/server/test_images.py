@@ -4,6 +4,7 @@ path of the part."""
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,18 @@ from quire import LLM, SamplingParams
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
 from quire.engine.model_front import load_model_front
+from quire.errors import RequestError
+from quire.rendering.media.sources import ImageSource, StoredFile
+from quire.server.batches.store import BatchStore
+from quire.server.generation.kept_images import KeptImages, NamedImages
+from quire.server.requests.limits import Limits
+from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.image_writer import (
     IMAGE,
     TOKENS_PER_TILE,
     as_bytes,
+    data_url,
     picture,
     write_vision_checkpoint,
 )
@@ -49,10 +57,16 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path, llm: LLM) -> Iterator[RunningServer]:
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path, llm: LLM, data_dir: Path) -> Iterator[RunningServer]:
     found = find_model(EngineSettings(model=str(folder)))
     front = load_model_front(EngineSettings(model=str(folder)), found.folder, found.spec)
-    with running_server(front, client=RealClient(llm)) as server:
+    settings = ServerSettings(disable_access_log=True, data_dir=str(data_dir))
+    with running_server(front, settings, RealClient(llm)) as server:
         yield server
 
 
@@ -173,6 +187,132 @@ def test_the_sdk_of_anthropic(served: RunningServer, http: httpx.Client, wanted:
     assert block.type == "text" and block.text == wanted
 
 
+def test_uploaded_files(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+    """In each API; a later turn reads the file again."""
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+    file = client.files.create(file=("a.png", base64.b64decode(DATA)), purpose="vision")
+    assert (file.purpose, file.bytes) == ("vision", len(base64.b64decode(DATA)))
+    part: dict[str, Any] = {"type": "input_image", "file_id": file.id}
+    given: dict[str, Any] = {"model": "bundled", "extra_body": {"ignore_eos": True}}
+    given |= {"temperature": 0, "max_output_tokens": 8}
+    said = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
+    response = client.responses.create(input=said, **given)  # type: ignore[arg-type]
+    assert response.output_text == wanted
+    second = client.responses.create(input="And?", previous_response_id=response.id, **given)
+    assert second.usage is not None and second.usage.input_tokens > 10 * TOKENS_PER_TILE
+    answer = http.post(CHAT, json=asked(part)).json()
+    assert answer["choices"][0]["message"]["content"] == wanted
+    source = {"type": "image", "source": {"type": "file", "file_id": file.id}}
+    body = {"model": "bundled", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    answer = http.post(MESSAGES, json={**body, "messages": question(source)}).json()
+    assert answer["content"][0]["text"] == wanted
+
+    client.files.delete(file.id)
+    for route, data, place in (
+        (CHAT, asked(part), "messages[0].content[0].file_id"),
+        (MESSAGES, {**body, "messages": question(source)}, "messages[0].content[0].source.file_id"),
+        (RESPONSES, {"model": "bundled", "input": said}, "input[0].content[0].file_id"),
+    ):
+        found = http.post(route, json=data)
+        assert found.status_code == 400, found.text
+        assert f"{place} cannot be read. There is no file '{file.id}'" in found.text
+
+
+def test_uploaded_files_that_are_no_images(http: httpx.Client) -> None:
+    form = {"file": ("a.txt", b"some text")}
+    kept = http.post("/v1/files", files=form, data={"purpose": "user_data"}).json()
+    found = http.post(CHAT, json=asked({"type": "input_image", "file_id": kept["id"]}))
+    assert found.status_code == 400
+    assert "content[0].file_id cannot be read as an image" in found.text
+    batch = {"input_file_id": kept["id"], "endpoint": CHAT, "completion_window": "24h"}
+    found = http.post("/v1/batches", json=batch)
+    assert found.status_code == 400 and "has the purpose 'user_data'" in found.text
+    found = http.post(CHAT, json=asked({**image(), "file_id": kept["id"]}))
+    assert found.status_code == 400 and "image_url and file_id: send one of them" in found.text
+
+
+def test_files_of_others_are_not_there(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, Limits(), tenants=("one", "two"))
+    file_id = store.add_file("a.png", "vision", b"x" * 10, "one").id
+
+    def path_of(file_id: str, tenant: str) -> Path:
+        return store.path(store.find_file(file_id, tenant).id)
+
+    kept, source = (
+        KeptImages(NamedImages(Limits(), None), path_of),
+        ImageSource("here", StoredFile(file_id)),
+    )
+    assert kept.read(source, "one", 10) == b"x" * 10
+    assert kept.read(source, "one", 5) == b"x" * 6, "enough to be refused as too long"
+    with pytest.raises(RequestError, match=r"here cannot be read\. There is no file"):
+        kept.read(source, "two", 10)
+    (tmp_path / "files" / file_id).unlink()
+    with pytest.raises(RequestError, match=r"here cannot be read\. There is no file"):
+        kept.read(source, "one", 10)
+    store.close()
+
+
+def test_images_by_uuid(http: httpx.Client, llm: LLM, wanted: str) -> None:
+    """An image is sent once; later parts name it. The name of another image is that one's."""
+    first = {"type": "image_url", "image_url": {"url": URL}, "uuid": "cat"}
+    assert http.post(CHAT, json=asked(first)).status_code == 200
+    encoder = llm.engine.client._core._executor._worker._images  # type: ignore[attr-defined]
+    before = encoder.num_encoded
+    for part in (
+        {"type": "image_url", "image_url": None, "uuid": "cat"},
+        {"type": "image_url", "uuid": "cat"},
+        {"type": "image_url", "image_url": {"url": None, "detail": "high"}, "uuid": "cat"},
+        {"type": "input_image", "uuid": "cat"},
+    ):
+        answer = http.post(CHAT, json=asked(part)).json()
+        assert answer["choices"][0]["message"]["content"] == wanted
+    body = {"model": "bundled", "temperature": 0, "max_output_tokens": 8, "ignore_eos": True}
+    text = {"type": "input_text", "text": "What?"}
+    said = [{"role": "user", "content": [{"type": "input_image", "uuid": "cat"}, text]}]
+    response = http.post(RESPONSES, json={**body, "input": said}).json()
+    assert response["output"][0]["content"][0]["text"] == wanted
+    more = {"input": "And?", "previous_response_id": response["id"]}
+    assert http.post(RESPONSES, json={**body, **more}).status_code == 200
+    assert encoder.num_encoded == before
+
+    other = data_url(picture(100, 70, seed=5))
+    assert http.post(CHAT, json=asked(image(other, uuid="cat"))).status_code == 200
+    renamed = http.post(CHAT, json=asked({"type": "image_url", "uuid": "cat"})).json()
+    given = http.post(CHAT, json=asked(image(other))).json()
+    assert renamed["choices"][0]["message"] == given["choices"][0]["message"]
+    low = asked({"type": "image_url", "image_url": {"url": None, "detail": "low"}, "uuid": "cat"})
+    usage = http.post(CHAT, json=low).json()["usage"]
+    assert usage["prompt_tokens"] < given["usage"]["prompt_tokens"] - 5 * TOKENS_PER_TILE
+
+
+def test_images_that_were_refused_have_no_name(http: httpx.Client) -> None:
+    bad = "data:image/png;base64,iVBORw0KGgo="
+    assert http.post(CHAT, json=asked(image(bad, uuid="bad"))).status_code == 400
+    found = http.post(CHAT, json=asked({"type": "image_url", "uuid": "bad"}))
+    assert found.status_code == 400
+    words = "messages[0].content[0].uuid is 'bad', and no image of that name is kept"
+    assert words in found.json()["error"]["message"]
+
+
+def test_names_of_images_are_their_callers() -> None:
+    """The caller with the most loses its least recently used image first."""
+    seconds = itertools.count()
+    limits = Limits(max_named_images=3, max_named_image_bytes=100)
+    named = NamedImages(limits, None, lambda: float(next(seconds)))
+    named.put("a", "one", b"1" * 10)
+    assert named.find("a", "two") is None
+    named.put("a", "two", b"2" * 10)
+    assert named.find("a", "one") == b"1" * 10 and named.find("a", "two") == b"2" * 10
+    named.put("b", "one", b"3" * 10)
+    named.put("a", "one", b"4" * 20)
+    assert (named.num_kept, named.num_bytes) == (3, 40)
+    named.put("c", "one", b"5" * 10)
+    assert named.find("b", "one") is None and named.find("a", "one") == b"4" * 20
+    named.put("d", "one", b"6" * 60)
+    assert named.num_bytes <= 100 and named.find("a", "two") == b"2" * 10
+    named.close()
+
+
 def test_images_in_results_of_tools(http: httpx.Client) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
     result = {
@@ -217,7 +357,11 @@ def test_counts_of_tokenize_are_those_of_usage(http: httpx.Client) -> None:
         (image(URL, detail="x") | {"detail": 3}, "detail"),
         ({"type": "image"}, "content[0].image is missing"),
         ({"type": "image", "index": 0}, "content[0].image is missing"),
-        ({"type": "input_image", "file_id": "file-1"}, "file_id"),
+        ({"type": "input_image", "file_id": "file-1"}, "There is no file 'file-1'"),
+        ({"type": "image_url", "uuid": "none"}, "content[0].uuid is 'none', and no image of"),
+        (image(uuid=""), "content[0].uuid is '': send a text of 1 to 256"),
+        (image(uuid=3), "content[0].uuid is 3: send a text of 1 to 256"),
+        ({"type": "input_image", "file_id": 1}, "content[0].file_id is 1: send the id"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "for audio"),
         ({"type": "video_url", "video_url": {"url": URL}}, "for video"),
     ],
@@ -245,6 +389,25 @@ def test_a_prompt_that_does_not_fit_is_refused_before_it_is_encoded(
     answer = http.post(CHAT, json=asked(*parts, max_tokens=400))
     assert answer.status_code == 400 and "maximum context length" in answer.text
     assert encoder.num_encoded == before
+
+
+def test_metrics_count_images_and_those_that_were_kept(http: httpx.Client, llm: LLM) -> None:
+    names = ("vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total", "quire:mm_cache_bytes")
+
+    def readings() -> list[float]:
+        lines = http.get("/metrics").text.splitlines()
+        found = {line.partition("{")[0]: float(line.split()[-1]) for line in lines if "{" in line}
+        return [found[name] for name in names]
+
+    new = data_url(picture(50, 50, seed=99))
+    before = readings()
+    for _ in range(3):
+        assert http.post(CHAT, json=asked(image(new))).status_code == 200
+    queries, hits, kept = (now - then for now, then in zip(readings(), before, strict=True))
+    num_tokens = 10 * TOKENS_PER_TILE
+    assert (queries, hits) == (3, 2) and kept == num_tokens * llm.engine.spec.hidden_size * 4
+    own = {each.name: each.value for each in llm.get_metrics()}
+    assert own["vllm:mm_cache_queries"] == before[0] + 3
 
 
 def test_texts_beside_images_are_served_as_before(http: httpx.Client, llm: LLM) -> None:

@@ -370,9 +370,9 @@ def test_bad_requests(kept: RunningServer, client: openai.OpenAI) -> None:
             (http.post("/v1/files", json={}), 415, "multipart/form-data"),
             (http.post("/v1/files", files={"file": b"x"}), 400, "no field 'purpose'"),
             (
-                http.post("/v1/files", files={"file": b"x"}, data={"purpose": "vision"}),
+                http.post("/v1/files", files={"file": b"x"}, data={"purpose": "assistants"}),
                 400,
-                "purpose is 'vision'",
+                "purpose is 'assistants'",
             ),
             (
                 http.post("/v1/files", files={"file": b""}, data={"purpose": "batch"}),

@@ -13,7 +13,7 @@ from quire import LLM
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
 from quire.engine.model_front import load_model_front
-from quire.server.generation.open_images import OpenImages
+from quire.server.generation.open_images import SPARE_SHARE, OpenImages
 from quire.server.requests.errors import RefusedError
 from tests import waiting
 from tests.image_writer import data_url, picture, write_qwen_checkpoint
@@ -29,28 +29,36 @@ def test_the_bound_holds_and_all_come_in_turn(seed: int) -> None:
     most = 100
 
     async def work() -> None:
-        images, entered = OpenImages(), list[int]()
+        images, entered = OpenImages(), (list[int](), list[int]())
+        spare_sizes: list[int] = []
 
-        async def request(number: int, size: int) -> None:
-            await images.enter(size, 0, most, 60.0)
-            entered.append(number)
+        async def request(number: int, size: int, is_spare: bool) -> None:
+            await images.enter(size, 0, most, 60.0, is_spare=is_spare)
+            entered[is_spare].append(number)
             assert images.num_bytes <= most
+            if is_spare:
+                spare_sizes.append(size)
+                assert len(spare_sizes) == 1 or sum(spare_sizes) <= most // SPARE_SHARE
             try:
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
             finally:
-                images.leave(size)
+                if is_spare:
+                    spare_sizes.remove(size)
+                images.leave(size, is_spare=is_spare)
 
-        sizes = [chance.choice((1, 30, 60, 100)) for _ in range(40)]
-        tasks = [asyncio.ensure_future(request(*each)) for each in enumerate(sizes)]
+        sizes = [(chance.choice((1, 30, 60, 100)), chance.random() < 0.3) for _ in range(40)]
+        tasks = [asyncio.ensure_future(request(i, *each)) for i, each in enumerate(sizes)]
         for _ in range(30):
             await asyncio.sleep(0)
             if chance.random() < 0.3:
                 chance.choice(tasks).cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(each) for each in ended} <= {type(None), asyncio.CancelledError}
-        assert entered == sorted(entered), "in the order of arrival"
-        assert images.num_bytes == images._num_held == 0 and not images._waiting
+        for of_kind in entered:
+            assert of_kind == sorted(of_kind), "in the order of arrival"
+        assert images.num_bytes == images._num_held == 0
+        assert not (images._asked.waiting or images._spare.waiting)
 
     asyncio.run(work())
 
@@ -92,6 +100,46 @@ def test_what_waits_is_bounded_too() -> None:
         await asyncio.sleep(0)
         images.leave(90)
         await third
+
+    asyncio.run(work())
+
+
+def test_batches_let_others_pass() -> None:
+    """Faults: images of a batch fill the memory until its requests end, or wait in front."""
+
+    async def work() -> None:
+        images, order = OpenImages(), list[str]()
+
+        async def enter(name: str, size: int, *, is_spare: bool) -> None:
+            await images.enter(size, 0, 100, 60.0, is_spare=is_spare)
+            order.append(name)
+
+        batch = [asyncio.ensure_future(enter(f"batch {i}", 30, is_spare=True)) for i in range(3)]
+        await asyncio.sleep(0)
+        assert order == ["batch 0"], "half of the memory is for others"
+        await enter("person 0", 60, is_spare=False)
+        people = [asyncio.ensure_future(enter(f"person {i}", 60, is_spare=False)) for i in (1, 2)]
+        await asyncio.sleep(0)
+        images.leave(30, is_spare=True)
+        await asyncio.sleep(0)
+        assert order == ["batch 0", "person 0"], "the batch does not pass those who wait"
+        for _ in range(3):
+            images.leave(60)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert order == ["batch 0", "person 0", "person 1", "person 2", "batch 1"]
+        images.leave(30, is_spare=True)
+        await asyncio.gather(*batch, *people)
+
+    asyncio.run(work())
+
+
+def test_an_image_of_a_batch_may_be_large() -> None:
+    async def work() -> None:
+        images = OpenImages()
+        await images.enter(100, 100, 100, 0.01, is_spare=True)
+        with pytest.raises(RefusedError, match="may take 100"):
+            await images.enter(101, 0, 100, 1.0, is_spare=True)
 
     asyncio.run(work())
 

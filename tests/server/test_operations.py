@@ -48,6 +48,8 @@ DASHBOARD_NAMES = [
     "vllm:kv_cache_usage_perc",
     "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total",
+    "vllm:mm_cache_queries_total",
+    "vllm:mm_cache_hits_total",
     "vllm:num_preemptions_total",
     "vllm:spec_decode_num_drafts_total",
     "vllm:spec_decode_num_draft_tokens_total",

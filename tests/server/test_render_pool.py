@@ -214,7 +214,7 @@ def test_control_tokens_in_content_do_not_stop_the_loop(
 
     async def work() -> None:
         prompts = PromptRenderer(Limits(), 1)
-        await prompts.render_chat(renderer, ChatRequest(**body), 4096)
+        await prompts.render_chat(renderer, ChatRequest(**body), 4096, tenant="")
         prompts.close()
 
     run(work())

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from quire.cli.text_source import Piece
 
-__all__ = ["Answer", "Clock", "ask_lines", "print_answer"]
+__all__ = ["Answer", "Clock", "as_path", "ask_lines", "pieces_of", "print_answer"]
 
 PROMPT = "> "
+
+_IMAGE_PATHS = re.compile(
+    r"""(?<!\S)(?: '(?P<single>[^']+\.ENDING)' | "(?P<double>[^"]+\.ENDING)"
+    | (?P<bare>(?:~|\.{1,2})?/(?:\\.|[^\s\\])*?\.ENDING) )(?=$|[\s?!,.;:)])""".replace(
+        "ENDING", "(?:png|jpe?g|webp|gif)"
+    ),
+    re.VERBOSE | re.IGNORECASE,
+)
+"""Paths as people type them, and as terminals write a file that is dropped on them: in quotes, or
+with a backslash before a space."""
 
 Clock = Callable[[], float]
 """Seconds, from any start."""
@@ -125,6 +138,26 @@ def ask_lines() -> Iterator[str]:
         line, mark = line.removeprefix(mark), ""
         if line.strip():
             yield line
+
+
+def pieces_of(text: str) -> Iterator[str | Path]:
+    """Yield what a person typed in order: texts, and the paths of images among them that exist. A
+    path begins with `/`, `./`, `../` or `~/`, or is in quotes."""
+    end = 0
+    for found in _IMAGE_PATHS.finditer(text):
+        quoted = found["single"] or found["double"]
+        path = Path(os.path.expanduser(quoted)) if quoted else as_path(found["bare"])
+        if not os.path.isfile(path):  # it takes any name, unlike that of Path
+            continue
+        yield text[end : found.start()].strip()
+        yield path
+        end = found.end()
+    yield text[end:].strip()
+
+
+def as_path(name: str) -> Path:
+    """Return a path as a shell reads it: a backslash before any sign stands for the sign."""
+    return Path(os.path.expanduser(re.sub(r"\\(.)", r"\1", name)))
 
 
 def _allow_editing() -> None:

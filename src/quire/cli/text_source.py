@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContextFullError", "EngineSource", "Piece", "ServerSource", "TextSource"]
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ class TextSource(Protocol):
         """Tokens that messages and answer may have together; None where it is not said."""
         ...
 
+    @property
+    def takes_images(self) -> bool | None:
+        """Return whether messages may have images; None where it is not said."""
+        ...
+
     def chat(
         self, messages: Sequence[Message], sampling: Mapping[str, Any]
     ) -> Generator[Piece]: ...
@@ -88,6 +93,11 @@ class ServerSource:
     def max_model_len(self) -> int | None:
         found = self._card.get("max_model_len")
         return found if isinstance(found, int) else None
+
+    @property
+    def takes_images(self) -> bool | None:
+        found = self._card.get("input_modalities")
+        return "image" in found if isinstance(found, list) else None
 
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
         body = {"messages": [dict(message) for message in messages], **sampling}
@@ -134,10 +144,16 @@ class EngineSource:
     def max_model_len(self) -> int | None:
         return self._llm.engine.resolved.settings.max_model_len
 
+    @property
+    def takes_images(self) -> bool | None:
+        return self._llm.engine.renderer.takes_images
+
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Generator[Piece]:
         chats = self._chats
         template = None if chats is None else chats.template
-        rendered = self._llm.engine.renderer.render_chat(messages, chat_template=template)
+        renderer = self._llm.engine.renderer
+        bare, images = renderer.take_images(messages)
+        rendered = renderer.render_chat(bare, chat_template=template, images=images)
         longest = self._llm.engine.resolved.settings.max_model_len
         if len(rendered.token_ids) >= longest:
             raise ContextFullError(
@@ -147,7 +163,7 @@ class EngineSource:
         # An answer is as long as the context allows, as a server has it.
         params = self._params({"max_tokens": None, **sampling})
         reader = None if chats is None else chats.reader(messages, rendered.token_ids, params)
-        return self._stream({"prompt_token_ids": rendered.token_ids}, params, reader)
+        return self._stream(rendered, params, reader)
 
     def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Generator[Piece]:
         return self._stream(prompt, self._params(sampling))

@@ -124,6 +124,11 @@ class ModelSettings:
         "take prompts as embeddings too (prompt_embeds); all who may send requests may then feed "
         "the model any numbers",
     )
+    enable_mm_embeds: bool = _setting(
+        False,
+        "take images as rows of the encoder too (image_embeds); all who may send requests may then "
+        "feed the model any numbers",
+    )
     limit_mm_per_prompt: str | None = _setting(
         None,
         'most images of one prompt, as {"image": 4}; 0 loads no image encoder '

@@ -125,5 +125,6 @@ def _image_renderer(
         max_images=settings.media_limit(IMAGE_KEY),
         max_open_bytes=settings.image_memory,
         row_bytes=(1 + images.num_deep) * spec.hidden_size * element,
+        takes_rows=settings.enable_mm_embeds,
     )
     return ImageRenderer(images, tokenizer, access, bounds)

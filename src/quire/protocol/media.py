@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from quire.errors import RequestError
 from quire.protocol.step import MediaSpan
 
-__all__ = ["ImageTiles", "Media", "MediaInfo", "check_media"]
+__all__ = ["ImageData", "ImageRows", "ImageTiles", "Media", "MediaInfo", "check_media"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +28,17 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class MediaInfo:
-    """A worker's answer to media that it was given. num_tokens: places of a prompt that they
-    take."""
+    """A worker's answer to media that it was given. num_tokens: places of a prompt that they take.
+    was_kept: an image that the worker had encoded before. num_kept_bytes: bytes of all encoded
+    images that it keeps by now."""
 
     num_tokens: int
     digest: bytes
+    was_kept: bool = False
+    num_kept_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ImageTiles:
+class ImageTiles(msgspec.Struct, frozen=True, array_like=True, tag="tiles"):
     """An image, resized and cut for an encoder.
 
     pixels: uint8 [num_tiles, height, width, 3], as red, green and blue.
@@ -48,6 +52,21 @@ class ImageTiles:
     @property
     def num_bytes(self) -> int:
         return len(self.pixels)
+
+
+class ImageRows(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
+    """An image as its client's own encoder made it. data: file with a tensor of `num_rows` rows, as
+    bytes of `torch.save` or safetensors."""
+
+    data: bytes
+    num_rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
+
+
+ImageData = ImageTiles | ImageRows
 
 
 def check_media(media: tuple[Media, ...], num_prompt_tokens: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.protocol.control import AdminOp, Report
-from quire.protocol.media import ImageTiles
+from quire.protocol.media import ImageData
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.status import EngineCapacity, StartPhase
 from quire.protocol.step import IntArray
@@ -87,12 +87,13 @@ class Control(msgspec.Struct, frozen=True, array_like=True, tag="control"):
 
 class PutMedia(msgspec.Struct, frozen=True, array_like=True, tag="put_media"):
     """Media of requests that will name `handle`, one of the client's; answered by `Answer`, at
-    once, or when an image is encoded. data: image, or opaque bytes of embeddings. query: see
-    `Control`."""
+    once, or when an image is encoded. data: image, or opaque bytes of prompt embeddings. is_spare:
+    images of others are encoded first. query: see `Control`."""
 
     query: int
     handle: int
-    data: bytes | ImageTiles
+    data: bytes | ImageData
+    is_spare: bool = False
 
 
 class DropMedia(msgspec.Struct, frozen=True, array_like=True, tag="drop_media"):

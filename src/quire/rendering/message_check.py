@@ -13,6 +13,7 @@ __all__ = [
     "IMAGE_MARK",
     "IMAGE_PART_TYPES",
     "REASONING_FIELDS",
+    "ROWS_PART_TYPE",
     "ROLES_WITH_CONTENT",
     "TEXT_ONLY",
     "TEXT_PART_TYPES",
@@ -22,7 +23,8 @@ __all__ = [
 # Names for a message's reasoning, the standard one first. Templates of gpt-oss read `thinking`.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 TEXT_PART_TYPES = ("text", "input_text", "output_text")
-IMAGE_PART_TYPES = ("image_url", "input_image", "image", "image_pil")
+ROWS_PART_TYPE = "image_embeds"
+IMAGE_PART_TYPES = ("image_url", "input_image", "image", "image_pil", ROWS_PART_TYPE)
 # Stands in messages, with its number as "index", where an image was taken out of them.
 IMAGE_MARK = "image"
 TEXT_ONLY = "The served model takes text only. Send text parts."

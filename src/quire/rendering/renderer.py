@@ -27,10 +27,6 @@ from quire.rendering.messages import ArgumentsForm, checked_messages, fit_argume
 from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt and
-multi_modal_data, or {"prompt_embeds": tensor}."""
-
 _PROMPT_KEYS = frozenset(
     {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data"}
 )
@@ -104,6 +100,11 @@ class RenderedPrompt:
         return replace(
             self, token_ids=[*self.token_ids[: length - 1], self.token_ids[-1]], text=None
         )
+
+
+Prompt = str | Sequence[int] | Mapping[str, Any] | RenderedPrompt
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt and
+multi_modal_data, {"prompt_embeds": tensor}, or what a renderer made of one of these."""
 
 
 class RendersChats(Protocol):
@@ -230,6 +231,8 @@ class Renderer:
         Raises RequestError for an empty prompt, a token id outside the vocabulary, text without a
         tokenizer, or a prompt of another form.
         """
+        if isinstance(prompt, RenderedPrompt):
+            return prompt
         text: Any = None
         token_ids: Any = prompt
         salt = ""

@@ -23,7 +23,7 @@ _OF_REQUESTS = (
     "num_running", "num_waiting", "num_used_blocks", "num_cached_blocks", "num_table_entries",
     "num_tokens_in_used_blocks", "num_used_host_blocks", "num_named_host_blocks",
     "num_named_disk_blocks", "num_pins", "num_pinned_blocks",
-    "running_adapters", "waiting_adapters",
+    "running_adapters", "waiting_adapters", "mm_cache_bytes",
 )  # fmt: skip
 """Readings of what is in the engine at the moment."""
 
@@ -62,6 +62,9 @@ class SchedulerStats:
         rows.
     accepted_drafts_total: drafts that were right. accepted_drafts_at: the same, indexed by place in
         the row.
+    mm_cache_queries_total, mm_cache_hits_total: images that were put, and those that were encoded
+        before. mm_cache_bytes: bytes of encoded images that are kept for later requests. The core
+        counts them.
     """
 
     num_running: int = _reading(("vllm:num_requests_running", "Requests that compute."))
@@ -121,6 +124,11 @@ class SchedulerStats:
         ("vllm:spec_decode_num_accepted_tokens", "Drafts that were right.")
     )
     accepted_drafts_at: tuple[int, ...] = ()
+    mm_cache_queries_total: int = _reading(
+        ("vllm:mm_cache_queries", "Images looked up among the encoded ones.")
+    )
+    mm_cache_hits_total: int = _reading(("vllm:mm_cache_hits", "Images found there."))
+    mm_cache_bytes: int = _reading(("quire:mm_cache_bytes", "Encoded images that are kept."))
 
     def without_moment(self) -> Self:
         """Return the same counters, with nothing in the engine."""

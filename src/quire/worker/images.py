@@ -6,6 +6,7 @@ import hashlib
 import struct
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +15,18 @@ from quire.errors import RequestError
 from quire.models.towers import ImageTower
 from quire.protocol.media import ImageTiles
 
-__all__ = ["ImageEncoder"]
+__all__ = ["EncodedImage", "ImageEncoder"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """rows: float [T, E] on the host. digest: hash of the tiles. was_kept, num_kept_bytes: see
+    `MediaInfo`."""
+
+    rows: torch.Tensor
+    digest: bytes
+    was_kept: bool
+    num_kept_bytes: int
 
 
 class ImageEncoder:
@@ -36,9 +48,9 @@ class ImageEncoder:
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
-    def encode(self, tiles: ImageTiles, dtype: torch.dtype) -> tuple[torch.Tensor, bytes]:
-        """Return rows [T, E] on the host, and the digest. RequestError for tiles of another size
-        than the model's, or rows that are not finite."""
+    def encode(self, tiles: ImageTiles, dtype: torch.dtype) -> EncodedImage:
+        """Return the rows of an image, encoded or from before. RequestError for tiles of another
+        size than the model's, or rows that are not finite."""
         count, width, height = tiles.num_tiles, tiles.width, tiles.height
         num_rows = self._spec.num_rows(count, width, height) if count > 0 else 0
         if not num_rows or tiles.num_bytes != 3 * count * width * height:
@@ -52,13 +64,14 @@ class ImageEncoder:
         name = digest.digest()
         with self._lock:
             rows = self._kept.get(name)
+            was_kept = rows is not None
             if rows is None:
                 pixels = torch.frombuffer(bytearray(tiles.pixels), dtype=torch.uint8)
                 rows = self._encode(pixels.view(count, height, width, 3), dtype)
                 self._keep(name, rows)
             else:
                 self._kept.move_to_end(name)
-        return rows, name
+            return EncodedImage(rows, name, was_kept, self._num_bytes)
 
     @torch.inference_mode()
     def _encode(self, tiles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

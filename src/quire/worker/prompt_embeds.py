@@ -1,4 +1,5 @@
-"""Embeddings of a prompt, as requests bring them: bytes of `torch.save`, of safetensors, or arrays.
+"""Embeddings of prompts and of images, as requests bring them: bytes of `torch.save`, of
+safetensors, or arrays.
 
 Bytes are a stranger's. They are checked before anything is made of them: a small file may claim to
 be a large tensor.
@@ -17,35 +18,44 @@ import torch
 
 from quire.errors import RequestError
 
-__all__ = ["digest_of", "read_prompt_embeds"]
+__all__ = ["digest_of", "read_embeds"]
 
 _ZIP_MAGIC = b"PK\x03\x04"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ADVICE = "send the bytes of torch.save(tensor, file) or of safetensors, with one tensor"
 
 
-def read_prompt_embeds(
-    data: object, width: int, max_tokens: int, dtype: torch.dtype
+def read_embeds(
+    data: object, width: int, num_rows: range, dtype: torch.dtype, name: str = "prompt_embeds"
 ) -> torch.Tensor:
     """Rows [N, width] in `dtype`, in memory of their own. data: bytes, or within one process a
-    tensor or an array. RequestError for what is none of these, has another shape or more than
-    `max_tokens` rows, or has numbers that are not finite."""
+    tensor or an array. num_rows: numbers of rows that may come. name: name for errors. RequestError
+    for what is none of these, has another shape, or has numbers that are not finite."""
+    try:
+        return _read(data, width, num_rows, dtype)
+    except RequestError as error:
+        raise RequestError(f"{name} {error}") from error
+
+
+def _read(data: object, width: int, num_rows: range, dtype: torch.dtype) -> torch.Tensor:
+    """Errors follow the name."""
     found = _tensor_of(data)
     kind = _why_no_matrix(found)
     if kind is not None:
-        raise RequestError(f"prompt_embeds is {kind}: give a dense tensor of floats")
+        raise RequestError(f"is {kind}: give a dense tensor of floats")
     shape = list(found.shape)
-    if found.dim() != 2 or shape[1] != width or not 1 <= shape[0] <= max_tokens:
+    if found.dim() != 2 or shape[1] != width or shape[0] not in num_rows:
+        counts = f"1 to {num_rows[-1]}" if len(num_rows) > 1 else f"{num_rows[0]}"
         raise RequestError(
-            f"prompt_embeds has the shape {shape}: this model takes [N, {width}] with 1 to "
-            f"{max_tokens} rows, one for each token of the prompt"
+            f"has the shape {shape}: this model takes [N, {width}] with {counts} rows, one for "
+            "each token"
         )
     with torch.inference_mode():
         rows = found.detach().to("cpu", dtype, copy=True).contiguous()
         if not torch.isfinite(rows).all():
             raise RequestError(
-                f"prompt_embeds has numbers that are not finite in {str(dtype)[6:]}, in which the "
-                "model computes: give others"
+                f"has numbers that are not finite in {str(dtype)[6:]}, in which the model "
+                "computes: give others"
             )
     return rows
 
@@ -65,7 +75,7 @@ def _tensor_of(data: object) -> torch.Tensor:
         return torch.as_tensor(data)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(
-            f"prompt_embeds is a {type(data).__name__}: give a tensor [N, hidden size] ({error})"
+            f"is a {type(data).__name__}: give a tensor [N, hidden size] ({error})"
         ) from error
 
 
@@ -76,8 +86,7 @@ def _of_torch(data: bytes) -> torch.Tensor:
             unpacked = sum(item.file_size for item in archive.infolist())
         if unpacked > len(data):
             raise RequestError(
-                f"prompt_embeds unpacks from {len(data)} to {unpacked} bytes: {_ADVICE}, not "
-                "compressed"
+                f"unpacks from {len(data)} to {unpacked} bytes: {_ADVICE}, not compressed"
             )
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except RequestError:
@@ -85,7 +94,7 @@ def _of_torch(data: bytes) -> torch.Tensor:
     except Exception as error:  # whatever a stranger's file makes of it
         raise _unreadable(error) from error
     if not isinstance(found, torch.Tensor):
-        raise RequestError(f"prompt_embeds holds a {type(found).__name__}: {_ADVICE}")
+        raise RequestError(f"holds a {type(found).__name__}: {_ADVICE}")
     return found
 
 
@@ -95,13 +104,13 @@ def _of_safetensors(data: bytes) -> torch.Tensor:
     except Exception as error:
         raise _unreadable(error) from error
     if len(found) != 1:
-        raise RequestError(f"prompt_embeds holds {len(found)} tensors: {_ADVICE}")
+        raise RequestError(f"holds {len(found)} tensors: {_ADVICE}")
     return next(iter(cast("Mapping[str, torch.Tensor]", found).values()))
 
 
 def _unreadable(error: Exception) -> RequestError:
     reason = " ".join(str(error).split())[:200]
-    return RequestError(f"prompt_embeds cannot be read ({reason}): {_ADVICE}")
+    return RequestError(f"cannot be read ({reason}): {_ADVICE}")
 
 
 def _why_no_matrix(tensor: Any) -> str | None:

@@ -33,7 +33,7 @@ from quire.protocol.control import (
     UpdateWeights,
     Wake,
 )
-from quire.protocol.media import ImageTiles, MediaInfo
+from quire.protocol.media import ImageRows, ImageTiles, MediaInfo
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.runner.forward import NOT_FINITE
@@ -41,11 +41,11 @@ from quire.runner.media import MediaStore
 from quire.runner.pending import PendingStep
 from quire.worker.assemble import Assembly, PoolSize, assemble
 from quire.worker.device_memory import CudaMemory, DeviceMemory
-from quire.worker.images import ImageEncoder
+from quire.worker.images import EncodedImage, ImageEncoder
 from quire.worker.largest_steps import LargestSteps
 from quire.worker.load import LoadedModel, load, open_device
 from quire.worker.profile import StepProfile
-from quire.worker.prompt_embeds import digest_of, read_prompt_embeds
+from quire.worker.prompt_embeds import digest_of, read_embeds
 from quire.worker.recovery import measure_recovery
 from quire.worker.settings import WorkerSettings
 from quire.worker.tickets import TicketedStep
@@ -283,20 +283,32 @@ class Worker:
     def put_media(self, handle: int, data: object) -> MediaInfo:
         """See `Executor.put_media`. Any thread may call it, also while a step is launched."""
         if isinstance(data, ImageTiles):
-            rows, digest = self._encoded(data)
-        else:
-            rows = self._given_rows(data)
-            digest = digest_of(rows)
+            image = self._encoded(data)
+            self._media.put(handle, image.rows)
+            num_tokens, num_bytes = len(image.rows), image.num_kept_bytes
+            return MediaInfo(num_tokens, image.digest, image.was_kept, num_bytes)
+        rows = self._image_rows(data) if isinstance(data, ImageRows) else self._given_rows(data)
         self._media.put(handle, rows)
-        return MediaInfo(len(rows), digest)
+        return MediaInfo(len(rows), digest_of(rows))
 
-    def _encoded(self, tiles: ImageTiles) -> tuple[torch.Tensor, bytes]:
+    def _encoded(self, tiles: ImageTiles) -> EncodedImage:
         encoder = self._images
         if encoder is None and self._sleep_level:
             raise RequestError("the engine sleeps: wake it up, and send the image again")
         if encoder is None:
             raise RequestError("the served model takes text only: leave the image out")
         return encoder.encode(tiles, getattr(torch, self._settings.chosen.dtype))
+
+    def _image_rows(self, image: ImageRows) -> torch.Tensor:
+        chosen, images = self._settings.chosen, self._settings.spec.images
+        if images is None or not chosen.enable_mm_embeds:
+            raise RequestError(
+                "image_embeds is given, but this engine takes no encoded images: start it with "
+                "enable_mm_embeds (--enable-mm-embeds)"
+            )
+        width, dtype = (1 + images.num_deep) * self._embed_width, getattr(torch, chosen.dtype)
+        num_rows = range(image.num_rows, image.num_rows + 1)
+        return read_embeds(image.data, width, num_rows, dtype, "image_embeds")
 
     def _given_rows(self, data: object) -> torch.Tensor:
         if not self._settings.chosen.enable_prompt_embeds:
@@ -306,7 +318,7 @@ class Worker:
             )
         chosen = self._settings.chosen
         dtype: torch.dtype = getattr(torch, chosen.dtype)
-        return read_prompt_embeds(data, self._embed_width, self._size.max_model_len - 1, dtype)
+        return read_embeds(data, self._embed_width, range(1, self._size.max_model_len), dtype)
 
     def drop_media(self, handles: Sequence[int]) -> None:
         """See `Executor.drop_media`. In the thread that launches steps."""

@@ -17,6 +17,7 @@ __all__ = [
     "add_engine_flags",
     "default_settings",
     "given_settings",
+    "image_bounds",
     "read_settings",
     "setting_sources",
 ]
@@ -57,6 +58,14 @@ def given_settings(options: argparse.Namespace) -> dict[str, Any]:
         )
     model = options.model if options.model is not None else options.model_flag
     return given if model is None else {"model": model, **given}
+
+
+def image_bounds(options: argparse.Namespace) -> tuple[int, int]:
+    """Return bytes and pixels that an image has at most."""
+    given = given_fields(options, _PREFIX)
+    names = ("max_image_bytes", "max_image_pixels")
+    chosen = EngineSettings.from_options({name: given.get(name) for name in names})
+    return chosen.max_image_bytes, chosen.max_image_pixels
 
 
 def default_settings(options: argparse.Namespace) -> set[str]:

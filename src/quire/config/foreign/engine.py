@@ -184,7 +184,7 @@ _MISSING: Mapping[str, ForeignName] = {
         ("none",),
     ),
     **_names(
-        "enable_mm_embeds io_processor_plugin",
+        "io_processor_plugin",
         "prompts are texts or token ids so far",
     ),
     **_names(

@@ -13,6 +13,7 @@ from quire.config.media import idefics3, qwen_vl
 from quire.config.media.image_spec import IMAGE_KEY, ImageFamily, ImageSpec
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
+from quire.config.speculation import OF_MODELS, parse_speculation
 from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "find_images", "reads_images"]
@@ -74,8 +75,9 @@ def _why_text_alone(folder: Path, spec: ModelSpec, settings: EngineSettings) -> 
         return "limit_mm_per_prompt allows none"
     if settings.tensor_parallel_size > 1:
         return "tensor_parallel_size is above 1, and ranks share no image encoder yet"
-    if settings.speculative_config is not None:
-        return "speculative_config is given, and drafts do not read images yet"
+    speculation = parse_speculation(settings.speculative_config)
+    if speculation is not None and speculation.method in OF_MODELS:
+        return f"speculative_config has {speculation.method}, which reads no images"
     if isinstance(spec.traits, GenericTraits):
         return "transformers computes the model (model_impl)"
     if not spec.draws_tokens:

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import msgspec
 
 from quire.protocol.control import AdminOp, Report
-from quire.protocol.media import ImageTiles, MediaInfo
+from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
 from quire.protocol.step import FloatArray, IntArray, PromptLogprobs, TokenLogprobs
@@ -109,9 +109,12 @@ class AsyncEngineClient(Protocol):
         """
         ...
 
-    async def put_media(self, handle: int, data: bytes | ImageTiles) -> MediaInfo:
+    async def put_media(
+        self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
+    ) -> MediaInfo:
         """Give the core media that requests will name by `handle`, a reserved number. They are
-        given to the next core too, until `drop_media`.
+        given to the next core too, until `drop_media`. is_spare: images of others are encoded
+        first.
 
         Raises RequestError if the core cannot use them or they are too large to be sent, and
         EngineUnavailableError as `control`; nothing is kept then.

@@ -22,7 +22,7 @@ from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
 from quire.protocol.control import AdminOp, Pause, Report, Resume, Sleep, Wake
-from quire.protocol.media import ImageTiles, MediaInfo
+from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.messages import (
     Abort,
     Add,
@@ -96,7 +96,7 @@ class ProcessEngineClient:
         self.on_core_lost: Callable[[], None] | None = None
         self.on_beat: Callable[[], None] | None = None
         self._queries = CoreQueries()
-        self._media: dict[int, bytes | ImageTiles] = {}  # by handle
+        self._media: dict[int, bytes | ImageData] = {}  # by handle
         self._media_in_core: set[int] = set()
         self._watch = EngineWatch(stalled_step_s, stuck_step_s)
         self._context = zmq.asyncio.Context()
@@ -127,15 +127,17 @@ class ProcessEngineClient:
         connection.send_bytes(data)
         return stream
 
-    async def put_media(self, handle: int, data: bytes | ImageTiles) -> MediaInfo:
+    async def put_media(
+        self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
+    ) -> MediaInfo:
         connection, _ = self._require_core(EngineState.READY)
-        num_bytes = data.num_bytes if isinstance(data, ImageTiles) else len(data)
+        num_bytes = data.num_bytes if not isinstance(data, bytes) else len(data)
         self._check_size(num_bytes + MESSAGE_HEAD_BYTES)
         self._media[handle] = data
         self._media_in_core.add(handle)
         try:
             answer: Answer = await self._queries.ask(
-                lambda query: connection.send(PutMedia(query, handle, data))
+                lambda query: connection.send(PutMedia(query, handle, data, is_spare))
             )
             if answer.report is None or answer.report.media is None:
                 raise RequestError(answer.message)
@@ -144,7 +146,7 @@ class ProcessEngineClient:
             raise
         return answer.report.media
 
-    def keep_media(self, handle: int, data: bytes | ImageTiles) -> None:
+    def keep_media(self, handle: int, data: bytes | ImageData) -> None:
         """Keep media that another core has taken: they are sent with the first request that comes
         here and has them."""
         self._media[handle] = data

@@ -15,7 +15,7 @@ from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
 from quire.protocol.control import AdminOp, ListPins, Pause, Report, Resume, Sleep, Unpin, Wake
-from quire.protocol.media import ImageTiles, MediaInfo
+from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus, merge_views
@@ -133,11 +133,15 @@ class ReplicatedClient:
     def _in_state(self, *states: EngineState) -> list[ProcessEngineClient]:
         return [each for each in self._replicas if each.status.state in states]
 
-    async def put_media(self, handle: int, data: bytes | ImageTiles) -> MediaInfo:
+    async def put_media(
+        self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
+    ) -> MediaInfo:
         """To all replicas, since any may take the request, or take it over: also those that are
         ready later."""
         ready = self._in_state(EngineState.READY) or list(self._replicas[:1])
-        puts = [asyncio.ensure_future(each.put_media(handle, data)) for each in ready]
+        puts = [
+            asyncio.ensure_future(each.put_media(handle, data, is_spare=is_spare)) for each in ready
+        ]
         try:
             found = await asyncio.gather(*puts)
         finally:

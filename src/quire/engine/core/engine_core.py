@@ -46,7 +46,7 @@ from quire.protocol.control import (
     Wake,
     asleep,
 )
-from quire.protocol.media import MediaInfo
+from quire.protocol.media import ImageTiles, MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.scheduler import Scheduler
 from quire.telemetry.engine_stats import SchedulerStats
@@ -121,6 +121,7 @@ class EngineCore:
         self._report = report or Report()
         self._publisher = publisher
         self._pin_list = pin_list
+        self._num_images = self._num_kept_images = self._num_image_bytes = 0
         self._tell()
 
     def _tell(self) -> None:
@@ -213,7 +214,12 @@ class EngineCore:
     def put_media(self, handle: int, data: object) -> MediaInfo:
         """See `Executor.put_media`. EngineUnavailableError while the engine sleeps."""
         self._check_awake()
-        return self._executor.put_media(handle, data)
+        info = self._executor.put_media(handle, data)
+        if isinstance(data, ImageTiles):  # which one thread puts, one after the other
+            self._num_images += 1
+            self._num_kept_images += info.was_kept
+            self._num_image_bytes = info.num_kept_bytes
+        return info
 
     def drop_media(self, handles: Sequence[int]) -> None:
         """Forget media that no request names which has not ended."""
@@ -330,6 +336,8 @@ class EngineCore:
         self._pause(op.mode)
         self._finish_moves()
         self._scheduler.vacate()
+        if op.level == 2:
+            self._num_image_bytes = 0  # they go with the encoder
         return self._ask(op)
 
     def _wake(self, op: Wake) -> Report:
@@ -351,6 +359,7 @@ class EngineCore:
             self._set_paused(is_paused=self._is_paused or self._report.sleep_level > 0)
             raise
         self._scheduler.vacate(has_new_weights=True)
+        self._num_image_bytes = 0
         return report
 
     @property
@@ -539,7 +548,12 @@ class EngineCore:
         return {} if self._publisher is None else self._publisher.stats()
 
     def stats(self) -> SchedulerStats:
-        return self._scheduler.stats()
+        return replace(
+            self._scheduler.stats(),
+            mm_cache_queries_total=self._num_images,
+            mm_cache_hits_total=self._num_kept_images,
+            mm_cache_bytes=self._num_image_bytes,
+        )
 
     def check_invariants(self) -> None:
         """Raise EngineError if the bookkeeping is broken; for tests and debugging."""

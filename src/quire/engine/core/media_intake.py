@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from queue import PriorityQueue
 from types import TracebackType
 
 from quire.engine.core.client_table import ConnectedClient
@@ -48,14 +51,60 @@ class _Held:
         return range(first, first + self.request.params.n)
 
 
+@dataclass(order=True, slots=True)
+class _Job:
+    """Work for the thread, in the order in which it is done. work: None to end the thread."""
+
+    is_spare: bool
+    number: int
+    work: Callable[[], MediaInfo] | None = field(default=None, compare=False)
+    future: Future[MediaInfo] = field(default_factory=Future[MediaInfo], compare=False)
+
+
+class _Encoder:
+    """A thread of lower priority, which starts with the first image. Images of spare requests wait
+    until there are no others."""
+
+    def __init__(self) -> None:
+        self._jobs = PriorityQueue[_Job]()
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], MediaInfo], *, is_spare: bool) -> Future[MediaInfo]:
+        job = _Job(is_spare, next(self._numbers), work)
+        self._jobs.put(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="quire-images")
+            self._thread.start()
+        return job.future
+
+    def close(self) -> None:
+        """End the thread, after the image that it encodes; the others are cancelled."""
+        if self._thread is not None:
+            self._jobs.put(_Job(is_spare=False, number=-1))
+            self._thread.join()
+        while not self._jobs.empty():
+            self._jobs.get().future.cancel()
+
+    def _run(self) -> None:
+        _lower_priority()
+        while (job := self._jobs.get()).work is not None:
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            try:
+                job.future.set_result(job.work())
+            except BaseException as error:  # noqa: BLE001  it is raised where the result is read
+                job.future.set_exception(error)
+
+
 class MediaIntake:
     """Puts media into the worker: embeddings at once, images in a thread of their own, one after
-    the other. The loop's thread calls all methods."""
+    the other, and those of spare requests last. The loop's thread calls all methods."""
 
     def __init__(self, core: EngineCore, wake: Callable[[], None]) -> None:
         """wake: tells the loop, from another thread, that something has ended."""
         self._core, self._wake = core, wake
-        self._encoder = ThreadPoolExecutor(1, "quire-images", initializer=_lower_priority)
+        self._encoder = _Encoder()
         self._ended: list[EndedMedia] = []
         self._encoding: dict[Future[MediaInfo], PutMedia] = {}
         self._held: list[_Held] = []
@@ -70,7 +119,7 @@ class MediaIntake:
         trace: TracebackType | None,
     ) -> None:
         """End the thread, after the image that it encodes."""
-        self._encoder.shutdown(wait=True, cancel_futures=True)
+        self._encoder.close()
 
     @property
     def is_busy(self) -> bool:
@@ -81,7 +130,8 @@ class MediaIntake:
         """Begin to put media; `take_ended` tells what became of them."""
         client.coming.add(message.handle)
         if isinstance(message.data, ImageTiles):
-            future = self._encoder.submit(self._core.put_media, message.handle, message.data)
+            work = partial(self._core.put_media, message.handle, message.data)
+            future = self._encoder.submit(work, is_spare=message.is_spare)
             self._encoding[future] = message
             future.add_done_callback(lambda _: self._wake())
             return

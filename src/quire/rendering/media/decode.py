@@ -11,9 +11,12 @@ from quire.errors import RequestError
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["decode_image", "plain_image"]
+__all__ = ["decode_image", "media_type", "plain_image"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_KINDS = {"MPO": "jpeg"}
+"""Media types that are not the format's name: a photo of several begins as a JPEG."""
+
 _WHITE = (255, 255, 255, 255)
 _ADVICE = "send a PNG, JPEG, WebP or GIF image"
 
@@ -24,6 +27,21 @@ def decode_image(data: bytes, place: str, max_bytes: int, max_pixels: int) -> Im
     place: path of the image in the request. Raises RequestError, which names it, for bytes that are
     no image of a known format, are cut off or damaged, have several frames, or are too many.
     """
+    with _opened(data, place, max_bytes, max_pixels) as image:
+        return plain_image(image, place, max_pixels)
+
+
+def media_type(data: bytes, place: str, max_bytes: int, max_pixels: int) -> str:
+    """Return the media type of an image that `decode_image` takes, such as "image/png"; errors as
+    there."""
+    with _opened(data, place, max_bytes, max_pixels) as image:
+        kind = str(image.format)
+        plain_image(image, place, max_pixels)
+    return f"image/{_KINDS.get(kind, kind.lower())}"
+
+
+def _opened(data: bytes, place: str, max_bytes: int, max_pixels: int) -> Image.Image:
+    """Return an image with its size and without its pixels; errors as of `decode_image`."""
     from PIL import Image
 
     if len(data) > max_bytes:
@@ -32,7 +50,7 @@ def decode_image(data: bytes, place: str, max_bytes: int, max_pixels: int) -> Im
             "(max_image_bytes): send a smaller one"
         )
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        return Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RequestError(
             f"{place} is too large ({error}), and an image has at most {max_pixels} pixels "
@@ -40,8 +58,6 @@ def decode_image(data: bytes, place: str, max_bytes: int, max_pixels: int) -> Im
         ) from error
     except Exception as error:  # whatever a stranger's file makes of the decoders
         raise _unreadable(place, error) from error
-    with image:
-        return plain_image(image, place, max_pixels)
 
 
 def plain_image(image: Image.Image, place: str, max_pixels: int) -> Image.Image:

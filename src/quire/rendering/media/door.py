@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from quire.errors import EngineError
-from quire.protocol.media import ImageTiles, Media, MediaInfo
+from quire.protocol.media import ImageData, Media, MediaInfo
 from quire.protocol.step import IntArray, MediaSpan, no_ints
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """An image as the encoder takes it. token_ids: ids with one image token for each of `runs`."""
+    """An image as the engine takes it. token_ids: ids with one image token for each of `runs`."""
 
-    tiles: ImageTiles
+    data: ImageData
     token_ids: Sequence[int]
     runs: tuple[TokenRun, ...]
 
@@ -88,6 +88,12 @@ class ImagePreparer(Protocol):
     def __call__(self, image: Image.Image, *, is_low: bool) -> PreparedImage:
         """Resize and cut an RGB image. is_low: for few tokens, where the family knows a way. Raises
         RequestError for an image that the family does not take."""
+        ...
+
+    def runs_of(self, grid: tuple[int, ...] | None) -> tuple[Sequence[int], tuple[TokenRun, ...]]:
+        """Return token ids and runs of an image that comes as rows of the encoder. grid: frames,
+        and rows and columns of patches, in the families that need it. Raises RequestError for a
+        grid that the family does not take."""
         ...
 
 
@@ -104,7 +110,7 @@ class Run:
 class ImagePart:
     """An image, which shows in one run of tokens or more."""
 
-    data: ImageTiles
+    data: ImageData
     place: str
     runs: tuple[Run, ...]
 

@@ -14,15 +14,20 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from quire.errors import RequestError, quoted
 
-__all__ = ["Addresses", "ImageFetcher", "global_addresses"]
+__all__ = ["Addresses", "ImageFetcher", "all_addresses", "global_addresses"]
 
 MAX_REDIRECTS = 3
 TIMEOUT_S = 15.0
 CHUNK_BYTES = 65_536
+MAX_LOOKUPS = 16
+"""Most names that are looked up at once. One whose server never answers holds its place until the
+system gives it up, in half a minute or so."""
+
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _UNICAST = ipaddress.ip_network("2000::/3")
@@ -35,11 +40,19 @@ Addresses = Callable[[str, int], Sequence[str]]
 """Resolver of a host and a port. It raises OSError if there are no addresses."""
 
 
+def all_addresses(host: str, port: int) -> Sequence[str]:
+    """Return the addresses of a host. Raises OSError if there are none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+    if not addresses:
+        raise OSError("the host has no address")
+    return addresses
+
+
 def global_addresses(host: str, port: int) -> Sequence[str]:
     """Return the addresses of a host. Raises OSError if there are none, or one of them is not
     global."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+    addresses = all_addresses(host, port)
     for text in addresses:
         address = ipaddress.ip_address(text.partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None)
@@ -49,8 +62,6 @@ def global_addresses(host: str, port: int) -> Sequence[str]:
         )
         if is_odd or not checked.is_global or checked.is_multicast:
             raise OSError("an address of the host is not a global one")
-    if not addresses:
-        raise OSError("the host has no address")
     return addresses
 
 
@@ -67,17 +78,18 @@ class ImageFetcher:
 
     def __init__(
         self,
-        hosts: Collection[str],
+        hosts: Collection[str] | None,
         max_bytes: int,
         addresses: Addresses = global_addresses,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """hosts: hosts that URLs may name, "host" or "host:port". timeout_s: seconds for all hops
-        of one image together."""
-        self._hosts = frozenset(host.strip().lower() for host in hosts)
+        """hosts: hosts that URLs may name, "host" or "host:port"; None for any. timeout_s: seconds
+        for all hops of one image together, the look-up of their names included."""
+        self._hosts = None if hosts is None else frozenset(host.strip().lower() for host in hosts)
         self._max_bytes = max_bytes
         self._addresses = addresses
         self._timeout_s = timeout_s
+        self._lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
 
     def __call__(self, url: str, place: str) -> bytes:
         """Return the bytes behind a URL. place: its path in the request. Raises RequestError for
@@ -111,10 +123,8 @@ class ImageFetcher:
                 raise ValueError("it is no plain http: or https: URL")
         except ValueError as error:
             raise RequestError(f"{place}: {quoted(url)} cannot be read ({error})") from error
-        is_listed = f"{host}:{port}" in self._hosts or (
-            host in self._hosts and port == _PORTS[scheme]
-        )
-        if not is_listed:
+        names = (f"{host}:{port}", *((host,) if port == _PORTS[scheme] else ()))
+        if self._hosts is not None and self._hosts.isdisjoint(names):
             raise RequestError(
                 f"{place} names the host {quoted(parts.netloc)}, which allowed_media_domains does "
                 "not list: send the image as a data: URL"
@@ -125,7 +135,7 @@ class ImageFetcher:
     def _get(self, target: _Target, deadline: float) -> bytes | str:
         """Return the body, or where the host redirects to. Raises OSError, ValueError or
         HTTPException."""
-        address = self._addresses(target.host, target.port)[0]
+        address = self._look_up(target, deadline)[0]
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("no time is left")
@@ -145,6 +155,24 @@ class ImageFetcher:
             watch.cancel()
             watched.close()
             dialled.close()
+
+    def _look_up(self, target: _Target, deadline: float) -> Sequence[str]:
+        """Return the addresses of a host. The system's resolver knows no deadline, so it runs in a
+        thread that is left behind if it is late."""
+        if not self._lookups.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+            raise TimeoutError("too many names are looked up")
+        found = Future[Sequence[str]]()
+
+        def work() -> None:
+            try:
+                found.set_result(self._addresses(target.host, target.port))
+            except Exception as error:  # noqa: BLE001  it is raised where the result is awaited
+                found.set_exception(error)
+            finally:
+                self._lookups.release()
+
+        threading.Thread(target=work, name="quire-lookup", daemon=True).start()
+        return found.result(max(deadline - time.monotonic(), 0.0))
 
     def _ask(self, target: _Target, dialled: socket.socket) -> bytes | str:
         if target.scheme == "https":

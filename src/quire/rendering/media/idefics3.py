@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quire.config.media.idefics3 import TEXTS, IdeficsSpec
+from quire.errors import RequestError
 from quire.protocol.media import ImageTiles
 from quire.rendering.media.door import PreparedImage, TokenRun
 from quire.rendering.tokenizer import Tokenizer
@@ -31,6 +33,12 @@ class IdeficsPreparer:
         token_ids = self._expand(*spec.grid(*image.size, splits=splits))
         runs = (TokenRun(spec.tower.tokens_per_tile),) * tiles.num_tiles
         return PreparedImage(tiles, token_ids, runs)
+
+    def runs_of(self, grid: tuple[int, ...] | None) -> tuple[Sequence[int], tuple[TokenRun, ...]]:
+        """The rows are those of one tile with the whole image. grid: none is taken."""
+        if grid is not None:
+            raise RequestError("image_grid_thw is given, and this model has no grid: leave it out")
+        return self._expand(1, 1), (TokenRun(self._spec.tower.tokens_per_tile),)
 
 
 def make_tiles(spec: IdeficsSpec, image: Image.Image, *, splits: bool) -> ImageTiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from importlib import import_module
 
 from quire.config.media.image_spec import ImageSpec
 from quire.errors import RequestError
+from quire.protocol.media import ImageRows
 from quire.rendering.media.decode import decode_image, plain_image
 from quire.rendering.media.door import (
     ImagePart,
@@ -17,7 +19,7 @@ from quire.rendering.media.door import (
     PreparedImage,
     Run,
 )
-from quire.rendering.media.sources import ImageSource, MediaAccess, is_remote
+from quire.rendering.media.sources import ImageSource, MediaAccess, RowsSource, is_remote
 from quire.rendering.tokenizer import Tokenizer
 
 __all__ = ["ImageBounds", "ImageRenderer", "NamedImage"]
@@ -26,15 +28,20 @@ __all__ = ["ImageBounds", "ImageRenderer", "NamedImage"]
 FETCH_THREADS = 4
 """Most images of a prompt that are fetched at once."""
 
+MOST_PATCHES = 16
+"""Patches of a token that a grid may claim."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageBounds:
     """max_images: most images of one prompt. max_open_bytes: memory for images of open requests.
-    row_bytes: bytes of what the engine keeps for a token of an image."""
+    row_bytes: bytes of what the engine keeps for a token of an image. takes_rows: images may come
+    as rows of the encoder (`enable_mm_embeds`)."""
 
     max_images: int
     max_open_bytes: int
     row_bytes: int
+    takes_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,8 @@ class ImageRenderer:
 
     def prepare(self, source: ImageSource) -> NamedImage:
         """Read, decode and cut an image. Raises RequestError with its place in the request."""
+        if isinstance(source.value, RowsSource):
+            return NamedImage(self._encoded(source.value, source.place), source.place)
         access, value = self.access, self.access.read(source)
         if isinstance(value, bytes):
             image = decode_image(value, source.place, access.max_bytes, access.max_pixels)
@@ -102,6 +111,26 @@ class ImageRenderer:
             return NamedImage(self._prepare(image, is_low=source.detail == "low"), source.place)
         except RequestError as error:
             raise RequestError(f"{source.place}: {error}") from error
+
+    def _encoded(self, given: RowsSource, place: str) -> PreparedImage:
+        """Return an image that comes as rows of the encoder; the engine reads them."""
+        bounds = self.bounds
+        if not bounds.takes_rows:
+            raise RequestError(
+                f"{place} is given, but this engine takes no encoded images: send the image, or "
+                "start with enable_mm_embeds (--enable-mm-embeds)"
+            )
+        data, grid = given.read(place, bounds.max_open_bytes)
+        # Numbers have 2 bytes at least, and the engine keeps at most 4 of each.
+        most_rows = 2 * len(data) // bounds.row_bytes
+        if grid is not None and math.prod(grid) > MOST_PATCHES * most_rows:
+            raise RequestError(f"{place} has the grid {list(grid)}, but only {len(data)} bytes")
+        try:
+            token_ids, runs = self._prepare.runs_of(grid)
+        except RequestError as error:
+            raise RequestError(f"{place}: {error}") from error
+        num_rows = sum(run.length for run in runs)
+        return PreparedImage(ImageRows(data, num_rows), token_ids, runs)
 
     def place(
         self, token_ids: Sequence[int], images: Sequence[NamedImage]
@@ -123,7 +152,7 @@ class ImageRenderer:
                 continue
             named = images[len(parts)]
             runs = self._append(found, named.image)
-            parts.append(ImagePart(named.image.tiles, named.place, runs))
+            parts.append(ImagePart(named.image.data, named.place, runs))
         return found, tuple(parts)
 
     def _append(self, found: list[int], image: PreparedImage) -> tuple[Run, ...]:

@@ -7,13 +7,21 @@ from typing import Any, cast
 
 from quire.config.media.image_spec import IMAGE_KEY
 from quire.errors import RequestError, quoted
-from quire.rendering.media.sources import ImageSource, path_or_url
-from quire.rendering.message_check import IMAGE_MARK, IMAGE_PART_TYPES, TEXT_ONLY
+from quire.rendering.media.sources import ImageSource, RowsSource, StoredFile, path_or_url
+from quire.rendering.message_check import (
+    IMAGE_MARK,
+    IMAGE_PART_TYPES,
+    ROWS_PART_TYPE,
+    TEXT_ONLY,
+)
 
 __all__ = ["image_part", "image_source", "images_of", "in_order", "take_images"]
 
 LONGEST_PLACE = 200
 """Characters of a path in a request that an error shows."""
+
+LONGEST_UUID = 256
+"""Characters of a caller's name for an image."""
 
 
 def take_images(messages: object) -> tuple[object, tuple[ImageSource, ...]]:
@@ -64,7 +72,8 @@ def _bare(part: Any, taken: dict[int, ImageSource], found: list[ImageSource]) ->
 
 def images_of(data: object) -> tuple[ImageSource, ...]:
     """Return the images of `multi_modal_data`, {"image": one or a list}: an image of Pillow, bytes,
-    a path or a URL. Raises RequestError for media of other kinds."""
+    a path, a URL, or a tensor with rows of the encoder. Raises RequestError for media of other
+    kinds."""
     if data is None:
         return ()
     if not isinstance(data, Mapping):
@@ -76,20 +85,40 @@ def images_of(data: object) -> tuple[ImageSource, ...]:
                 f"multi_modal_data has {quoted(kind)}, which no model has an encoder for: give "
                 f'"{IMAGE_KEY}" alone'
             )
-    given = fields.get(IMAGE_KEY)
+    given: Any = fields.get(IMAGE_KEY)
+    if getattr(given, "ndim", 0) == 3 and hasattr(given, "detach"):
+        given = list(given)  # rows of several images in one tensor
     items = cast("Sequence[object]", given) if isinstance(given, list | tuple) else [given]
     return tuple(
-        ImageSource(f"multi_modal_data.image[{index}]", path_or_url(item))
+        ImageSource(f"multi_modal_data.image[{index}]", _given_rows(item) or path_or_url(item))
         for index, item in enumerate(items)
         if item is not None
     )
 
 
+def _given_rows(item: Any) -> RowsSource | None:
+    """Return rows of the encoder, which come as a tensor of torch, alone or in an object with a
+    grid; None for an image of another kind."""
+    grid: Any = None
+    if isinstance(item, Mapping):
+        fields = cast("Mapping[str, Any]", item)
+        item, grid = fields.get(ROWS_PART_TYPE), fields.get("image_grid_thw")
+    if not hasattr(item, "detach"):
+        return None
+    from safetensors.numpy import save
+
+    data = save({ROWS_PART_TYPE: item.detach().cpu().float().contiguous().numpy()})
+    return RowsSource(data, grid.tolist() if hasattr(grid, "tolist") else grid)
+
+
 def image_part(source: ImageSource) -> dict[str, Any]:
     """Return the part of a chat for an image that came in the form of another API. It is JSON, as
     conversations are kept so, and remembers its place in the request."""
-    url = {"url": source.value, "detail": source.detail, "place": source.place}
-    return {"type": "image_url", "image_url": url}
+    value, more = source.value, {"detail": source.detail, "place": source.place}
+    named = {} if source.uuid is None else {"uuid": source.uuid}
+    if isinstance(value, StoredFile):
+        return {"type": "input_image", "file_id": value.file_id, **more, **named}
+    return {"type": "image_url", "image_url": {"url": value, **more}, **named}
 
 
 def _without_images(message: object, place: str, found: list[ImageSource]) -> object:
@@ -114,23 +143,74 @@ def _without_images(message: object, place: str, found: list[ImageSource]) -> ob
 def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
     """Return the image of a part, whose path in the request is `place`. RequestError for a part
     that names none."""
-    kind = str(part.get("type"))
-    if part.get("file_id") is not None:
-        raise RequestError(f"{place} names a file_id: send the image as a data: URL")
+    kind, base = str(part.get("type")), place
+    if kind == ROWS_PART_TYPE:
+        return _rows_source(part, f"{place}.{kind}")
     name = {"input_image": "image_url"}.get(kind, kind)
     value, detail = part.get(name), part.get("detail")
-    place = f"{place}.{name}"
-    if kind == "image" and value is None and part.get("url") is not None:
-        value, place = part["url"], place.removesuffix(name) + "url"
+    if part.get("file_id") is not None:
+        if value is not None:
+            raise RequestError(f"{place} has {name} and file_id: send one of them")
+        place = _own_place(part, f"{place}.file_id")
+        value = _stored_file(part["file_id"], place)
+    elif kind == "image" and value is None and part.get("url") is not None:
+        value, place = part["url"], f"{place}.url"
+    else:
+        place = f"{place}.{name}"
+    uuid, fields = _uuid_of(part, base), cast("Mapping[str, Any]", {})
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
-        given = fields.get("place")
-        place = given if isinstance(given, str) and len(given) < LONGEST_PLACE else f"{place}.url"
+        place = _own_place(fields, f"{place}.url")
         value, detail = fields.get("url"), fields.get("detail", detail)
+    if detail is not None and not isinstance(detail, str):
+        raise RequestError(f"{place} has the detail {quoted(detail)}: send a text such as auto")
+    if value is None and uuid is not None:
+        return ImageSource(_own_place(fields, f"{base}.uuid"), None, detail, uuid)
     if value is None:
         raise RequestError(f"{place} is missing: send a data: URL with the image")
     if isinstance(value, str) and not value:
         raise RequestError(f"{place} is empty: send a data: URL with the image")
-    if detail is not None and not isinstance(detail, str):
-        raise RequestError(f"{place} has the detail {quoted(detail)}: send a text such as auto")
-    return ImageSource(place, value, detail)
+    return ImageSource(place, value, detail, uuid)
+
+
+def _rows_source(part: Mapping[str, Any], place: str) -> ImageSource:
+    """Return an image that is encoded already: base64, or an object with a grid beside it."""
+    for name in ("uuid", "detail", "file_id"):
+        if part.get(name) is not None:
+            raise RequestError(
+                f"{place} is given with {name}, which it does not take: leave it out"
+            )
+    value, grid = part.get(ROWS_PART_TYPE), None
+    if isinstance(value, Mapping):
+        fields = cast("Mapping[str, Any]", value)
+        value, grid = fields.get(ROWS_PART_TYPE), fields.get("image_grid_thw")
+        for name in fields:
+            if name not in (ROWS_PART_TYPE, "image_grid_thw"):
+                raise RequestError(f"{place} has {quoted(name)}, which is not known: leave it out")
+    if not isinstance(value, str) or not value:
+        raise RequestError(
+            f"{place} is {quoted(value)}: send the base64 of torch.save(tensor, file), with rows "
+            "[tokens, hidden size] of one image"
+        )
+    return ImageSource(place, RowsSource(value, grid))
+
+
+def _uuid_of(part: Mapping[str, Any], place: str) -> str | None:
+    uuid = part.get("uuid")
+    if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= LONGEST_UUID):
+        raise RequestError(
+            f"{place}.uuid is {quoted(uuid)}: send a text of 1 to {LONGEST_UUID} characters"
+        )
+    return uuid
+
+
+def _own_place(fields: Mapping[str, Any], place: str) -> str:
+    """Return the path that a part remembers; `place` if it has none."""
+    given = fields.get("place")
+    return given if isinstance(given, str) and len(given) < LONGEST_PLACE else place
+
+
+def _stored_file(file_id: object, place: str) -> StoredFile:
+    if not isinstance(file_id, str) or not file_id:
+        raise RequestError(f"{place} is {quoted(file_id)}: send the id of an uploaded file")
+    return StoredFile(file_id)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.config.media.qwen_vl import QwenSpec
+from quire.errors import RequestError
 from quire.protocol.media import ImageTiles
 from quire.rendering.media.door import PreparedImage, TokenRun
 from quire.rendering.tokenizer import Tokenizer
@@ -35,7 +37,22 @@ class QwenPreparer:
         spec = self._spec
         width, height = spec.resized(*image.size, is_low=is_low)
         resized = image.resize((width, height), Image.Resampling(spec.levels.resample))
-        positions = np.indices((1, *spec.grid(width, height))).reshape(-1).astype(np.int32)
-        run = TokenRun(spec.num_rows(1, width, height), positions)
         tiles = ImageTiles(resized.tobytes(), 1, width, height)
-        return PreparedImage(tiles, (spec.token_id,), (run,))
+        return PreparedImage(tiles, (spec.token_id,), (self._run(*spec.grid(width, height)),))
+
+    def runs_of(self, grid: tuple[int, ...] | None) -> tuple[Sequence[int], tuple[TokenRun, ...]]:
+        """grid: see `ImagePreparer`; `image_grid_thw` of `transformers`."""
+        merge = self._spec.tower.merge
+        if grid is None:
+            raise RequestError("image_grid_thw is missing: send [1, rows, columns] of patches")
+        frames, *sides = grid
+        if frames != 1 or len(sides) != 2 or any(side < 1 or side % merge for side in sides):
+            raise RequestError(
+                f"image_grid_thw is {list(grid)}: send 1, and rows and columns of patches that are "
+                f"multiples of {merge}"
+            )
+        return (self._spec.token_id,), (self._run(*(side // merge for side in sides)),)
+
+    def _run(self, rows: int, columns: int) -> TokenRun:
+        positions = np.indices((1, rows, columns)).reshape(-1).astype(np.int32)
+        return TokenRun(rows * columns, positions)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
+import struct
 import urllib.parse
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +18,60 @@ from quire.errors import RequestError, quoted
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ImageSource", "MediaAccess", "is_pillow", "is_remote", "path_or_url"]
+__all__ = [
+    "ImageSource",
+    "MediaAccess",
+    "RowsSource",
+    "StoredFile",
+    "is_pillow",
+    "is_remote",
+    "path_or_url",
+]
+
+_GRID_LAYOUTS = {12: "<3i", 24: "<3q"}
+"""Layouts of 3 integers by their bytes, of 32 and 64 bits."""
 
 DETAILS = (None, "auto", "low", "high", "original")
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that the server keeps for its caller, by its id."""
+
+    file_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSource:
+    """An image as rows of the model's encoder, which its client computed. data: file with a tensor,
+    as bytes or in base64. grid: `image_grid_thw` as it was given, a list of 3 numbers or base64 of
+    a file with such a tensor; None without."""
+
+    data: str | bytes
+    grid: object = None
+
+    def read(self, place: str, max_bytes: int) -> tuple[bytes, tuple[int, ...] | None]:
+        """Return the file and the grid. place: path in the request. RequestError, which names it,
+        for what is no base64, has over `max_bytes` bytes, or is no grid."""
+        if len(self.data) > 4 * (max_bytes // 3 + 1):
+            raise RequestError(
+                f"{place} has {len(self.data):,} characters, and images of all requests may take "
+                f"{max_bytes:,} bytes (image_memory): send fewer rows"
+            )
+        data = self.data if isinstance(self.data, bytes) else _of_base64(self.data, place)
+        return data, None if self.grid is None else _grid_of(self.grid, f"{place}.image_grid_thw")
+
+
+@dataclass(frozen=True, slots=True)
 class ImageSource:
     """An image as it was given. place: its path in the request. value: an image of Pillow, bytes, a
-    path, or the text of a URL. detail: "low" for few tokens, where the model knows a way."""
+    path, the text of a URL, or a file of the server; None for the image that had the uuid before.
+    detail: "low" for few tokens, where the model knows a way. uuid: caller's name for the image."""
 
     place: str
     value: object
     detail: str | None = None
+    uuid: str | None = None
 
 
 def is_pillow(value: object) -> TypeGuard[Image.Image]:
@@ -74,6 +118,16 @@ class MediaAccess:
             return self._of_file(value, place, str(value))
         if isinstance(value, str):
             return self._of_url(value, place)
+        if isinstance(value, StoredFile):
+            raise RequestError(
+                f"{place} names the file {quoted(value.file_id)}, but no files are kept here: send "
+                "the image as a data: URL"
+            )
+        if value is None and source.uuid is not None:
+            raise RequestError(
+                f"{place} is {quoted(source.uuid)}, but images are not kept by their uuid here: "
+                "send the image"
+            )
         raise RequestError(
             f"{place} is {quoted(value)}: give an image of Pillow, bytes, a path or a URL"
         )
@@ -109,10 +163,7 @@ class MediaAccess:
             return urllib.parse.unquote_to_bytes(data)
         if len(data) > 4 * (self.max_bytes // 3 + 1):
             raise self._too_long(place, len(data))
-        try:
-            return base64.b64decode(data, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise RequestError(f"{place} is no base64 ({error}): encode the image again") from error
+        return _of_base64(data, place)
 
     def _too_long(self, place: str, num_chars: int) -> RequestError:
         return RequestError(
@@ -147,6 +198,38 @@ class MediaAccess:
                 return file.read(self.max_bytes + 1)
         except OSError as error:
             raise RequestError(f"{place} cannot be read: {error.strerror}") from error
+
+
+def _of_base64(data: str, place: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"{place} is no base64 ({error}): encode the image again") from error
+
+
+def _grid_of(given: object, place: str) -> tuple[int, ...]:
+    """Return the numbers of a grid. A file of `torch.save` has them as they are in memory."""
+    found = _stored_numbers(_of_base64(given, place)) if isinstance(given, str) else given
+    while isinstance(found, list) and len(cast("list[object]", found)) == 1:  # of one image
+        found = cast("list[object]", found)[0]
+    numbers = cast("list[object]", found) if isinstance(found, list) else []
+    if len(numbers) != 3 or not all(type(each) is int and each > 0 for each in numbers):
+        raise RequestError(
+            f"{place} is {quoted(given)}: send [1, rows, columns], as a list or as the base64 of "
+            "torch.save(tensor, file)"
+        )
+    return tuple(cast("list[int]", numbers))
+
+
+def _stored_numbers(data: bytes) -> list[int]:
+    """Return the 3 integers of a tensor in a file of `torch.save`; none of another file."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            (entry,) = [each for each in archive.infolist() if each.filename.endswith("/data/0")]
+            layout = _GRID_LAYOUTS[entry.file_size]
+            return list(struct.unpack(layout, archive.read(entry)))
+    except Exception:  # noqa: BLE001  whatever a stranger's file makes of it
+        return []
 
 
 def path_or_url(value: Any) -> Any:

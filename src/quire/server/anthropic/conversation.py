@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 
 from quire.rendering.media.parts import image_part
-from quire.rendering.media.sources import ImageSource
+from quire.rendering.media.sources import ImageSource, StoredFile
 from quire.server.anthropic.volatile import without_volatile
 from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
@@ -109,16 +109,19 @@ def _user(blocks: list[Fields], place: str, *, takes_images: bool) -> Iterable[F
 
 
 def _image(block: Fields, place: str) -> Fields:
-    """Return the part of an image, by its bytes or its URL."""
+    """Return the part of an image, by its bytes, its URL or an uploaded file."""
     source, at = fields_of(block.get("source"), f"{place}.source"), f"{place}.source"
     kind = source.get("type")
+    value: str | StoredFile
     if kind == "base64":
         data = string_of(source, "data", at)
         value, at = f"data:{source.get('media_type') or ''};base64,{data}", f"{at}.data"
     elif kind == "url":
         value, at = string_of(source, "url", at), f"{at}.url"
+    elif kind == "file":
+        value, at = StoredFile(string_of(source, "file_id", at)), f"{at}.file_id"
     else:
-        raise refused(f"{at}.type", kind, 'Send "base64" or "url".')
+        raise refused(f"{at}.type", kind, 'Send "base64", "url" or "file".')
     return image_part(ImageSource(at, value))
 
 

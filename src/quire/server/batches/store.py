@@ -25,7 +25,15 @@ from quire.server.requests.databases import open_database, private
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
-__all__ = ["UNFINISHED", "BatchRequestCounts", "BatchStore", "KeptBatch", "KeptFile", "NewFile"]
+__all__ = [
+    "BATCH_PURPOSE",
+    "UNFINISHED",
+    "BatchRequestCounts",
+    "BatchStore",
+    "KeptBatch",
+    "KeptFile",
+    "NewFile",
+]
 
 logger = logging.getLogger("quire.server")
 
@@ -41,6 +49,8 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE INDEX IF NOT EXISTS files_by_tenant ON files (tenant);
 CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
 """
+BATCH_PURPOSE = "batch"
+"""Purpose of a file with a request in each line."""
 NUM_SHARING = 2
 """Share of each bound that one of several keys may use."""
 WINDOW_S = 86_400
@@ -379,9 +389,15 @@ class BatchStore:
         tenant: str,
         weight: float,
     ) -> KeptBatch:
-        """Queue a batch. Raises RefusedError if the file does not exist or too many batches
-        wait."""
-        self.find_file(input_file_id, tenant)
+        """Queue a batch. Raises RefusedError if the file does not exist or is none of a batch, or
+        too many batches wait."""
+        purpose = self.find_file(input_file_id, tenant).purpose
+        if purpose != BATCH_PURPOSE:
+            raise RefusedError(
+                f"The file {input_file_id} has the purpose {purpose!r}. Upload one with a request "
+                f"in each line and the purpose {BATCH_PURPOSE!r}.",
+                param="input_file_id",
+            )
         most = self._limits.max_open_batches
         owners = [owner for _, owner, _ in self._unfinished()]
         for whose, count, bound in (

@@ -4,31 +4,56 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 
 from quire.server.requests.errors import RefusedError
 
 __all__ = ["OpenImages"]
 
 
+SPARE_SHARE = 2
+"""Part of the bound that requests of batches share, so that others need not wait for their ends."""
+
+
+_Waiting = tuple[int, int, asyncio.Future[None]]
+"""Bytes, the bound of the process, and the sign that there is room."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Requests that are served alike. num_bytes: bytes that are in."""
+
+    num_bytes: int = 0
+    waiting: deque[_Waiting] = field(default_factory=deque[_Waiting])
+
+
 class OpenImages:
     """Bounds the bytes of images whose requests have not ended, their embeddings in the engine
     included. Requests beyond the bound wait, in the order of arrival, and hold as many bytes again
-    at most. All images of a request enter at once, so that no two requests wait for each other. For
-    one event loop."""
+    at most. All images of a request enter at once, so that no two requests wait for each other.
+    Spare requests, those of batches, enter while no other one waits, and have a part of the bound.
+    For one event loop."""
 
     def __init__(self, num_fronts: int = 1) -> None:
         """num_fronts: processes that share the bound equally."""
         self._num_fronts = num_fronts
-        self._num_bytes = 0
         self._num_held = 0
-        self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
+        self._asked, self._spare = _Kind(), _Kind()
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are in."""
-        return self._num_bytes
+        return self._asked.num_bytes + self._spare.num_bytes
 
-    async def enter(self, num_bytes: int, num_held: int, most: int, timeout_s: float) -> None:
+    async def enter(
+        self,
+        num_bytes: int,
+        num_held: int,
+        most: int,
+        timeout_s: float,
+        *,
+        is_spare: bool = False,
+    ) -> None:
         """Wait until there is room; `leave` gives it up. num_held: bytes of these that exist while
         they wait, those of pixels. most: bytes of all fronts. Raises RefusedError: 400 for images
         that never fit, 503 if they wait longer than the timeout, or too much waits already."""
@@ -38,22 +63,23 @@ class OpenImages:
                 f"The images take {num_bytes:,} bytes with their embeddings, and those of all "
                 f"open requests may take {own:,} (image_memory). Send fewer or smaller ones."
             )
-        if not self._waiting and self._num_bytes + num_bytes <= own:
-            self._num_bytes += num_bytes
+        kind = self._kind(is_spare)
+        if not (self._asked.waiting or kind.waiting) and self._fits(kind, num_bytes, own):
+            kind.num_bytes += num_bytes
             return
         if self._num_held + num_held > own:
             raise _full("The images of requests that wait take as much as image_memory.")
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((num_bytes, own, room))
+        kind.waiting.append((num_bytes, own, room))
         self._num_held += num_held
         try:
             async with asyncio.timeout(timeout_s):
                 await room
         except BaseException as error:
             if room.done() and not room.cancelled():  # it got room in the same moment
-                self.leave(num_bytes)
+                self.leave(num_bytes, is_spare=is_spare)
             else:
-                self._waiting = deque(each for each in self._waiting if each[2] is not room)
+                kind.waiting = deque(each for each in kind.waiting if each[2] is not room)
                 self._admit()
             if isinstance(error, TimeoutError):
                 raise _full(
@@ -64,20 +90,31 @@ class OpenImages:
         finally:
             self._num_held -= num_held
 
-    def leave(self, num_bytes: int) -> None:
+    def leave(self, num_bytes: int, *, is_spare: bool = False) -> None:
         """Give up the room of a request that entered."""
-        self._num_bytes -= num_bytes
+        self._kind(is_spare).num_bytes -= num_bytes
         self._admit()
 
+    def _kind(self, is_spare: bool) -> _Kind:
+        return self._spare if is_spare else self._asked
+
+    def _fits(self, kind: _Kind, num_bytes: int, own: int) -> bool:
+        """Return whether there is room. One spare request may always have all that is free."""
+        if self.num_bytes + num_bytes > own:
+            return False
+        is_alone = kind is self._asked or not kind.num_bytes
+        return is_alone or kind.num_bytes + num_bytes <= own // SPARE_SHARE
+
     def _admit(self) -> None:
-        while self._waiting:
-            num_bytes, own, room = self._waiting[0]
-            if self._num_bytes + num_bytes > own:
-                return
-            self._waiting.popleft()
-            if not room.done():
-                self._num_bytes += num_bytes
-                room.set_result(None)
+        for kind in (self._asked, self._spare):
+            while kind.waiting:
+                num_bytes, own, room = kind.waiting[0]
+                if not self._fits(kind, num_bytes, own):
+                    return
+                kind.waiting.popleft()
+                if not room.done():
+                    kind.num_bytes += num_bytes
+                    room.set_result(None)
 
 
 def _full(reason: str) -> RefusedError:

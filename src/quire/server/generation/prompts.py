@@ -26,6 +26,7 @@ from quire.rendering import RenderedPrompt, Renderer, RendersChats, check_messag
 from quire.rendering.media.door import EmbedsPart
 from quire.rendering.media.sources import ImageSource, is_remote
 from quire.rendering.message_check import IMAGE_MARK
+from quire.server.generation.kept_images import KeptImages
 from quire.server.generation.render_pool import RenderPool
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
@@ -65,8 +66,17 @@ class PromptRenderer:
     """Renders for all requests. Raises RefusedError or RequestError if a prompt cannot be
     rendered."""
 
-    def __init__(self, limits: Limits, num_threads: int, *, trust_templates: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        num_threads: int,
+        kept_images: KeptImages | None = None,
+        *,
+        trust_templates: bool = False,
+    ) -> None:
+        """kept_images: images of the server that requests may name; None if it has none."""
         self._limits = limits
+        self._kept_images = kept_images
         self._trust_templates = trust_templates
         self._pool = RenderPool(num_threads, limits.render_timeout_s)
         self._fetches = RenderPool(FETCH_THREADS, FETCH_TIMEOUT_S)
@@ -138,14 +148,16 @@ class PromptRenderer:
         max_model_len: int,
         dialect: Dialect | None = None,
         tools_text: str = "",
+        *,
+        tenant: str,
     ) -> RenderedPrompt:
         """Render messages through the model's chat template or, if trusted, the request's own.
         dialect: dialect of the model. tools_text: describes the tools to templates that have no
-        place for them."""
+        place for them. tenant: caller, for the images that it has here."""
         taken, images = renderer.take_images(cast("object", body.messages))
         messages = self._checked_messages(taken)
         if images:
-            images = await self._fetched(renderer, images)
+            images = await self._fetched(renderer, images, tenant)
         if dialect is not None:
             messages = prepared(messages, dialect)
         num_chars = _num_message_chars(messages) + _num_other_chars(body)
@@ -155,12 +167,14 @@ class PromptRenderer:
         work = functools.partial(
             self._render_chat, renderer, body, messages, most, tools_text, template, images
         )
-        if isinstance(body, ChatRequest) and body.chat_template is not None:
-            self._check_template(body.chat_template)
-            return await self._pool.run(work)  # it has to be compiled first
+        own = body.chat_template if isinstance(body, ChatRequest) else None
+        if own is not None:
+            self._check_template(own)
+        if images:
+            return await self._with_images(work, renderer, images, tenant)
         size = num_chars + CHARS_PER_MESSAGE * len(messages)
         is_slow = self._has_slow_template or _needs_time(renderer, body, messages)
-        if size > SHORT_CHARS or is_slow or images:
+        if own is not None or size > SHORT_CHARS or is_slow:  # `own` is yet to be compiled
             return await self._pool.run(work)
         return self._timed(work)
 
@@ -238,17 +252,36 @@ class PromptRenderer:
         except RequestError:  # some templates refuse a system message
             return render(described(messages, tools_text, in_system=False), body.tools)
 
+    async def _with_images(
+        self,
+        render: Callable[[], RenderedPrompt],
+        renderer: Renderer,
+        images: Sequence[ImageSource],
+        tenant: str,
+    ) -> RenderedPrompt:
+        """Render a chat with images, and keep those that the caller has named."""
+        prompt = await self._pool.run(render)
+        own, kept = renderer.images, self._kept_images
+        if own is not None and kept is not None and any(each.uuid for each in images):
+            await self._pool.run(functools.partial(kept.keep, images, tenant, own.access))
+        return prompt
+
     async def _fetched(
-        self, renderer: Renderer, images: Sequence[ImageSource]
+        self, renderer: Renderer, images: Sequence[ImageSource], tenant: str
     ) -> tuple[ImageSource, ...]:
-        """Return images, those of http: and https: URLs as bytes, which are fetched side by side.
-        Raises RequestError for too many images, and for a URL that may not be fetched."""
-        own = renderer.images
+        """Return images, those of http: and https: URLs as bytes, which are fetched side by side,
+        and those that the server keeps. Raises RequestError for too many images, for a URL that may
+        not be fetched, and for an image that is not kept."""
+        own, kept = renderer.images, self._kept_images
         assert own is not None, "it took the images"
         own.check_number(len(images))
         turns = asyncio.Semaphore(FETCHES_TOGETHER)
 
         async def fetched(image: ImageSource) -> ImageSource:
+            if kept is not None and kept.has(image):
+                read = functools.partial(kept.read, image, tenant, own.access.max_bytes)
+                uuid = None if image.value is None else image.uuid  # one that is kept stays so
+                return replace(image, value=await self._pool.run(read), uuid=uuid)
             if not (isinstance(image.value, str) and is_remote(image.value)):
                 return image
             work = functools.partial(own.access.fetch, image.value, image.place)

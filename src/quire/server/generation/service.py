@@ -22,7 +22,7 @@ from quire.engine.clients.async_client import (
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
-from quire.protocol.media import ImageTiles, MediaInfo
+from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.prediction import PredictionReader
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
@@ -346,16 +346,16 @@ def _reader(
 
 
 async def _with_media(
-    client: AsyncEngineClient, prompt: RenderedPrompt, handles: Sequence[int]
+    client: AsyncEngineClient, prompt: RenderedPrompt, handles: Sequence[int], *, is_spare: bool
 ) -> RenderedPrompt:
     """Give the engine the media of a prompt. Raises RefusedError with the place of a part that it
     refuses."""
     infos: list[MediaInfo] = []
     for handle, part in zip(handles, prompt.parts, strict=True):
         data = part.data
-        assert isinstance(data, bytes | ImageTiles), "requests bring nothing else"
+        assert isinstance(data, bytes | ImageData), "requests bring nothing else"
         try:
-            infos.append(await client.put_media(handle, data))
+            infos.append(await client.put_media(handle, data, is_spare=is_spare))
         except RequestError as error:
             raise RefusedError(str(error), param=part.place) from error
     return prompt.with_media(infos, handles)
@@ -445,7 +445,7 @@ class GenerationService:
             place.leave()
             if media.handles:
                 ready.client.drop_media(media.handles)
-            self._images.leave(media.num_bytes)
+            self._images.leave(media.num_bytes, is_spare=media.is_spare)
 
     async def _rendered(
         self,
@@ -468,7 +468,7 @@ class GenerationService:
                 await self._enter(images, prompt, media)
             first = ready.client.reserve_handles(len(prompt.parts))
             media.handles = range(first, first + len(prompt.parts))
-            prompt = await _with_media(ready.client, prompt, media.handles)
+            prompt = await _with_media(ready.client, prompt, media.handles, is_spare=media.is_spare)
             prompt = check_context(prompt, params, most, truncate, limit_field)
         if timeline.rendered_s is None:
             timeline.rendered_s = timeline.now()
@@ -481,7 +481,9 @@ class GenerationService:
         num_bytes, num_pixels = images.num_bytes(prompt.parts)
         if num_bytes:
             most, num_held = images.bounds.max_open_bytes, 0 if media.is_spare else num_pixels
-            await self._images.enter(num_bytes, num_held, most, media.wait_s)
+            await self._images.enter(
+                num_bytes, num_held, most, media.wait_s, is_spare=media.is_spare
+            )
             media.num_bytes = num_bytes
 
     @asynccontextmanager

@@ -100,7 +100,9 @@ class Job:
         tools_text = "" if form is None else form.tools_text
         if self.session is not None:
             body = replace_messages(body, self.session)
-        prompt = await prompts.render_chat(renderer, body, max_model_len, dialect, tools_text)
+        prompt = await prompts.render_chat(
+            renderer, body, max_model_len, dialect, tools_text, tenant=self.tenant
+        )
         if self.session is not None:
             work = functools.partial(self.session.continued, prompt, renderer.tokenizer)
             size = self.session.num_known + len(prompt.text or "")

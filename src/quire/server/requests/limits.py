@@ -78,6 +78,8 @@ class Limits:
     max_session_bytes: int = _limit(256 * 2**20, "bytes of conversations that are kept")
     session_s: float = _limit(86_400.0, "seconds for which an unused conversation is kept")
     max_adapters: int = _limit(1024, "adapters that are loaded by a request, and that are listed")
+    max_named_images: int = _limit(4096, "images that are kept by their uuid")
+    max_named_image_bytes: int = _limit(256 * 2**20, "bytes of images that are kept by their uuid")
     max_file_bytes: int = _limit(64 * 2**20, "bytes of one uploaded file")
     max_kept_files: int = _limit(4096, "files that are kept")
     max_kept_file_bytes: int = _limit(4 * 2**30, "bytes of uploaded files and answers of batches")

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import FileResponse, Response
 
 from quire.server.batches.lines import BATCH_ROUTES
-from quire.server.batches.store import KeptBatch, KeptFile
+from quire.server.batches.store import BATCH_PURPOSE, KeptBatch, KeptFile
 from quire.server.http.multipart import FormPart, FormReader
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.pooling_bodies import BatchRequest
@@ -33,6 +33,8 @@ __all__ = ["MAX_METADATA", "ROUTES"]
 Kept = TypeVar("Kept", KeptFile, KeptBatch)
 
 MAX_METADATA = 16
+_PURPOSES = (BATCH_PURPOSE, "vision", "user_data")
+"""Uses of files: requests in lines, and images, which clients name by either of the others."""
 
 _FORM = {
     "type": "object",
@@ -40,7 +42,7 @@ _FORM = {
     "additionalProperties": False,
     "properties": {
         "file": {"type": "string", "format": "binary"},
-        "purpose": {"type": "string", "enum": ["batch"]},
+        "purpose": {"type": "string", "enum": list(_PURPOSES)},
     },
 }
 _PURPOSE = Query("purpose", {"type": "string"})
@@ -57,7 +59,7 @@ class Page(msgspec.Struct, Generic[Kept], kw_only=True):
 
 
 async def upload_file(call: Call[None]) -> KeptFile:
-    """Keep a file with a request in each line, for a batch."""
+    """Keep a file: a request in each line, for a batch, or an image."""
     form = FormReader(call.request.headers.get("content-type", ""), large="file")
     with call.services.files().new_file(call.tenant) as new:
 
@@ -76,7 +78,7 @@ async def upload_file(call: Call[None]) -> KeptFile:
         purpose = _part(parts, "purpose").text
         _check_purpose(purpose)
         if not new.num_bytes:
-            raise RefusedError("The file is empty. Send a request in each line.", param="file")
+            raise RefusedError("The file is empty. Send one with contents.", param="file")
         return new.keep(file.filename or "file", purpose)
 
 
@@ -149,9 +151,10 @@ def _part(parts: dict[str, FormPart], name: str) -> FormPart:
 
 
 def _check_purpose(purpose: str) -> None:
-    if purpose != "batch":
+    if purpose not in _PURPOSES:
         raise RefusedError(
-            f"purpose is {purpose[:80]!r}. This server keeps files for batches: send 'batch'.",
+            f"purpose is {purpose[:80]!r}. This server keeps files for batches, and images: send "
+            f"one of {', '.join(_PURPOSES)}.",
             param="purpose",
         )
 

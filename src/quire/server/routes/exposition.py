@@ -72,7 +72,7 @@ class _ServerCollector(Collector):
         tokens_per_s = self._services.waiting.tokens_per_s
         status = self._services.backend.status
         kept, sessions = self._services.responses, self._services.sessions
-        batches = self._services.batches
+        named, batches = self._services.named_images, self._services.batches
         is_asleep = status.state is EngineState.SLEEPING
         for name, text, value in (
             ("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_cache_usage),
@@ -85,6 +85,8 @@ class _ServerCollector(Collector):
             ("quire:stored_bytes", "Their size.", kept.num_bytes),
             ("quire:kept_sessions", "Conversations that are kept.", sessions.num_kept),
             ("quire:session_bytes", "Their size.", sessions.num_bytes),
+            ("quire:named_images", "Kept by their uuid.", named.num_kept),
+            ("quire:named_image_bytes", "Their size.", named.num_bytes),
             ("quire:kept_files", "Files that are kept.", batches.num_files if batches else 0),
             ("quire:kept_file_bytes", "Their size.", batches.num_file_bytes if batches else 0),
             ("quire:open_batches", "Not ended.", batches.num_open_batches if batches else 0),

@@ -37,7 +37,9 @@ async def count_message_tokens(call: Call[CountTokensRequest]) -> TokenCount:
     """Count the tokens of a prompt."""
     call.ready.model.check_name(call.body.model)
     read = read_request(call.body, call.ready.model)
-    return TokenCount(await call.attended(call.services.count_chat(call.ready, read.chat)))
+    return TokenCount(
+        await call.attended(call.services.count_chat(call.ready, read.chat, call.tenant))
+    )
 
 
 ROUTES = (

@@ -134,7 +134,9 @@ async def _render(call: Call[PinRequest]) -> RenderedPrompt:
             add_generation_prompt=False,
         )
         text, dialect = tools_text(body.tools, ready.model), ready.model.dialect
-        found = await prompts.render_chat(renderer, chat, max_model_len, dialect, text)
+        found = await prompts.render_chat(
+            renderer, chat, max_model_len, dialect, text, tenant=call.tenant
+        )
     else:
         found = await prompts.render_prompt(renderer, body.prompt or "", max_model_len)
     return check_context(found, PIN_PARAMS, max_model_len)

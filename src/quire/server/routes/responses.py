@@ -122,7 +122,7 @@ async def count_input_tokens(call: Call[InputTokensRequest]) -> InputTokens:
     items = _input_items(services, body, call.tenant)
     takes_images = call.ready.model.front.renderer.images is not None
     read = read_request(body, [*before, *items], takes_images=takes_images)
-    return InputTokens(await call.attended(services.count_chat(call.ready, read.chat)))
+    return InputTokens(await call.attended(services.count_chat(call.ready, read.chat, call.tenant)))
 
 
 async def retrieve_response(call: Call[None]) -> HttpResponse:

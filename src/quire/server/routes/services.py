@@ -18,6 +18,7 @@ from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
 from quire.server.batches.store import BatchStore
 from quire.server.generation.backend import Backend, Ready
+from quire.server.generation.kept_images import KeptImages, NamedImages
 from quire.server.generation.open_images import OpenImages
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import GenerationService
@@ -82,9 +83,12 @@ class Services:
         self.started_at = round(time.time(), 3)
         self.waiting = WaitingRoom(limits, num_fronts=settings.api_server_count)
         self.bodies = BodyReader(limits)
+        shared = None if board is None else board.directory / "images.sqlite"
+        self.named_images = NamedImages(limits, shared)
         self.prompts = PromptRenderer(
             limits,
             settings.render_threads,
+            KeptImages(self.named_images, self.path_of_file),
             trust_templates=settings.trust_request_chat_template,
         )
         self._vectors = VectorService(self.metrics, self.waiting)
@@ -126,6 +130,11 @@ class Services:
                 "This server keeps no files. Start it with --data-dir FOLDER.", status=404
             )
         return self.batches
+
+    def path_of_file(self, file_id: str, tenant: str) -> Path:
+        """Return the path of a caller's file. Raises RefusedError 404 if there is none."""
+        files = self.files()
+        return files.path(files.find_file(file_id, tenant).id)
 
     def ready(self) -> Ready:
         """Return the engine. Raises RefusedError 503 while it takes no requests, or too many wait
@@ -219,7 +228,7 @@ class Services:
             body.add_special_tokens is not False,
         )
 
-    async def count_chat(self, ready: Ready, body: ChatRequest) -> int:
+    async def count_chat(self, ready: Ready, body: ChatRequest, tenant: str) -> int:
         """Return the number of tokens of a chat's prompt. Raises RefusedError for a chat that could
         not be asked for."""
         chat_params(body, ready.model.front.default_sampling, self.settings.limits)
@@ -233,6 +242,7 @@ class Services:
             ready.capacity.max_model_len,
             ready.model.dialect,
             "" if form is None else form.tools_text,
+            tenant=tenant,
         )
         return len(prompt.token_ids)
 
@@ -334,6 +344,7 @@ class Services:
         self.page_recorder.close()
         self.background.close()
         self.responses.close()
+        self.named_images.close()
         self.sessions.close()
         if self.batches is not None:
             self.batches.close()

@@ -63,7 +63,9 @@ async def _tokenize(call: Call[TokenizeRequest]) -> TokenizeResponse:
     token_ids: list[int] = []
     if body.messages is not None:
         text, dialect = tools_text(body.tools, ready.model), ready.model.dialect
-        rendered = await prompts.render_chat(renderer, body, max_model_len, dialect, text)
+        rendered = await prompts.render_chat(
+            renderer, body, max_model_len, dialect, text, tenant=call.tenant
+        )
         token_ids = rendered.token_ids
     elif body.prompt:
         rendered = await prompts.render_prompt(

@@ -1,0 +1,21 @@
+"""Tiny checkpoints of each family for text and images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.image_writer import write_qwen_checkpoint, write_vision_checkpoint
+
+KINDS = ("smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def kind_folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write = write_vision_checkpoint if kind == "smolvlm" else write_qwen_checkpoint
+    return write(tmp_path_factory.mktemp(kind), kind)
