@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.protocol.facts import RequestFacts
 from quire.protocol.media import MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
@@ -39,6 +40,7 @@ __all__ = [
     "Sleep",
     "StartProfile",
     "StopProfile",
+    "TellFacts",
     "Unpin",
     "UpdateWeights",
     "Wake",
@@ -71,6 +73,13 @@ class MapBlocks(_Op, frozen=True):
 
 class ListPins(_Op, frozen=True):
     """Answered by `Report.pins`."""
+
+
+class TellFacts(_Op, frozen=True):
+    """Answered by `Report.facts`, about these requests of one key. No step is waited for."""
+
+    tenant: str
+    request_ids: tuple[str, ...]
 
 
 class Unpin(_Op, frozen=True):
@@ -124,6 +133,7 @@ AdminOp = (
     Inspect
     | MapBlocks
     | ListPins
+    | TellFacts
     | Unpin
     | ResetPrefixCache
     | Pause
@@ -221,6 +231,7 @@ class Report:
     media: facts about the media that the engine was given. plan: text of `quire plan`, in answers
     to `Inspect`. blocks: a letter for each KV block, in answers to `MapBlocks`: f free, c cached,
     u used by one sequence, s shared by several, p pinned. view: the moment, in the same answers.
+    facts: facts about requests, in answers to `TellFacts`.
     """
 
     kernels: str = ""
@@ -239,6 +250,7 @@ class Report:
     plan: str = ""
     blocks: bytes = b""
     view: EngineView | None = None
+    facts: tuple[RequestFacts, ...] = ()
 
 
 def asleep(level: int) -> str:

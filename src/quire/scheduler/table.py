@@ -35,7 +35,8 @@ class SequenceTable:
     nothing before the next verdict. is_masked: whether a grammar says what is drawn. looks_back:
     whether any token may end the sequence. guesses_from: number of the first step that drafts are
     asked for (`Drafts`). generation: rises when a slot changes hands, so that late results
-    find no stranger.
+    find no stranger. num_steps: steps of the sequence behind its prompt. fewest_rows, most_rows:
+    other rows in these, while it has this slot.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -57,6 +58,9 @@ class SequenceTable:
         self.is_masked = np.zeros(max_num_seqs, np.bool_)
         self.guesses_from = np.full(max_num_seqs, NEVER, np.int64)
         self.generation = np.zeros(max_num_seqs, np.int64)
+        self.num_steps = np.zeros(max_num_seqs, np.int64)
+        self.fewest_rows = np.zeros(max_num_seqs, np.int64)
+        self.most_rows = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
         self.looks_back = np.zeros(max_num_seqs, np.bool_)
@@ -85,6 +89,8 @@ class SequenceTable:
         self.handle[slot] = sequence.handle
         self.account[slot] = group.account
         self.standing[slot] = 0
+        self.num_steps[slot] = group.record.num_steps
+        self.fewest_rows[slot], self.most_rows[slot] = NEVER, 0
         self.draws[slot] = group.draws
         self.num_held_back[slot] = group.request.is_open
         self.is_watched[slot] = group.is_watched
@@ -120,6 +126,20 @@ class SequenceTable:
         """A suspended slot has the K/V of its first `num_computed` tokens."""
         self.live[slot] = True
         self.num_computed[slot] = num_computed
+
+    def count_steps(self, slots: Slots, num_others: int) -> None:
+        """Count a step of `slots` [R] behind their prompts, beside `num_others` rows each."""
+        self.num_steps[slots] += 1
+        self.fewest_rows[slots] = np.minimum(self.fewest_rows[slots], num_others)
+        self.most_rows[slots] = np.maximum(self.most_rows[slots], num_others)
+
+    def steps_of(self, slot: int) -> tuple[int, tuple[int, int]]:
+        """Return the steps of a slot behind its prompt, and the fewest and most other rows; none
+        if it has made no step since it came to the slot."""
+        if self.fewest_rows[slot] == NEVER:
+            return 0, (0, 0)
+        rows = int(self.fewest_rows[slot]), int(self.most_rows[slot])
+        return int(self.num_steps[slot]), rows
 
     def todo(self) -> Slots:
         """Tokens that each slot has left to compute before its next one can be drawn: [slots]."""
@@ -174,6 +194,7 @@ class SequenceTable:
     def leave(self, sequence: Sequence) -> int:
         """Take the slot back; the sequence keeps its known tokens."""
         slot = sequence.slot
+        sequence.group.record.count_steps(*self.steps_of(slot))
         self.num_masked -= int(self.is_masked[slot])
         self.num_guessed -= sequence.group.is_guessed
         self.num_spare -= sequence.group.is_spare
