@@ -103,7 +103,7 @@ class CacheFacts:
     for all of its prompt may not. num_prompt, num_cached: tokens, of the first sequence.
     is_evicted: whether the block after the cached ones was in the cache and was given to others.
     load: outcome of blocks beyond the device. num_resets: number of times that the whole cache was
-    emptied before. weights_version: number of times that weights were replaced before. """
+    emptied before. weights_version: number of times that weights were replaced before."""
 
     is_on: bool
     reads: bool
@@ -125,7 +125,7 @@ class RequestFacts:
     num_waiting: others at that time. num_chunks: steps that computed its prompt at first.
     num_steps: steps that went on behind the prompt. chunk_rows, step_rows: fewest and most other
     rows that decoded beside its chunks, and that computed beside its steps; None before the first.
-    preemptions: the first ones, num_preemptions: all. cache: None before it was admitted. """
+    preemptions: the first ones, num_preemptions: all. cache: None before it was admitted."""
 
     request_id: str
     tenant: str

@@ -126,7 +126,7 @@ class SequenceGroup:
     verdicts decide what its client gets. is_guessed: whether its next tokens are guessed.
     input_ticket: ticket that blocks it while it has nothing to compute before its prompt goes on.
     verdict_ticket: ticket that blocks it while it has no slots and one of its sequences has all its
-    tokens. """
+    tokens."""
 
     request: EngineRequest
     number: int
