@@ -102,8 +102,10 @@ class CacheFacts:
     is_on: whether prefixes are cached. reads: whether the request may start from one; one that asks
     for all of its prompt may not. num_prompt, num_cached: tokens, of the first sequence.
     is_evicted: whether the block after the cached ones was in the cache and was given to others.
-    load: outcome of blocks beyond the device. num_resets: number of times that the whole cache was
-    emptied before. weights_version: number of times that weights were replaced before."""
+    load: outcome of blocks beyond the device. needs_states: whether it may only start where a
+    recurrent state was kept. num_resets: number of times that the whole cache was emptied before.
+    weights_version: number of times that weights were replaced before.
+    """
 
     is_on: bool
     reads: bool
@@ -111,6 +113,7 @@ class CacheFacts:
     num_prompt: int
     num_cached: int
     is_evicted: bool = False
+    needs_states: bool = False
     load: LoadOutcome = LoadOutcome.NONE
     num_resets: int = 0
     weights_version: int = 0
@@ -120,16 +123,19 @@ class CacheFacts:
 class RequestFacts:
     """One prompt of a request in a core, up to now or to its end.
 
-    state: "waiting", "blocked", "running" or "finished". waits: seconds before its first step, by
-    reason. behind: requests that held the most blocks when it began to wait. num_running,
-    num_waiting: others at that time. num_chunks: steps that computed its prompt at first.
-    num_steps: steps that went on behind the prompt. chunk_rows, step_rows: fewest and most other
-    rows that decoded beside its chunks, and that computed beside its steps; None before the first.
-    preemptions: the first ones, num_preemptions: all. cache: None before it was admitted."""
+    core: number of the core, among replicas. state: "waiting", "blocked", "running" or "finished".
+    age_s: seconds since it arrived. waits: seconds before its first step, by reason. behind:
+    requests that held the most blocks when it began to wait. num_running, num_waiting: others at
+    that time. num_chunks: steps that computed its prompt at first. num_chunk_tokens: tokens of
+    these. num_steps: steps that went on behind the prompt. chunk_rows, step_rows: fewest and most
+    other rows that decoded beside its chunks, and that computed beside its steps; None before the
+    first. preemptions: the first ones, num_preemptions: all. cache: None before it was admitted.
+    """
 
     request_id: str
     tenant: str
     state: str
+    age_s: float
     waits: dict[str, float]
     behind: tuple[OtherRequest, ...] = ()
     num_running: int = 0
@@ -142,3 +148,4 @@ class RequestFacts:
     preemptions: tuple[Preemption, ...] = ()
     num_preemptions: int = 0
     cache: CacheFacts | None = None
+    core: int = 0

@@ -102,6 +102,7 @@ class PrefixCache:
             num_prompt=len(sequence.group.request.prompt_token_ids),
             num_cached=hit.num_tokens,
             is_evicted=self._kv.was_evicted(sequence.names, hit.num_tokens // size),
+            needs_states=self._kv.states is not None,
             num_resets=self._kv.num_resets,
             weights_version=self._hasher.weights_version,
         )

@@ -511,9 +511,11 @@ class Scheduler:
             states[block] = ord("p")
         return bytes(states)
 
-    def facts(self, tenant: str, request_ids: Collection[str]) -> tuple[RequestFacts, ...]:
+    def facts(
+        self, tenant: str, request_ids: Collection[str], now: float
+    ) -> tuple[RequestFacts, ...]:
         """See `Records.facts`."""
-        return self.state.records.facts(tenant, request_ids)
+        return self.state.records.facts(tenant, request_ids, now, self._admission.shortage)
 
     def view(self, now: float, steps_s: float) -> EngineView:
         """Return the moment, for people. Steps are noted from now on, for some seconds. steps_s:

@@ -188,7 +188,11 @@ class ReplicatedClient:
             reports[0],
             blocks=b"".join(report.blocks for report in reports),
             view=merge_views([(each.view, len(each.blocks)) for each in reports if each.view]),
-            facts=tuple(fact for report in reports for fact in report.facts),
+            facts=tuple(
+                replace(fact, core=core)
+                for core, report in enumerate(reports)
+                for fact in report.facts
+            ),
             was_there=any(report.was_there for report in reports),
             is_paused=all(report.is_paused for report in reports),
             sleep_level=min(report.sleep_level for report in reports),

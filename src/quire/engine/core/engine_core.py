@@ -279,7 +279,8 @@ class EngineCore:
             states, view = self._scheduler.block_states(), self._scheduler.view(now, op.steps_s)
             return replace(self._report, blocks=states, view=view)
         if isinstance(op, TellFacts):
-            return replace(self._report, facts=self._scheduler.facts(op.tenant, op.request_ids))
+            facts = self._scheduler.facts(op.tenant, op.request_ids, now)
+            return replace(self._report, facts=facts)
         if isinstance(op, ListPins):
             pins = self._scheduler.state.pins
             return replace(self._report, pins=pins.list(now), lost_pins=pins.lost)

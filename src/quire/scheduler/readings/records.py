@@ -205,7 +205,7 @@ class Records:
         self._stands = False
 
     def begin(self, now: float, reason: WaitReason) -> None:
-        """A step is about to be planned. reason: see `Admission.shortage`."""
+        """A step is about to be planned, or somebody looks. reason: see `Admission.shortage`."""
         self._roster.clock.advance(now, reason if self._stands else None)
 
     def end_plan(self) -> None:
@@ -249,17 +249,20 @@ class Records:
 
     # --- readings -------------------------------------------------------------------------------
 
-    def facts(self, tenant: str, request_ids: Collection[str]) -> tuple[RequestFacts, ...]:
+    def facts(
+        self, tenant: str, request_ids: Collection[str], now: float, reason: WaitReason
+    ) -> tuple[RequestFacts, ...]:
         """Return the facts about requests of a tenant, oldest first. A request of several prompts
-        has several."""
+        has several. reason: see `begin`."""
+        self.begin(now, reason)
         groups = dict.fromkeys(self._roster.groups.values())
         found: list[RequestFacts] = []
         for record, group in chain(((each, None) for each in self._ended), _with(groups)):
             if record.tenant == tenant and record.request_id in request_ids:
-                found.append(self._facts(record, group))
+                found.append(self._facts(record, group, now))
         return tuple(found)
 
-    def _facts(self, record: Record, group: SequenceGroup | None) -> RequestFacts:
+    def _facts(self, record: Record, group: SequenceGroup | None, now: float) -> RequestFacts:
         num_steps, step_rows = record.num_steps, record.step_rows
         for slot in [] if group is None else [s.slot for s in group.sequences if s.slot >= 0]:
             count, rows = self._table.steps_of(slot)
@@ -272,6 +275,7 @@ class Records:
             request_id=record.request_id,
             tenant=record.tenant,
             state="finished" if group is None else group.state.value,
+            age_s=now - record.began_s,
             waits={reason.value: round(seconds, 6) for reason, seconds in waits.items()},
             behind=record.behind,
             num_running=record.num_running,
