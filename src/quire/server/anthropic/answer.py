@@ -12,12 +12,13 @@ import msgspec
 from quire.dialect import Text
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.anthropic.blocks import BlockReader, whole_blocks
+from quire.server.anthropic.request import ReadRequest
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import EventSink
 from quire.server.openai.answer import collect, encode
 from quire.server.openai.job import Job
-from quire.server.requests.bodies import ChatRequest
+from quire.server.readings.prompt_memory import CacheVerdict, MissKind
 from quire.server.requests.errors import ErrorReply
 
 __all__ = ["Message", "MessagesAnswer", "TokenCount", "error_event"]
@@ -54,6 +55,20 @@ class MessageUsage(msgspec.Struct):
     speed: str = "standard"
 
 
+class CacheMissReason(msgspec.Struct):
+    """type: what has changed since the earlier message. cache_missed_input_tokens: tokens of the
+    earlier message and its prompt that were not found in the cache."""
+
+    type: str
+    cache_missed_input_tokens: int
+
+
+class Diagnostics(msgspec.Struct):
+    """cache_miss_reason: None if nothing was missed, or there was nothing to compare with."""
+
+    cache_miss_reason: CacheMissReason | None
+
+
 class Message(msgspec.Struct):
     """content: blocks of type text, thinking or tool_use. Clients expect every field of the API,
     so those of its own services are null."""
@@ -67,7 +82,7 @@ class Message(msgspec.Struct):
     type: str = "message"
     role: str = "assistant"
     container: None = None
-    diagnostics: None = None
+    diagnostics: Diagnostics | None = None
     stop_details: None = None
 
 
@@ -84,17 +99,16 @@ def error_event(reply: ErrorReply) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MessagesAnswer:
-    """The answer to one request. hides_thinking: see `BlockReader`."""
+    """The answer to one request."""
 
     job: Job
-    body: ChatRequest
+    read: ReadRequest
     params: SamplingParams
     form: AnswerForm | None
-    hides_thinking: bool
 
     async def whole(self) -> bytes:
         """Return the JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
-        reader = BlockReader(hides_thinking=self.hides_thinking)
+        reader = BlockReader(hides_thinking=self.read.hides_thinking)
         async with self._open() as generation:
             (sample,) = await collect(generation)
             parts = sample.parts if self.form is not None else [Text(sample.text)]
@@ -118,8 +132,9 @@ class MessagesAnswer:
             return writer.last_events()
 
     def _open(self) -> AbstractAsyncContextManager[Generation]:
-        render = functools.partial(self.job.render_chat, self.body, self.form)
-        return self.job.open(render, self.params, self.body, self.form, fits_room=True)
+        chat = self.read.chat
+        render = functools.partial(self.job.render_chat, chat, self.form)
+        return self.job.open(render, self.params, chat, self.form, fits_room=True)
 
     def _message(
         self,
@@ -129,7 +144,21 @@ class MessagesAnswer:
         sequence: str | None,
     ) -> Message:
         head = self.job.head("msg_", "message")
-        return Message(head.id, head.model, content, reason, sequence, _usage(generation))
+        message = Message(head.id, head.model, content, reason, sequence, _usage(generation))
+        if self.read.asks_cache:
+            message.diagnostics = Diagnostics(self._miss_reason(generation))
+        return message
+
+    def _miss_reason(self, generation: Generation) -> CacheMissReason | None:
+        if self.read.previous_id is None:
+            return None
+        size = self.job.ready.capacity.block_size
+        verdict = generation.known.compared(self.read.previous_id, size)
+        if verdict is None:
+            num_missed = len(generation.prompt.token_ids) - generation.num_cached_tokens
+            return CacheMissReason("previous_message_not_found", num_missed)
+        kind = _changed(verdict)
+        return None if kind is None else CacheMissReason(kind, verdict.num_missed)
 
     def start_event(self, generation: Generation) -> bytes:
         """Return the first event: the message before it has any content."""
@@ -145,7 +174,7 @@ class _Writer:
     def __init__(self, answer: MessagesAnswer, generation: Generation) -> None:
         self._answer = answer
         self._generation = generation
-        self._reader = BlockReader(hides_thinking=answer.hides_thinking)
+        self._reader = BlockReader(hides_thinking=answer.read.hides_thinking)
         self._has_begun = False
         self._ending: tuple[StopReason, str | None] = ("end_turn", None)
 
@@ -186,6 +215,30 @@ def _usage(generation: Generation) -> MessageUsage:
     num_cached = min(generation.num_cached_tokens, num_prompt)
     details = MessageOutputDetails(generation.num_reasoning_tokens or 0)
     return MessageUsage(num_prompt - num_cached, generation.num_tokens, num_cached, details)
+
+
+_CHANGES = {
+    "tools": "tools_changed",
+    "system": "system_changed",
+    "settings": "messages_changed",
+    "message": "messages_changed",
+}
+
+
+def _changed(verdict: CacheVerdict) -> str | None:
+    """Return the API's word for the reason of a miss; None if the prompt goes on where the earlier
+    one ended."""
+    if verdict.kind is MissKind.NOTHING_MISSED:
+        return None
+    if verdict.kind is MissKind.ADAPTER:
+        return "model_changed"
+    if verdict.kind is MissKind.MEDIA:
+        return "messages_changed"
+    if verdict.kind is not MissKind.DIFFERENCE or verdict.place is None:
+        return "unavailable"
+    if verdict.place.name in ("answer", "generation_prompt"):
+        return None
+    return _CHANGES.get(verdict.place.name, "unavailable")
 
 
 def _ending(

@@ -128,6 +128,12 @@ class CacheVerdict:
     load: LoadOutcome = LoadOutcome.NONE
     block_size: int = 0
 
+    @property
+    def num_missed(self) -> int:
+        """Tokens that were computed, and would have been found if the prompt began like all of the
+        earlier one."""
+        return max(min(self.num_earlier, self.num_prompt) - self.num_cached, 0)
+
 
 class PromptMemory:
     """The last prompts of all keys; only those of one key are compared."""

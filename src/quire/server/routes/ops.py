@@ -202,7 +202,12 @@ async def timeline(call: Call[None]) -> dict[str, Any]:
     found = call.services.timelines.find(request_id, call.tenant)
     if found is None:
         raise _unknown(request_id)
-    return found.as_dict()
+    shown = found.as_dict()
+    prompt = call.services.prompt_memory.find(request_id, call.tenant)
+    if prompt is not None and prompt.timeline is found:
+        verdict = prompt.memory.verdict(prompt, block_size=_block_size(call.services))
+        shown["cache"] = _reason(verdict)
+    return shown
 
 
 async def explanation(call: Call[None]) -> Explanation:
@@ -216,8 +221,7 @@ async def explanation(call: Call[None]) -> Explanation:
     facts = await _facts(services, prompt, timeline, call.tenant)
     verdict = None
     if prompt is not None and prompt.timeline is timeline and timeline.scheduled_s is not None:
-        capacity = services.backend.status.capacity
-        size = 1 if capacity is None else capacity.block_size
+        size = _block_size(services)
         verdict = prompt.memory.verdict(prompt, block_size=size, facts=facts)
     own = [each for each in facts if each.request_id == timeline.request_id]
     age_s = timeline.now() + SAME_S
@@ -246,6 +250,11 @@ async def _facts(
     except QuireError:
         return ()
     return report.facts
+
+
+def _block_size(services: Services) -> int:
+    capacity = services.backend.status.capacity
+    return 1 if capacity is None else capacity.block_size
 
 
 def _reason(verdict: CacheVerdict) -> CacheReason:
