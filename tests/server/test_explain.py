@@ -119,7 +119,7 @@ def ids(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
 
 
-# --- slow -------------------------------------------------------------------------------------------
+# --- slow -----------------------------------------------------------------------------------------
 
 
 def test_a_wait_for_blocks_names_who_holds_them(front: ModelFront) -> None:
@@ -220,7 +220,7 @@ def test_a_pause_between_tokens_is_told() -> None:
     assert "The longest pause between two tokens was 2.00 s, after 8 tokens; the usual" in said[-1]
 
 
-# --- missed -----------------------------------------------------------------------------------------
+# --- missed ---------------------------------------------------------------------------------------
 
 
 def test_nothing_before(roomy: Planted) -> None:
@@ -329,7 +329,7 @@ def test_the_timeline_has_the_reason(roomy: Planted) -> None:
     assert shown["cache"]["kind"] == "difference" and shown["cache"]["token"] == 40
 
 
-# --- reasons that only some engines have, by hand ---------------------------------------------------
+# --- reasons that only some engines have, by hand -------------------------------------------------
 
 
 def known(memory: PromptMemory, name: str, tokens: Sequence[int], **more: Any) -> KnownPrompt:
@@ -420,7 +420,7 @@ def test_hashes_tell_no_token() -> None:
     assert not np.isin(prompt.tokens[1:], np.arange(64)).any()
 
 
-# --- other doors ------------------------------------------------------------------------------------
+# --- other doors ----------------------------------------------------------------------------------
 
 
 def test_the_command(roomy: Planted, capsys: pytest.CaptureFixture[str]) -> None:
