@@ -84,6 +84,10 @@ class Planted:
         assert response.status_code == 200, response.text
         return response.json()["id"]
 
+    def wait_for_steps(self, name: str) -> None:
+        """Wait until a request writes its answer."""
+        waiting.wait_for(lambda: self.explain(name)["engine"][0]["num_steps"] > 2, "steps")
+
     def explain(self, name: str) -> Any:
         response = self.http.get(f"/admin/requests/{name}/explanation")
         assert response.status_code == 200, response.text
@@ -125,9 +129,11 @@ def ids(start: int, count: int) -> list[int]:
 def test_a_wait_for_blocks_names_who_holds_them(front: ModelFront) -> None:
     """Fault: the wait has no reason, another one, or names a request that held nothing."""
     with planted(front, num_blocks=20) as here:
-        here.together(("a", ids(0, 200), 60), ("b", ids(500, 200), 4))
-        said = here.slow("b")
-        assert "for free K/V blocks, behind request a." in said
+        first = here.begin("a", ids(0, 200), 100)
+        here.wait_for_steps("a")
+        here.ask("b", ids(500, 200), 4)
+        first.result()
+        assert "for free K/V blocks, behind request a." in here.slow("b")
         assert here.explain("b")["engine"][0]["waits"]["blocks"] > 0.05
         assert "K/V blocks" not in here.slow("a")
 
@@ -140,8 +146,9 @@ def test_a_wait_for_a_place_names_who_has_it(front: ModelFront) -> None:
 
 
 def test_a_wait_for_tokens_of_a_step(roomy: Planted) -> None:
-    roomy.together(("a", ids(0, 400), 4), ("b", ids(500, 250), 4))
-    assert "for its turn in a step (max_num_batched_tokens), behind request a" in roomy.slow("b")
+    roomy.together(("a", ids(2000, 500), 4), ("b", ids(2500, 500), 4), ("c", ids(3500, 250), 4))
+    said = roomy.slow("c")
+    assert "for its turn in a step (max_num_batched_tokens), behind request" in said
 
 
 def test_chunks_beside_decodes(roomy: Planted) -> None:
@@ -149,8 +156,8 @@ def test_chunks_beside_decodes(roomy: Planted) -> None:
     roomy.stand()
     small = roomy.begin("small", ids(0, 20), 40)
     roomy.go_on()
-    waiting.wait_for(lambda: roomy.explain("small")["engine"][0]["num_steps"] > 2, "steps")
-    roomy.ask("long", ids(500, 450), 4)
+    roomy.wait_for_steps("small")
+    roomy.ask("long", ids(3000, 450), 4)
     small.result()
     said = roomy.slow("long")
     assert "Its prompt was computed in 2 steps beside 1 decoding row." in said
@@ -173,7 +180,7 @@ def test_a_reset_that_preempts(roomy: Planted) -> None:
     roomy.stand()
     found = roomy.begin("reset", ids(40, 20), 60)
     roomy.go_on()
-    waiting.wait_for(lambda: roomy.explain("reset")["engine"][0]["num_steps"] > 2, "steps")
+    roomy.wait_for_steps("reset")
     roomy.http.post("/reset_prefix_cache?reset_running_requests=true").raise_for_status()
     found.result()
     assert "since the prefix cache was reset with the requests that ran" in roomy.slow("reset")
@@ -231,7 +238,10 @@ def test_nothing_before(roomy: Planted) -> None:
 def test_all_that_fills_blocks_was_found(roomy: Planted) -> None:
     """Fault: tokens of the last block, which is not full, are called a miss."""
     roomy.ask("first", ids(1100, 40), 1)
-    roomy.ask("again", [*ids(1100, 40), 7, 8, 9])
+    roomy.ask("more", [*ids(1100, 40), 7, 8, 9])
+    found = roomy.missed("more")
+    assert (found["kind"], found["token"], found["place"]) == ("difference", 40, "answer")
+    roomy.ask("again", ids(1100, 40))
     found = roomy.missed("again")
     assert found["kind"] == "nothing_missed" and found["num_cached_tokens"] == 32
     assert "the last 8 tokens fill no block of 16" in found["words"]
@@ -396,6 +406,7 @@ def test_what_the_template_writes_before_an_answer() -> None:
     later = ChatRequest(messages=[ASKED, {"role": "assistant", "content": "x"}, ASKED])
     known(memory, "a", [*ids(0, 40), 90, 91], tail=40, parts=ChatParts.of(first))
     prompt = known(memory, "b", [*ids(0, 40), 90, 7, *ids(200, 9)], parts=ChatParts.of(later))
+    prompt.timeline.num_cached_tokens = 32
     place = memory.verdict(prompt, block_size=SIZE).place
     assert place is not None and place.name == "generation_prompt"
 

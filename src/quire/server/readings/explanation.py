@@ -267,6 +267,8 @@ def _tail(num_left: int, block_size: int) -> str:
 def _place(place: Place | None) -> str:
     if place is None:
         return _PLACES["prompt"]
+    if place.name == "answer" and place.message is None:
+        return "what follows the earlier prompt, which is not the answer that it got"
     number = f"message {(place.message or 0) + 1} after the system prompt"
     if place.name == "answer":
         return f"{number}, the earlier answer, which is not written as the model wrote it"

@@ -342,7 +342,7 @@ def _was_under_way(timeline: Timeline, earlier: Timeline) -> bool:
 def _place(prompt: KnownPrompt, other: KnownPrompt, num_common: int) -> Place:
     """Return the part in which a token differs first."""
     if prompt.parts is None or other.parts is None:
-        return Place("prompt")
+        return Place("answer" if num_common >= other.num_prompt else "prompt")
     place = prompt.parts.place(other.parts)
     if place is not None:
         return place
