@@ -26,8 +26,8 @@ PlaceName = Literal[
 class Place:
     """The part of a chat in which a token differs. message: number of the message after the system
     prompt, from 0, of "message" and "answer"; role: its role. "answer": the earlier answer, which
-    is now a message or a part of the prompt. "template": parts that both requests have, and that the template wrote
-    differently. "prompt": there are no parts."""
+    is now a message or a part of the prompt. "template": parts that both requests have, and that
+    the template wrote differently. "prompt": there are no parts."""
 
     name: PlaceName
     message: int | None = None
