@@ -255,10 +255,10 @@ class Records:
         """Return the facts about requests of a tenant, oldest first. A request of several prompts
         has several. reason: see `begin`."""
         self.begin(now, reason)
-        groups = dict.fromkeys(self._roster.groups.values())
+        groups, wanted = dict.fromkeys(self._roster.groups.values()), frozenset(request_ids)
         found: list[RequestFacts] = []
         for record, group in chain(((each, None) for each in self._ended), _with(groups)):
-            if record.tenant == tenant and record.request_id in request_ids:
+            if record.tenant == tenant and record.request_id in wanted:
                 found.append(self._facts(record, group, now))
         return tuple(found)
 

@@ -27,7 +27,7 @@ from quire.protocol.prediction import PredictionReader
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.protocol.step import TokenLogprobs
+from quire.protocol.step import IntArray, TokenLogprobs
 from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.rendering.media.images import ImageRenderer
 from quire.server.generation.backend import Ready, ServedModel
@@ -531,7 +531,7 @@ class GenerationService:
             known = self._memory.add(
                 timeline,
                 request.prompt_token_ids,
-                tail=ready.model.front.renderer.last_end(request.prompt_token_ids),
+                tail=self._tail(ready, request.prompt_token_ids, timeline),
                 salt=salt,
                 adapter=request.adapter_digest,
                 media=request.media,
@@ -557,6 +557,12 @@ class GenerationService:
                 yield generation
             finally:
                 generation.close()
+
+    def _tail(self, ready: Ready, token_ids: IntArray, timeline: Timeline) -> int:
+        """Return where what the template wrote after the last message begins; 0 without one."""
+        if timeline.parts is None:
+            return 0
+        return ready.model.front.renderer.last_end(token_ids)
 
     def _request_renderer(self, model: ServedModel) -> RequestRenderer:
         """Make one per model, since it draws the seeds of requests that name none."""

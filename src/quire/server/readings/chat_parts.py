@@ -10,12 +10,14 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from quire.rendering.message_check import TEXT_PART_TYPES
 from quire.server.requests.bodies import ChatRequest
 
 __all__ = ["ChatParts", "Place", "digest"]
 
 _KEY = secrets.token_bytes(16)
 _SYSTEM = ("system", "developer")
+_TEXT_TYPES = (*TEXT_PART_TYPES, "refusal")
 
 PlaceName = Literal[
     "system", "tools", "settings", "message", "answer", "generation_prompt", "template", "prompt"
@@ -94,8 +96,9 @@ def _bare(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(content, list):
         return message
     parts = cast("list[Any]", content)
-    bare = [
-        {"type": part.get("type")} if isinstance(part, dict) and "text" not in part else part
-        for part in parts
-    ]
-    return {**message, "content": bare}
+    return {**message, "content": [_bare_part(part) for part in parts]}
+
+
+def _bare_part(part: Any) -> Any:
+    is_text = not isinstance(part, dict) or "text" in part or part.get("type") in _TEXT_TYPES
+    return part if is_text else {"type": part.get("type")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,8 @@ from quire.protocol.facts import RequestFacts
 from quire.protocol.status import EngineState, EngineStatus
 from quire.server.openai.answer import encode
 from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences
-from quire.server.readings.prompt_memory import CacheVerdict, KnownPrompt
+from quire.server.readings.prompt_memory import CacheVerdict
 from quire.server.readings.short_status import ShortStatus, short_status
-from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
 from quire.server.routes import exposition
 from quire.server.routes.route import JSON, TEXT, Access, Call, Route
@@ -35,6 +35,9 @@ _PAGE_POLICY = (
 
 _HEALTHY = (EngineState.READY, EngineState.SLEEPING, EngineState.DRAINING)
 
+
+PATIENCE_S = 2.0
+"""Seconds to wait for an engine that is asked about a request."""
 
 SAME_S = 0.1
 """A request in the engine that is older than a timeline by more than this had its id before."""
@@ -218,10 +221,12 @@ async def explanation(call: Call[None]) -> Explanation:
     if timeline is None:
         raise _unknown(name)
     prompt = services.prompt_memory.find(timeline.request_id, call.tenant)
-    facts = await _facts(services, prompt, timeline, call.tenant)
-    verdict = None
+    verdict, size = None, _block_size(services)
     if prompt is not None and prompt.timeline is timeline and timeline.scheduled_s is not None:
-        size = _block_size(services)
+        verdict = prompt.memory.verdict(prompt, block_size=size)
+    compared = () if verdict is None else (verdict.compared,)
+    facts = await _facts(services, call.tenant, (timeline.request_id, *compared))
+    if prompt is not None and verdict is not None:
         verdict = prompt.memory.verdict(prompt, block_size=size, facts=facts)
     own = [each for each in facts if each.request_id == timeline.request_id]
     age_s = timeline.now() + SAME_S
@@ -236,20 +241,17 @@ async def explanation(call: Call[None]) -> Explanation:
 
 
 async def _facts(
-    services: Services, prompt: KnownPrompt | None, timeline: Timeline, tenant: str
+    services: Services, tenant: str, request_ids: tuple[str, ...]
 ) -> tuple[RequestFacts, ...]:
-    """Ask the engine about a request, and about those that its prompt may be compared with. An
-    engine that cannot answer knows nothing."""
+    """Ask the engine about requests. One that cannot answer, or is busy, knows nothing."""
     client = services.backend.client
     if client is None:
         return ()
-    earlier = [] if prompt is None else prompt.memory.before(prompt)
-    names = {timeline.request_id: None} | {each.timeline.request_id: None for each in earlier}
     try:
-        report = await client.control(TellFacts(tenant, tuple(names)))
-    except QuireError:
+        async with asyncio.timeout(PATIENCE_S):
+            return (await client.control(TellFacts(tenant, request_ids))).facts
+    except (QuireError, TimeoutError):
         return ()
-    return report.facts
 
 
 def _block_size(services: Services) -> int:
