@@ -251,7 +251,7 @@ class Lifecycle:
         tokens = table.known_tokens(source.slot)
         sequence = Sequence(source.group, sample_index, tokens, list(source.names))
         slot = table.enter(sequence, int(table.num_computed[source.slot]))
-        table.num_steps[slot] = table.num_steps[source.slot]
+        table.copy_steps(source.slot, slot)
         self._state.kv.fork(source.slot, slot)
         return sequence
 

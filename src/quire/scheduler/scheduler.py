@@ -287,8 +287,9 @@ class Scheduler:
         table = self.state.table
         self._steps_total += 1
         of_prompts = table.num_computed[slots] < table.num_prompt[slots]
-        self.state.speed.step_planned(now, int(tokens[of_prompts].sum()))
-        self.state.records.count(slots, tokens, of_prompts)
+        num_prefill = int(tokens[of_prompts].sum())
+        self.state.speed.step_planned(now, num_prefill)
+        self.state.records.count(slots, tokens, of_prompts, num_prefill)
         if self._counter is not None:
             self._counter.count_tokens(table.account[slots], tokens)
 

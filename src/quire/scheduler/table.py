@@ -64,6 +64,10 @@ class SequenceTable:
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
         self.looks_back = np.zeros(max_num_seqs, np.bool_)
+        # Steps that are not in the columns yet, all of the same slots.
+        self._counted = np.zeros(0, np.int64)
+        self._counted_names = b""
+        self._num_counted = self._counted_others = 0
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._has_drafted = False  # ever: a plain step is not to pay for drafts
         self.has_watched = False  # likewise
@@ -128,14 +132,31 @@ class SequenceTable:
         self.num_computed[slot] = num_computed
 
     def count_steps(self, slots: Slots, num_others: int) -> None:
-        """Count a step of `slots` [R] behind their prompts, beside `num_others` rows each."""
-        self.num_steps[slots] += 1
-        self.fewest_rows[slots] = np.minimum(self.fewest_rows[slots], num_others)
-        self.most_rows[slots] = np.maximum(self.most_rows[slots], num_others)
+        """Count a step of `slots` [R] behind their prompts, beside `num_others` rows each. Steps of
+        the same slots are written to the columns together."""
+        names = slots.tobytes()
+        if names != self._counted_names or num_others != self._counted_others:
+            self._write_steps()
+            self._counted_names, self._counted, self._counted_others = names, slots, num_others
+        self._num_counted += 1
+
+    def _write_steps(self) -> None:
+        if self._num_counted:
+            slots, num_others = self._counted, self._counted_others
+            self.num_steps[slots] += self._num_counted
+            self.fewest_rows[slots] = np.minimum(self.fewest_rows[slots], num_others)
+            self.most_rows[slots] = np.maximum(self.most_rows[slots], num_others)
+            self._num_counted = 0
+
+    def copy_steps(self, src: int, dst: int) -> None:
+        """Let a branch have made the steps of its source."""
+        self._write_steps()
+        self.num_steps[dst] = self.num_steps[src]
 
     def steps_of(self, slot: int) -> tuple[int, tuple[int, int]]:
         """Return the steps of a slot behind its prompt, and the fewest and most other rows; none
         if it has made no step since it came to the slot."""
+        self._write_steps()
         if self.fewest_rows[slot] == NEVER:
             return 0, (0, 0)
         rows = int(self.fewest_rows[slot]), int(self.most_rows[slot])

@@ -232,10 +232,13 @@ class Records:
     def _num_blocks(self, group: SequenceGroup) -> int:
         return sum(self._kv.num_held_blocks(each.slot) for each in group.sequences)
 
-    def count(self, slots: Slots, tokens: Slots, of_prompts: npt.NDArray[np.bool_]) -> None:
-        """Count a step that is planned, [R]. of_prompts: rows that compute parts of prompts."""
+    def count(
+        self, slots: Slots, tokens: Slots, of_prompts: npt.NDArray[np.bool_], num_prefill: int
+    ) -> None:
+        """Count a step that is planned, [R]. of_prompts: rows that compute parts of prompts.
+        num_prefill: tokens of these."""
         table, num_rows = self._table, len(slots)
-        if of_prompts.any():
+        if num_prefill:
             going_on = slots[~of_prompts]
             chunks = zip(slots[of_prompts].tolist(), tokens[of_prompts].tolist(), strict=True)
             for slot, num_tokens in chunks:
