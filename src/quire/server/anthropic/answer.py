@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.dialect import Text
 from quire.protocol.sampling_params import SamplingParams
@@ -56,22 +57,21 @@ class MessageUsage(msgspec.Struct):
 
 
 class CacheMissReason(msgspec.Struct):
-    """type: what has changed since the earlier message. cache_missed_input_tokens: tokens of the
-    earlier message and its prompt that were not found in the cache."""
+    """type: the part that has changed since the earlier message, "previous_message_not_found" or
+    "unavailable". cache_missed_input_tokens: tokens that would have been found without a change."""
 
     type: str
-    cache_missed_input_tokens: int
+    cache_missed_input_tokens: int | UnsetType = UNSET
 
 
 class Diagnostics(msgspec.Struct):
-    """cache_miss_reason: None if nothing was missed, or there was nothing to compare with."""
-
-    cache_miss_reason: CacheMissReason | None
+    cache_miss_reason: CacheMissReason
 
 
 class Message(msgspec.Struct):
     """content: blocks of type text, thinking or tool_use. Clients expect every field of the API,
-    so those of its own services are null."""
+    so those of its own services are null. diagnostics: None unless it was asked for and something
+    has changed."""
 
     id: str
     model: str
@@ -145,20 +145,11 @@ class MessagesAnswer:
     ) -> Message:
         head = self.job.head("msg_", "message")
         message = Message(head.id, head.model, content, reason, sequence, _usage(generation))
-        if self.read.asks_cache:
-            message.diagnostics = Diagnostics(self._miss_reason(generation))
+        if self.read.previous_id is not None:
+            size = self.job.ready.capacity.block_size
+            verdict = generation.known.compared(self.read.previous_id, size)
+            message.diagnostics = _diagnostics(verdict)
         return message
-
-    def _miss_reason(self, generation: Generation) -> CacheMissReason | None:
-        if self.read.previous_id is None:
-            return None
-        size = self.job.ready.capacity.block_size
-        verdict = generation.known.compared(self.read.previous_id, size)
-        if verdict is None:
-            num_missed = len(generation.prompt.token_ids) - generation.num_cached_tokens
-            return CacheMissReason("previous_message_not_found", num_missed)
-        kind = _changed(verdict)
-        return None if kind is None else CacheMissReason(kind, verdict.num_missed)
 
     def start_event(self, generation: Generation) -> bytes:
         """Return the first event: the message before it has any content."""
@@ -220,25 +211,25 @@ def _usage(generation: Generation) -> MessageUsage:
 _CHANGES = {
     "tools": "tools_changed",
     "system": "system_changed",
-    "settings": "messages_changed",
     "message": "messages_changed",
 }
 
 
-def _changed(verdict: CacheVerdict) -> str | None:
-    """Return the API's word for the reason of a miss; None if the prompt goes on where the earlier
-    one ended."""
-    if verdict.kind is MissKind.NOTHING_MISSED:
+def _diagnostics(verdict: CacheVerdict | None) -> Diagnostics | None:
+    """Return the API's words for a verdict on the earlier message, which is None if it is
+    unknown."""
+    if verdict is None:
+        return Diagnostics(CacheMissReason("previous_message_not_found"))
+    if verdict.goes_on:
         return None
+    changed = None if verdict.place is None else _CHANGES.get(verdict.place.name)
     if verdict.kind is MissKind.ADAPTER:
-        return "model_changed"
-    if verdict.kind is MissKind.MEDIA:
-        return "messages_changed"
-    if verdict.kind is not MissKind.DIFFERENCE or verdict.place is None:
-        return "unavailable"
-    if verdict.place.name in ("answer", "generation_prompt"):
-        return None
-    return _CHANGES.get(verdict.place.name, "unavailable")
+        changed = "model_changed"
+    elif verdict.kind is MissKind.MEDIA:
+        changed = "messages_changed"
+    if changed is None:
+        return Diagnostics(CacheMissReason("unavailable"))
+    return Diagnostics(CacheMissReason(changed, verdict.num_missed))
 
 
 def _ending(

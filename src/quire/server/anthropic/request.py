@@ -24,14 +24,13 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "
 class ReadRequest:
     """A request as a chat. removed_lines: lines removed from its system prompt, see `volatile`.
     skipped_tools: tools that only another service could run. hides_thinking: blocks of thinking
-    have no text. asks_cache: whether it asks about its cached tokens. previous_id: id of the
+    have no text. previous_id: id of the
     message that it compares itself with."""
 
     chat: ChatRequest
     removed_lines: list[str]
     skipped_tools: list[str]
     hides_thinking: bool
-    asks_cache: bool = False
     previous_id: str | None = None
 
 
@@ -57,8 +56,7 @@ def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel)
         chat.max_tokens = min(body.max_tokens, MAX_TOKENS)
         chat.stop = body.stop_sequences
     hides = (body.thinking or {}).get("display") == "omitted"
-    asks_cache = isinstance(body, MessagesRequest) and body.diagnostics is not None
-    return ReadRequest(chat, removed_lines, skipped_tools, hides, asks_cache, previous_id)
+    return ReadRequest(chat, removed_lines, skipped_tools, hides, previous_id)
 
 
 def _previous_id(body: MessagesRequest) -> str | None:

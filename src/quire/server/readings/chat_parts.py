@@ -20,7 +20,16 @@ _SYSTEM = ("system", "developer")
 _TEXT_TYPES = (*TEXT_PART_TYPES, "refusal")
 
 PlaceName = Literal[
-    "system", "tools", "settings", "message", "answer", "generation_prompt", "template", "prompt"
+    "system",
+    "tools",
+    "effort",
+    "verbosity",
+    "settings",
+    "message",
+    "answer",
+    "generation_prompt",
+    "template",
+    "prompt",
 ]
 
 
@@ -43,6 +52,8 @@ class ChatParts:
 
     system: bytes
     tools: bytes
+    effort: bytes
+    verbosity: bytes
     settings: bytes
     messages: tuple[bytes, ...]
     roles: tuple[str, ...]
@@ -56,12 +67,14 @@ class ChatParts:
         while start < len(messages) and messages[start].get("role") in _SYSTEM:
             start += 1
         settings = (
-            body.chat_template_kwargs, body.chat_template, body.documents, body.reasoning_effort,
-            body.verbosity, body.add_generation_prompt, body.continue_final_message,
+            body.chat_template_kwargs, body.chat_template, body.documents,
+            body.add_generation_prompt, body.continue_final_message,
         )  # fmt: skip
         return cls(
             digest([_bare(each) for each in messages[:start]]),
             digest(body.tools),
+            digest(body.reasoning_effort),
+            digest(body.verbosity),
             digest(settings),
             tuple(digest(_bare(each)) for each in messages[start:]),
             tuple(str(each.get("role"))[:32] for each in messages[start:]),
@@ -70,7 +83,7 @@ class ChatParts:
     def place(self, earlier: ChatParts) -> Place | None:
         """Return the first part that differs in an earlier chat; None if all that both have is the
         same."""
-        for name in ("tools", "system", "settings"):
+        for name in ("tools", "system", "effort", "verbosity", "settings"):
             if getattr(self, name) != getattr(earlier, name):
                 return Place(cast("PlaceName", name))
         pairs = zip(self.messages, earlier.messages, strict=False)

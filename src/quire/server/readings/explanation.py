@@ -61,7 +61,9 @@ _CAUSES = {
 _PLACES = {
     "tools": "the tools. Send the same ones in the same order",
     "system": "the system prompt. Move what changes, such as a date, behind what stays",
-    "settings": "settings that the template reads, such as chat_template_kwargs or the effort",
+    "effort": "the reasoning effort, which the template writes",
+    "verbosity": "the verbosity, which the template writes",
+    "settings": "other settings that the template reads, such as chat_template_kwargs",
     "generation_prompt": "what the template writes before an answer, which is not what it writes "
     "of an answer that is there",
     "template": "a part that both requests have and that the chat template wrote differently, such "

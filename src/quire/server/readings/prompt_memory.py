@@ -129,6 +129,12 @@ class CacheVerdict:
     block_size: int = 0
 
     @property
+    def goes_on(self) -> bool:
+        """True if the prompt goes on where the earlier one ended, as far as its sender knows."""
+        is_behind = self.place is not None and self.place.name in ("answer", "generation_prompt")
+        return is_behind or self.kind is MissKind.NOTHING_MISSED
+
+    @property
     def num_missed(self) -> int:
         """Tokens that were computed, and would have been found if the prompt began like all of the
         earlier one."""

@@ -56,13 +56,13 @@ class ResponseUsage(msgspec.Struct):
 
 class CacheDiagnostics(msgspec.Struct):
     """type: "cache_hit", "cache_miss", "comparison_response_not_found" or "unavailable".
-    comparison_reusable_tokens: tokens that the compared response and its prompt have in common with
-    this prompt. reason: see `MissKind`, or the part of the prompt that differs."""
+    The others are there for a miss. reason: the part that has changed. comparison_reusable_tokens:
+    tokens that the compared response and its prompt have in common with this prompt."""
 
     type: str
-    cache_missed_tokens: int | None = None
-    comparison_reusable_tokens: int | None = None
-    reason: str | None = None
+    cache_missed_tokens: int | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    comparison_reusable_tokens: int | UnsetType = UNSET
 
 
 class Response(msgspec.Struct):
@@ -277,16 +277,28 @@ def _usage(generation: Generation) -> ResponseUsage:
     )
 
 
+_CHANGES = {
+    "tools": "tools_changed",
+    "effort": "reasoning_effort_changed",
+    "verbosity": "verbosity_changed",
+    "system": "input_changed",
+    "message": "input_changed",
+}
+
+
 def _diagnostics(verdict: CacheVerdict | None) -> CacheDiagnostics:
     if verdict is None:
         return CacheDiagnostics("comparison_response_not_found")
-    counts = verdict.num_missed, verdict.num_common
-    if verdict.kind is MissKind.NOTHING_MISSED:
-        return CacheDiagnostics("cache_hit", *counts)
-    if verdict.kind is MissKind.UNKNOWN:
-        return CacheDiagnostics("unavailable", *counts)
-    reason = verdict.kind.value if verdict.place is None else verdict.place.name
-    return CacheDiagnostics("cache_miss", *counts, reason)
+    if verdict.goes_on:
+        return CacheDiagnostics("cache_hit")
+    reason = None if verdict.place is None else _CHANGES.get(verdict.place.name)
+    if verdict.kind is MissKind.ADAPTER:
+        reason = "model_changed"
+    elif verdict.kind is MissKind.MEDIA:
+        reason = "input_changed"
+    if reason is None:
+        return CacheDiagnostics("unavailable")
+    return CacheDiagnostics("cache_miss", verdict.num_missed, reason, verdict.num_common)
 
 
 def page_of(items: Iterable[Fields], *, limit: int, descends: bool, after: str | None) -> ItemList:
