@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.kv_cache.pool import MAX_EVICTED_NAMES, BlockPool
 from quire.protocol.control import TellFacts
-from quire.protocol.facts import PreemptionCause, RequestFacts
+from quire.protocol.status import PreemptionCause, RequestFacts
 from quire.scheduler.readings.records import MAX_ENDED, MAX_PREEMPTIONS
 from tests.engine.fake_engine import FakeEngine
 

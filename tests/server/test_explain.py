@@ -13,7 +13,8 @@ import pytest
 
 from quire.cli.main import main
 from quire.engine.model_front import ModelFront
-from quire.protocol.facts import (
+from quire.protocol.media import Media
+from quire.protocol.status import (
     CacheFacts,
     LoadOutcome,
     OtherRequest,
@@ -22,7 +23,6 @@ from quire.protocol.facts import (
     RequestFacts,
     WaitReason,
 )
-from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
 from quire.server.readings.chat_parts import ChatParts
 from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences

@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.protocol.facts import RequestFacts
 from quire.protocol.media import MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
-from quire.protocol.status import EngineView
+from quire.protocol.status import EngineView, RequestFacts
 from quire.protocol.step import IntArray
 
 __all__ = [

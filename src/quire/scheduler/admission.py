@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.protocol.facts import WaitReason
 from quire.protocol.request import FinishReason
+from quire.protocol.status import WaitReason
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.loads import Loads

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from quire.errors import EngineError
-from quire.protocol.facts import LoadOutcome, PreemptionCause
 from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.status import LoadOutcome, PreemptionCause
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire.kv_cache import ELSEWHERE
 from quire.kv_cache.notices import BlockName
-from quire.protocol.facts import LoadOutcome
 from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.status import LoadOutcome
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import SequenceGroup

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from quire.kv_cache import BlockExtras, BlockHasher, KVManager, PrefixHit, PrefixLookup
 from quire.kv_cache.events import Chain
-from quire.protocol.facts import CacheFacts
 from quire.protocol.pooling_params import reads_whole_prompt
+from quire.protocol.status import CacheFacts
 from quire.protocol.step import IntArray
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.sequence import Sequence, SequenceGroup

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import EngineError
-from quire.protocol.facts import PreemptionCause
 from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.status import PreemptionCause
 from quire.protocol.step import FloatArray, IntArray, RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams.intake import BeamIntake
 from quire.scheduler.constraints.tails import TailRewinds

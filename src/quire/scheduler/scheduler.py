@@ -15,10 +15,9 @@ from quire.grammar import Grammar
 from quire.kv_cache import BlockHasher, KVManager
 from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ExtendPrompt
-from quire.protocol.facts import PreemptionCause, RequestFacts
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.status import EngineView
+from quire.protocol.status import EngineView, PreemptionCause, RequestFacts
 from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from quire.grammar import Grammar, Matcher
 from quire.kv_cache import NO_EXTRAS, BlockExtras, SavedTables
-from quire.protocol.facts import WaitReason
 from quire.protocol.request import EngineRequest, SequenceFinish
+from quire.protocol.status import WaitReason
 from quire.protocol.step import IntArray, TokenCandidates, TokenLogprobs
 from quire.scheduler.beams.search import BeamSearch
 from quire.scheduler.readings.records import Record

@@ -64,7 +64,7 @@ MakeTemplate = Callable[[Callable[[], datetime]], Renders]
 @dataclass(frozen=True, slots=True)
 class CacheRisk:
     """name: "date", "system", "history", "thinking", "tools", "tool_order" or "generation_prompt".
-    words: what the template does, and what is computed again for it."""
+    words: a sentence on what the template does, and what is computed again for it."""
 
     name: str
     words: str

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from quire.protocol.facts import (
+from quire.protocol.status import (
     CacheFacts,
     LoadOutcome,
     OtherRequest,
@@ -64,7 +64,7 @@ class Record:
     """Notes on one group; see `RequestFacts`. began_s: arrival. blocked_by: reason of the last time
     that it was blocked before its first step. mark: the clock when it came to the queue; None
     elsewhere. preempted_s: time of a preemption that it has not come back from. num_steps,
-    step_rows: of the sequences that have left their slots."""
+    step_rows: counts of the sequences that have left their slots."""
 
     request_id: str
     tenant: str

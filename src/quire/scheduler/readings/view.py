@@ -8,8 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from quire.protocol.facts import WaitReason
-from quire.protocol.status import EngineView, ViewedGroup, ViewedPrefix, ViewedStep
+from quire.protocol.status import EngineView, ViewedGroup, ViewedPrefix, ViewedStep, WaitReason
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState
 

@@ -48,7 +48,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class ChatParts:
     """Digests of the parts that a chat's prompt is made of. settings: all else that a template may
-    read. roles: of the messages after the system prompt."""
+    read. roles: roles of the messages after the system prompt."""
 
     system: bytes
     tools: bytes

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
-from quire.protocol.facts import (
+from quire.protocol.status import (
     LoadOutcome,
     OtherRequest,
     Preemption,
@@ -122,8 +122,8 @@ def seen_by(tenant: str, facts: Sequence[RequestFacts]) -> tuple[RequestFacts, .
 
 
 def slow_sentences(timeline: Timeline, facts: Sequence[RequestFacts]) -> list[str]:
-    """Return where a request's time went. facts: of its prompts, as `seen_by` its caller; empty if
-    the engine has forgotten it."""
+    """Return where a request's time went. facts: facts about its prompts, as `seen_by` its caller;
+    empty if the engine has forgotten it."""
     found = [_whole(timeline)]
     for number, each in enumerate(facts, start=1):
         said = _of_prompt(each)

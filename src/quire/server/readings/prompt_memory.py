@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from quire.protocol.facts import LoadOutcome, RequestFacts
 from quire.protocol.media import Media
+from quire.protocol.status import LoadOutcome, RequestFacts
 from quire.server.readings.chat_parts import ChatParts, Place, digest
 from quire.server.readings.timeline import Timeline
 

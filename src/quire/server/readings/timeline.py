@@ -26,7 +26,8 @@ class Timeline:
     at which the engine gave tokens, and their numbers. num_chunk_tokens: tokens of all chunks so
     far. A request of several prompts has the times of the first prompt to get there, and chunks of
     all. tenant: name of the caller's key (see `Gate`); not shown. number: place in a `TimelineLog`,
-    from 1. answer_id: id of the answer; not shown. parts: what its prompt is made of; not shown.
+    from 1. answer_id: id of the answer; not shown. parts: digests of the parts of its prompt; not
+    shown.
 
     num_history_tokens: tokens of the conversation that the request continues. num_kept_tokens:
     number of the first ones that the prompt has unchanged; the rest was tokenized again.

@@ -13,8 +13,7 @@ from starlette.responses import Response
 import quire
 from quire.errors import QuireError
 from quire.protocol.control import TellFacts
-from quire.protocol.facts import RequestFacts
-from quire.protocol.status import EngineState, EngineStatus
+from quire.protocol.status import EngineState, EngineStatus, RequestFacts
 from quire.server.openai.answer import encode
 from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences
 from quire.server.readings.prompt_memory import CacheVerdict
