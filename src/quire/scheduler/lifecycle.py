@@ -165,7 +165,7 @@ class Lifecycle:
     def preempt(
         self,
         group: SequenceGroup,
-        cause: PreemptionCause,
+        cause: PreemptionCause = PreemptionCause.BLOCKS,
         taker: SequenceGroup | None = None,
         *,
         may_swap: bool = True,
