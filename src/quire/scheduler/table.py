@@ -67,7 +67,8 @@ class SequenceTable:
         # Steps that are not in the columns yet, all of the same slots.
         self._counted = np.zeros(0, np.int64)
         self._counted_names = b""
-        self._num_counted = self._counted_others = 0
+        self._num_counted: int = 0
+        self._counted_others: int = 0
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._has_drafted = False  # ever: a plain step is not to pay for drafts
         self.has_watched = False  # likewise

@@ -32,7 +32,7 @@ _THOUGHTS = (
     {**_ANSWERED, "content": f"<think>\n{_THINKING}\n</think>\n\n{_ANSWERED['content']}"},
 )
 _ASKED_AGAIN = {"role": "user", "content": "quire question two"}
-_TOOLS = [
+_TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {

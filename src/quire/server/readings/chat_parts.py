@@ -112,6 +112,9 @@ def _bare(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": [_bare_part(part) for part in parts]}
 
 
-def _bare_part(part: Any) -> Any:
-    is_text = not isinstance(part, dict) or "text" in part or part.get("type") in _TEXT_TYPES
-    return part if is_text else {"type": part.get("type")}
+def _bare_part(part: object) -> object:
+    if not isinstance(part, dict):
+        return part
+    fields = cast("dict[str, Any]", part)
+    is_text = "text" in fields or fields.get("type") in _TEXT_TYPES
+    return fields if is_text else {"type": fields.get("type")}
