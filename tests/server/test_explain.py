@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from quire.engine.model_front import ModelFront
 from quire.protocol.media import Media
 from quire.protocol.status import (
     CacheFacts,
+    EngineState,
+    EngineStatus,
     LoadOutcome,
     OtherRequest,
     Preemption,
@@ -24,6 +27,9 @@ from quire.protocol.status import (
     WaitReason,
 )
 from quire.protocol.step import MediaSpan
+from quire.server.generation.backend import ServedModel
+from quire.server.generation.served_model import model_dialect, template_risks
+from quire.server.processes.boot_screen import BootScreen
 from quire.server.readings.chat_parts import ChatParts
 from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences
 from quire.server.readings.prompt_memory import KnownPrompt, MissKind, PromptMemory
@@ -193,7 +199,8 @@ def test_a_request_that_waits_can_be_asked_about(front: ModelFront) -> None:
         second = here.begin("b", ids(500, 20), 4)
         waiting.wait_for(lambda: "max_num_seqs" in here.slow("b"), "reason")
         assert "It has waited" in here.slow("b") and "It has run for" in here.slow("b")
-        first.result(), second.result()
+        first.result()
+        second.result()
 
 
 def test_requests_of_other_keys_have_no_names() -> None:
@@ -514,3 +521,18 @@ def test_diagnostics_of_responses(roomy: Planted) -> None:
     assert unknown["type"] == "comparison_response_not_found"
     wrong = response_to(roomy, 3)
     assert wrong.status_code == 400 and "comparison_response_id" in wrong.text
+
+
+def test_the_start_names_habits_of_the_template(
+    front: ModelFront, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault: nobody learns of them before the cache misses."""
+    risks = tuple(template_risks(front, model_dialect(front)))
+    assert [risk.name for risk in risks] == ["tool_order"]
+    out = io.StringIO()
+    status = EngineStatus(EngineState.READY, capacity=InMemoryClient().status.capacity)
+    BootScreen(out, ServerSettings()).ready(status, "bundled", "bundled", risks)
+    assert "  template  tool_order: it writes the tools before the messages" in out.getvalue()
+    with caplog.at_level("INFO", "quire.server"):
+        ServedModel(("bundled",), "bundled", 0, front, cache_risks=risks).log_risks()
+    assert "defeats cached prefixes: it writes the tools before" in caplog.text
