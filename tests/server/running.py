@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import uvicorn
 
 from quire.bundled import bundled_model_path
@@ -21,6 +22,8 @@ from quire.server.generation.adapters import ServedAdapters
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.generation.served_model import model_dialect
 from quire.server.http.server import uvicorn_config
+from quire.server.readings.prompt_memory import KnownPrompt, PromptMemory
+from quire.server.readings.timeline import Timeline
 from quire.server.settings import ServerSettings
 from tests.server.in_memory import InMemoryClient
 from tests.waiting import WAIT_S, wait_for
@@ -28,6 +31,12 @@ from tests.waiting import WAIT_S, wait_for
 Result = TypeVar("Result")
 
 MODEL = "bundled"
+
+
+def remembered(timeline: Timeline, token_ids: list[int]) -> KnownPrompt:
+    """A prompt of a request that a test makes by hand."""
+    ids = np.array(token_ids, np.int32)
+    return PromptMemory(1).add(timeline, ids, tail=0, salt="", adapter="", media=(), parts=None)
 
 
 def bundled_front() -> ModelFront:

@@ -47,6 +47,7 @@ from tests.rendering.conftest import (
     folders,  # noqa: F401
     tokenizers_by_name,  # noqa: F401
 )
+from tests.server.running import remembered
 from tests.server.test_text import CutStream
 
 CHAT_TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -103,6 +104,7 @@ class ScriptedJob(Job):
             prompt.token_ids, list(self.output), list(self.cuts), self.renderer.vocab_size
         )
         limits = Limits()
+        timeline = Timeline("id", "/test")
         generation = Generation(
             stream,
             prompt,
@@ -110,9 +112,10 @@ class ScriptedJob(Job):
             self.ready.model.front,
             limits=limits,
             place=WaitingRoom(limits).enter(Party()),
-            timeline=Timeline("id", "/test"),
+            timeline=timeline,
             metrics=METRICS,
             recorder=TraceRecorder(""),
+            known=remembered(timeline, prompt.token_ids),
         )
         yield generation
         generation.close()

@@ -28,7 +28,7 @@ from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
-from tests.server.running import RunningServer, running_server
+from tests.server.running import RunningServer, remembered, running_server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 COMMENT = b": keep-alive\n\n"
@@ -222,7 +222,7 @@ def given_up(
         generation = Generation(
             stream, prompt, params, front,
             limits=limits, place=place, timeline=timeline, metrics=ServerMetrics(),
-            recorder=TraceRecorder(""),
+            recorder=TraceRecorder(""), known=remembered(timeline, prompt.token_ids),
         )  # fmt: skip
         for at, act in news:
             loop.call_at(at, act, room, stream)

@@ -25,6 +25,7 @@ from quire.server.readings.timeline import Timeline
 from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.limits import Limits
 from tests.profiles import examples
+from tests.server.running import remembered
 
 SENTENCES = [
     "Plain words, and more of them.",
@@ -89,7 +90,7 @@ class CutStream:
 
 
 def generation(front: ModelFront, stream: CutStream, params: SamplingParams) -> Generation:
-    limits = Limits()
+    limits, timeline = Limits(), Timeline("id", "/test")
     return Generation(
         stream,
         RenderedPrompt([1, 2, 3]),
@@ -97,9 +98,10 @@ def generation(front: ModelFront, stream: CutStream, params: SamplingParams) -> 
         front,
         limits=limits,
         place=WaitingRoom(limits).enter(Party()),
-        timeline=Timeline("id", "/test"),
+        timeline=timeline,
         metrics=ServerMetrics(),
         recorder=TraceRecorder(""),
+        known=remembered(timeline, [1, 2, 3]),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from quire.cli import bench_serve
 from quire.cli.flags.bench import (
     add_length_flags,
     add_record_flags,
@@ -16,6 +15,7 @@ from quire.cli.flags.bench import (
 )
 from quire.cli.flags.engine import add_engine_flags, given_settings
 from quire.cli.flags.output import check_output_flag
+from quire.cli.modes import bench_serve
 from quire.cli.parser import CommandParser
 
 __all__ = ["add_arguments", "run"]

@@ -7,8 +7,8 @@ import argparse
 import json
 from dataclasses import asdict, replace
 
-from quire.cli import capacity_plan
 from quire.cli.flags.engine import add_engine_flags, read_settings, setting_sources
+from quire.cli.modes import capacity_plan
 from quire.cli.parser import CommandParser, print_note
 from quire.config.render_plan import render_plan
 from quire.config.settings import EngineSettings

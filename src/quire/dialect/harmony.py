@@ -254,15 +254,17 @@ def _plain(value: object) -> str:
 
 
 def own_template(
-    dialect: Dialect | None, template: ChatTemplate | None
+    dialect: Dialect | None,
+    template: ChatTemplate | None,
+    today: Callable[[], datetime.date] = datetime.date.today,
 ) -> ChatTemplate | HarmonyTemplate | None:
     """Return the renderer of a model's conversations: its template, or ours in its place. A
-    template that the user gave is kept."""
+    template that the user gave is kept. today: day that ours writes."""
     if template is None or template.is_given:
         return template
     if dialect is None or dialect.style is not ArgumentStyle.CHANNELS:
         return template
-    return HarmonyTemplate(template)
+    return HarmonyTemplate(template, today)
 
 
 def _content_form(_role: str, _has_calls: bool) -> ContentForm:

@@ -82,6 +82,11 @@ class BlockHasher:
         self._fingerprint = fingerprint
         self._weights_version = weights_version
 
+    @property
+    def weights_version(self) -> int:
+        """Number of times that weights were replaced."""
+        return self._weights_version
+
     def raise_version(self) -> None:
         """The weights have changed: roots made from now on lead to no older name."""
         self._weights_version += 1

@@ -54,7 +54,8 @@ class KVManager:
     layout: the layer groups. prefixes: finds cached blocks. swaps: copies to the host and back.
     sources: others that hold blocks by name. all_prefixes: finds blocks of the device or of a
     source. transfers: copies to the device. ticket_numbers: numbers that were never used before.
-    states: checkpoints of recurrent states; None if the model has none.
+    states: checkpoints of recurrent states; None if the model has none. num_resets: number of times
+    that all names were forgotten.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class KVManager:
         self._unnamed: dict[int, deque[tuple[int, int]]] = {}
         self._mark = 0
         self._log: deque[_Publication] = deque()
+        self.num_resets = 0
         self.events = self._open_events() if tells_events else None
 
     def _open_events(self) -> EventLog:
@@ -452,8 +454,18 @@ class KVManager:
             if in_passing:
                 self._passing[slot] = name
 
+    def was_evicted(self, names: Sequence[bytes], first_name: int) -> bool:
+        """Return whether the block after the first `first_name` names was given to others lately.
+        A window's blocks count as those of full attention."""
+        for group, step in enumerate(self._names_per_block):
+            last = (first_name // step + 1) * step - 1
+            if last < len(names) and self.pool.was_evicted((group, names[last])):
+                return True
+        return False
+
     def drop_cached(self) -> None:
         """Forget all names of blocks and of states in memory; their owners keep the blocks."""
+        self.num_resets += 1
         self.pool.drop_cached()
         self.sources.clear()
         if self.disk_states is not None:

@@ -15,6 +15,9 @@ __all__ = ["BlockPool", "Evicted"]
 
 MAX_LAST_EVICTED = 1024
 
+MAX_EVICTED_NAMES = 16_384
+"""Names of evicted blocks that are remembered, and at most twice as many."""
+
 Evicted = list[tuple[int, BlockName]]
 """Blocks that are given to others, each with the name that it had. Their K/V are still there when
 the next plan begins."""
@@ -40,6 +43,7 @@ class BlockPool:
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self._last_evicted: deque[int] = deque(maxlen=MAX_LAST_EVICTED)
         self.evicted_total = 0
+        self._evicted_names: tuple[set[BlockName], set[BlockName]] = set(), set()  # newer, older
 
     def subscribe(self, listener: Listener) -> None:
         """Tell `listener` of each name that blocks get and lose."""
@@ -78,6 +82,10 @@ class BlockPool:
         `MAX_LAST_EVICTED`."""
         return tuple(dict.fromkeys(islice(reversed(self._last_evicted), count)))
 
+    def was_evicted(self, name: BlockName) -> bool:
+        """Return whether a block of this name was evicted lately."""
+        return any(name in names for names in self._evicted_names)
+
     def ref_count(self, block: int) -> int:
         return self._ref_count[block]
 
@@ -112,6 +120,10 @@ class BlockPool:
         for block in blocks:
             del self._cached[block]
             self._forget(block)
+        newer = self._evicted_names[0]
+        newer.update(name for name in names if name is not None)
+        if len(newer) > MAX_EVICTED_NAMES:
+            self._evicted_names = set(), newer
         if self._on_eviction is not None:
             pairs = zip(blocks, names, strict=True)
             self._on_eviction([(block, name) for block, name in pairs if name is not None])
@@ -172,6 +184,7 @@ class BlockPool:
 
     def drop_cached(self) -> None:
         """Forget every name: after a change of weights nothing cached is true any more."""
+        self._evicted_names = set(), set()
         self._name = [None] * self.num_blocks
         for index in self._index:
             index.clear()

@@ -16,7 +16,7 @@ import msgspec
 from quire.protocol.media import MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
-from quire.protocol.status import EngineView
+from quire.protocol.status import EngineView, RequestFacts
 from quire.protocol.step import IntArray
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Sleep",
     "StartProfile",
     "StopProfile",
+    "TellFacts",
     "Unpin",
     "UpdateWeights",
     "Wake",
@@ -71,6 +72,13 @@ class MapBlocks(_Op, frozen=True):
 
 class ListPins(_Op, frozen=True):
     """Answered by `Report.pins`."""
+
+
+class TellFacts(_Op, frozen=True):
+    """Answered by `Report.facts`, about these requests of one key. No step is waited for."""
+
+    tenant: str
+    request_ids: tuple[str, ...]
 
 
 class Unpin(_Op, frozen=True):
@@ -124,6 +132,7 @@ AdminOp = (
     Inspect
     | MapBlocks
     | ListPins
+    | TellFacts
     | Unpin
     | ResetPrefixCache
     | Pause
@@ -221,6 +230,7 @@ class Report:
     media: facts about the media that the engine was given. plan: text of `quire plan`, in answers
     to `Inspect`. blocks: a letter for each KV block, in answers to `MapBlocks`: f free, c cached,
     u used by one sequence, s shared by several, p pinned. view: the moment, in the same answers.
+    facts: facts about requests, in answers to `TellFacts`.
     """
 
     kernels: str = ""
@@ -239,6 +249,7 @@ class Report:
     plan: str = ""
     blocks: bytes = b""
     view: EngineView | None = None
+    facts: tuple[RequestFacts, ...] = ()
 
 
 def asleep(level: int) -> str:

@@ -27,6 +27,9 @@ from quire.rendering.messages import ArgumentsForm, checked_messages, fit_argume
 from quire.rendering.output import OutputRenderer
 from quire.rendering.tokenizer import Tokenizer
 
+LONGEST_TAIL = 64
+"""Tokens that a template writes behind the last message, at most."""
+
 _PROMPT_KEYS = frozenset(
     {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data"}
 )
@@ -368,6 +371,16 @@ class Renderer:
         """Return messages with marks in place of images, and the images, as `render_chat` takes
         both. A model that takes text only leaves images where they are, to be refused there."""
         return (messages, ()) if self._images is None else take_images(messages)
+
+    def last_end(self, token_ids: IntArray) -> int:
+        """Return the number of tokens after which what a template writes behind the last message
+        begins, found as `ControlTokens.message_ends` does; all of them if there is no such place
+        near the end."""
+        if self._tokenizer is None:
+            return len(token_ids)
+        start = max(len(token_ids) - LONGEST_TAIL, 0)
+        ends = self._tokenizer.control_tokens.message_ends(token_ids[start:])
+        return start + int(ends[-1]) if len(ends) else len(token_ids)
 
     def message_ends(self, token_ids: IntArray) -> IntArray:
         """Return where messages of a prompt end (`ControlTokens.message_ends`); empty if the model

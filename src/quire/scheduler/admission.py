@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.request import FinishReason
+from quire.protocol.status import WaitReason
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.loads import Loads
@@ -16,14 +17,6 @@ from quire.scheduler.token_budget import StepTokens, TokenBudget
 __all__ = ["Admission"]
 
 Slots = npt.NDArray[np.int64]
-
-NO_PLACES = "all places of the batch are taken (max_num_seqs)"
-NO_TOKENS = "the tokens of a step are used up (max_num_batched_tokens)"
-NO_BLOCKS = "too few K/V blocks are free"
-NOT_SPARE = "others come before work on spare capacity"
-HELD = "no request is admitted while the engine waits for the others to end"
-PENDING = "the first in the queue has tokens on their way"
-STATE_COMES = "a step under way computes the prefix that the first in the queue starts with"
 
 
 class Admission:
@@ -43,8 +36,8 @@ class Admission:
         self._allocation = allocation
         self._loads = loads
         self._was_short = False
-        self.shortage = ""
-        """Reason, in words, why the last call of `admit` admitted no more groups."""
+        self.shortage = WaitReason.STEP
+        """Reason why the last call of `admit` admitted no more groups."""
 
     def take_from_spare(self) -> None:
         """Preempt a group on spare capacity if there is no slot for a waiting group, or the last
@@ -63,25 +56,25 @@ class Admission:
         computes, [R]. Return the same for all sequences after the admission."""
         if self._state.num_free_slots <= 0 and not self._lifecycle.yield_idle():
             self._was_short = True
-            self.shortage = NO_PLACES
+            self.shortage = WaitReason.PLACES
             return slots, tokens
         step = self._budget.open(slots, tokens)
         num_uncached = self._state.prefixes.num_uncached
         while group := self._state.waiting.first(step.may_start, num_uncached):
             if group.is_spare and self._budget.is_spare_paused:
-                self.shortage = NOT_SPARE
+                self.shortage = WaitReason.SPARE
                 break
             if self._state.deadlines.is_late(group, now, self._prefill_speed(now)):
                 self._drop(group)
                 continue
             if any(sequence.num_pending for sequence in group.sequences):
-                self.shortage = PENDING
+                self.shortage = WaitReason.PENDING
                 break
             if self._allocation.has_nothing_to_compute(group):
                 self._lifecycle.await_input(group)
                 continue
             if self._awaits_state(group, step):
-                self.shortage = STATE_COMES
+                self.shortage = WaitReason.STATE
                 break
             if self._loads.start(group, now):
                 self._state.roster.block(group)
@@ -95,7 +88,7 @@ class Admission:
                 continue
             if not chunks:
                 self._was_short = is_short
-                self.shortage = self._why_short(group) if is_short else NO_TOKENS
+                self.shortage = self._why_short(group) if is_short else WaitReason.TOKENS
                 break
             if group.blocked_on:
                 self._state.roster.block(group)
@@ -103,16 +96,17 @@ class Admission:
             self._state.roster.run(group)
             step.admit(chunks, is_spare=group.is_spare)
         else:
-            self.shortage = HELD if self._state.waiting.is_held else NO_TOKENS
+            is_held = self._state.waiting.is_held
+            self.shortage = WaitReason.HELD if is_held else WaitReason.TOKENS
         return step.chosen()
 
     def skip(self) -> None:
         """Note that a step admits nobody, since groups were preempted for those that run."""
-        self.shortage = NO_BLOCKS
+        self.shortage = WaitReason.BLOCKS
 
-    def _why_short(self, group: SequenceGroup) -> str:
+    def _why_short(self, group: SequenceGroup) -> WaitReason:
         free = self._state.num_free_slots
-        return NO_BLOCKS if group.num_slots <= free else NO_PLACES
+        return WaitReason.BLOCKS if group.num_slots <= free else WaitReason.PLACES
 
     def _awaits_state(self, group: SequenceGroup, step: StepTokens) -> bool:
         """Return whether a group had better wait: a sequence that computes in this step is about to

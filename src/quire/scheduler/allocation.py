@@ -136,8 +136,12 @@ class Allocation:
             )
         group.was_fetched = False
         num_cached = sum(hit.num_tokens for hit in hits)
+        clock = self._state.roster.clock
+        num_kept = sum(int(self._state.table.num_computed[each.slot]) for each in group.sequences)
+        group.record.come_back(num_kept, clock.now)
         if not group.was_admitted:
             group.was_admitted = True
+            group.record.admit(clock, self._state.prefixes.facts(group.sequences[0], hits[0]))
             self.prompt_tokens_total += len(group.request.prompt_token_ids)
             self.cached_tokens_total += num_cached
             for sequence, hit in zip(group.sequences, hits, strict=False):

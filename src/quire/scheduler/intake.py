@@ -14,6 +14,7 @@ from quire.protocol.request import EngineRequest
 from quire.protocol.step import IntArray
 from quire.scheduler.beams.intake import new_beam_group
 from quire.scheduler.lifecycle import Lifecycle
+from quire.scheduler.readings.records import Record
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
@@ -87,6 +88,7 @@ class RequestIntake:
                 self._num_groups,
                 root,
                 max_total,
+                Record.of(request, self._state.roster.clock),
                 is_watched=is_watched,
                 is_guessed=self._guesses(request),
                 pins_hit=pins_hit,

@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.status import LoadOutcome, PreemptionCause
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
@@ -71,6 +72,8 @@ class Lifecycle:
         should have filled and has not; they are computed again."""
         self._state.kv.end_ticket(ticket, lost)
         for group in self._state.tickets.end(ticket):
+            if lost:
+                group.record.load = LoadOutcome.LOST
             if group.is_coming_in and not self._take_in(group, lost):
                 continue
             self._unblock(group)
@@ -90,12 +93,15 @@ class Lifecycle:
         blocks that arrived. If not, it waits to be computed again."""
         state = self._state
         if not state.recovery.arrive(group, lost):
-            self.preempt(group, may_swap=False)
+            self.preempt(group, PreemptionCause.RESULT, may_swap=False)
             return False
+        num_kept = 0
         for sequence in group.sequences:
             num_computed = int(state.table.num_computed[sequence.slot])
+            num_kept += num_computed
             state.prefixes.publish_to(sequence.slot, num_computed)
             state.builder.enter(sequence, num_computed)
+        group.record.come_back(num_kept, state.roster.clock.now)
         return True
 
     def _go_on(self, group: SequenceGroup) -> None:
@@ -126,7 +132,7 @@ class Lifecycle:
         if not idle:
             return False
         group = max(idle, key=lambda g: g.key)
-        self.preempt(group)
+        self.preempt(group, PreemptionCause.IDLE)
         self.await_input(group)
         return True
 
@@ -141,11 +147,11 @@ class Lifecycle:
         """Preempt the newest running group on spare capacity, if there is one."""
         running = self._state.roster.running
         if running and running[-1].is_spare:
-            self.preempt(running[-1])
+            self.preempt(running[-1], PreemptionCause.SPARE)
 
-    def make_room(self) -> bool:
-        """Free blocks so that a running group can grow: groups that do not compute give theirs, or
-        else the last group by key is preempted. Return False if more blocks become free only when
+    def make_room(self, taker: SequenceGroup) -> bool:
+        """Free blocks so that `taker`, which runs, can grow: of groups that do not compute, or else
+        by preempting the last group by key. Return False if more blocks become free only when
         copies end."""
         progressing, kv = self._state.roster.progressing, self._state.kv
         if self.free_idle(is_last_resort=len(progressing) == 1):
@@ -153,16 +159,24 @@ class Lifecycle:
         if kv.num_orphaned:
             return False
         last = max(progressing, key=lambda g: g.key)
-        self.preempt(last)
+        self.preempt(last, PreemptionCause.BLOCKS, taker)
         return not kv.num_orphaned
 
-    def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
+    def preempt(
+        self,
+        group: SequenceGroup,
+        cause: PreemptionCause = PreemptionCause.BLOCKS,
+        taker: SequenceGroup | None = None,
+        *,
+        may_swap: bool = True,
+    ) -> None:
         """Take all blocks of a group. It keeps its key, and `Recovery` decides how it comes back. A
         group that is being swapped in stays on the host; its device blocks are free when the copies
-        end."""
+        end. taker: the group that needs the blocks, if one does."""
         state = self._state
         if may_swap and not group.is_coming_in:
             state.recovery.save(group)
+        self._note_preemption(group, cause, taker)
         for sequence in group.sequences:
             slot = sequence.slot
             sequence.num_pending = int(state.table.num_total[slot] - state.table.num_known[slot])
@@ -174,6 +188,20 @@ class Lifecycle:
         if group.awaits_verdict:
             self.await_verdict(group)
         self.preempted_total += 1
+
+    def _note_preemption(
+        self, group: SequenceGroup, cause: PreemptionCause, taker: SequenceGroup | None
+    ) -> None:
+        """Note it before the group leaves its slots."""
+        slots = [sequence.slot for sequence in group.sequences]
+        swapped = [each.swapped.num_tokens for each in group.sequences if each.swapped is not None]
+        group.record.preempt(
+            cause,
+            None if taker is None or taker is group else taker.record.other,
+            num_computed=int(self._state.table.num_computed[slots].sum()),
+            num_swapped=sum(swapped),
+            now=self._state.roster.clock.now,
+        )
 
     def _vacate(self, sequence: Sequence) -> None:
         self._state.kv.free(sequence.slot)
@@ -188,7 +216,7 @@ class Lifecycle:
         """Take the blocks of all groups, on device and host, for good."""
         self._lose_copies()
         for group in self.holders():
-            self.preempt(group, may_swap=False)
+            self.preempt(group, PreemptionCause.MEMORY, may_swap=False)
         roster = self._state.roster
         for group in (*roster.waiting, *roster.blocked):
             self._state.recovery.forget(group)
@@ -208,7 +236,7 @@ class Lifecycle:
         self._lose_copies()
         for group in self.holders():
             if group.is_coming_in:
-                self.preempt(group, may_swap=False)
+                self.preempt(group, PreemptionCause.MEMORY, may_swap=False)
             else:
                 self.fail(group, message)
         for group in (*roster.waiting, *roster.blocked):
@@ -223,6 +251,7 @@ class Lifecycle:
         tokens = table.known_tokens(source.slot)
         sequence = Sequence(source.group, sample_index, tokens, list(source.names))
         slot = table.enter(sequence, int(table.num_computed[source.slot]))
+        table.copy_steps(source.slot, slot)
         self._state.kv.fork(source.slot, slot)
         return sequence
 
@@ -278,7 +307,7 @@ class Lifecycle:
         row's random stream is fixed when it enters, so a running sequence starts again; the prefix
         cache returns its blocks."""
         if sequence.slot >= 0:
-            self.preempt(group)
+            self.preempt(group, PreemptionCause.RESULT)
         sequence.sample_index, *rest = group.unborn
         group.unborn = tuple(rest)
 
@@ -338,6 +367,7 @@ class Lifecycle:
     def _end(self, group: SequenceGroup) -> None:
         self._state.tickets.forget(group)
         self._state.roster.end(group)
+        self._state.records.ended(group)
 
     def _report(self, finish: SequenceFinish) -> None:
         self._state.roster.end_sequence(finish.handle)

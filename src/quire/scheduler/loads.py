@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.kv_cache import ELSEWHERE
 from quire.kv_cache.notices import BlockName
 from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.status import LoadOutcome
 from quire.scheduler.allocation import Allocation
 from quire.scheduler.lifecycle import Lifecycle
 from quire.scheduler.sequence import SequenceGroup
@@ -66,6 +67,7 @@ class Loads:
         num_parts = 0 if disk is None else len(new_states) * disk.num_parts
         if not self._pays(num_saved, len(near), len(far) + num_parts):
             self.declined_total += 1
+            group.record.load = LoadOutcome.DECLINED
             group.was_fetched = True
             sources.declined()
             return False
@@ -130,5 +132,6 @@ class Loads:
             elif deadline <= now:
                 del self._waiting[group]
                 self.late_total += 1
+                group.record.load = LoadOutcome.LATE
                 self._state.kv.sources.late(under_way)
                 self._lifecycle.stop_waiting(group, under_way)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from quire.kv_cache import BlockExtras, BlockHasher, KVManager, PrefixHit, PrefixLookup
 from quire.kv_cache.events import Chain
 from quire.protocol.pooling_params import reads_whole_prompt
+from quire.protocol.status import CacheFacts
 from quire.protocol.step import IntArray
 from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.sequence import Sequence, SequenceGroup
@@ -90,6 +91,21 @@ class PrefixCache:
         num_names = hit.num_tokens // self._kv.block_size
         if num_names:
             self._kv.touch(sequence.names, num_names)
+
+    def facts(self, sequence: Sequence, hit: PrefixHit) -> CacheFacts:
+        """Return what is known of a sequence's cached prefix, which is `hit`, as it is admitted."""
+        size = self._kv.block_size
+        return CacheFacts(
+            is_on=self._enabled,
+            reads=self.may_serve(sequence),
+            block_size=size,
+            num_prompt=len(sequence.group.request.prompt_token_ids),
+            num_cached=hit.num_tokens,
+            is_evicted=self._kv.was_evicted(sequence.names, hit.num_tokens // size),
+            needs_states=self._kv.states is not None,
+            num_resets=self._kv.num_resets,
+            weights_version=self._hasher.weights_version,
+        )
 
     def num_uncached(self, group: SequenceGroup) -> int:
         """Tokens that a waiting group would have to compute now."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.status import PreemptionCause
 from quire.protocol.step import FloatArray, IntArray, RowTokens, StepResult, TokenLogprobs
 from quire.scheduler.beams.intake import BeamIntake
 from quire.scheduler.constraints.tails import TailRewinds
@@ -341,7 +342,7 @@ class ResultIntake:
                 return
             if not is_here:
                 self._table.stop(slot, num_kept)
-            self._lifecycle.preempt(group, may_swap=False)
+            self._lifecycle.preempt(group, PreemptionCause.RESULT, may_swap=False)
         else:
             num_kept = len(sequence.token_ids) - num_gone
             sequence.token_ids = sequence.token_ids[:num_kept]
@@ -428,7 +429,7 @@ class ResultIntake:
         them are dropped."""
         for group in groups:
             if group.has_slots:
-                self._lifecycle.preempt(group, may_swap=False)
+                self._lifecycle.preempt(group, PreemptionCause.RESULT, may_swap=False)
             self._recovery.forget(group)
             for sequence in group.sequences:
                 sequence.num_pending = 0

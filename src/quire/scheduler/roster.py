@@ -6,6 +6,7 @@ import bisect
 
 from quire.errors import EngineError
 from quire.scheduler.policies.spare import SpareLast
+from quire.scheduler.readings.records import WaitClock
 from quire.scheduler.sequence import GroupState, SequenceGroup
 
 __all__ = ["Roster"]
@@ -16,7 +17,8 @@ class Roster:
     groups held by the policy. running: groups sorted by key. blocked: groups that wait for tickets,
     some of them with slots. branching: groups with slots that may branch. arriving: running groups
     whose prompts were open when they began to run. groups: group of each live
-    sequence, by handle."""
+    sequence, by handle. clock: times of waits. newcomers: groups that came to the queue since
+    somebody emptied the list."""
 
     def __init__(self, waiting: SpareLast) -> None:
         self.waiting = waiting
@@ -25,6 +27,8 @@ class Roster:
         self.branching: list[SequenceGroup] = []
         self.arriving: list[SequenceGroup] = []
         self.groups: dict[int, SequenceGroup] = {}
+        self.clock = WaitClock()
+        self.newcomers: list[SequenceGroup] = []
 
     @property
     def num_reserved_slots(self) -> int:
@@ -82,10 +86,13 @@ class Roster:
 
     def _wait(self, group: SequenceGroup) -> None:
         group.state = GroupState.WAITING
+        group.record.enter_queue(self.clock)
+        self.newcomers.append(group)
         self.waiting.add(group)
 
     def _block(self, group: SequenceGroup) -> None:
         group.state = GroupState.BLOCKED
+        group.record.blocked_by = group.blocked_by
         self.blocked.append(group)
         if group.has_slots:
             self._reserve(group)
@@ -96,6 +103,7 @@ class Roster:
 
     def _remove(self, group: SequenceGroup) -> None:
         if group.state is GroupState.WAITING:
+            group.record.leave_queue(self.clock)
             self.waiting.remove(group)
             return
         (self.running if group.state is GroupState.RUNNING else self.blocked).remove(group)

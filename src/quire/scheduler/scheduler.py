@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -17,7 +17,7 @@ from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.protocol.status import EngineView
+from quire.protocol.status import EngineView, PreemptionCause, RequestFacts
 from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.scheduler.admission import Admission
 from quire.scheduler.allocation import Allocation
@@ -35,6 +35,7 @@ from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policies.policy import CountsTokens, Policy
 from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.readings.records import Records
 from quire.scheduler.readings.step_log import PlannedStep, StepLog
 from quire.scheduler.readings.view import JUST_NOW_S, view_of
 from quire.scheduler.recovery import Recovery
@@ -95,10 +96,11 @@ class Scheduler:
         table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
         pins = PinnedPrefixes(kv)
         prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
+        roster = Roster(queue)
         self.state = state = SchedulerState(
             kv=kv,
             table=table,
-            roster=Roster(queue),
+            roster=roster,
             builder=PlanBuilder(table, kv),
             pins=pins,
             prefixes=prefixes,
@@ -108,6 +110,7 @@ class Scheduler:
             outputs=outputs,
             unsent=UnsentTokens(table, outputs),
             tickets=Tickets(kv.ticket_numbers),
+            records=Records(table, roster, kv),
         )
         self._budget = TokenBudget(table, settings, state.states, whole_prompts=whole_prompts)
         max_tokens = settings.max_num_batched_tokens
@@ -178,7 +181,7 @@ class Scheduler:
         compute running requests again."""
         if reset_running:
             for group in self._lifecycle.holders():
-                self._lifecycle.preempt(group, may_swap=False)
+                self._lifecycle.preempt(group, PreemptionCause.RESET, may_swap=False)
         self.state.kv.drop_cached()
         self.state.kv.sources.wipe()
 
@@ -218,6 +221,12 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `now`: seconds."""
+        self.state.records.begin(now, self._admission.shortage)
+        plan = self._plan(now)
+        self.state.records.end_plan()
+        return plan
+
+    def _plan(self, now: float) -> StepPlan | None:
         state = self.state
         mark = state.kv.mark()
         state.pins.expire(now)
@@ -277,7 +286,9 @@ class Scheduler:
         table = self.state.table
         self._steps_total += 1
         of_prompts = table.num_computed[slots] < table.num_prompt[slots]
-        self.state.speed.step_planned(now, int(tokens[of_prompts].sum()))
+        num_prefill = int(tokens[of_prompts].sum())
+        self.state.speed.step_planned(now, num_prefill)
+        self.state.records.count(slots, tokens, of_prompts, num_prefill)
         if self._counter is not None:
             self._counter.count_tokens(table.account[slots], tokens)
 
@@ -327,7 +338,7 @@ class Scheduler:
         for group in list(state.roster.running):
             # One that is not running any more was preempted for one before it.
             while group.state is GroupState.RUNNING and not self._grow_group(group, chosen):
-                if not self._lifecycle.make_room() and group.state is GroupState.RUNNING:
+                if not self._lifecycle.make_room(group) and group.state is GroupState.RUNNING:
                     for sequence in group.sequences:
                         chosen.pop(sequence.slot, None)
                     break
@@ -499,6 +510,12 @@ class Scheduler:
         for block in self.state.pins.blocks:
             states[block] = ord("p")
         return bytes(states)
+
+    def facts(
+        self, tenant: str, request_ids: Collection[str], now: float
+    ) -> tuple[RequestFacts, ...]:
+        """See `Records.facts`."""
+        return self.state.records.facts(tenant, request_ids, now, self._admission.shortage)
 
     def view(self, now: float, steps_s: float) -> EngineView:
         """Return the moment, for people. Steps are noted from now on, for some seconds. steps_s:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from quire.grammar import Grammar, Matcher
 from quire.kv_cache import NO_EXTRAS, BlockExtras, SavedTables
 from quire.protocol.request import EngineRequest, SequenceFinish
+from quire.protocol.status import WaitReason
 from quire.protocol.step import IntArray, TokenCandidates, TokenLogprobs
 from quire.scheduler.beams.search import BeamSearch
+from quire.scheduler.readings.records import Record
 from quire.speculation import Acceptance, Drafter
 
 __all__ = ["BeamGroup", "GroupState", "Sequence", "SequenceGroup", "Unsent"]
@@ -115,21 +117,22 @@ class SequenceGroup:
 
     number: order of arrival at this scheduler. unborn: sample indices that branch off when the
     prompt has been computed. root: parent name of the first block. max_total_tokens: most tokens of
-    one sequence, prompt and output. key, account: values of the policy; see `Policy`. beams: search
-    whose beams they are; None without one. blocked_on: tickets that must end before the group goes
-    on. pins_hit: handles of the pinned prefixes that the request has used; its groups share it.
-    extras: inputs beside tokens that change its K/V. message_ends: places in its prompt at which
-    recurrent states are worth keeping. grammar: grammar of the outputs. adapter: the slot of its
-    adapter, counted from 1; 0 for none. is_watched: whether verdicts decide what its client gets.
-    is_guessed: whether its next tokens are guessed. input_ticket: ticket that blocks it while it
-    has nothing to compute before its prompt goes on. verdict_ticket: ticket that blocks it while it
-    has no slots and one of its sequences has all its tokens.
-    """
+    one sequence, prompt and output. record: notes on its way. key, account: values of the policy;
+    see `Policy`. beams: search whose beams they are; None without one. blocked_on: tickets that
+    must end before the group goes on. pins_hit: handles of the pinned prefixes that the request has
+    used; its groups share it. extras: inputs beside tokens that change its K/V. message_ends:
+    places in its prompt at which recurrent states are worth keeping. grammar: grammar of the
+    outputs. adapter: the slot of its adapter, counted from 1; 0 for none. is_watched: whether
+    verdicts decide what its client gets. is_guessed: whether its next tokens are guessed.
+    input_ticket: ticket that blocks it while it has nothing to compute before its prompt goes on.
+    verdict_ticket: ticket that blocks it while it has no slots and one of its sequences has all its
+    tokens."""
 
     request: EngineRequest
     number: int
     root: bytes
     max_total_tokens: int
+    record: Record
     sequences: list[Sequence] = field(default_factory=list[Sequence])
     unborn: tuple[int, ...] = ()
     key: tuple[float, int] = (0.0, 0)
@@ -157,6 +160,19 @@ class SequenceGroup:
     @property
     def has_slots(self) -> bool:
         return any(sequence.slot >= 0 for sequence in self.sequences)
+
+    @property
+    def blocked_by(self) -> WaitReason:
+        """The reason why it is blocked."""
+        if self.request.grammar is not None and self.grammar is None:
+            return WaitReason.GRAMMAR
+        if self.request.adapter is not None and not self.adapter:
+            return WaitReason.ADAPTER
+        if self.input_ticket in self.blocked_on:
+            return WaitReason.INPUT
+        if self.verdict_ticket in self.blocked_on:
+            return WaitReason.VERDICT
+        return WaitReason.COPIES
 
     @property
     def draws(self) -> bool:

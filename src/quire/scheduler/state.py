@@ -13,6 +13,7 @@ from quire.scheduler.pins import PinnedPrefixes
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.prefix import PrefixCache
+from quire.scheduler.readings.records import Records
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import SequenceGroup
@@ -76,7 +77,7 @@ class SchedulerState:
     for the next plan. outputs: news for clients. prefixes, pins: cached and pinned K/V. states:
     keeper of recurrent states, None if none are kept. recovery: way back of preempted groups.
     tickets: tickets that groups are blocked on. deadlines, speed: tell which requests come too
-    late. unsent: tokens that wait for verdicts.
+    late. unsent: tokens that wait for verdicts. records: notes on the way of each group.
     """
 
     kv: KVManager
@@ -91,6 +92,7 @@ class SchedulerState:
     outputs: OutputCollector
     unsent: UnsentTokens
     tickets: Tickets
+    records: Records
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
 
     @property

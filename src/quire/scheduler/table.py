@@ -35,7 +35,8 @@ class SequenceTable:
     nothing before the next verdict. is_masked: whether a grammar says what is drawn. looks_back:
     whether any token may end the sequence. guesses_from: number of the first step that drafts are
     asked for (`Drafts`). generation: rises when a slot changes hands, so that late results
-    find no stranger.
+    find no stranger. num_steps: steps of the sequence behind its prompt. fewest_rows, most_rows:
+    other rows in these, while it has this slot.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -57,9 +58,17 @@ class SequenceTable:
         self.is_masked = np.zeros(max_num_seqs, np.bool_)
         self.guesses_from = np.full(max_num_seqs, NEVER, np.int64)
         self.generation = np.zeros(max_num_seqs, np.int64)
+        self.num_steps = np.zeros(max_num_seqs, np.int64)
+        self.fewest_rows = np.zeros(max_num_seqs, np.int64)
+        self.most_rows = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
         self.looks_back = np.zeros(max_num_seqs, np.bool_)
+        # Steps that are not in the columns yet, all of the same slots.
+        self._counted = np.zeros(0, np.int64)
+        self._counted_names = b""
+        self._num_counted: int = 0
+        self._counted_others: int = 0
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._has_drafted = False  # ever: a plain step is not to pay for drafts
         self.has_watched = False  # likewise
@@ -85,6 +94,8 @@ class SequenceTable:
         self.handle[slot] = sequence.handle
         self.account[slot] = group.account
         self.standing[slot] = 0
+        self.num_steps[slot] = group.record.num_steps
+        self.fewest_rows[slot], self.most_rows[slot] = NEVER, 0
         self.draws[slot] = group.draws
         self.num_held_back[slot] = group.request.is_open
         self.is_watched[slot] = group.is_watched
@@ -120,6 +131,37 @@ class SequenceTable:
         """A suspended slot has the K/V of its first `num_computed` tokens."""
         self.live[slot] = True
         self.num_computed[slot] = num_computed
+
+    def count_steps(self, slots: Slots, num_others: int) -> None:
+        """Count a step of `slots` [R] behind their prompts, beside `num_others` rows each. Steps of
+        the same slots are written to the columns together."""
+        names = slots.tobytes()
+        if names != self._counted_names or num_others != self._counted_others:
+            self._write_steps()
+            self._counted_names, self._counted, self._counted_others = names, slots, num_others
+        self._num_counted += 1
+
+    def _write_steps(self) -> None:
+        if self._num_counted:
+            slots, num_others = self._counted, self._counted_others
+            self.num_steps[slots] += self._num_counted
+            self.fewest_rows[slots] = np.minimum(self.fewest_rows[slots], num_others)
+            self.most_rows[slots] = np.maximum(self.most_rows[slots], num_others)
+            self._num_counted = 0
+
+    def copy_steps(self, src: int, dst: int) -> None:
+        """Let a branch have made the steps of its source."""
+        self._write_steps()
+        self.num_steps[dst] = self.num_steps[src]
+
+    def steps_of(self, slot: int) -> tuple[int, tuple[int, int]]:
+        """Return the steps of a slot behind its prompt, and the fewest and most other rows; none
+        if it has made no step since it came to the slot."""
+        self._write_steps()
+        if self.fewest_rows[slot] == NEVER:
+            return 0, (0, 0)
+        rows = int(self.fewest_rows[slot]), int(self.most_rows[slot])
+        return int(self.num_steps[slot]), rows
 
     def todo(self) -> Slots:
         """Tokens that each slot has left to compute before its next one can be drawn: [slots]."""
@@ -174,6 +216,7 @@ class SequenceTable:
     def leave(self, sequence: Sequence) -> int:
         """Take the slot back; the sequence keeps its known tokens."""
         slot = sequence.slot
+        sequence.group.record.count_steps(*self.steps_of(slot))
         self.num_masked -= int(self.is_masked[slot])
         self.num_guessed -= sequence.group.is_guessed
         self.num_spare -= sequence.group.is_spare

@@ -19,7 +19,7 @@ from quire.config.settings import EngineSettings
 from quire.config.startup import check_early
 from quire.errors import ConfigError, RequestError
 
-__all__ = ["add_source_flags", "open_source", "openai_key"]
+__all__ = ["DEFAULT_URL", "add_source_flags", "open_source", "openai_key"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

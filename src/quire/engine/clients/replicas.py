@@ -173,8 +173,8 @@ class ReplicatedClient:
     async def control(self, op: AdminOp) -> Report:
         """On all replicas that can; their answers in one. A pause or sleep, or its end, is carried
         out by the others when they can; paused or asleep is what all are. Pins are those that all
-        which are ready hold; the blocks and hits of all are theirs. Lost ones are those that any
-        has lost. Maps of blocks follow one another."""
+        which are ready hold; the blocks, hits and facts of all are theirs. Lost ones are those that
+        any has lost. Maps of blocks follow one another."""
         if isinstance(op, ListPins):
             reports = await self._list_pins()
             held = _held_by_all([report.pins for _, report in reports])
@@ -192,6 +192,11 @@ class ReplicatedClient:
             reports[0],
             blocks=b"".join(report.blocks for report in reports),
             view=merge_views([(each.view, len(each.blocks)) for each in reports if each.view]),
+            facts=tuple(
+                replace(fact, core=core)
+                for core, report in enumerate(reports)
+                for fact in report.facts
+            ),
             was_there=any(report.was_there for report in reports),
             is_paused=all(report.is_paused for report in reports),
             sleep_level=min(report.sleep_level for report in reports),

@@ -41,6 +41,7 @@ from quire.protocol.control import (
     ResetPrefixCache,
     Resume,
     Sleep,
+    TellFacts,
     Unpin,
     UpdateWeights,
     Wake,
@@ -255,7 +256,7 @@ class EngineCore:
         scheduler = self._scheduler
         if isinstance(op, ExtendPrompt):
             return replace(self._report, was_there=scheduler.extend(op))
-        if isinstance(op, Inspect | MapBlocks | ListPins):
+        if isinstance(op, Inspect | MapBlocks | ListPins | TellFacts):
             return self._look(op, now)
         if isinstance(op, Unpin):
             was_there = scheduler.state.pins.release(op.handle)
@@ -289,11 +290,14 @@ class EngineCore:
             return self._ask(op)
         return self._report
 
-    def _look(self, op: Inspect | MapBlocks | ListPins, now: float) -> Report:
+    def _look(self, op: Inspect | MapBlocks | ListPins | TellFacts, now: float) -> Report:
         """The answer to a question, for which no step is waited."""
         if isinstance(op, MapBlocks):
             states, view = self._scheduler.block_states(), self._scheduler.view(now, op.steps_s)
             return replace(self._report, blocks=states, view=view)
+        if isinstance(op, TellFacts):
+            facts = self._scheduler.facts(op.tenant, op.request_ids, now)
+            return replace(self._report, facts=facts)
         if isinstance(op, ListPins):
             pins = self._scheduler.state.pins
             return replace(self._report, pins=pins.list(now), lost_pins=pins.lost)

@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from quire.protocol.status import EngineView, ViewedGroup, ViewedPrefix, ViewedStep
+from quire.protocol.status import EngineView, ViewedGroup, ViewedPrefix, ViewedStep, WaitReason
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState
 
@@ -26,11 +26,10 @@ PIN = -1
 
 
 def view_of(
-    state: SchedulerState, steps: tuple[ViewedStep, ...], steps_s: float, shortage: str
+    state: SchedulerState, steps: tuple[ViewedStep, ...], steps_s: float, shortage: WaitReason
 ) -> EngineView:
     """Return the moment. steps: from the log, those of `JUST_NOW_S` at least. steps_s: age of the
-    oldest that the view has. shortage: reason, in words, why the last step admitted no more
-    groups."""
+    oldest that the view has. shortage: reason why the last step admitted no more groups."""
     slots = [sequence for sequence in state.table.sequences if sequence is not None]
     holders: dict[SequenceGroup, set[int]] = {}
     owner = np.zeros(state.kv.pool.num_blocks, np.int64)
@@ -77,7 +76,7 @@ def _viewed(
     group: SequenceGroup,
     holders: dict[SequenceGroup, set[int]],
     state: SchedulerState,
-    shortage: str,
+    shortage: WaitReason,
 ) -> ViewedGroup:
     table = state.table
     return ViewedGroup(
@@ -93,20 +92,12 @@ def _viewed(
     )
 
 
-def _reason(group: SequenceGroup, shortage: str) -> str:
+def _reason(group: SequenceGroup, shortage: WaitReason) -> str:
     """Return in words why a group does not compute."""
-    before = "preempted; " if group.was_admitted and not group.has_slots else ""
-    if group.state is GroupState.WAITING:
-        return before + (shortage or "the next step may admit it")
-    if group.request.grammar is not None and group.grammar is None:
-        return "its grammar is being compiled"
-    if group.request.adapter is not None and not group.adapter:
-        return "its adapter is being loaded, or all slots of adapters are taken"
-    if group.input_ticket in group.blocked_on:
-        return "the rest of its prompt is to come"
-    if group.verdict_ticket in group.blocked_on:
-        return "an output hook has yet to answer"
-    return before + "its K/V are being copied to the device"
+    reason = shortage if group.state is GroupState.WAITING else group.blocked_by
+    was_preempted = group.was_admitted and not group.has_slots
+    says_so = group.state is GroupState.WAITING or reason is WaitReason.COPIES
+    return ("preempted; " if was_preempted and says_so else "") + reason.words
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.dialect import Text
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.anthropic.blocks import BlockReader, whole_blocks
+from quire.server.anthropic.request import ReadRequest
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import EventSink
 from quire.server.openai.answer import collect, encode
 from quire.server.openai.job import Job
-from quire.server.requests.bodies import ChatRequest
+from quire.server.readings.prompt_memory import CacheVerdict, MissKind
 from quire.server.requests.errors import ErrorReply
 
 __all__ = ["Message", "MessagesAnswer", "TokenCount", "error_event"]
@@ -54,9 +56,22 @@ class MessageUsage(msgspec.Struct):
     speed: str = "standard"
 
 
+class CacheMissReason(msgspec.Struct):
+    """type: the part that has changed since the earlier message, "previous_message_not_found" or
+    "unavailable". cache_missed_input_tokens: tokens that would have been found without a change."""
+
+    type: str
+    cache_missed_input_tokens: int | UnsetType = UNSET
+
+
+class Diagnostics(msgspec.Struct):
+    cache_miss_reason: CacheMissReason
+
+
 class Message(msgspec.Struct):
     """content: blocks of type text, thinking or tool_use. Clients expect every field of the API,
-    so those of its own services are null."""
+    so those of its own services are null. diagnostics: None unless it was asked for and something
+    has changed."""
 
     id: str
     model: str
@@ -67,7 +82,7 @@ class Message(msgspec.Struct):
     type: str = "message"
     role: str = "assistant"
     container: None = None
-    diagnostics: None = None
+    diagnostics: Diagnostics | None = None
     stop_details: None = None
 
 
@@ -84,17 +99,16 @@ def error_event(reply: ErrorReply) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MessagesAnswer:
-    """The answer to one request. hides_thinking: see `BlockReader`."""
+    """The answer to one request."""
 
     job: Job
-    body: ChatRequest
+    read: ReadRequest
     params: SamplingParams
     form: AnswerForm | None
-    hides_thinking: bool
 
     async def whole(self) -> bytes:
         """Return the JSON body. Errors as in `GenerationService.open` and `Generation.run`."""
-        reader = BlockReader(hides_thinking=self.hides_thinking)
+        reader = BlockReader(hides_thinking=self.read.hides_thinking)
         async with self._open() as generation:
             (sample,) = await collect(generation)
             parts = sample.parts if self.form is not None else [Text(sample.text)]
@@ -118,8 +132,9 @@ class MessagesAnswer:
             return writer.last_events()
 
     def _open(self) -> AbstractAsyncContextManager[Generation]:
-        render = functools.partial(self.job.render_chat, self.body, self.form)
-        return self.job.open(render, self.params, self.body, self.form, fits_room=True)
+        chat = self.read.chat
+        render = functools.partial(self.job.render_chat, chat, self.form)
+        return self.job.open(render, self.params, chat, self.form, fits_room=True)
 
     def _message(
         self,
@@ -129,7 +144,12 @@ class MessagesAnswer:
         sequence: str | None,
     ) -> Message:
         head = self.job.head("msg_", "message")
-        return Message(head.id, head.model, content, reason, sequence, _usage(generation))
+        message = Message(head.id, head.model, content, reason, sequence, _usage(generation))
+        if self.read.previous_id is not None:
+            size = self.job.ready.capacity.block_size
+            verdict = generation.known.compared(self.read.previous_id, size)
+            message.diagnostics = _diagnostics(verdict)
+        return message
 
     def start_event(self, generation: Generation) -> bytes:
         """Return the first event: the message before it has any content."""
@@ -145,7 +165,7 @@ class _Writer:
     def __init__(self, answer: MessagesAnswer, generation: Generation) -> None:
         self._answer = answer
         self._generation = generation
-        self._reader = BlockReader(hides_thinking=answer.hides_thinking)
+        self._reader = BlockReader(hides_thinking=answer.read.hides_thinking)
         self._has_begun = False
         self._ending: tuple[StopReason, str | None] = ("end_turn", None)
 
@@ -186,6 +206,30 @@ def _usage(generation: Generation) -> MessageUsage:
     num_cached = min(generation.num_cached_tokens, num_prompt)
     details = MessageOutputDetails(generation.num_reasoning_tokens or 0)
     return MessageUsage(num_prompt - num_cached, generation.num_tokens, num_cached, details)
+
+
+_CHANGES = {
+    "tools": "tools_changed",
+    "system": "system_changed",
+    "message": "messages_changed",
+}
+
+
+def _diagnostics(verdict: CacheVerdict | None) -> Diagnostics | None:
+    """Return the API's words for a verdict on the earlier message, which is None if it is
+    unknown."""
+    if verdict is None:
+        return Diagnostics(CacheMissReason("previous_message_not_found"))
+    if verdict.goes_on:
+        return None
+    changed = None if verdict.place is None else _CHANGES.get(verdict.place.name)
+    if verdict.kind is MissKind.ADAPTER:
+        changed = "model_changed"
+    elif verdict.kind is MissKind.MEDIA:
+        changed = "messages_changed"
+    if changed is None:
+        return Diagnostics(CacheMissReason("unavailable"))
+    return Diagnostics(CacheMissReason(changed, verdict.num_missed))
 
 
 def _ending(

@@ -24,12 +24,14 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "
 class ReadRequest:
     """A request as a chat. removed_lines: lines removed from its system prompt, see `volatile`.
     skipped_tools: tools that only another service could run. hides_thinking: blocks of thinking
-    have no text."""
+    have no text. previous_id: id of the
+    message that it compares itself with."""
 
     chat: ChatRequest
     removed_lines: list[str]
     skipped_tools: list[str]
     hides_thinking: bool
+    previous_id: str | None = None
 
 
 def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel) -> ReadRequest:
@@ -47,12 +49,22 @@ def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel)
     _take_thinking(chat, body, model)
     if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
         chat.continue_final_message = True
+    previous_id = None
     if isinstance(body, MessagesRequest):
+        previous_id = _previous_id(body)
         chat.stream = body.stream
         chat.max_tokens = min(body.max_tokens, MAX_TOKENS)
         chat.stop = body.stop_sequences
     hides = (body.thinking or {}).get("display") == "omitted"
-    return ReadRequest(chat, removed_lines, skipped_tools, hides)
+    return ReadRequest(chat, removed_lines, skipped_tools, hides, previous_id)
+
+
+def _previous_id(body: MessagesRequest) -> str | None:
+    found = (body.diagnostics or {}).get("previous_message_id")
+    if found is not None and not isinstance(found, str):
+        advice = "Give the id of a message, or null."
+        raise refused("diagnostics.previous_message_id", found, advice)
+    return found
 
 
 def _tools(given: list[Fields]) -> tuple[list[Fields], list[str]]:

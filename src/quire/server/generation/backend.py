@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 
@@ -15,10 +16,13 @@ from quire.protocol.status import (
     EngineStatus,
     StartPhase,
 )
+from quire.rendering.chat_template.cache_lint import CacheRisk
 from quire.server.generation.adapters import ServedAdapters
 from quire.server.requests.errors import RefusedError
 
 __all__ = ["Backend", "Ready", "ServedModel", "describe"]
+
+logger = logging.getLogger("quire.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,8 @@ class ServedModel:
     """names: names that requests may use; responses have the first. root: folder or hub id.
     created: Unix seconds, the same for the life of the server. seed: seed from which requests
     without one draw theirs; None for unpredictable ones. dialect: form of its calls and thinking;
-    None without a chat. adapters: adapters that requests may name in its place; None if the engine
-    takes none."""
+    None without a chat. cache_risks: habits of its chat template that cost cached prefixes.
+    adapters: adapters that requests may name in its place; None if the engine takes none."""
 
     names: tuple[str, ...]
     root: str
@@ -36,6 +40,12 @@ class ServedModel:
     seed: int | None = None
     dialect: Dialect | None = None
     adapters: ServedAdapters | None = None
+    cache_risks: tuple[CacheRisk, ...] = ()
+
+    def log_risks(self) -> None:
+        """Log each habit of the chat template that costs cached prefixes."""
+        for risk in self.cache_risks:
+            logger.info("The chat template defeats cached prefixes: %s.", risk.words)
 
     def adapter_of(self, name: str | None) -> str | None:
         """Return the adapter that a request names; None for the model itself. RefusedError 404 for

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from quire.bundled import BUNDLED_NAME, named_model
@@ -12,9 +13,13 @@ from quire.config.adapters import named
 from quire.config.settings import EngineSettings, setting_values
 from quire.config.startup import find_model
 from quire.dialect import Dialect, find_dialect
+from quire.dialect.harmony import own_template
 from quire.engine.model_front import ModelFront, load_model_front
 from quire.engine.supervision.supervisor import SettingValue
 from quire.errors import ConfigError
+from quire.rendering import RendersChats
+from quire.rendering.chat_template.cache_lint import CacheRisk, cache_risks
+from quire.rendering.chat_template.template import ChatTemplate
 from quire.server.generation.adapters import ServedAdapters
 from quire.server.generation.backend import ServedModel
 from quire.server.settings import ServerSettings
@@ -25,6 +30,7 @@ __all__ = [
     "load_served_model",
     "model_dialect",
     "served_names",
+    "template_risks",
     "with_model",
 ]
 
@@ -54,7 +60,31 @@ def load_served_model(engine: EngineSettings, server: ServerSettings) -> ServedM
     names, root = served_names(engine, server)
     dialect = model_dialect(front, server.tool_call_parser, server.reasoning_parser)
     adapters = _adapters(engine, server, names)
-    return ServedModel(names, root, int(time.time()), front, settings.seed, dialect, adapters)
+    return ServedModel(
+        names,
+        root,
+        int(time.time()),
+        front,
+        settings.seed,
+        dialect,
+        adapters,
+        tuple(template_risks(front, dialect)),
+    )
+
+
+def template_risks(front: ModelFront, dialect: Dialect | None) -> list[CacheRisk]:
+    """Return what the model's chat template does that costs cached prefixes."""
+    template, tokenizer = front.renderer.chat_template, front.renderer.tokenizer
+    if template is None or tokenizer is None or "default" in template.why_broken:
+        return []
+    sources = {name: template.source(name) for name in template.names}
+    special, is_given = tokenizer.special_tokens, template.is_given
+
+    def make(now: Callable[[], datetime]) -> RendersChats:
+        own = ChatTemplate(sources, special, now=now, keep_broken=True, is_given=is_given)
+        return own_template(dialect, own, lambda: now().date()) or own
+
+    return cache_risks(make)
 
 
 def _adapters(

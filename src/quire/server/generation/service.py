@@ -27,7 +27,7 @@ from quire.protocol.prediction import PredictionReader
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.protocol.step import TokenLogprobs
+from quire.protocol.step import IntArray, TokenLogprobs
 from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.rendering.media.images import ImageRenderer
 from quire.server.generation.backend import Ready, ServedModel
@@ -37,6 +37,7 @@ from quire.server.generation.parsed import AnswerForm, PartsReader
 from quire.server.generation.prompts import PromptRenderer, check_context
 from quire.server.generation.waiting import Party, Place, WaitingRoom
 from quire.server.readings.metrics import ServerMetrics
+from quire.server.readings.prompt_memory import KnownPrompt, PromptMemory
 from quire.server.readings.timeline import Timeline
 from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.errors import RefusedError
@@ -77,7 +78,8 @@ class Generation:
     """A prompt in the engine, opened and closed by `GenerationService.open`; call `run` once.
 
     num_tokens: tokens of all samples so far. num_cached_tokens: cached tokens of the prompt.
-    prompt_logprobs: one per position, if asked; complete when the first token arrives.
+    prompt_logprobs: one per position, if asked; complete when the first token arrives. known: the
+    prompt, as it is remembered.
     """
 
     def __init__(
@@ -92,14 +94,15 @@ class Generation:
         timeline: Timeline,
         metrics: ServerMetrics,
         recorder: TraceRecorder,
+        known: KnownPrompt,
         beams: BeamRules | None = None,
         form: AnswerForm | None = None,
         has_grammar: bool = False,
         grammar_field: str | None = None,
     ) -> None:
-        """beams: rules of a beam search, whose samples come at its end. form: form of parsed
-        answers. has_grammar: the engine must compile a grammar first. grammar_field: the request's
-        field with that grammar."""
+        """known: the prompt, as it is remembered. beams: rules of a beam search, whose samples come
+        at its end. form: form of parsed answers. has_grammar: the engine must compile a grammar
+        first. grammar_field: the request's field with that grammar."""
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
@@ -115,6 +118,8 @@ class Generation:
         self._timeline = timeline
         self._metrics = metrics
         self._recorder = recorder
+        self.known = known
+        self._first_answer: list[int] = []
         self._beams = beams
         self._is_parsed = form is not None
         self._has_grammar = has_grammar
@@ -203,6 +208,7 @@ class Generation:
             timeline.finish_reason = sample.ending or self._early_end()
             self._metrics.count_finish(timeline.finish_reason)
         self._metrics.count_generation(self._timeline, self.params, self.num_tokens)
+        self.known.answered(self._first_answer)
         num_prompt = len(self.prompt.token_ids)
         self._recorder.record(timeline, num_prompt, self.num_tokens, self.params.n)
 
@@ -235,6 +241,8 @@ class Generation:
         finish = news.finish
         grown, num_kept, ending = sample.renderer.take(news.token_ids, finish)
         self.num_tokens += num_kept
+        if news.index == 0:
+            self._first_answer += news.token_ids
         if sample.prediction is not None:
             sample.prediction.read(news.token_ids[:num_kept])
         if isinstance(grown, str):
@@ -384,15 +392,17 @@ class GenerationService:
         recorder: TraceRecorder,
         prompts: PromptRenderer,
         images: OpenImages,
+        memory: PromptMemory,
     ) -> None:
-        """prompts: makes large grammars in its threads. images: room of those of open
-        requests."""
+        """prompts: makes large grammars in its threads. images: room of those of open requests.
+        memory: gets all prompts."""
         self._limits = limits
         self._metrics = metrics
         self._waiting = waiting
         self._recorder = recorder
         self._prompts = prompts
         self._images = images
+        self._memory = memory
         self._requests: tuple[ServedModel, RequestRenderer] | None = None
 
     @asynccontextmanager
@@ -520,6 +530,15 @@ class GenerationService:
         async with await client.add(request) as stream:
             if timeline.queued_s is None:
                 timeline.queued_s = timeline.now()
+            known = self._memory.add(
+                timeline,
+                request.prompt_token_ids,
+                tail=self._tail(ready, request.prompt_token_ids, timeline),
+                salt=salt,
+                adapter=request.adapter_digest,
+                media=request.media,
+                parts=timeline.parts,
+            )
             generation = Generation(
                 stream,
                 prompt,
@@ -530,6 +549,7 @@ class GenerationService:
                 timeline=timeline,
                 metrics=self._metrics,
                 recorder=self._recorder,
+                known=known,
                 beams=beams,
                 form=form,
                 has_grammar=request.grammar is not None,
@@ -539,6 +559,12 @@ class GenerationService:
                 yield generation
             finally:
                 generation.close()
+
+    def _tail(self, ready: Ready, token_ids: IntArray, timeline: Timeline) -> int:
+        """Return where what the template wrote after the last message begins; 0 without one."""
+        if timeline.parts is None:
+            return 0
+        return ready.model.front.renderer.last_end(token_ids)
 
     def _request_renderer(self, model: ServedModel) -> RequestRenderer:
         """Make one per model, since it draws the seeds of requests that name none."""

@@ -24,6 +24,7 @@ from quire.server.openai.beams import beam_rules
 from quire.server.openai.logprobs import LogprobsBudget, LogprobsWriter
 from quire.server.openai.sampling import limit_field
 from quire.server.openai.structured import dropped_keywords, num_schema_chars, structured_field
+from quire.server.readings.chat_parts import ChatParts
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import ChatRequest, GenerationRequest
 from quire.server.requests.places import Fields
@@ -68,9 +69,10 @@ class Job:
     party: Party = field(default_factory=Party)
 
     def head(self, prefix: str, kind: str) -> AnswerHead:
-        """Return the head of an answer to this request."""
+        """Return the head of an answer to this request, and let its timeline know the id."""
         name = self.adapter or self.ready.model.names[0]
-        return AnswerHead(prefix + self.timeline.request_id, kind, int(time.time()), name)
+        self.timeline.answer_id = prefix + self.timeline.request_id
+        return AnswerHead(self.timeline.answer_id, kind, int(time.time()), name)
 
     def logprobs(
         self, num_top: int, body: GenerationRequest, generation: Generation, *, echo: bool = False
@@ -103,6 +105,8 @@ class Job:
         prompt = await prompts.render_chat(
             renderer, body, max_model_len, dialect, tools_text, tenant=self.tenant
         )
+        work = functools.partial(ChatParts.of, body)
+        self.timeline.parts = await prompts.run(work, len(prompt.token_ids))
         if self.session is not None:
             work = functools.partial(self.session.continued, prompt, renderer.tokenizer)
             size = self.session.num_known + len(prompt.text or "")

@@ -10,7 +10,10 @@ import quire
 from quire.server.settings import ServerSettings
 
 if TYPE_CHECKING:  # the first line is written before this is imported
+    from collections.abc import Sequence
+
     from quire.protocol.status import EngineStatus
+    from quire.rendering.chat_template.cache_lint import CacheRisk
 
 __all__ = ["BootScreen"]
 
@@ -36,8 +39,10 @@ class BootScreen:
             self._num_shown += 1
             self._line(f"  {phase.name:<24}{phase.seconds:8.2f} s")
 
-    def ready(self, status: EngineStatus, name: str, root: str) -> None:
-        """Write the capacity, and lines to copy. name, root: see `ServedModel`."""
+    def ready(
+        self, status: EngineStatus, name: str, root: str, cache_risks: Sequence[CacheRisk] = ()
+    ) -> None:
+        """Write the capacity, and lines to copy. name, root, cache_risks: see `ServedModel`."""
         capacity, url = status.capacity, self._settings.url
         if capacity is None:
             return
@@ -50,7 +55,9 @@ class BootScreen:
             f"  context   {capacity.max_model_len:,} tokens\n"
             f"  KV cache  {capacity.capacity_tokens:,} tokens, "
             f"Maximum concurrency for {capacity.max_model_len:,} tokens per request: "
-            f"{concurrency:.2f}x\n" + (f"  page      {url}/ui\n" if has_page else "")
+            f"{concurrency:.2f}x\n"
+            + "".join(f"  template  {risk.name}: {risk.words}\n" for risk in cache_risks)
+            + (f"  page      {url}/ui\n" if has_page else "")
         )
         self._line(self._how_to_use(url, name))
         self._line("Application startup complete.")

@@ -130,6 +130,8 @@ class _Front:
         if model.seed is not None:  # fronts with equal seeds would repeat each other's draws
             model = replace(model, seed=model.seed + self._launch.front)
         self._backend.set_model(model)
+        if self._launch.front == 0:
+            model.log_risks()
         gc.collect()
         gc.freeze()
         status = client.status

@@ -95,6 +95,7 @@ class SoleFront:
         prefixes on each core."""
         model = await asyncio.to_thread(load_served_model, self._engine, self._settings)
         self._backend.set_model(model)
+        model.log_risks()
         keeper = PrefixKeeper(client, render_prefixes(self._prefixes, model.front.renderer))
         status = client.status
         while status.state is not EngineState.READY:
@@ -102,7 +103,7 @@ class SoleFront:
             status = await client.wait_for_change(status)
         self._screen.show(status)
         await keeper.start()
-        self._screen.ready(status, model.names[0], model.root)
+        self._screen.ready(status, model.names[0], model.root, model.cache_risks)
         # Objects of the start-up live on: collections between tokens need not visit them.
         gc.collect()
         gc.freeze()

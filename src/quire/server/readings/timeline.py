@@ -7,6 +7,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+
+from quire.server.readings.chat_parts import ChatParts
 
 __all__ = ["Timeline", "TimelineLog"]
 
@@ -23,7 +26,8 @@ class Timeline:
     at which the engine gave tokens, and their numbers. num_chunk_tokens: tokens of all chunks so
     far. A request of several prompts has the times of the first prompt to get there, and chunks of
     all. tenant: name of the caller's key (see `Gate`); not shown. number: place in a `TimelineLog`,
-    from 1.
+    from 1. answer_id: id of the answer; not shown. parts: digests of the parts of its prompt; not
+    shown.
 
     num_history_tokens: tokens of the conversation that the request continues. num_kept_tokens:
     number of the first ones that the prompt has unchanged; the rest was tokenized again.
@@ -35,6 +39,7 @@ class Timeline:
     request_id: str
     route: str
     tenant: str = ""
+    answer_id: str = ""
     number: int = 0
     clock: Callable[[], float] = time.monotonic
     arrived_at: float = field(default_factory=time.time)
@@ -56,6 +61,7 @@ class Timeline:
     num_kept_tokens: int = 0
     removed_lines: list[str] = field(default_factory=list[str])
     ignored: list[str] = field(default_factory=list[str])
+    parts: ChatParts | None = None
     num_chunks: int = 0
     num_chunk_tokens: int = 0
     chunk_times: array[float] = field(default_factory=lambda: array("d"))
@@ -64,6 +70,10 @@ class Timeline:
 
     def __post_init__(self) -> None:
         self._start = self.clock()
+
+    def is_named(self, name: str) -> bool:
+        """Return whether this is the id of the request or of its answer."""
+        return name in (self.request_id, self.answer_id)
 
     def now(self) -> float:
         """Seconds since arrival."""
@@ -145,3 +155,8 @@ class TimelineLog:
     def find(self, request_id: str, tenant: str) -> Timeline | None:
         """Return the newest of that id and tenant."""
         return next((kept for kept in self.latest(tenant) if kept.request_id == request_id), None)
+
+    def named(self, name: str, tenant: str) -> Timeline | None:
+        """Return the newest of a tenant whose request or answer has this id, open or not."""
+        known = chain(reversed(self.open(tenant)), self.latest(tenant))
+        return next((each for each in known if each.is_named(name)), None)

@@ -31,8 +31,10 @@ class CountTokensRequest(ChatExtras, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """POST /v1/messages."""
+    """POST /v1/messages. diagnostics: asks why less was cached than the message that it names as
+    `previous_message_id` has in common with the prompt."""
 
     max_tokens: Tokens
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+    diagnostics: dict[str, Any] | None = None

@@ -28,7 +28,9 @@ class InputTokensRequest(ChatExtras, kw_only=True):
 
 
 class ResponsesRequest(InputTokensRequest, kw_only=True):
-    """POST /v1/responses. prompt_cache_key, safety_identifier: returned unchanged."""
+    """POST /v1/responses. prompt_cache_key, safety_identifier: returned unchanged.
+    prompt_cache_options: asks why less was cached than the response that it names as
+    `comparison_response_id` has in common with the prompt."""
 
     background: bool | None = None
     include: list[str] | None = None
@@ -36,6 +38,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     max_tool_calls: int | None = None
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     safety_identifier: str | None = None
     store: bool | None = None
     stream: bool | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.dialect import Text
 from quire.protocol.sampling_params import SamplingParams
@@ -20,6 +21,7 @@ from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import encode
 from quire.server.openai.job import Job
 from quire.server.openai.logprobs import LogprobsWriter
+from quire.server.readings.prompt_memory import CacheVerdict, MissKind
 from quire.server.requests.errors import ErrorReply
 from quire.server.requests.places import Fields
 from quire.server.requests.responses_bodies import ResponsesRequest
@@ -50,6 +52,17 @@ class ResponseUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+
+
+class CacheDiagnostics(msgspec.Struct):
+    """type: "cache_hit", "cache_miss", "comparison_response_not_found" or "unavailable".
+    The others are there for a miss. reason: the part that has changed. comparison_reusable_tokens:
+    tokens that the compared response and its prompt have in common with this prompt."""
+
+    type: str
+    cache_missed_tokens: int | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    comparison_reusable_tokens: int | UnsetType = UNSET
 
 
 class Response(msgspec.Struct):
@@ -86,6 +99,7 @@ class Response(msgspec.Struct):
     error: Fields | None = None
     incomplete_details: Fields | None = None
     completed_at: int | None = None
+    prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
 
 
 class ItemList(msgspec.Struct):
@@ -224,6 +238,10 @@ class ResponsesAnswer:
     def _keep(self, generation: Generation) -> None:
         self.response.output = self._reader.items
         self.response.usage = _usage(generation)
+        if self.read.compared_id is not None:
+            size = self.job.ready.capacity.block_size
+            verdict = generation.known.compared(self.read.compared_id, size)
+            self.response.prompt_cache_diagnostics = _diagnostics(verdict)
         self.response.completed_at = int(time.time())
         self._put([*generation.prompt.token_ids, *self._token_ids])
 
@@ -257,6 +275,30 @@ def _usage(generation: Generation) -> ResponseUsage:
         OutputDetails(generation.num_reasoning_tokens or 0),
         num_prompt + num_output,
     )
+
+
+_CHANGES = {
+    "tools": "tools_changed",
+    "effort": "reasoning_effort_changed",
+    "verbosity": "verbosity_changed",
+    "system": "input_changed",
+    "message": "input_changed",
+}
+
+
+def _diagnostics(verdict: CacheVerdict | None) -> CacheDiagnostics:
+    if verdict is None:
+        return CacheDiagnostics("comparison_response_not_found")
+    if verdict.goes_on:
+        return CacheDiagnostics("cache_hit")
+    reason = None if verdict.place is None else _CHANGES.get(verdict.place.name)
+    if verdict.kind is MissKind.ADAPTER:
+        reason = "model_changed"
+    elif verdict.kind is MissKind.MEDIA:
+        reason = "input_changed"
+    if reason is None:
+        return CacheDiagnostics("unavailable")
+    return CacheDiagnostics("cache_miss", verdict.num_missed, reason, verdict.num_common)
 
 
 def page_of(items: Iterable[Fields], *, limit: int, descends: bool, after: str | None) -> ItemList:

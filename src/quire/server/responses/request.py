@@ -27,11 +27,12 @@ _VERBOSITIES = ("low", "medium", "high")
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
     """A request as a chat. drops_oldest: a conversation that does not fit loses its oldest
-    turns."""
+    turns. compared_id: id of the response with which its cached tokens are compared."""
 
     chat: ChatRequest
     tools: GivenTools
     drops_oldest: bool
+    compared_id: str | None = None
 
 
 def read_request(
@@ -55,11 +56,21 @@ def read_request(
     _take_format(chat, text)
     if body.truncation not in (None, "auto", "disabled"):
         raise refused("truncation", body.truncation, 'Use "auto" or "disabled".')
+    compared_id = None
     if isinstance(body, ResponsesRequest):
+        compared_id = _compared_id(body)
         chat.stream, chat.thinking_token_budget = body.stream, body.thinking_token_budget
         chat.max_completion_tokens = body.max_output_tokens
         _take_logprobs(chat, body)
-    return ReadRequest(chat, tools, body.truncation == "auto")
+    return ReadRequest(chat, tools, body.truncation == "auto", compared_id)
+
+
+def _compared_id(body: ResponsesRequest) -> str | None:
+    found = (body.prompt_cache_options or {}).get("comparison_response_id")
+    if found is not None and not isinstance(found, str):
+        advice = "Give the id of a response, or null."
+        raise refused("prompt_cache_options.comparison_response_id", found, advice)
+    return found
 
 
 def _check_absent(body: InputTokensRequest) -> None:

@@ -28,7 +28,7 @@ async def create_message(call: Call[MessagesRequest]) -> Response:
     def answer(timeline: Timeline) -> MessagesAnswer:
         timeline.ignored, timeline.removed_lines = ignored, read.removed_lines
         job = call.services.job(ready, call.request, read.chat, timeline)
-        return MessagesAnswer(job, read.chat, params, form, read.hides_thinking)
+        return MessagesAnswer(job, read, params, form)
 
     return await respond(call, read.chat, answer, error_event)
 

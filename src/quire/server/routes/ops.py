@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,17 @@ import msgspec
 from starlette.responses import Response
 
 import quire
-from quire.protocol.status import EngineState, EngineStatus
+from quire.errors import QuireError
+from quire.protocol.control import TellFacts
+from quire.protocol.status import EngineState, EngineStatus, RequestFacts
 from quire.server.openai.answer import encode
+from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences
+from quire.server.readings.prompt_memory import CacheVerdict
 from quire.server.readings.short_status import ShortStatus, short_status
 from quire.server.requests.errors import RefusedError
 from quire.server.routes import exposition
 from quire.server.routes.route import JSON, TEXT, Access, Call, Route
+from quire.server.routes.services import Services
 from quire.telemetry.engine_stats import EngineStats
 
 __all__ = ["ROUTES"]
@@ -27,6 +33,13 @@ _PAGE_POLICY = (
 """Policy that browsers hold the page to: it asks this server alone."""
 
 _HEALTHY = (EngineState.READY, EngineState.SLEEPING, EngineState.DRAINING)
+
+
+PATIENCE_S = 2.0
+"""Seconds to wait for an engine that is asked about a request."""
+
+SAME_S = 0.1
+"""A request in the engine that is older than a timeline by more than this had its id before."""
 
 
 class Version(msgspec.Struct):
@@ -70,6 +83,34 @@ class CacheReading(msgspec.Struct):
     loads_started: int
     loads_declined: int
     loads_late: int
+
+
+class CacheReason(msgspec.Struct):
+    """Why tokens of a prompt were computed: hashes and counts. compared: id of the earlier request.
+    token: number of the first token that differs. place, message, role: the part of the chat in
+    which it lies."""
+
+    kind: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_common_tokens: int
+    num_reusable_tokens: int
+    compared: str
+    token: int | None
+    place: str | None
+    message: int | None
+    role: str
+
+
+class Explanation(msgspec.Struct):
+    """sentences: why a request took its time. cache_sentences, cache: why its prompt was computed
+    again; none for a request without text. engine: facts of each of its prompts."""
+
+    request_id: str
+    sentences: list[str]
+    cache_sentences: list[str]
+    cache: CacheReason | None
+    engine: list[RequestFacts]
 
 
 class TimelineList(msgspec.Struct):
@@ -167,12 +208,83 @@ async def timeline(call: Call[None]) -> dict[str, Any]:
     request_id = call.part("request_id")
     found = call.services.timelines.find(request_id, call.tenant)
     if found is None:
-        raise RefusedError(
-            f"There is no request {request_id[:128]!r} among the last ones. GET "
-            "/admin/requests lists them.",
-            status=404,
-        )
-    return found.as_dict()
+        raise _unknown(request_id)
+    shown = found.as_dict()
+    prompt = call.services.prompt_memory.find(request_id, call.tenant)
+    if prompt is not None and prompt.timeline is found:
+        verdict = prompt.memory.verdict(prompt, block_size=_block_size(call.services))
+        shown["cache"] = _reason(verdict)
+    return shown
+
+
+async def explanation(call: Call[None]) -> Explanation:
+    """Why a request of the caller's key was slow, and why its prompt was computed again, in words.
+    The request may still run; its id or that of its answer names it."""
+    services, name = call.services, call.part("request_id")
+    timeline = services.timelines.named(name, call.tenant)
+    if timeline is None:
+        raise _unknown(name)
+    prompt = services.prompt_memory.find(timeline.request_id, call.tenant)
+    verdict, size = None, _block_size(services)
+    if prompt is not None and prompt.timeline is timeline and timeline.scheduled_s is not None:
+        verdict = prompt.memory.verdict(prompt, block_size=size)
+    compared = () if verdict is None else (verdict.compared,)
+    facts = await _facts(services, call.tenant, (timeline.request_id, *compared))
+    if prompt is not None and verdict is not None:
+        verdict = prompt.memory.verdict(prompt, block_size=size, facts=facts)
+    own = [each for each in facts if each.request_id == timeline.request_id]
+    age_s = timeline.now() + SAME_S
+    shown = seen_by(call.tenant, [each for each in own if each.age_s < age_s])
+    return Explanation(
+        timeline.request_id,
+        slow_sentences(timeline, shown),
+        [] if verdict is None else cache_sentences(verdict),
+        None if verdict is None else _reason(verdict),
+        list(shown),
+    )
+
+
+async def _facts(
+    services: Services, tenant: str, request_ids: tuple[str, ...]
+) -> tuple[RequestFacts, ...]:
+    """Ask the engine about requests. One that cannot answer, or is busy, knows nothing."""
+    client = services.backend.client
+    if client is None:
+        return ()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return (await client.control(TellFacts(tenant, request_ids))).facts
+    except (QuireError, TimeoutError):
+        return ()
+
+
+def _block_size(services: Services) -> int:
+    capacity = services.backend.status.capacity
+    return 1 if capacity is None else capacity.block_size
+
+
+def _reason(verdict: CacheVerdict) -> CacheReason:
+    place = verdict.place
+    return CacheReason(
+        verdict.kind.value,
+        verdict.num_prompt,
+        verdict.num_cached,
+        verdict.num_common,
+        verdict.num_reusable,
+        verdict.compared,
+        verdict.token,
+        None if place is None else place.name,
+        None if place is None else place.message,
+        "" if place is None else place.role,
+    )
+
+
+def _unknown(request_id: str) -> RefusedError:
+    return RefusedError(
+        f"There is no request {request_id[:128]!r} among the last ones. GET "
+        "/admin/requests lists them.",
+        status=404,
+    )
 
 
 async def docs(_: Call[None]) -> Response:
@@ -201,5 +313,6 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     Route("GET", "/admin/status", status, answer=EngineStatus),
     Route("GET", "/admin/requests", timelines, answer=TimelineList),
     Route("GET", "/admin/requests/{request_id}", timeline),
+    Route("GET", "/admin/requests/{request_id}/explanation", explanation, answer=Explanation),
     Route("GET", "/docs", docs, media="text/html", is_listed=False),
 )

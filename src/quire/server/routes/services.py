@@ -34,6 +34,7 @@ from quire.server.openai.vectors import VectorJob
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.page_recorder import PageRecorder
+from quire.server.readings.prompt_memory import PromptMemory
 from quire.server.readings.span_exporter import SpanExporter, collector_of
 from quire.server.readings.spans import request_spans
 from quire.server.readings.timeline import Timeline, TimelineLog
@@ -79,6 +80,7 @@ class Services:
         self.backend = backend
         self.metrics = ServerMetrics()
         self.timelines = TimelineLog(settings.num_kept_timelines)
+        self.prompt_memory = PromptMemory(settings.num_kept_timelines)
         self.look = EngineLook()
         self.started_at = round(time.time(), 3)
         self.waiting = WaitingRoom(limits, num_fronts=settings.api_server_count)
@@ -121,6 +123,7 @@ class Services:
             self._recorder,
             self.prompts,
             OpenImages(settings.api_server_count),
+            self.prompt_memory,
         )
 
     def files(self) -> BatchStore:

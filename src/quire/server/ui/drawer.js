@@ -14,20 +14,34 @@ export function rowOf(timeline) {
 /** Show a request. row: its row in the stream; null to ask for it by its id. */
 export async function showRequest(id, row = null, now = Date.now() / 1000) {
   const drawer = document.getElementById("drawer");
-  let timeline = null;
-  let fault = null;
-  try {
-    timeline = await (await call(`/admin/requests/${encodeURIComponent(id)}`)).json();
-  } catch (error) {
-    fault = error.message; // it still runs, or is forgotten: the row is what there is
-  }
+  const path = `/admin/requests/${encodeURIComponent(id)}`;
+  // It may still run, or be forgotten: then the row is what there is.
+  const [timeline, explanation, fault] = await Promise.all([read(path), read(`${path}/explanation`)]).then(
+    ([one, other]) => [one.found, other.found, one.fault],
+  );
   const shown = timeline ? rowOf(timeline) : row;
   const close = iconButton("close", "Close", () => drawer.close());
   const head = h("div", { class: "panel-head" }, h("h2", { id: "drawer-title" }, "Request"), close);
   if (!shown) fill(drawer, head, h("p", { class: "error" }, fault));
-  else fill(drawer, head, h("p", { class: "mono request-name" }, shown.id), life(shown, now), details(shown, timeline));
+  else fill(drawer, head, h("p", { class: "mono request-name" }, shown.id), life(shown, now), why(explanation), details(shown, timeline));
   if (!drawer.open) drawer.showModal();
   close.focus();
+}
+
+async function read(path) {
+  try {
+    return { found: await (await call(path)).json(), fault: null };
+  } catch (error) {
+    return { found: null, fault: error.message };
+  }
+}
+
+/** Return the server's own explanation: why the request was slow, and why its prompt was computed. */
+function why(explanation) {
+  if (!explanation) return null;
+  const { sentences, cache_sentences: cache } = explanation;
+  const lines = [...sentences.slice(1), ...cache]; // the first one repeats the bars
+  return h("section", { "aria-label": "Why" }, h("h3", {}, "Why"), h("ul", { class: "why" }, lines.map((line) => h("li", {}, line))));
 }
 
 function life(row, now) {

@@ -1,0 +1,3 @@
+"""Modes of commands that have modules of their own."""
+
+__all__: list[str] = []
