@@ -189,7 +189,8 @@ def load(
         draft = load(settings.of_draft(settings.draft), device, team=team)
     elif settings.draft is not None:
         with torch.inference_mode():
-            heads = load_heads(settings.draft, settings, ops, team, device, model)
+            draft_of = (settings.draft, settings, ops, team, device, model)
+            heads = load_heads(*draft_of, replaced or {})
     loaded = LoadedModel(
         spec,
         device,

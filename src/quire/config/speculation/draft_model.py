@@ -20,7 +20,8 @@ from quire.config.memory.plan import (
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.speculation.heads import HEAD_FILES, DraftHeads, find_heads
-from quire.config.speculation.settings import HEADS, parse_speculation
+from quire.config.speculation.mtp import MTPDraft, find_mtp
+from quire.config.speculation.settings import HEADS, MTP, parse_speculation
 from quire.errors import ConfigError
 
 __all__ = ["Draft", "DraftModel", "draft_folder", "draft_layout", "find_draft"]
@@ -59,7 +60,7 @@ class DraftModel:
         return draft_layout(self.spec, layout).page_bytes
 
 
-Draft = DraftModel | DraftHeads
+Draft = DraftModel | DraftHeads | MTPDraft
 """Weights that guess tokens."""
 
 
@@ -73,11 +74,19 @@ def draft_folder(settings: EngineSettings) -> Path | None:
     return resolve_model_folder(speculation.model, None, settings.download_dir, more)
 
 
-def find_draft(settings: EngineSettings, target: ModelSpec, target_folder: Path) -> Draft | None:
-    """Find the draft model, or the heads, of the settings; None if they name none. target: the
-    model that they draft for. Raises ConfigError: not found, not known, or not usable beside the
-    target."""
+def find_draft(
+    settings: EngineSettings,
+    target: ModelSpec,
+    target_folder: Path,
+    target_checkpoint: Checkpoint | None,
+) -> Draft | None:
+    """Find the draft model, the heads or the MTP layer of the settings; None if they name none.
+    target: the model that they draft for, with its folder, and headers of its files unless weights
+    are made up. Raises ConfigError: not found, not known, or not usable beside the target."""
     speculation, folder = parse_speculation(settings.speculative_config), draft_folder(settings)
+    if speculation is not None and speculation.method == MTP:
+        _check_reading(settings, target)
+        return find_mtp(target, target_folder, target_checkpoint, settings)
     if speculation is None or folder is None:
         return None
     if speculation.method in HEADS:
