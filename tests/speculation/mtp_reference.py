@@ -137,9 +137,10 @@ def write_mtp(model_type: str, folder: Path, extra: dict[str, Any]) -> MTPOracle
     model = write_checkpoint(Case(model_type, model_type, config), folder)
     settings = json.loads((folder / "config.json").read_text())
     settings["num_hidden_layers"] = NUM_LAYERS
-    if is_delta:
-        settings["layer_types"] = config["layer_types"][:NUM_LAYERS]
-    else:
+    for key in ("layer_types", "mlp_layer_types"):
+        if settings.get(key) is not None:
+            settings[key] = settings[key][:NUM_LAYERS]
+    if not is_delta:
         settings["num_nextn_predict_layers"] = 1
     (folder / "config.json").write_text(json.dumps(settings))
     size = model.config.hidden_size

@@ -35,7 +35,7 @@ from tests.speculation.test_laws import DEPTHS, eager_policy, totals
 
 pytestmark = LAWS_BY_PAIRS
 
-FAMILIES = ("deepseek_v3", "glm4_moe_lite")
+FAMILIES = ("deepseek_v3", "glm4_moe_lite", "glm4_moe", "qwen3_next", "qwen3_5_text")
 SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 256, "num_kv_blocks": 128}
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 LONG = {"max_position_embeddings": 256}

@@ -46,7 +46,7 @@ WEIGHTS = WeightMap(
         "mlp.down_proj": "mlp.down",
     },
     embedding="model.embed_tokens.weight",
-    ignored=(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$"),
+    ignored=(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$",),
 )
 
 
