@@ -119,7 +119,7 @@ def test_preempted_and_chunked_ones_change_no_bit(
     eager_policy(monkeypatch)
     same(run(llm), written.expected)
     assert llm.engine.client.stats().preempted_total > 0
-    assert totals(llm).accepted > 5
+    assert totals(llm).drafts > 10
 
 
 def test_the_policy_changes_no_bit(make: Maker, written: Written) -> None:

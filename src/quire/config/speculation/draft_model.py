@@ -21,7 +21,7 @@ from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.speculation.heads import HEAD_FILES, DraftHeads, find_heads
 from quire.config.speculation.mtp import MTPDraft, find_mtp
-from quire.config.speculation.settings import HEADS, MTP, parse_speculation
+from quire.config.speculation.settings import FILE_HEADS, MTP, parse_speculation
 from quire.errors import ConfigError
 
 __all__ = ["Draft", "DraftModel", "draft_folder", "draft_layout", "find_draft"]
@@ -70,7 +70,7 @@ def draft_folder(settings: EngineSettings) -> Path | None:
     speculation = parse_speculation(settings.speculative_config)
     if speculation is None or speculation.model is None:
         return None
-    more = HEAD_FILES if speculation.method in HEADS else ()
+    more = HEAD_FILES if speculation.method in FILE_HEADS else ()
     return resolve_model_folder(speculation.model, None, settings.download_dir, more)
 
 
@@ -89,7 +89,7 @@ def find_draft(
         return find_mtp(target, target_folder, target_checkpoint, settings)
     if speculation is None or folder is None:
         return None
-    if speculation.method in HEADS:
+    if speculation.method in FILE_HEADS:
         _check_reading(settings, target)
         method, count = speculation.method, speculation.num_speculative_tokens
         return find_heads(method, folder, count, target, settings)

@@ -10,15 +10,24 @@ from typing import Any, cast
 from quire.errors import ConfigError
 from quire.foreign import nearest
 
-__all__ = ["HEADS", "METHODS", "OF_MODELS", "SpeculationSettings", "parse_speculation"]
+__all__ = [
+    "FILE_HEADS",
+    "HEADS",
+    "METHODS",
+    "MTP",
+    "OF_MODELS",
+    "SpeculationSettings",
+    "parse_speculation",
+]
 
 MTP = "mtp"
 """Method that guesses by a layer of the model's own checkpoint."""
 
-HEADS = ("medusa", "eagle", "eagle3", MTP)
-"""Methods that guess from hidden states of the model."""
+FILE_HEADS = ("medusa", "eagle", "eagle3")
+HEADS = (*FILE_HEADS, MTP)
+"""Methods that guess from hidden states of the model; the first ones by files of their own."""
 
-WITH_FILES = ("draft_model", "medusa", "eagle", "eagle3")
+WITH_FILES = ("draft_model", *FILE_HEADS)
 """Methods with files of their own, which `model` names."""
 
 OF_MODELS = ("draft_model", *HEADS)
