@@ -20,6 +20,7 @@ from quire.config.speculation.mtp import MTPDraft
 from quire.errors import ConfigError
 from tests.engine.test_latent_models import attention_by_kernels
 from tests.engine.test_laws import assert_same
+from tests.engine.test_recurrent_drafts import PROMPTS, run, sampling
 from tests.engine.test_recurrent_models import prompt_of
 from tests.models.test_latent_packed import write_pair
 from tests.pairs import LAWS_BY_PAIRS
@@ -39,25 +40,7 @@ FAMILIES = ("deepseek_v3", "glm4_moe_lite", "glm4_moe", "qwen3_next", "qwen3_5_t
 SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 256, "num_kv_blocks": 128}
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 LONG = {"max_position_embeddings": 256}
-PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((40, 1, 17, 63, 30))]
 START = f"model.layers.{NUM_LAYERS}."
-
-
-def sampling(count: int = 40) -> list[SamplingParams]:
-    plain: dict[str, Any] = {"max_tokens": count, "logprobs": 1, "ignore_eos": True}
-    return [
-        SamplingParams(temperature=0, **plain),
-        SamplingParams(temperature=1.0, seed=1, **plain),
-        SamplingParams(temperature=0, repetition_penalty=1.3, **plain),
-        SamplingParams(temperature=1.0, seed=2, top_p=0.9, **plain),
-        SamplingParams(temperature=1.0, seed=3, n=3, **plain),
-    ]
-
-
-def run(llm: LLM, prompts: Sequence[list[int]] = PROMPTS) -> list[RequestOutput]:
-    """Greedy and drawn, in one batch, and forked."""
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return llm.generate(asked, sampling()[: len(prompts)], use_tqdm=False)
 
 
 def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:

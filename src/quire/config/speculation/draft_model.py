@@ -24,7 +24,7 @@ from quire.config.speculation.mtp import MTPDraft, find_mtp
 from quire.config.speculation.settings import FILE_HEADS, MTP, parse_speculation
 from quire.errors import ConfigError
 
-__all__ = ["Draft", "DraftModel", "draft_folder", "draft_layout", "find_draft"]
+__all__ = ["Draft", "DraftModel", "draft_folder", "find_draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class DraftModel:
 
     def page_bytes(self, layout: KVLayout) -> int:
         """Bytes of each block of `layout`, which is the target's, for the draft model's K/V."""
-        return draft_layout(self.spec, layout).page_bytes
+        return KVLayout.of_draft(self.spec, layout).page_bytes
 
 
 Draft = DraftModel | DraftHeads | MTPDraft
@@ -101,14 +101,6 @@ def find_draft(
     _check_tokens(folder, target_folder)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(folder)
     return DraftModel(folder, spec, checkpoint)
-
-
-def draft_layout(draft: ModelSpec, target: KVLayout) -> KVLayout:
-    """Return the layout of the draft model's K/V. Its blocks are those of the target's group with
-    full attention: a block with one number holds the K/V of the same tokens in both pools."""
-    group = next(group for group in target.groups if group.window is None)
-    layout = KVLayout.of_model(draft, group.tokens_per_block, draft.dtype)
-    return replace(layout, block_size=group.tokens_per_block)
 
 
 def _check_reading(settings: EngineSettings, target: ModelSpec) -> None:

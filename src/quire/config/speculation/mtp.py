@@ -77,11 +77,8 @@ class MTPDraft:
         return own.page_bytes + state * own.block_size
 
     def layout(self, target: KVLayout) -> KVLayout:
-        """Return the layout of the layer's K/V, with the blocks of the target's group with full
-        attention."""
-        group = next(group for group in target.groups if group.window is None)
-        layout = KVLayout.of_model(self.layer, group.tokens_per_block, self.layer.dtype)
-        return replace(layout, block_size=group.tokens_per_block)
+        """Return the layout of the layer's K/V beside that of the target."""
+        return KVLayout.of_draft(self.layer, target)
 
 
 def find_mtp(
