@@ -17,7 +17,15 @@ from tests.models.families import Case, write_checkpoint
 from tests.models.test_gguf import architecture_of, settings_of
 from tests.speculation.head_reference import Guess
 
-__all__ = ["DELTA", "NUM_LAYERS", "MTPOracle", "as_gguf", "change_tensors", "write_mtp"]
+__all__ = [
+    "DELTA",
+    "NUM_LAYERS",
+    "MTPOracle",
+    "Tensors",
+    "as_gguf",
+    "change_tensors",
+    "write_mtp",
+]
 
 NUM_LAYERS = 3
 """Layers of the models, without the MTP layer."""

@@ -27,6 +27,7 @@ from tests.pairs import LAWS_BY_PAIRS
 from tests.small_engines import Maker, small_engines
 from tests.speculation.mtp_reference import (
     NUM_LAYERS,
+    Tensors,
     as_gguf,
     change_tensors,
     write_mtp,
@@ -196,6 +197,27 @@ def test_layers_in_fp8_guess_as_their_numbers(
     packed, plain = (guesses_of(each, monkeypatch) for each in write_pair(tmp_path, (16, 8)))
     assert len(packed.seen) > 20
     assert packed.seen == plain.seen
+
+
+def test_a_layer_beside_the_text_part_of_a_model_guesses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3.5 is published with an image encoder, its text part below `language_model`, and the
+    layer below neither."""
+    write_mtp("qwen3_5_text", tmp_path, LONG)
+    plain = guesses_of(tmp_path, monkeypatch)
+
+    def nested(tensors: Tensors) -> Tensors:
+        return {
+            name.replace("model.", "model.language_model.", 1)
+            if name.startswith("model.")
+            else name: tensor
+            for name, tensor in tensors.items()
+        }
+
+    change_tensors(tmp_path, nested)
+    assert len(plain.seen) > 20
+    assert guesses_of(tmp_path, monkeypatch).seen == plain.seen
 
 
 def test_replaced_weights_guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
