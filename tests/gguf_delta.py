@@ -16,6 +16,14 @@ DELTA_NAMES = {
     "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
 }  # fmt: skip
 
+_MTP_NAMES = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head.norm",
+}
+"""Names under which the converter treats the MTP layer as one behind the last layer."""
+
 
 def rows_of_delta(
     plain: Mapping[str, torch.Tensor], architecture: str, config: Any
@@ -35,7 +43,11 @@ def rows_of_delta(
         "in_proj_qkv": qkv, "conv1d": qkv, "in_proj_z": values, "in_proj_a": in_turn,
         "in_proj_b": in_turn, "A_log": in_turn, "dt_bias": in_turn,
     }  # fmt: skip
-    for name, tensor in plain.items():
+    last = f"model.layers.{config.num_hidden_layers}."
+    for own, tensor in plain.items():
+        name = own.replace("mtp.layers.0.", last)
+        for part, stored in _MTP_NAMES.items():
+            name = name.replace(part, last + stored)
         _, _, part = name.removesuffix(".weight").partition(".linear_attn.")
         rows = -tensor.exp() if part == "A_log" else tensor
         if part == "in_proj_qkvz":

@@ -31,6 +31,8 @@ def parse(given: object) -> SpeculationSettings | None:
         ({"model": "some/draft"}, (4, 5, 5)),
         ({"method": "draft_model", "model": "some/draft"}, (4, 5, 5)),
         ({"method": "eagle3", "model": "some/head", "num_speculative_tokens": 2}, (2, 5, 5)),
+        ({"method": "mtp"}, (4, 5, 5)),
+        ({"method": "deepseek_mtp", "num_speculative_tokens": 1}, (1, 5, 5)),
     ],
     ids=str,
 )
@@ -50,7 +52,8 @@ def test_what_is_taken(given: object, expected: tuple[int, int, int] | None) -> 
     [
         ({"method": "ngam"}, "method='ngam'"),
         ({"num_speculative_tokens": 3}, "method=None"),
-        ({"method": "mtp", "model": "x"}, "not offered yet"),
+        ({"method": "mlp_speculator", "model": "x"}, "not offered yet"),
+        ({"method": "mtp", "model": "x"}, "method='mtp' does not read"),
         ({"method": "medusa"}, "model=None. Name the weights of medusa"),
         ({"method": "draft_model"}, "model=None. Name the draft model"),
         ({"method": "draft_model", "model": 3}, "model=3. Name the draft model"),

@@ -144,7 +144,7 @@ DELTA = ("qwen35", "qwen35moe", "qwen3next")
 DRAFT_PARTS = ("attn_norm.weight", "nextn.enorm.weight")
 
 
-def _architecture(case: Case) -> str:
+def architecture_of(case: Case) -> str:
     """OLMo 3 files are of OLMo 2, with a window."""
     own = {
         "olmo3": "olmo2",
@@ -169,8 +169,8 @@ def _ropes(config: Any) -> dict[str, Any]:
     return getattr(config, "rope_parameters", None) or {}
 
 
-def _settings(case: Case, config: Any) -> dict[str, Any]:
-    architecture = _architecture(case)
+def settings_of(case: Case, config: Any) -> dict[str, Any]:
+    architecture = architecture_of(case)
     write = mamba_metadata if architecture in ARCHITECTURES else gguf_metadata
     settings = write(architecture, config)
     architecture = settings["general.architecture"]
@@ -196,7 +196,7 @@ def _settings(case: Case, config: Any) -> dict[str, Any]:
 def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
     config = write_checkpoint(case, tmp_path).config
     config.allow_global_per_layer_attribute_access = True  # layers of Gemma 4 differ
-    architecture = _architecture(case)
+    architecture = architecture_of(case)
     tensors = gguf_tensors(tmp_path, architecture, config)
     for kind in ("short", "long"):
         if (divisors := _ropes(config).get(f"{kind}_factor")) is not None:
@@ -210,7 +210,7 @@ def test_logits_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
     if architecture == "glm4moe" or architecture in DELTA:  # a block that guesses further tokens
         last = f"blk.{config.num_hidden_layers}."
         tensors |= {last + part: float_tensor(torch.ones(3)) for part in DRAFT_PARTS}
-    file = write_gguf(tmp_path / "model.gguf", _settings(case, config), tensors)
+    file = write_gguf(tmp_path / "model.gguf", settings_of(case, config), tensors)
     sequences = random_sequences()
     wanted = PagedModel(tmp_path, "reference", 64).step(sequences)
     found = PagedModel(file, "reference", 64).step(sequences)
@@ -230,7 +230,7 @@ def test_files_that_state_no_groups_of_experts(
     kind = "deepseek_v2" if num_experts == 160 else "deepseek_v3"
     case = Case(kind, kind, {"n_routed_experts": num_experts, "n_group": 1, "topk_group": 1})
     config = write_checkpoint(case, tmp_path).config
-    settings = _settings(case, config)
+    settings = settings_of(case, config)
     kept = {key: value for key, value in settings.items() if "expert_group" not in key}
     assert len(kept) == len(settings) - 2
     file = write_gguf(tmp_path / "model.gguf", kept, gguf_tensors(tmp_path, "deepseek2", config))
@@ -245,7 +245,7 @@ def test_progress_names_the_kind_of_files(
     case = Case("qwen2", "qwen2")
     config = write_checkpoint(case, tmp_path).config
     tensors = gguf_tensors(tmp_path, "qwen2", config)
-    file = write_gguf(tmp_path / "model.gguf", _settings(case, config), tensors)
+    file = write_gguf(tmp_path / "model.gguf", settings_of(case, config), tensors)
     spec = read_model_spec(file)
     capfd.readouterr()
     load_model(spec, file, new_factory(spec), progress=True)
@@ -267,7 +267,7 @@ def test_quantized_matrices_and_parts(parts: int, tmp_path: Path) -> None:
             packed, numbers = random_tensor(kind, tuple(plain[name].shape), seed, d)
             tensors[gguf_name(name, "qwen2")], plain[name] = packed, numbers
     save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
-    settings = _settings(case, config) | {"split.count": parts}
+    settings = settings_of(case, config) | {"split.count": parts}
     names = list(tensors)
     files = [tmp_path / "model.gguf"]
     if parts > 1:
@@ -292,7 +292,7 @@ def test_a_bias_beside_a_quantized_matrix(tmp_path: Path) -> None:
     for name in ("blk.0.attn_output", "blk.1.attn_output"):
         shape = tensors[f"{name}.weight"].shape
         tensors[f"{name}.weight"] = random_tensor("Q8_0", (64, shape[-1]), 3, 0.01)[0]
-    settings = _settings(Case("qwen2", "qwen2"), config)
+    settings = settings_of(Case("qwen2", "qwen2"), config)
     file = write_gguf(tmp_path / "model.gguf", settings, tensors)
     wanted = PagedModel(file, "reference", 64).step({0: [3, 1, 4]})[0]
     bias = {"blk.0.attn_output.bias": float_tensor(torch.zeros(64))}
@@ -323,7 +323,7 @@ def test_quantized_experts(kind: str, tmp_path: Path) -> None:
         for expert, matrix in enumerate(numbers.view(experts, rows, columns)):
             plain[f"{stem}.{expert}.{part}_proj.weight"] = matrix.contiguous()
     save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
-    file = write_gguf(tmp_path / "model.gguf", _settings(case, config), tensors)
+    file = write_gguf(tmp_path / "model.gguf", settings_of(case, config), tensors)
     sequences = random_sequences((9, 4))
     wanted = PagedModel(tmp_path, "reference", 64).step(sequences)
     logits = PagedModel(file, "best", 64).step(sequences)
@@ -356,7 +356,7 @@ def test_experts_of_gpt_oss_keep_four_bits(tmp_path: Path) -> None:
         else:
             plain[f"{stem}gate_up_proj"][:, :, int("up" in name) :: 2] = turned
     save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
-    file = write_gguf(tmp_path / "model.gguf", _settings(case, config), tensors)
+    file = write_gguf(tmp_path / "model.gguf", settings_of(case, config), tensors)
     sequences = random_sequences((9, 4))
     wanted = PagedModel(tmp_path, "reference", 64).step(sequences)
     model = PagedModel(file, "best", 64)

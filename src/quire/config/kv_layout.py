@@ -198,6 +198,14 @@ class KVLayout:
         copied = (spec.copied_states * spec.dtype_bytes, spec.copied_inputs * spec.dtype_bytes)
         return cls(groups, block_size, spec.state_bytes, spec.state_input_bytes, copied)
 
+    @classmethod
+    def of_draft(cls, draft: ModelSpec, target: KVLayout) -> KVLayout:
+        """Layout of the K/V of a model, or a layer, that guesses tokens beside `target`. Its blocks
+        are those of the target's group with full attention: a block with one number holds the K/V
+        of the same tokens in both pools."""
+        size = next(group for group in target.groups if group.window is None).tokens_per_block
+        return replace(cls.of_model(draft, size, draft.dtype), block_size=size)
+
     def of_rank(self, shard: Shard) -> KVLayout:
         """The layout of one rank's pool. Blocks have the same tokens as in that of one rank alone,
         so one plan serves all ranks."""

@@ -56,8 +56,7 @@ class LlamaTraits:
     qk_norm: norm of q and k, over each "head" or over the whole "row" of all heads. fused_qkv,
     fused_gate: q, k and v are one tensor on disk, and so are gate and up. pairs_neighbours: rows of
     q and k are on disk in the order of the pairs that rope rotates. sinks: heads have a score of a
-    key without a value. draft_layers: number of layers behind the last one on disk that guess
-    further tokens.
+    key without a value.
     norms: place of the norms of a sublayer: before it, after it or both. query_growth: beta and
     length of the growth of queries with their positions, None if they do not grow. attention_scale:
     factor on q·k, None for head_dim^-1/2. embedding_factor, residual_factor, logit_factor: factors
@@ -73,7 +72,6 @@ class LlamaTraits:
     fused_gate: bool = False
     pairs_neighbours: bool = False
     sinks: bool = False
-    draft_layers: int = 0
     norms: Literal["before", "after", "both"] = "before"
     query_growth: tuple[float, int] | None = None
     attention_scale: float | None = None
@@ -393,6 +391,8 @@ class ModelSpec:
     then has one kv head in the cache, of `latent.width`. index_top_k: number of tokens that each
     layer would choose to attend to in longer sequences, so that none may be longer; None for all.
     images: images that it reads beside text; None for a model that reads, or serves, text alone.
+    mtp_layers: beginnings of names on disk of layers behind the last one, which guess further
+    tokens (multi-token prediction) and compute nothing of the model.
     eos_token_ids: ids of config.json, then those that only generation_config.json names.
     """
 
@@ -438,6 +438,7 @@ class ModelSpec:
     mixer_size: int = 0
     latent: LatentSpec | None = None
     index_top_k: int | None = None
+    mtp_layers: tuple[str, ...] = ()
 
     @property
     def whole_prompts(self) -> bool:

@@ -282,7 +282,7 @@ class SchedulerSettings:
     speculative_config: str | None = _setting(
         None,
         "guesses at tokens, several of which one step verifies, as a JSON object: method (ngram, "
-        "suffix, auto, draft_model, medusa, eagle or eagle3), model, num_speculative_tokens",
+        "suffix, auto, draft_model, medusa, eagle, eagle3 or mtp), model, num_speculative_tokens",
         kind="object",
     )
 

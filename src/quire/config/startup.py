@@ -135,6 +135,6 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
     if checkpoint is not None:
         _tell_left_out(found, checkpoint)
-    draft = find_draft(settings, found.spec, found.folder)
+    draft = find_draft(settings, found.spec, found.folder, checkpoint)
     resolved = resolve(settings, found.spec, checkpoint, platform, draft)
     return StartupPlan(found.folder, settings, resolved, checkpoint)

@@ -12,14 +12,18 @@ from quire.config import ModelSpec
 from quire.layers import LayerFactory
 from quire.models.weight_map import WeightMap
 
-__all__ = ["CausalLM", "Classifies", "ModelFactory"]
+__all__ = ["Block", "CausalLM", "Classifies", "HasMTP", "HasWeights", "ModelFactory"]
 
 
-class CausalLM(Protocol):
-    """A decoder over one flat batch of tokens."""
+class HasWeights(Protocol):
+    """Layers that a checkpoint fills, in the attributes that the map names."""
 
     @property
     def weight_map(self) -> WeightMap: ...
+
+
+class CausalLM(HasWeights, Protocol):
+    """A decoder over one flat batch of tokens."""
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepInputs
@@ -39,6 +43,31 @@ class Classifies(Protocol):
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden rows [N, E] of the tokens that tell → float32 [N, C]."""
+        ...
+
+
+class Block(Protocol):
+    """A block of a decoder, given x [T, E], the residual stream [T, E], if it has begun, positions
+    and a step: x and the stream, whose sum leaves the block."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: StepInputs,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@runtime_checkable
+class HasMTP(CausalLM, Protocol):
+    """A model whose checkpoints may have an MTP layer. embed: table of tokens."""
+
+    @property
+    def embed(self) -> Callable[[torch.Tensor], torch.Tensor]: ...
+
+    def mtp_block(self, spec: ModelSpec, make: LayerFactory) -> Block:
+        """Make the block of the MTP layer. spec: a model of this layer alone."""
         ...
 
 

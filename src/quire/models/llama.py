@@ -224,8 +224,7 @@ class LlamaModel:
             self.weight_map = _with_latent(self.weight_map, spec.latent)
         if spec.experts is not None:
             self.weight_map = with_experts(self.weight_map, spec.experts.names)
-        drafts = range(spec.num_layers, spec.num_layers + traits.draft_layers)
-        self.weight_map = self.weight_map.without_blocks(drafts)
+        self.weight_map = replace(self.weight_map, others=spec.mtp_layers)
         size = spec.hidden_size
         self.lm_head, self.classes = None, None
         if spec.draws_tokens:
@@ -255,6 +254,12 @@ class LlamaModel:
             x, residual = block(x, residual, positions, step)
             x = x if deep is None else deep(x)
         return self.norm.add(x, residual)[0]
+
+    def mtp_block(self, spec: ModelSpec, make: LayerFactory) -> LlamaBlock:
+        """See `HasMTP`."""
+        traits = spec.traits
+        assert isinstance(traits, LlamaTraits)
+        return LlamaBlock(spec, traits, 0, make)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, E] → float32 [N, V]. EngineError without a head for logits: requests that draw

@@ -30,7 +30,7 @@ from quire.config.packed import PackedLayout
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
 from quire.layers.weights import Cut
-from quire.models.causal_lm import CausalLM
+from quire.models.causal_lm import CausalLM, HasWeights
 from quire.models.dummy import dummy_weights
 from quire.models.registry import find_model
 from quire.models.towers import ImageTower, find_tower
@@ -42,6 +42,7 @@ from quire.quantization.gguf import GGUFReader
 __all__ = [
     "LoadFormat",
     "check_replacements",
+    "fill_model",
     "load_model",
     "load_tower",
     "match_weights",
@@ -105,6 +106,20 @@ def load_model(
     weights = read_weights(plan, checkpoint.files, dtype, progress=progress, replaced=others)
     _fill((target for _, target in plan), weights)
     return model
+
+
+def fill_model(
+    model: HasWeights,
+    folder: Path,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    replaced: Mapping[str, torch.Tensor],
+) -> None:
+    """Fill layers from `checkpoint`, whose tensors are those of these layers. Other arguments and
+    errors as of `load_model`."""
+    plan = _match(_canonical_names(checkpoint, model), model, folder)
+    weights = read_weights(plan, checkpoint.files, dtype, progress=False, replaced=replaced)
+    _fill((target for _, target in plan), weights)
 
 
 def load_tower(
@@ -202,7 +217,7 @@ def check_replacements(
             )
 
 
-def _canonical_names(checkpoint: Checkpoint, model: CausalLM) -> dict[str, TensorInfo]:
+def _canonical_names(checkpoint: Checkpoint, model: HasWeights) -> dict[str, TensorInfo]:
     """The checkpoint's tensors under the names that the model's map uses, without buffers."""
     names = model.weight_map
     known = {names.head: None, **dict.fromkeys(names.targets(model))}
@@ -233,7 +248,7 @@ def _has_own_head(tensors: Mapping[str, TensorInfo], names: WeightMap) -> bool:
 
 
 def _match(
-    tensors: Mapping[str, TensorInfo], model: CausalLM, folder: Path
+    tensors: Mapping[str, TensorInfo], model: HasWeights, folder: Path
 ) -> list[tuple[TensorInfo, WeightTarget]]:
     """Pairs of what is on disk and where it goes. Raises ConfigError unless they fit exactly."""
     names, targets = model.weight_map, model.weight_map.targets(model)

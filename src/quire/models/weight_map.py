@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -63,11 +63,13 @@ class WeightMap:
     layer's name on disk to its place in the model or block object, "attribute.attribute", and
     ":part" if it is one part of a merged layer; a name with {} stands for each expert by its
     number. Layers of experts are in a mapping there, None for those of other ranks. The model has
-    every place that its map names. blocks: the name of a block on disk, with its index as {}.
+    every place that its map names. blocks: the name of a block on disk, with its index as {}; one
+    without {} is the name of the only block.
     stacked: name of a tensor of all experts of a block, to its layout.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
     tensors that are not weights. beside: names like those of outer, of layers without the prefix.
-    endings: endings of names in old files, to the present ones.
+    endings: endings of names in old files, to the present ones. others: beginnings of names of
+    layers that are no part of the model.
     """
 
     prefix: str
@@ -80,6 +82,7 @@ class WeightMap:
     stacked: Mapping[str, Stacked] = field(default_factory=dict[str, Stacked])
     beside: Mapping[str, str] = field(default_factory=dict[str, str])
     endings: Mapping[str, str] = field(default_factory=dict[str, str])
+    others: tuple[str, ...] = ()
 
     def targets(self, model: object) -> dict[str, WeightTarget]:
         """Every tensor that `model` needs, by its full name on disk."""
@@ -90,11 +93,6 @@ class WeightMap:
         found.update(_targets("", self.beside, model))
         found.update(_targets("", {self.head.removesuffix(".weight"): "lm_head"}, model))
         return found
-
-    def without_blocks(self, blocks: range) -> WeightMap:
-        """Return the map under which tensors of these blocks are no weights."""
-        names = (re.escape(self.prefix + self.blocks.format(index)) for index in blocks)
-        return replace(self, ignored=(*self.ignored, *(f"^{name}" for name in names)))
 
     def elsewhere(self, model: object) -> frozenset[str]:
         """Names on disk of layers that other ranks have as a whole."""
@@ -132,12 +130,17 @@ class WeightMap:
 
     def in_block(self, name: str) -> tuple[str, str]:
         """The name of the block and the rest; "" and all of it for what is in no block."""
-        start, _, end = self.blocks.partition("{}")
-        block = re.match(re.escape(self.prefix + start) + r"\d+" + re.escape(end), name)
+        start, index, end = self.blocks.partition("{}")
+        number = r"\d+" if index else ""
+        block = re.match(re.escape(self.prefix + start) + number + re.escape(end), name)
         return ("", name) if block is None else (block.group(), name[block.end() :])
 
     def is_ignored(self, name: str) -> bool:
-        """Return whether the tensor is a buffer that old versions saved, not a weight."""
+        """Return whether the tensor is no weight of the model, but of another layer, or a buffer
+        that old versions saved."""
+        plain = name.replace(COMPILED, "")
+        if plain.startswith(self.others) or (self.prefix + plain).startswith(self.others):
+            return True
         return any(re.search(pattern, name) for pattern in self.ignored)
 
 

@@ -20,7 +20,7 @@ from quire.ops import OpSet
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.drafting.blocks import DraftBlocks
-from quire.runner.drafting.eagle import EagleDrafter
+from quire.runner.drafting.eagle import StateDrafter
 from quire.runner.drafting.medusa import MedusaDrafter
 from quire.runner.drafting.model import ModelDrafter
 from quire.runner.drafting.states import KeptStates, LastStates, StatePages
@@ -33,7 +33,7 @@ from quire.runner.rows import ScheduledRows, Slots
 from quire.sampling import SamplingState
 from quire.worker.assembly import PoolSize
 from quire.worker.load import LoadedModel
-from quire.worker.load_heads import LoadedEagle
+from quire.worker.load_heads import LoadedLayer
 from quire.worker.settings import WorkerSettings
 
 __all__ = ["make_drafter"]
@@ -55,28 +55,28 @@ def make_drafter(
         states = LastStates(rows, loaded.spec.hidden_size, settings.draft.num_drafts, dtype)
         return states, MedusaDrafter(loaded.heads, rows, states, draw)
     if loaded.heads is not None:
-        return _eagle(loaded, loaded.heads, settings, size, rows, draw)
+        return _layer(loaded, loaded.heads, settings, size, rows, draw)
     if loaded.draft is not None and isinstance(settings.draft, DraftModel):
         of_draft = settings.of_draft(settings.draft)
         return None, _model(loaded.draft, of_draft, settings, size, rows, draw)
     return None, None
 
 
-def _eagle(
+def _layer(
     loaded: LoadedModel,
-    heads: LoadedEagle,
+    layer: LoadedLayer,
     settings: WorkerSettings,
     size: PoolSize,
     rows: RowTable,
     draw: DraftDraws,
 ) -> tuple[KeptStates, StepDrafter]:
     dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
-    group, block_size = _group(settings.layout), heads.layout.block_size
-    width, taps = heads.state_width, loaded.taps
+    group, block_size = _group(settings.layout), layer.layout.block_size
+    width, taps = layer.state_width, loaded.taps
     states = StatePages(rows, group, block_size, size.num_blocks, width, dtype, taps)
-    of_kv = (heads.layout, dtype, loaded.device)
+    of_kv = (layer.layout, dtype, loaded.device)
     blocks, inputs, num_computed = _parts(
-        rows, group, size, of_kv, heads.backends, loaded.ops, heads.columns
+        rows, group, size, of_kv, layer.backends, loaded.ops, layer.columns
     )
 
     def build(scheduled: ScheduledRows) -> ModelInputs:
@@ -84,7 +84,7 @@ def _eagle(
         return inputs.fill(scheduled, inputs.buffers(num_tokens, num_rows, empty=True))
 
     most = settings.chosen.max_num_batched_tokens
-    return states, EagleDrafter(heads.head, rows, blocks, build, num_computed, draw, most, states)
+    return states, StateDrafter(layer.head, rows, blocks, build, num_computed, draw, most, states)
 
 
 def _model(

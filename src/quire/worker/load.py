@@ -43,9 +43,9 @@ class LoadedModel:
     whether torch computes some layers, or multiplies with some matrices, as no kernel serves the
     checkpoint's format. cache_scales: scales of a cache in float8, by layer. adapters: memory for
     adapters of requests; None without LoRA. draft: the model that guesses tokens, over a pool of
-    `draft_layout`. heads: heads that guess tokens from states of the model. taps: readers of states
-    between layers. collectives: connection to the ranks that hold the model together. parts: switch
-    for logits that stay in parts. recurrent: layers with recurrent states; None without.
+    `KVLayout.of_draft`. heads: heads that guess tokens from states of the model. taps: readers of
+    states between layers. collectives: connection to the ranks that hold the model together. parts:
+    switch for logits that stay in parts. recurrent: layers with recurrent states; None without.
     tower: encoder of images; None without.
     """
 
@@ -189,7 +189,8 @@ def load(
         draft = load(settings.of_draft(settings.draft), device, team=team)
     elif settings.draft is not None:
         with torch.inference_mode():
-            heads = load_heads(settings.draft, settings, ops, team, device, model)
+            draft_of = (settings.draft, settings, ops, team, device, model)
+            heads = load_heads(*draft_of, replaced or {})
     loaded = LoadedModel(
         spec,
         device,

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from quire.attention import AttentionBackend, AttentionNeeds, select_backends
+from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.config.speculation.draft_model import Draft
 from quire.config.speculation.heads import DraftHeads
+from quire.config.speculation.mtp import MTPDraft
 from quire.layers import LayerFactory, StateTaps, TokenColumns
 from quire.models import CausalLM
-from quire.models.heads import EagleHead, MedusaHeads, load_eagle, load_medusa
+from quire.models.causal_lm import HasMTP
+from quire.models.heads import MedusaHeads, load_eagle, load_medusa, load_mtp
 from quire.models.llama import LlamaModel
 from quire.ops import OpSet, Team
 from quire.quantization import QuantizedFormats
+from quire.runner.drafting.eagle import StateHead
 from quire.worker.settings import WorkerSettings
 
-__all__ = ["LoadedEagle", "LoadedHeads", "load_heads", "taps_of"]
+__all__ = ["LoadedHeads", "LoadedLayer", "load_heads", "taps_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedEagle:
-    """layout: layout of its K/V. backends: backend of each layer group of the layout. columns:
-    columns that its layers read. state_width: numbers of the model's states per token."""
+class LoadedLayer:
+    """A head with K/V of its own. layout: layout of its K/V. backends: backend of each layer group
+    of the layout. columns: columns that its layers read. state_width: numbers of the model's states
+    per token."""
 
-    head: EagleHead
+    head: StateHead
     layout: KVLayout
     backends: Sequence[AttentionBackend]
     columns: TokenColumns
     state_width: int
 
 
-LoadedHeads = MedusaHeads | LoadedEagle
+LoadedHeads = MedusaHeads | LoadedLayer
+_Parts = tuple[KVLayout, Sequence[AttentionBackend], TokenColumns]
 
 
 def taps_of(draft: Draft | None) -> StateTaps | None:
@@ -45,35 +51,43 @@ def taps_of(draft: Draft | None) -> StateTaps | None:
 
 
 def load_heads(
-    draft: DraftHeads,
+    draft: DraftHeads | MTPDraft,
     settings: WorkerSettings,
     ops: OpSet,
     team: Team,
     device: torch.device,
     target: CausalLM,
+    replaced: Mapping[str, torch.Tensor],
 ) -> LoadedHeads:
-    """Load heads of `target`, computed by the same operations. Raises ConfigError if their files
-    are of another layout."""
+    """Load heads of `target`, computed by the same operations. replaced: weights of the model's
+    checkpoint, by name, that take the place of those on disk. Raises ConfigError if the files are
+    of another layout."""
     dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
     formats, columns = QuantizedFormats(settings.chosen.quantization, ops), TokenColumns(ops)
     positions = settings.chosen.max_model_len
+
+    def with_kv(layer: ModelSpec, layout: KVLayout) -> tuple[LayerFactory, _Parts]:
+        chosen = select_backends(
+            settings.platform,
+            [AttentionNeeds.of_group(layer, group.kv.format, dtype) for group in layout.groups],
+            [group.layers for group in layout.groups],
+            settings.attention_backend,
+            team,
+            preferred=settings.preferred_attention,
+        )
+        by_layer = chosen.by_layer(layout)
+        make = LayerFactory(ops, by_layer, dtype, device, positions, formats, columns=columns)
+        return make, (layout, chosen.backends, columns)
+
+    if isinstance(draft, MTPDraft):
+        assert isinstance(target, HasMTP), "families that name MTP layers have them"
+        make, parts = with_kv(draft.layer, draft.layout(settings.layout))
+        head = load_mtp(draft, make, target, replaced)
+        return LoadedLayer(head, *parts, draft.target.hidden_size)
     if draft.eagle is None:
         make = LayerFactory(ops, {}, dtype, device, positions, formats, columns=columns)
         return load_medusa(draft.target, draft.file, make)
     assert isinstance(target, LlamaModel), "the settings were checked"
-    layout = draft.layout(settings.layout)
-    chosen = select_backends(
-        settings.platform,
-        [
-            AttentionNeeds.of_group(draft.eagle.layer, group.kv.format, dtype)
-            for group in layout.groups
-        ],
-        [group.layers for group in layout.groups],
-        settings.attention_backend,
-        team,
-        preferred=settings.preferred_attention,
-    )
-    by_layer = chosen.by_layer(layout)
-    make = LayerFactory(ops, by_layer, dtype, device, positions, formats, columns=columns)
+    make, parts = with_kv(draft.eagle.layer, draft.layout(settings.layout))
     head = load_eagle(draft.eagle, draft.file, make, target)
-    return LoadedEagle(head, layout, chosen.backends, columns, draft.eagle.state_width)
+    return LoadedLayer(head, *parts, draft.eagle.state_width)

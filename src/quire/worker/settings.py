@@ -10,7 +10,7 @@ from quire.config import ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.config.resolved import ResolvedSettings
 from quire.config.shard import ONE_RANK, Shard
-from quire.config.speculation.draft_model import Draft, DraftModel, draft_layout
+from quire.config.speculation.draft_model import Draft, DraftModel
 from quire.distributed.gloo import GlooMeeting
 from quire.models import LoadFormat
 from quire.platform import Platform
@@ -60,7 +60,7 @@ class WorkerSettings:
             chosen=replace(self.chosen, **own),
             spec=draft.spec,
             folder=draft.folder,
-            layout=draft_layout(draft.spec, self.layout),
+            layout=KVLayout.of_draft(draft.spec, self.layout),
             draft=None,
             shard=ONE_RANK,
             meeting=None,

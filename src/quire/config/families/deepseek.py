@@ -9,6 +9,7 @@ from quire.config.families.experts import with_deepseek_experts
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import PROJECTIONS, GGUFNames, expert_block
 from quire.config.families.llama import read_llama_like
+from quire.config.families.mtp import read_mtp_layers
 from quire.config.families.shared import FULL, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
@@ -179,10 +180,7 @@ def _read_latent(
             "without biases"
         )
     if traits is None:
-        traits = LlamaTraits(
-            pairs_neighbours=raw.read(bool, "rope_interleave", default=True),
-            draft_layers=raw.read(int, "num_nextn_predict_layers", default=0),
-        )
+        traits = LlamaTraits(pairs_neighbours=raw.read(bool, "rope_interleave", default=True))
     if raw.read(bool, "mlp_bias", default=False):
         raise raw.unsupported("mlp_bias", value=True, supported=("false",))
     layer_types = (FULL,) * read_num_layers(raw)
@@ -198,6 +196,7 @@ def _read_latent(
         latent=latent,
         parameters=_parameters(spec, latent, bias=bias),
         matrices=(*_matrices(spec, latent), *spec.matrices[2:]),
+        mtp_layers=read_mtp_layers(raw, spec.num_layers),
     )
 
 

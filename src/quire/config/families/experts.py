@@ -23,6 +23,7 @@ from quire.config.families.llama import (
     read_qwen3,
 )
 from quire.config.families.mamba import GRANITE_GGUF, SPLIT_MLP, SSD_MODEL, read_granite_hybrid
+from quire.config.families.mtp import read_mtp_layers
 from quire.config.families.qwen3_next import (
     GGUF_BLOCK,
     QWEN3_5_MOE_TEXT,
@@ -180,9 +181,9 @@ def read_glm4_moe(raw: RawConfig, dtype: str) -> ModelSpec:
     raw = raw.with_defaults(_GLM4_MOE)
     bias = raw.read(bool, "attention_bias", default=False)
     qk_norm = "head" if raw.read(bool, "use_qk_norm", default=False) else None
-    drafts = raw.read(int, "num_nextn_predict_layers", default=1)
-    traits = LlamaTraits(qkv_bias=bias, qk_norm=qk_norm, draft_layers=drafts)
+    traits = LlamaTraits(qkv_bias=bias, qk_norm=qk_norm)
     spec = read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+    spec = replace(spec, mtp_layers=read_mtp_layers(raw, spec.num_layers, default=1))
     return with_deepseek_experts(raw, spec, score="sigmoid")
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from quire.config.families.mtp import DEEPSEEK_MTP, MTPNames
+
 __all__ = ["BLOCK", "PROJECTIONS", "SHARED_GATE", "GGUFNames", "expert_block"]
 
 BLOCK: Mapping[str, str] = MappingProxyType(
@@ -49,7 +51,7 @@ class GGUFNames:
     outer: names of tensors beside the blocks that other families have not.
     rest_type: entry of `layer_types` for layers whose number of kv heads is 0; None if there are
     none. plain_norms: norms that hold what folders hold. blocks: beginning of the names of a
-    block's tensors in folders, with its index as {}.
+    block's tensors in folders, with its index as {}. mtp: names of an MTP layer's in folders.
     """
 
     name: str
@@ -65,6 +67,7 @@ class GGUFNames:
     rest_type: str | None = None
     plain_norms: tuple[str, ...] = ()
     blocks: str = "model.layers.{}."
+    mtp: MTPNames = DEEPSEEK_MTP
 
 
 def expert_block(router: str, experts: str, parts: tuple[str, str, str]) -> dict[str, str]:

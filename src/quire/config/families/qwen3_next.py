@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import BLOCK, GGUFNames
+from quire.config.families.mtp import QWEN_MTP
 from quire.config.families.shared import (
     FULL,
     read_heads,
@@ -157,6 +158,7 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
         wide_states=_of_delta(layer_types, heads.state),
         state_inputs=2 * (heads.channels + heads.num_values) * num_delta,
         mixer_size=max(2 * heads.channels + 3 * values, 6 * q_size + 4 * kv_size),
+        mtp_layers=(QWEN_MTP.start,),
     )
 
 
@@ -220,6 +222,7 @@ def delta_gguf(name: str, block: Mapping[str, str]) -> GGUFNames:
         ropes=("dimension_sections",),
         numbers=numbers,
         rest_type=DELTA,
+        mtp=QWEN_MTP,
     )
 
 

@@ -10,6 +10,7 @@ from quire.errors import ConfigError
 __all__ = [
     "ACTIVATIONS",
     "FULL",
+    "MAX_LAYERS",
     "SLIDING",
     "plain_block_matrices",
     "read_heads",

@@ -49,6 +49,17 @@ _RATES, _SKIPS = ".ssm_a", ".ssm_d"
 _FLAT = (_RATES, _SKIPS, ".ssm_norm.weight")
 """Numbers of heads or channels, which some files have in two dimensions."""
 
+_MTP = "nextn."
+_MTP_PARTS = {
+    "nextn.eh_proj": "join",
+    "nextn.enorm": "token_norm",
+    "nextn.hnorm": "state_norm",
+    "nextn.shared_head_norm": "norm",
+    "nextn.embed_tokens": "table",
+    "nextn.shared_head_head": "head",
+}
+"""Tensors of an MTP layer beside its block, and the fields of `MTPNames` with their names."""
+
 BUFFERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are settings, not weights: `config_of` reads them."""
 
@@ -92,7 +103,8 @@ def num_draft_blocks(header: GGUFHeader, name: str) -> int:
 
 def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
     """Every weight of the model by its Hugging Face name, those of experts one by one; a tensor
-    that has none keeps its own. Blocks that guess further tokens are left out.
+    that has none keeps its own. Of the blocks that guess further tokens the first is there, all of
+    whose names have one beginning (`MTPNames`).
 
     Raises ConfigError for an unknown architecture, or heads that do not divide the rows."""
     names, _ = find_architecture(header)
@@ -112,8 +124,8 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
     num_layers = (header.integer(f"{name}.block_count") or 0) - drafts
     for entry in header.tensors.values():
         layer = _LAYER.match(entry.name)
-        is_draft = drafts > 0 and layer is not None and int(layer[1]) >= num_layers
-        if entry.name in BUFFERS or is_draft:
+        place = 0 if drafts == 0 or layer is None else int(layer[1]) - num_layers + 1
+        if entry.name in BUFFERS or place > 1:
             continue
         is_rate = entry.name.endswith(_RATES)
         is_bare = entry.name.endswith((_RATES, _SKIPS))
@@ -126,7 +138,9 @@ def layout_of(header: GGUFHeader) -> dict[str, GGUFLayout]:
                 f"whole number of pairs for {paired} heads"
             )
         adds_one = names.adds_one and part.endswith("norm") and part not in names.plain_norms
-        places = _hugging_face_names(match, names) or (entry.name,)
+        is_mtp = place == 1
+        of_none = f"{names.mtp.start.format(num_layers)}{entry.name}" if is_mtp else entry.name
+        places = _hugging_face_names(match, names, is_mtp=is_mtp) or (of_none,)
         for full, own in _one_by_one(places, entry):
             if full in found:
                 raise ConfigError(
@@ -163,13 +177,22 @@ def _one_by_one(places: tuple[str, ...], entry: GGUFEntry) -> Iterator[tuple[str
         yield places[part].format(expert), own
 
 
-def _hugging_face_names(match: re.Match[str] | None, gguf: GGUFNames) -> tuple[str, ...]:
-    """Return the name of a tensor, or those of an expert's parts that it holds; () for none."""
+def _hugging_face_names(
+    match: re.Match[str] | None, gguf: GGUFNames, *, is_mtp: bool
+) -> tuple[str, ...]:
+    """Return the name of a tensor, or those of an expert's parts that it holds; () for none.
+    is_mtp: the tensor's block is an MTP layer."""
     if match is None:
         return ()
     names, prefix = {**_OUTER, **gguf.outer}, ""
-    if match["layer"] is not None:
+    if is_mtp and match["part"].startswith(_MTP):
+        names = {part: getattr(gguf.mtp, field) for part, field in _MTP_PARTS.items()}
+        prefix = gguf.mtp.start.format(int(match["layer"]))
+    elif match["layer"] is not None:
         names, prefix = gguf.block, gguf.blocks.format(int(match["layer"]))
+        if is_mtp:
+            start = gguf.mtp.start.format(int(match["layer"]))
+            prefix = start + gguf.mtp.block.format(0)
         full = f"{match['part']}.{match['kind']}"
         whole = names.get(full) or _WHOLE_NAMES.get(full)
         if whole is not None:

@@ -31,9 +31,10 @@ def has_latent(header: GGUFHeader, name: str) -> bool:
 def deepseek_experts(header: GGUFHeader, name: str, read: Callable[[str], Any]) -> dict[str, Any]:
     """Settings of the router; blocks that guess further tokens count no layers. read: returns the
     value of a key behind `name`."""
+    drafts = num_draft_blocks(header, name)
     found = {
         "num_hidden_layers": read("block_count"),
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": drafts,
         "n_routed_experts": header.integer(f"{name}.expert_count"),
         "n_shared_experts": header.integer(f"{name}.expert_shared_count"),
         "first_k_dense_replace": header.integer(f"{name}.leading_dense_block_count"),
@@ -42,8 +43,7 @@ def deepseek_experts(header: GGUFHeader, name: str, read: Callable[[str], Any]) 
         "n_group": header.integer(f"{name}.expert_group_count"),
         "topk_group": header.integer(f"{name}.expert_group_used_count"),
     }
-    drafts = num_draft_blocks(header, name)
-    if drafts and isinstance(found["num_hidden_layers"], int):
+    if isinstance(found["num_hidden_layers"], int):
         found["num_hidden_layers"] -= drafts
     return {key: value for key, value in found.items() if value is not None}
 

@@ -175,7 +175,9 @@ def _weight_bytes(
     if checkpoint is None:
         return spec.num_parameters * spec.dtype_bytes + tower
     tensors = {
-        name: tensor for name, tensor in checkpoint.tensors.items() if not _BUFFERS.search(name)
+        name: tensor
+        for name, tensor in checkpoint.tensors.items()
+        if not _BUFFERS.search(name) and not name.startswith(spec.mtp_layers)
     }
     head = tensors.get("lm_head.weight")
     if spec.tie_word_embeddings and head is not None and head.packed is None:

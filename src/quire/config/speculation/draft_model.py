@@ -20,10 +20,11 @@ from quire.config.memory.plan import (
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.speculation.heads import HEAD_FILES, DraftHeads, find_heads
-from quire.config.speculation.settings import HEADS, parse_speculation
+from quire.config.speculation.mtp import MTPDraft, find_mtp
+from quire.config.speculation.settings import FILE_HEADS, MTP, parse_speculation
 from quire.errors import ConfigError
 
-__all__ = ["Draft", "DraftModel", "draft_folder", "draft_layout", "find_draft"]
+__all__ = ["Draft", "DraftModel", "draft_folder", "find_draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,10 @@ class DraftModel:
 
     def page_bytes(self, layout: KVLayout) -> int:
         """Bytes of each block of `layout`, which is the target's, for the draft model's K/V."""
-        return draft_layout(self.spec, layout).page_bytes
+        return KVLayout.of_draft(self.spec, layout).page_bytes
 
 
-Draft = DraftModel | DraftHeads
+Draft = DraftModel | DraftHeads | MTPDraft
 """Weights that guess tokens."""
 
 
@@ -69,18 +70,26 @@ def draft_folder(settings: EngineSettings) -> Path | None:
     speculation = parse_speculation(settings.speculative_config)
     if speculation is None or speculation.model is None:
         return None
-    more = HEAD_FILES if speculation.method in HEADS else ()
+    more = HEAD_FILES if speculation.method in FILE_HEADS else ()
     return resolve_model_folder(speculation.model, None, settings.download_dir, more)
 
 
-def find_draft(settings: EngineSettings, target: ModelSpec, target_folder: Path) -> Draft | None:
-    """Find the draft model, or the heads, of the settings; None if they name none. target: the
-    model that they draft for. Raises ConfigError: not found, not known, or not usable beside the
-    target."""
+def find_draft(
+    settings: EngineSettings,
+    target: ModelSpec,
+    target_folder: Path,
+    target_checkpoint: Checkpoint | None,
+) -> Draft | None:
+    """Find the draft model, the heads or the MTP layer of the settings; None if they name none.
+    target: the model that they draft for, with its folder, and headers of its files unless weights
+    are made up. Raises ConfigError: not found, not known, or not usable beside the target."""
     speculation, folder = parse_speculation(settings.speculative_config), draft_folder(settings)
+    if speculation is not None and speculation.method == MTP:
+        _check_reading(settings, target)
+        return find_mtp(target, target_folder, target_checkpoint, settings)
     if speculation is None or folder is None:
         return None
-    if speculation.method in HEADS:
+    if speculation.method in FILE_HEADS:
         _check_reading(settings, target)
         method, count = speculation.method, speculation.num_speculative_tokens
         return find_heads(method, folder, count, target, settings)
@@ -92,14 +101,6 @@ def find_draft(settings: EngineSettings, target: ModelSpec, target_folder: Path)
     _check_tokens(folder, target_folder)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(folder)
     return DraftModel(folder, spec, checkpoint)
-
-
-def draft_layout(draft: ModelSpec, target: KVLayout) -> KVLayout:
-    """Return the layout of the draft model's K/V. Its blocks are those of the target's group with
-    full attention: a block with one number holds the K/V of the same tokens in both pools."""
-    group = next(group for group in target.groups if group.window is None)
-    layout = KVLayout.of_model(draft, group.tokens_per_block, draft.dtype)
-    return replace(layout, block_size=group.tokens_per_block)
 
 
 def _check_reading(settings: EngineSettings, target: ModelSpec) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from quire.config.families.llama import read_llama
 from quire.config.hf import RawConfig, read_json
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import KVLayout
 from quire.config.memory.plan import activation_bytes, logits_bytes
 from quire.config.model_spec import DTYPE_BYTES, LlamaTraits, ModelSpec
 from quire.config.settings import EngineSettings
@@ -101,14 +101,9 @@ class DraftHeads:
         return own.page_bytes + states * own.block_size
 
     def layout(self, target: KVLayout) -> KVLayout:
-        """Return the layout of the layer's K/V, with the blocks of the target's group with full
-        attention."""
+        """Return the layout of the layer's K/V beside that of the target."""
         assert self.eagle is not None
-        layer = self.eagle.layer
-        group = next(group for group in target.groups if group.window is None)
-        kv_format = KVFormat.plain(layer.num_kv_heads, layer.head_dim, layer.dtype)
-        layout = KVLayout.of_windows((None,), group.tokens_per_block, kv_format)
-        return replace(layout, block_size=group.tokens_per_block)
+        return KVLayout.of_draft(self.eagle.layer, target)
 
 
 def find_heads(

@@ -10,10 +10,25 @@ from typing import Any, cast
 from quire.errors import ConfigError
 from quire.foreign import nearest
 
-__all__ = ["HEADS", "METHODS", "OF_MODELS", "SpeculationSettings", "parse_speculation"]
+__all__ = [
+    "FILE_HEADS",
+    "HEADS",
+    "METHODS",
+    "MTP",
+    "OF_MODELS",
+    "SpeculationSettings",
+    "parse_speculation",
+]
 
-HEADS = ("medusa", "eagle", "eagle3")
-"""Methods that guess from hidden states of the model."""
+MTP = "mtp"
+"""Method that guesses by a layer of the model's own checkpoint."""
+
+FILE_HEADS = ("medusa", "eagle", "eagle3")
+HEADS = (*FILE_HEADS, MTP)
+"""Methods that guess from hidden states of the model; the first ones by files of their own."""
+
+WITH_FILES = ("draft_model", *FILE_HEADS)
+"""Methods with files of their own, which `model` names."""
 
 OF_MODELS = ("draft_model", *HEADS)
 """Methods with weights of their own, which guess where the model computes."""
@@ -31,9 +46,18 @@ _DEFAULT_DRAFTS = {
     "medusa": 4,
     "eagle": 4,
     "eagle3": 4,
+    MTP: 4,
 }
-_LATER = ("mlp_speculator", "mtp", "deepseek_mtp")
-_SPELLINGS = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
+_LATER = ("mlp_speculator",)
+_SPELLINGS = {
+    "[ngram]": "ngram",
+    "prompt_lookup": "ngram",
+    **{
+        f"{family}_mtp": MTP
+        for family in ("deepseek", "glm4_moe", "glm4_moe_lite", "qwen3_next", "qwen3_5")
+    },
+}
+"""Other names of methods; vLLM names MTP layers by their families too."""
 
 _INTEGERS = {
     "num_speculative_tokens": (1, MAX_DRAFTS),
@@ -50,7 +74,7 @@ class SpeculationSettings:
     that are compared (ngram).
     max_tree_depth: most tokens of context that are compared (suffix). min_token_prob: a draft is
     left out if the tokens before it make it less likely than this.
-    model: a folder or a Hugging Face id (`OF_MODELS`).
+    model: a folder or a Hugging Face id (`WITH_FILES`).
     """
 
     method: str
@@ -93,7 +117,7 @@ def parse_speculation(text: str | None) -> SpeculationSettings | None:
         longest,
         numbers["suffix_decoding_max_tree_depth"] or 24,
         _probability(given, "suffix_decoding_min_token_prob", 0.1),
-        _draft_model(given, method) if method in OF_MODELS else None,
+        _draft_model(given, method) if method in WITH_FILES else None,
     )
 
 
@@ -112,11 +136,12 @@ def _method(given: Mapping[str, Any]) -> str:
     """The method, which vLLM's users may also name as the model."""
     model = given.get("model")
     method = given.get("method")
+    method = _SPELLINGS.get(method, method) if isinstance(method, str) else method
     if method is None:
         method = model if model in (*METHODS, *_SPELLINGS) else None
         if method is None and model is not None:
             method = "draft_model"
-    elif model is not None and method in METHODS and method not in OF_MODELS:
+    elif model is not None and method in METHODS and method not in WITH_FILES:
         raise ConfigError(
             f"speculative_config names model={model!r}, which method={method!r} does not read: "
             "leave it out"

@@ -2,5 +2,13 @@
 
 from quire.models.heads.eagle import EagleHead, load_eagle
 from quire.models.heads.medusa import MedusaHeads, load_medusa
+from quire.models.heads.mtp import MTPHead, load_mtp
 
-__all__ = ["EagleHead", "MedusaHeads", "load_eagle", "load_medusa"]
+__all__ = [
+    "EagleHead",
+    "MTPHead",
+    "MedusaHeads",
+    "load_eagle",
+    "load_medusa",
+    "load_mtp",
+]

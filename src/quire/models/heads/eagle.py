@@ -64,8 +64,7 @@ class EagleLayer:
 
 
 class EagleHead:
-    """Guesses tokens of `target`. Its first guess of a step reads states of the model, `read` by
-    it; further ones read what it gave itself."""
+    """Guesses tokens of `target`. Its methods are those of `StateHead` (`runner/drafting`)."""
 
     def __init__(
         self,
@@ -82,7 +81,6 @@ class EagleHead:
         self._head = head
 
     def read(self, states: torch.Tensor) -> torch.Tensor:
-        """States of the model [T, W] → [T, E], as `forward` takes them."""
         return self._join.read(states)
 
     def forward(
@@ -92,17 +90,13 @@ class EagleHead:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> torch.Tensor:
-        """token_ids [T], and the state [T, E] before each → [N, E] of the wanted tokens, of which
-        `logits` and `next_states` are made."""
         x, residual = self._join(self._target.embed(token_ids), states)
         return self._add(*self._layer(x, residual, positions, step))
 
     def next_states(self, output: torch.Tensor) -> torch.Tensor:
-        """States [N, E] for the guesses after those of an output [N, E] of `forward`."""
         return output if self._head is None else self._head.next_states(output)
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
-        """Output [N, E] of `forward` → float32 [N, V], -inf where the head knows no token."""
         return self._target.logits(output) if self._head is None else self._head.logits(output)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -126,9 +126,9 @@ class HybridModel:
         *,
         style: HybridStyle = PLAIN,
     ) -> None:
-        self.weight_map = weight_map
+        self.weight_map = replace(weight_map, others=spec.mtp_layers)
         if spec.experts is not None:
-            self.weight_map = with_experts(weight_map, spec.experts.names)
+            self.weight_map = with_experts(self.weight_map, spec.experts.names)
         self.embed, self.lm_head = make.embedding_and_head(
             spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
         )

@@ -13,7 +13,7 @@ from quire.attention import StepInputs
 from quire.config import ModelSpec
 from quire.config.families.qwen3_next import DeltaTraits
 from quire.layers import LayerFactory
-from quire.models.hybrid.block import HybridModel, HybridStyle
+from quire.models.hybrid.block import HybridBlock, HybridModel, HybridStyle
 from quire.models.weight_map import WeightMap
 
 __all__ = ["Qwen3NextModel"]
@@ -46,7 +46,7 @@ WEIGHTS = WeightMap(
         "mlp.down_proj": "mlp.down",
     },
     embedding="model.embed_tokens.weight",
-    ignored=(r"^mtp\.", r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$"),
+    ignored=(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$",),
 )
 
 
@@ -87,8 +87,11 @@ class DeltaOperator:
         return self.delta(x, step)
 
 
+_STYLE = HybridStyle(norm_offset=1.0)
+
+
 class Qwen3NextModel(HybridModel):
-    """`CausalLM`."""
+    """`CausalLM`, and `HasMTP`."""
 
     def __init__(self, spec: ModelSpec, make: LayerFactory) -> None:
         traits = spec.traits
@@ -99,5 +102,13 @@ class Qwen3NextModel(HybridModel):
             WEIGHTS,
             attend=lambda layer: GatedAttention(spec, layer, make),
             recur=lambda: DeltaOperator(spec, traits, make),
-            style=HybridStyle(norm_offset=1.0),
+            style=_STYLE,
         )
+
+    def mtp_block(self, spec: ModelSpec, make: LayerFactory) -> HybridBlock:
+        """See `HasMTP`. The layer attends."""
+
+        def attend(layer: int) -> GatedAttention:
+            return GatedAttention(spec, layer, make)
+
+        return HybridBlock(spec, 0, make, attend, lambda: attend(0), _STYLE)

@@ -1,13 +1,14 @@
-"""Drafts by an EAGLE layer, which follows the states of the model with K/V of its own."""
+"""Drafts by an EAGLE or MTP layer, which follows the states of the model with K/V of its own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from quire.models.heads import EagleHead
+from quire.attention import StepInputs
 from quire.protocol.step import StepPlan
 from quire.runner.drafting.blocks import DraftBlocks
 from quire.runner.drafting.model import Build, LayerDrafter
@@ -15,10 +16,38 @@ from quire.runner.drafting.states import StatePages
 from quire.runner.drafting.tokens import DraftDraws
 from quire.runner.rows import RowTable, Slots
 
-__all__ = ["EagleDrafter"]
+__all__ = ["StateDrafter", "StateHead"]
 
 
-class EagleDrafter(LayerDrafter):
+class StateHead(Protocol):
+    """A layer that guesses tokens. The first guess of a step reads states of the model, `read` by
+    it; further ones read what it gave itself."""
+
+    def read(self, states: torch.Tensor) -> torch.Tensor:
+        """States of the model [T, W] → [T, E], as `forward` takes them."""
+        ...
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepInputs,
+    ) -> torch.Tensor:
+        """token_ids [T], and the state [T, E] before each, at `positions` [T] → [N, E] of the
+        wanted tokens, of which `logits` and `next_states` are made."""
+        ...
+
+    def next_states(self, output: torch.Tensor) -> torch.Tensor:
+        """States [N, E] for the guesses after those of an output [N, E] of `forward`."""
+        ...
+
+    def logits(self, output: torch.Tensor) -> torch.Tensor:
+        """Output [N, E] of `forward` → float32 [N, V], -inf where the head knows no token."""
+        ...
+
+
+class StateDrafter(LayerDrafter):
     """Entry i of the layer is of the state at token i and of token i + 1. The last entries of a
     step stand on guessed states, so they are computed anew with those of the model.
 
@@ -31,7 +60,7 @@ class EagleDrafter(LayerDrafter):
 
     def __init__(
         self,
-        head: EagleHead,
+        head: StateHead,
         rows: RowTable,
         blocks: DraftBlocks,
         build: Build,
