@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ SETTINGS: dict[str, Any] = {
     "block_size": 16,
     "max_model_len": 512,
 }
+
+
+TYPE_NAMES = {"qwen": "mm_token_type_ids", "gemma": "token_type_ids"}
+"""Name of the argument that tells tokens of images from text."""
 
 
 def asked(text: str, *images: Any) -> dict[str, Any]:
@@ -39,6 +44,7 @@ def tokens(output: Any) -> list[int]:
 def oracle(folder: Path) -> tuple[Any, Any]:
     """Model and image processor of transformers."""
     from transformers import AutoModelForImageTextToText
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.idefics3.image_processing_pil_idefics3 import (
         Idefics3ImageProcessorPil,
     )
@@ -47,9 +53,13 @@ def oracle(folder: Path) -> tuple[Any, Any]:
     )
 
     model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
-    is_qwen = model.config.model_type.startswith("qwen")
-    processor = Qwen2VLImageProcessorPil if is_qwen else Idefics3ImageProcessorPil
+    processors = {"qwen": Qwen2VLImageProcessorPil, "gemma": Gemma3ImageProcessorPil}
+    processor = processors.get(_lineage(model), Idefics3ImageProcessorPil)
     return model.eval(), processor.from_pretrained(folder)
+
+
+def _lineage(model: Any) -> str:
+    return re.split(r"\d|_", model.config.model_type)[0]
 
 
 def inputs_of(folder: Path, prompt_ids: list[int], images: list[Image.Image]) -> dict[str, Any]:
@@ -59,8 +69,9 @@ def inputs_of(folder: Path, prompt_ids: list[int], images: list[Image.Image]) ->
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if images:
         given |= dict(processor([images], return_tensors="pt"))
-    if images and model.config.model_type.startswith("qwen"):
-        given["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+    if images and (name := TYPE_NAMES.get(_lineage(model))) is not None:
+        given[name] = (ids == model.config.image_token_id).int()
+    given.pop("num_crops", None)
     return given
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from quire.config.gguf import is_gguf
 from quire.config.hf import RawConfig, read_json
-from quire.config.media import idefics3, qwen_vl
+from quire.config.media import gemma3, idefics3, qwen_vl
 from quire.config.media.image_spec import IMAGE_KEY, ImageFamily, ImageSpec
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
@@ -17,7 +17,11 @@ from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "find_images", "reads_images"]
 
-FAMILIES: tuple[ImageFamily, ...] = (*idefics3.FAMILIES, *qwen_vl.FAMILIES)
+FAMILIES: tuple[ImageFamily, ...] = (
+    *idefics3.FAMILIES,
+    *qwen_vl.FAMILIES,
+    *gemma3.FAMILIES,
+)
 """Families of models for text and images, in the order of the docs."""
 
 _FAMILY_OF: Mapping[str, ImageFamily] = MappingProxyType(

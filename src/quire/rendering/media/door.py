@@ -74,11 +74,14 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """An image as the encoder takes it. token_ids: ids with one image token for each of `runs`."""
+    """An image as the encoder takes it. token_ids: ids with one image token for each of `runs`.
+    line_ends: line ends before and behind these, which may be one token with those of the text
+    beside them."""
 
     tiles: ImageTiles
     token_ids: Sequence[int]
     runs: tuple[TokenRun, ...]
+    line_ends: int = 0
 
 
 class ImagePreparer(Protocol):
@@ -102,11 +105,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image, which shows in one run of tokens or more."""
+    """An image, which shows in one run of tokens or more. is_whole: see `MediaSpan`."""
 
     data: ImageTiles
     place: str
     runs: tuple[Run, ...]
+    is_whole: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -130,6 +134,7 @@ class ImagePart:
                         handle,
                         run.tokens.positions,
                         run.first_row,
+                        self.is_whole,
                     ),
                 )
                 for run in self.runs
