@@ -404,7 +404,6 @@ def test_a_request_that_is_cancelled_while_its_image_is_encoded_leaves_nothing(
     ("settings", "reason"),
     [
         ({"limit_mm_per_prompt": {"image": 0}}, "limit_mm_per_prompt allows none"),
-        ({"tensor_parallel_size": 2}, "ranks share no image encoder"),
         ({"speculative_config": {"method": "ngram"}}, "drafts do not read images"),
     ],
     ids=str,

@@ -76,8 +76,6 @@ def _check_text_model(images: ImageSpec, spec: ModelSpec, raw: RawConfig) -> Non
 def _why_text_alone(folder: Path, spec: ModelSpec, settings: EngineSettings) -> str | None:
     if not settings.media_limit(IMAGE_KEY):
         return "limit_mm_per_prompt allows none"
-    if settings.tensor_parallel_size > 1:
-        return "tensor_parallel_size is above 1, and ranks share no image encoder yet"
     if settings.speculative_config is not None:
         return "speculative_config is given, and drafts do not read images yet"
     if isinstance(spec.traits, GenericTraits):
