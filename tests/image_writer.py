@@ -292,6 +292,23 @@ def write_gemma_checkpoint(folder: Path, **text: Any) -> Path:
     return folder
 
 
+MARKS = {
+    "smolvlm": IMAGE,
+    "qwen3_vl": QWEN_IMAGE,
+    "gemma3": GEMMA_BEGIN,
+}
+"""Text of an image in a prompt, by the `model_type` of a family."""
+
+
+def write_any_checkpoint(folder: Path, kind: str) -> Path:
+    """Write a tiny checkpoint of one of `MARKS`."""
+    if kind == "gemma3":
+        return write_gemma_checkpoint(folder)
+    if kind == "smolvlm":
+        return write_vision_checkpoint(folder, kind)
+    return write_qwen_checkpoint(folder, kind)
+
+
 def _draw(model: torch.nn.Module) -> None:
     """Fill a model with numbers that are large enough for its answers to depend on its input."""
     with torch.no_grad():

@@ -81,8 +81,8 @@ def pixels_of(spec: Gemma3ImageSpec, image: Any) -> np.ndarray:
 def of_transformers(side: int, image: Any) -> np.ndarray:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-    size = {"height": side, "width": side}
-    processor = Gemma3ImageProcessorPil(**{**GEMMA_PROCESSOR, "size": size})
+    given: dict[str, Any] = {**GEMMA_PROCESSOR, "size": {"height": side, "width": side}}
+    processor = Gemma3ImageProcessorPil(**given)
     return np.asarray(processor([image], return_tensors="np")["pixel_values"])
 
 
@@ -163,7 +163,8 @@ def test_prompts_have_the_token_ids_of_transformers(llm: LLM, folder: Path, text
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert found.token_ids == tokenizer(text.replace(IMAGE, EXPANDED))["input_ids"]
     soft = tokenizer.convert_tokens_to_ids(GEMMA_SOFT)
-    for part in found.parts:
+    parts: Any = found.parts
+    for part in parts:
         (run,) = part.runs
         own = found.token_ids[run.position - 1 : run.position + run.tokens.length + 1]
         assert own[1:-1] == [soft] * GEMMA_TOKENS and soft not in (own[0], own[-1])
@@ -348,8 +349,7 @@ def test_in_few_bits(folder: Path, kind: str) -> None:
 
 
 def test_prompt_embeddings_are_not_scaled(folder: Path) -> None:
-    """As in transformers: the factor belongs to the token table. They see what is before them, also
-    beside an image."""
+    """The factor belongs to the token table, as in transformers; also beside an image."""
     model, _ = oracle(folder)
     ids = torch.tensor([[5, 9, 200, 7, 31, 8]])
     embed, wanted = model.get_input_embeddings(), list[int]()
@@ -421,7 +421,7 @@ def test_what_is_not_prepared_so_is_refused(
 
 
 def test_names_of_published_files(folder: Path, tmp_path: Path, llm: LLM) -> None:
-    """Those of the first published files, and of newer ones; `transformers` writes others."""
+    """Published files have names of two kinds, and `transformers` writes a third one."""
     from safetensors.torch import load_file, save_file
 
     prompt = asked(f"See {IMAGE} now", picture(60, 40))

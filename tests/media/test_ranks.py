@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.image_oracle import GREEDY, SETTINGS, asked, generated, tokens
-from tests.image_writer import (
-    GEMMA_BEGIN,
-    IMAGE,
-    QWEN_IMAGE,
-    picture,
-    write_gemma_checkpoint,
-    write_qwen_checkpoint,
-    write_vision_checkpoint,
-)
+from tests.image_writer import MARKS, picture, write_any_checkpoint
 
 from quire import LLM, RequestError
 from quire.config.settings import EngineSettings
@@ -26,20 +18,10 @@ from quire.platform import detect_platform
 
 pytestmark = pytest.mark.timeout(360)
 
-TEXTS = {"smolvlm": IMAGE, "qwen3_vl": QWEN_IMAGE, "gemma3": GEMMA_BEGIN}
 
-
-def write(kind: str, folder: Path) -> Path:
-    if kind == "gemma3":
-        return write_gemma_checkpoint(folder)
-    if kind == "smolvlm":
-        return write_vision_checkpoint(folder, kind)
-    return write_qwen_checkpoint(folder, kind)
-
-
-@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("kind", MARKS)
 def test_answers_are_those_of_generate(kind: str, tmp_path: Path) -> None:
-    folder, image = write(kind, tmp_path / "model"), TEXTS[kind]
+    folder, image = write_any_checkpoint(tmp_path / "model", kind), MARKS[kind]
     images = [[picture(60, 30)], [], [picture(30, 60, seed=1), picture(60, 30)]]
     texts = [f"Look: {image} What?", "Only text.", f"{image} and {image}?"]
     prompts: list[Any] = [asked(text, *each) for text, each in zip(texts, images, strict=True)]
@@ -57,7 +39,7 @@ def test_answers_are_those_of_generate(kind: str, tmp_path: Path) -> None:
 
 
 def test_prompt_embeddings(tmp_path: Path) -> None:
-    folder = write("smolvlm", tmp_path / "model")
+    folder = write_any_checkpoint(tmp_path / "model", "smolvlm")
     rows = torch.randn(300, 32, generator=torch.Generator().manual_seed(1))
     prompts: list[Any] = [{"prompt_embeds": rows[:20]}, "Only text.", {"prompt_embeds": rows}]
     found: list[list[list[int]]] = []
@@ -70,8 +52,9 @@ def test_prompt_embeddings(tmp_path: Path) -> None:
 
 
 def test_a_rank_counts_the_whole_encoder(tmp_path: Path) -> None:
-    folder = write("gemma3", tmp_path / "model")
+    folder = write_any_checkpoint(tmp_path / "model", "gemma3")
     weights: dict[tuple[int, int], int] = {}
+    images = None
     for ranks in (1, 2):
         for limit in (0, 1):
             settings = EngineSettings.from_options(

@@ -51,6 +51,10 @@ class Gemma3ImageSpec(ImageSpec):
         return self.begin_id
 
     @property
+    def line_ends(self) -> int:
+        return 2
+
+    @property
     def whole_tokens(self) -> int:
         return self.tokens_per_side**2
 

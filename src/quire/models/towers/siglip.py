@@ -24,7 +24,7 @@ def siglip_weights(
     name: str, others: Mapping[str, str], parts: Mapping[str, str] | None = None
 ) -> WeightMap:
     """Return the names of a tower with an `encoder`, a `SiglipEncoder`, and its `blocks`. name: the
-    encoder's on disk. others: `outer` of the tower's other layers. parts: as of the map."""
+    encoder's on disk. others: `outer` of the tower's other layers. parts: `WeightMap.parts`."""
     return WeightMap(
         prefix="model.",
         outer={

@@ -74,14 +74,11 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """An image as the encoder takes it. token_ids: ids with one image token for each of `runs`.
-    line_ends: line ends before and behind these, which may be one token with those of the text
-    beside them."""
+    """An image as the encoder takes it. token_ids: ids with one image token for each of `runs`."""
 
     tiles: ImageTiles
     token_ids: Sequence[int]
     runs: tuple[TokenRun, ...]
-    line_ends: int = 0
 
 
 class ImagePreparer(Protocol):

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Gemma3Preparer"]
 
-LINE_ENDS = 2
-"""Line ends before and behind an image, as in `transformers`' processor."""
-
 
 class Gemma3Preparer:
     """`ImagePreparer`. An image is one tile, and one run of tokens between two others."""
@@ -35,4 +32,4 @@ class Gemma3Preparer:
         resized = image.resize((side, side), Image.Resampling(spec.levels.resample))
         tiles = ImageTiles(resized.tobytes(), 1, side, side)
         token_ids = (spec.begin_id, spec.token_id, spec.end_id)
-        return PreparedImage(tiles, token_ids, (TokenRun(spec.whole_tokens),), LINE_ENDS)
+        return PreparedImage(tiles, token_ids, (TokenRun(spec.whole_tokens),))

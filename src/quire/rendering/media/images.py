@@ -132,13 +132,8 @@ class ImageRenderer:
                     found.append(token_id)
                 continue
             named = images[len(parts)]
-            line_ends = named.image.line_ends
-            is_behind = line_ends > 0
-            if is_behind:
-                self._append_line_ends(found, line_ends)
             runs = self._append(found, named.image)
-            if is_behind:
-                self._append_line_ends(found, line_ends)
+            is_behind = self._spec.line_ends > 0
             parts.append(ImagePart(named.image.tiles, named.place, runs, is_whole))
         return found, tuple(parts)
 
@@ -158,8 +153,11 @@ class ImageRenderer:
         found += self._encode_line_ends(count)
 
     def _append(self, found: list[int], image: PreparedImage) -> tuple[Run, ...]:
-        """Append the token ids of an image, and return where its runs are."""
+        """Append the token ids of an image, with line ends around, and return where its runs
+        are."""
         image_id, left, first_row = self._spec.token_id, iter(image.runs), 0
+        if self._spec.line_ends:
+            self._append_line_ends(found, self._spec.line_ends)
         runs: list[Run] = []
         for each in image.token_ids:
             if each != image_id:
@@ -169,4 +167,6 @@ class ImageRenderer:
             runs.append(Run(len(found), run, first_row))
             first_row += run.length
             found += [image_id] * run.length
+        if self._spec.line_ends:
+            self._append_line_ends(found, self._spec.line_ends)
         return tuple(runs)
