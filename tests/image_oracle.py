@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from quire import LLM, SamplingParams
+from quire import LLM, AsyncLLM, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 SETTINGS: dict[str, Any] = {
@@ -38,6 +39,28 @@ def worker_of(llm: LLM) -> Any:
 def tokens(output: Any) -> list[int]:
     assert output.error is None, output.error
     return list(output.outputs[0].token_ids)
+
+
+async def last_tokens(engine: AsyncLLM, prompt: Any) -> list[int]:
+    """Tokens of a stream at its end."""
+    found: list[int] = []
+    async for output in engine.generate(prompt, GREEDY):
+        found = list(output.outputs[0].token_ids)
+    return found
+
+
+def streamed(folder: Path, prompts: list[Any]) -> list[list[int]]:
+    """Tokens of streams side by side; nothing is left of their images."""
+
+    async def work() -> list[list[int]]:
+        with AsyncLLM(str(folder), **SETTINGS) as engine:
+            found = await asyncio.gather(*(last_tokens(engine, each) for each in prompts))
+            await last_tokens(engine, "text")
+            client: Any = engine.engine.client
+            assert not client._core._executor._worker._media._rows
+            return list(found)
+
+    return asyncio.run(work())
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,8 @@ def write_vision_checkpoint(folder: Path, kind: str = "smolvlm", **text: Any) ->
         scale_factor=SCALE,
         tie_word_embeddings=False,
     )
-    config._attn_implementation = "eager"
-    torch.manual_seed(11)
-    model = model_of(config).eval()
-    _draw(model)
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_settings(folder, PROCESSOR, TEMPLATE)
-    return folder
+    model = _drawn(model_of, config)
+    return _write(folder, model, tokenizer, PROCESSOR, TEMPLATE)
 
 
 QWEN_PAD, QWEN_START, QWEN_END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -195,14 +190,8 @@ def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
     config = AutoConfig.for_model(
         kind, text_config={**base, **text}, vision_config=vision, tie_word_embeddings=False, **ids
     )
-    config._attn_implementation = "eager"
-    torch.manual_seed(11)
-    model = AutoModelForImageTextToText.from_config(config).eval()
-    _draw(model)
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_settings(folder, QWEN_PROCESSOR, QWEN_TEMPLATE)
-    return folder
+    model = _drawn(AutoModelForImageTextToText.from_config, config)
+    return _write(folder, model, tokenizer, QWEN_PROCESSOR, QWEN_TEMPLATE)
 
 
 GEMMA_BEGIN, GEMMA_SOFT, GEMMA_END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
@@ -282,14 +271,8 @@ def write_gemma_checkpoint(folder: Path, **text: Any) -> Path:
         mm_tokens_per_image=GEMMA_TOKENS,
         **ids,
     )
-    config._attn_implementation = "eager"
-    torch.manual_seed(11)
-    model = AutoModelForImageTextToText.from_config(config).eval()
-    _draw(model)
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_settings(folder, GEMMA_PROCESSOR, GEMMA_TEMPLATE)
-    return folder
+    model = _drawn(AutoModelForImageTextToText.from_config, config)
+    return _write(folder, model, tokenizer, GEMMA_PROCESSOR, GEMMA_TEMPLATE)
 
 
 MARKS = {
@@ -309,8 +292,11 @@ def write_any_checkpoint(folder: Path, kind: str) -> Path:
     return write_qwen_checkpoint(folder, kind)
 
 
-def _draw(model: torch.nn.Module) -> None:
-    """Fill a model with numbers that are large enough for its answers to depend on its input."""
+def _drawn(make: Callable[[Any], Any], config: Any) -> Any:
+    """Make a model with numbers that are large enough for its answers to depend on its input."""
+    config._attn_implementation = "eager"
+    torch.manual_seed(11)
+    model = make(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -319,14 +305,20 @@ def _draw(model: torch.nn.Module) -> None:
                 parameter.normal_(mean=1.0, std=0.1)
             else:
                 parameter.normal_(std=0.1)
+    return model
 
 
-def _write_settings(folder: Path, processor: dict[str, Any], template: str) -> None:
+def _write(
+    folder: Path, model: Any, tokenizer: Any, processor: dict[str, Any], template: str
+) -> Path:
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     (folder / "chat_template.jinja").write_text(template)
+    return folder
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -108,6 +108,13 @@ def test_whole_media_of_preempted_requests_are_not_cut(depth, num_host_blocks):
     assert engine.core.stats().preempted_total > 0
 
 
+def test_whole_media_that_no_step_holds_are_refused():
+    """Turns red when such a request waits for ever."""
+    engine = FakeEngine(max_num_batched_tokens=18)
+    with pytest.raises(RequestError, match=r"12 tokens, which one step must compute.*room for 11"):
+        engine.add([1, *image(1, 12)], given=[(1, 13)], is_whole=True)
+
+
 def test_a_step_that_would_end_within_whole_media_is_a_fault():
     """Turns red when the data side computes tokens that have yet to see the others of an image."""
     table = RowTable(2, 32, [4])
@@ -116,12 +123,14 @@ def test_a_step_that_would_end_within_whole_media_is_a_fault():
     rows = ScheduledRows(0 * ones, 0 * ones, 6 * ones, 0 * ones, ones > 1)
     with pytest.raises(EngineError, match="tokens up to 5 of media up to 9"):
         table.last_keys(rows)
-    whole = ScheduledRows(0 * ones, 0 * ones, 12 * ones, 0 * ones, ones > 1)
-    assert table.last_keys(whole).tolist() == [0, *[9] * 9, 10, 11]
-    behind = ScheduledRows(0 * ones, 4 * ones, 7 * ones, 0 * ones, ones > 1)
-    assert table.last_keys(behind).tolist() == [*[9] * 6, 10]
-    after = ScheduledRows(0 * ones, 10 * ones, 2 * ones, 0 * ones, ones > 1)
-    assert table.last_keys(after) is None
+    for computed, count, wanted in (
+        (0, 12, [0, *[9] * 9, 10, 11]),
+        (4, 7, [*[9] * 6, 10]),
+        (10, 2, None),
+    ):
+        rows = ScheduledRows(0 * ones, computed * ones, count * ones, 0 * ones, ones > 1)
+        found = table.last_keys(rows)
+        assert (None if found is None else found.tolist()) == wanted
 
 
 @DEPTHS

@@ -3,7 +3,6 @@ although tokens of an image see each other."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.image_oracle import GREEDY, SETTINGS, asked, generated, oracle, tokens, worker_of
+from tests.image_oracle import (
+    GREEDY,
+    SETTINGS,
+    asked,
+    generated,
+    oracle,
+    streamed,
+    tokens,
+    worker_of,
+)
 from tests.image_writer import (
     GEMMA_BEGIN,
     GEMMA_END,
@@ -30,7 +38,7 @@ from tests.image_writer import (
 )
 from tests.profiles import examples, scaled
 
-from quire import LLM, AsyncLLM, SamplingParams
+from quire import LLM, SamplingParams
 from quire.config import read_checkpoint
 from quire.config.families.reader import read_model_spec
 from quire.config.hf import RawConfig
@@ -312,21 +320,7 @@ def test_streams_are_those_of_generate(folder: Path, llm: LLM) -> None:
     prompts: list[Any] = [asked(f"See {IMAGE} now", picture(60, 40, seed=i)) for i in range(3)]
     prompts.append("Only text.")
     wanted = [tokens(each) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
-
-    async def answer(engine: AsyncLLM, prompt: Any) -> list[int]:
-        found: list[int] = []
-        async for output in engine.generate(prompt, GREEDY):
-            found = list(output.outputs[0].token_ids)
-        return found
-
-    async def work() -> None:
-        with AsyncLLM(str(folder), **SETTINGS) as engine:
-            assert await asyncio.gather(*(answer(engine, each) for each in prompts)) == wanted
-            await answer(engine, "text")
-            client: Any = engine.engine.client
-            assert not client._core._executor._worker._media._rows
-
-    asyncio.run(work())
+    assert streamed(folder, prompts) == wanted
 
 
 def test_samples_of_a_prompt_share_its_image(llm: LLM) -> None:

@@ -26,8 +26,8 @@ def test_answers_are_those_of_generate(kind: str, tmp_path: Path) -> None:
     texts = [f"Look: {image} What?", "Only text.", f"{image} and {image}?"]
     prompts: list[Any] = [asked(text, *each) for text, each in zip(texts, images, strict=True)]
     with LLM(str(folder), **SETTINGS, tensor_parallel_size=2) as llm:
-        for _ in range(2):
-            found = llm.generate(prompts, GREEDY, use_tqdm=False)
+        cold, hit = (llm.generate(prompts, GREEDY, use_tqdm=False) for _ in range(2))
+        for found in (cold, hit):
             for output, each in zip(found, images, strict=True):
                 assert tokens(output) == generated(folder, list(output.prompt_token_ids), each)
         with pytest.raises(RequestError, match="places for images"):
@@ -35,7 +35,7 @@ def test_answers_are_those_of_generate(kind: str, tmp_path: Path) -> None:
         llm.sleep(2)
         llm.wake_up()
         (again,) = llm.generate(prompts[0], GREEDY, use_tqdm=False)
-        assert tokens(again) == tokens(found[0])
+        assert tokens(again) == tokens(cold[0])
 
 
 def test_prompt_embeddings(tmp_path: Path) -> None:
