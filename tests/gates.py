@@ -122,7 +122,10 @@ MODELS = (
     *KERNELS,
     *("src/quire/models/*.py", "src/quire/models/generic/**", "src/quire/models/hybrid/**"),
     *("src/quire/layers/**", "src/quire/attention/**", "src/quire/quantization/**"),
-    *(f"src/quire/config/media/{name}.py" for name in ("image_spec", "idefics3", "qwen_vl")),
+    *(
+        f"src/quire/config/media/{name}.py"
+        for name in ("gemma3", "idefics3", "image_spec", "qwen_vl", "siglip")
+    ),
     "src/quire/models/towers/**",
     *("src/quire/config/families/**", "src/quire/config/packed/**", "src/quire/config/gguf/**"),
     *(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from quire import LLM, SamplingParams
+from quire import LLM, AsyncLLM, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 SETTINGS: dict[str, Any] = {
@@ -19,6 +21,10 @@ SETTINGS: dict[str, Any] = {
     "block_size": 16,
     "max_model_len": 512,
 }
+
+
+TYPE_NAMES = {"qwen": "mm_token_type_ids", "gemma": "token_type_ids"}
+"""Name of the argument that tells tokens of images from text."""
 
 
 def asked(text: str, *images: Any) -> dict[str, Any]:
@@ -35,10 +41,33 @@ def tokens(output: Any) -> list[int]:
     return list(output.outputs[0].token_ids)
 
 
+async def last_tokens(engine: AsyncLLM, prompt: Any) -> list[int]:
+    """Tokens of a stream at its end."""
+    found: list[int] = []
+    async for output in engine.generate(prompt, GREEDY):
+        found = list(output.outputs[0].token_ids)
+    return found
+
+
+def streamed(folder: Path, prompts: list[Any]) -> list[list[int]]:
+    """Tokens of streams side by side; nothing is left of their images."""
+
+    async def work() -> list[list[int]]:
+        with AsyncLLM(str(folder), **SETTINGS) as engine:
+            found = await asyncio.gather(*(last_tokens(engine, each) for each in prompts))
+            await last_tokens(engine, "text")
+            client: Any = engine.engine.client
+            assert not client._core._executor._worker._media._rows
+            return list(found)
+
+    return asyncio.run(work())
+
+
 @functools.cache
 def oracle(folder: Path) -> tuple[Any, Any]:
     """Model and image processor of transformers."""
     from transformers import AutoModelForImageTextToText
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.idefics3.image_processing_pil_idefics3 import (
         Idefics3ImageProcessorPil,
     )
@@ -47,9 +76,13 @@ def oracle(folder: Path) -> tuple[Any, Any]:
     )
 
     model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
-    is_qwen = model.config.model_type.startswith("qwen")
-    processor = Qwen2VLImageProcessorPil if is_qwen else Idefics3ImageProcessorPil
+    processors = {"qwen": Qwen2VLImageProcessorPil, "gemma": Gemma3ImageProcessorPil}
+    processor = processors.get(_lineage(model), Idefics3ImageProcessorPil)
     return model.eval(), processor.from_pretrained(folder)
+
+
+def _lineage(model: Any) -> str:
+    return re.split(r"\d|_", model.config.model_type)[0]
 
 
 def inputs_of(folder: Path, prompt_ids: list[int], images: list[Image.Image]) -> dict[str, Any]:
@@ -59,8 +92,9 @@ def inputs_of(folder: Path, prompt_ids: list[int], images: list[Image.Image]) ->
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if images:
         given |= dict(processor([images], return_tensors="pt"))
-    if images and model.config.model_type.startswith("qwen"):
-        given["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+    if images and (name := TYPE_NAMES.get(_lineage(model))) is not None:
+        given[name] = (ids == model.config.image_token_id).int()
+    given.pop("num_crops", None)
     return given
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,8 @@ def write_vision_checkpoint(folder: Path, kind: str = "smolvlm", **text: Any) ->
         scale_factor=SCALE,
         tie_word_embeddings=False,
     )
-    config._attn_implementation = "eager"
-    torch.manual_seed(11)
-    model = model_of(config).eval()
-    _draw(model)
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_settings(folder, PROCESSOR, TEMPLATE)
-    return folder
+    model = _drawn(model_of, config)
+    return _write(folder, model, tokenizer, PROCESSOR, TEMPLATE)
 
 
 QWEN_PAD, QWEN_START, QWEN_END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -195,18 +190,113 @@ def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
     config = AutoConfig.for_model(
         kind, text_config={**base, **text}, vision_config=vision, tie_word_embeddings=False, **ids
     )
+    model = _drawn(AutoModelForImageTextToText.from_config, config)
+    return _write(folder, model, tokenizer, QWEN_PROCESSOR, QWEN_TEMPLATE)
+
+
+GEMMA_BEGIN, GEMMA_SOFT, GEMMA_END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+GEMMA_SIDE, GEMMA_TOKENS = 32, 16
+GEMMA_SPECIAL = (GEMMA_BEGIN, GEMMA_SOFT, GEMMA_END, "<start_of_turn>", "<end_of_turn>")
+GEMMA_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<start_of_turn>' + message['role'] | replace('assistant', 'model') + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
+    "{% for item in message['content'] %}"
+    "{% if item['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}"
+    "{% endfor %}{% endif %}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+GEMMA_PROCESSOR: dict[str, Any] = {
+    "do_convert_rgb": None,
+    "do_normalize": True,
+    "do_pan_and_scan": None,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Gemma3ImageProcessor",
+    "image_seq_length": GEMMA_TOKENS,
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 2,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": GEMMA_SIDE, "width": GEMMA_SIDE},
+}
+
+
+def write_gemma_checkpoint(folder: Path, **text: Any) -> Path:
+    """Write a tiny Gemma 3 with a window shorter than an image. text: more values of the language
+    model. Its tokenizer joins line ends, whatever text is beside them, as Gemma's does."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(bundled_model_path() / "tokenizer.json"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    tokenizer.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True) for name in GEMMA_SPECIAL]
+    )
+    base = {
+        "model_type": "gemma3_text",
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "max_position_embeddings": 2048,
+        "sliding_window": 12,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding")],
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": GEMMA_SIDE,
+        "vision_use_head": False,
+    }
+    names = ("boi_token_index", "image_token_index", "eoi_token_index")
+    ids = {name: tokenizer.token_to_id(GEMMA_SPECIAL[i]) for i, name in enumerate(names)}
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config={**base, **text},
+        vision_config=vision,
+        mm_tokens_per_image=GEMMA_TOKENS,
+        **ids,
+    )
+    model = _drawn(AutoModelForImageTextToText.from_config, config)
+    return _write(folder, model, tokenizer, GEMMA_PROCESSOR, GEMMA_TEMPLATE)
+
+
+MARKS = {
+    "smolvlm": IMAGE,
+    "qwen3_vl": QWEN_IMAGE,
+    "gemma3": GEMMA_BEGIN,
+}
+"""Text of an image in a prompt, by the `model_type` of a family."""
+
+
+def write_any_checkpoint(folder: Path, kind: str) -> Path:
+    """Write a tiny checkpoint of one of `MARKS`."""
+    if kind == "gemma3":
+        return write_gemma_checkpoint(folder)
+    if kind == "smolvlm":
+        return write_vision_checkpoint(folder, kind)
+    return write_qwen_checkpoint(folder, kind)
+
+
+def _drawn(make: Callable[[Any], Any], config: Any) -> Any:
+    """Make a model with numbers that are large enough for its answers to depend on its input."""
     config._attn_implementation = "eager"
     torch.manual_seed(11)
-    model = AutoModelForImageTextToText.from_config(config).eval()
-    _draw(model)
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_settings(folder, QWEN_PROCESSOR, QWEN_TEMPLATE)
-    return folder
-
-
-def _draw(model: torch.nn.Module) -> None:
-    """Fill a model with numbers that are large enough for its answers to depend on its input."""
+    model = make(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -215,14 +305,20 @@ def _draw(model: torch.nn.Module) -> None:
                 parameter.normal_(mean=1.0, std=0.1)
             else:
                 parameter.normal_(std=0.1)
+    return model
 
 
-def _write_settings(folder: Path, processor: dict[str, Any], template: str) -> None:
+def _write(
+    folder: Path, model: Any, tokenizer: Any, processor: dict[str, Any], template: str
+) -> Path:
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     (folder / "chat_template.jinja").write_text(template)
+    return folder
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

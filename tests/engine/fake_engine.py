@@ -51,6 +51,7 @@ class FakeEngine:
         hooks: HookRunner | None = None,
         speculative_config: str | None = None,
         num_adapter_slots: int = 0,
+        long_prefill_token_threshold: int | None = None,
     ) -> None:
         """layout: replaces windows and block_size. breaks: every step is computed in vain once, and
         then in halves."""
@@ -74,7 +75,9 @@ class FakeEngine:
                 layout, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len
             ),
             settings=ResolvedScheduler(
-                max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                long_prefill_token_threshold=long_prefill_token_threshold,
             ),
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
@@ -117,6 +120,7 @@ class FakeEngine:
         output: Sequence[int] = (),
         salt: str = "",
         given: Sequence[tuple[int, int]] = (),
+        is_whole: bool = False,
         grammar: GrammarSpec | None = None,
         beams: BeamRules | None = None,
         hooks: Sequence[str] = (),
@@ -127,10 +131,10 @@ class FakeEngine:
         message_ends: Sequence[int] = (),
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
-        comes as media."""
+        comes as media. is_whole: see `MediaSpan`, of all these."""
         tokens, media = list(prompt), []
         for start, end in given:
-            media.append(self.put(prompt[start:end], start))
+            media.append(self.put(prompt[start:end], start, is_whole=is_whole))
             tokens[start:end] = [self.model.vocab_size] * (end - start)
         handles = list(range(self._next_handle, self._next_handle + n))
         request = EngineRequest(
@@ -159,12 +163,12 @@ class FakeEngine:
             self.tokens[handle] = list(output)
         return handles
 
-    def put(self, words: Sequence[int], position: int) -> Media:
+    def put(self, words: Sequence[int], position: int, *, is_whole: bool = False) -> Media:
         """Media of these words, from `position` of a prompt on."""
         handle, self._next_handle = self._next_handle, self._next_handle + 1
         info = self.core.put_media(handle, np.array(words, np.uint64).tobytes())
         assert info.num_tokens == len(words)
-        return Media(info.digest, MediaSpan(position, len(words), handle))
+        return Media(info.digest, MediaSpan(position, len(words), handle, is_whole=is_whole))
 
     def step(self) -> None:
         self.now += 1

@@ -6,10 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
+from quire.runner.rows import RowTable, ScheduledRows
 from tests.engine.fake_engine import FakeEngine
 from tests.pairs import LAWS_BY_PAIRS
 
@@ -58,6 +59,78 @@ def test_media_of_what_token_ids_say_are_token_ids(depth):
     engine.run()
     assert engine.tokens[tokens] == engine.tokens[words]
     assert engine.num_cached[words] == 0, "they are another content, whatever they compute"
+
+
+@DEPTHS
+@WINDOWS
+@pytest.mark.parametrize(("budget", "threshold"), [(18, None), (21, 13), (64, 11)])
+def test_media_that_are_whole_are_never_cut(depth, windows, budget, threshold):
+    """In any batch; the fake model raises at a cut. The smallest budget is the longest span, of 11,
+    and a token for each other sequence."""
+    engine = FakeEngine(
+        depth=depth,
+        windows=windows,
+        num_blocks=300,
+        max_num_batched_tokens=budget,
+        long_prefill_token_threshold=threshold,
+    )
+    prompts = [mixed(i) for i in range(1, 9)] * 2
+    handles: list[int] = []
+    for i, (prompt, given) in enumerate(prompts):
+        handles += engine.add(prompt, given=given, seed=i, is_whole=True)
+        handles += engine.add([1, 2, 3] * (1 + i % 4), seed=i)
+        engine.step()
+    engine.run()
+    for i, (prompt, _) in enumerate(prompts):
+        image_handle, text_handle = handles[2 * i : 2 * i + 2]
+        assert engine.tokens[image_handle] == engine.model.expected_tokens(prompt, 8, i)
+        text = [1, 2, 3] * (1 + i % 4)
+        assert engine.tokens[text_handle] == engine.model.expected_tokens(text, 8, i)
+
+
+@DEPTHS
+@pytest.mark.parametrize("num_host_blocks", [0, 40])
+def test_whole_media_of_preempted_requests_are_not_cut(depth, num_host_blocks):
+    engine = FakeEngine(
+        depth=depth,
+        num_blocks=32,
+        num_host_blocks=num_host_blocks,
+        max_num_batched_tokens=19,
+    )
+    prompts = [[5, *image(i, 12), 6, *image(i + 9, 7)] for i in range(8)]
+    handles = [
+        engine.add(p, given=[(1, 13), (14, 21)], max_tokens=30, seed=i, is_whole=True)[0]
+        for i, p in enumerate(prompts)
+    ]
+    engine.run()
+    for i, (handle, prompt) in enumerate(zip(handles, prompts, strict=True)):
+        assert engine.tokens[handle] == engine.model.expected_tokens(prompt, 30, i)
+    assert engine.core.stats().preempted_total > 0
+
+
+def test_whole_media_that_no_step_holds_are_refused():
+    """Turns red when such a request waits for ever."""
+    engine = FakeEngine(max_num_batched_tokens=18)
+    with pytest.raises(RequestError, match=r"12 tokens, which one step must compute.*room for 11"):
+        engine.add([1, *image(1, 12)], given=[(1, 13)], is_whole=True)
+
+
+def test_a_step_that_would_end_within_whole_media_is_a_fault():
+    """Turns red when the data side computes tokens that have yet to see the others of an image."""
+    table = RowTable(2, 32, [4])
+    table.media[0] = (MediaSpan(1, 9, 0, is_whole=True),)
+    ones = np.ones(1, np.int64)
+    rows = ScheduledRows(0 * ones, 0 * ones, 6 * ones, 0 * ones, ones > 1)
+    with pytest.raises(EngineError, match="tokens up to 5 of media up to 9"):
+        table.last_keys(rows)
+    for computed, count, wanted in (
+        (0, 12, [0, *[9] * 9, 10, 11]),
+        (4, 7, [*[9] * 6, 10]),
+        (10, 2, None),
+    ):
+        rows = ScheduledRows(0 * ones, computed * ones, count * ones, 0 * ones, ones > 1)
+        found = table.last_keys(rows)
+        assert (None if found is None else found.tolist()) == wanted
 
 
 @DEPTHS

@@ -396,7 +396,6 @@ def test_a_model_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"enable_prompt_embeds": True}, "and enable_prompt_embeds do not go together"),
         ({"torch_compile": True}, "and torch_compile do not go together"),
     ],
 )

@@ -284,6 +284,7 @@ class FakeExecutor:
         for slot in set(plan.draft_slot[plan.draft_token == DRAFT_OF_MODEL].tolist()):
             self._make_drafts(slot)
         rows = in_order_of_writing(self._rows.scheduled(), plan)
+        self._rows.last_keys(rows)  # raises if media are cut that must not be
         computed = self._forward(rows, self._breaks(plan.step_id))
         self._rows.commit_computed(rows)
         computed.sources = self._fork(plan, computed.hidden, computed.failures)

@@ -104,7 +104,7 @@ def test_numbers_of_tiles_of_1000_sizes_are_those_of_transformers() -> None:
 def test_published_examples_have_their_known_number_of_tokens() -> None:
     """640 x 480 and 1920 x 1080 take 12 tiles and the whole in SmolVLM."""
     spec = spec_of(512, 2048, 16, 4)
-    assert spec.tower.tokens_per_tile == 64
+    assert spec.tokens_per_tile == 64
     assert [spec.num_tiles(*size) for size in ((640, 480), (896, 896), (1920, 1080))] == [
         13,
         17,

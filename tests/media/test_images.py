@@ -22,6 +22,7 @@ from tests.image_oracle import (
     SETTINGS,
     asked,
     generated,
+    last_tokens,
     oracle,
     tokens,
     worker_of,
@@ -342,19 +343,13 @@ def test_an_engine_for_asyncio(folder: Path, llm: LLM) -> None:
     prompts = [asked(f"See {IMAGE} now", picture(60, 40, seed=i)) for i in range(3)]
     wanted = [tokens(each) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
 
-    async def answer(engine: AsyncLLM, prompt: Any) -> list[int]:
-        found: list[int] = []
-        async for output in engine.generate(prompt, GREEDY):
-            found = list(output.outputs[0].token_ids)
-        return found
-
     async def work() -> None:
         with AsyncLLM(str(folder), **SETTINGS) as engine:
-            found = await asyncio.gather(*(answer(engine, each) for each in prompts))
+            found = await asyncio.gather(*(last_tokens(engine, each) for each in prompts))
             assert list(found) == wanted
             with pytest.raises(RequestError, match="cannot be read as an image"):
-                await answer(engine, asked(IMAGE, b"<svg/>"))
-            await answer(engine, "text")
+                await last_tokens(engine, asked(IMAGE, b"<svg/>"))
+            await last_tokens(engine, "text")
             worker: Any = engine.engine.client
             assert not worker._core._executor._worker._media._rows
 
@@ -404,7 +399,6 @@ def test_a_request_that_is_cancelled_while_its_image_is_encoded_leaves_nothing(
     ("settings", "reason"),
     [
         ({"limit_mm_per_prompt": {"image": 0}}, "limit_mm_per_prompt allows none"),
-        ({"tensor_parallel_size": 2}, "ranks share no image encoder"),
         (
             {"speculative_config": {"method": "eagle", "model": "heads"}},
             "speculative_config has eagle, which reads no images",

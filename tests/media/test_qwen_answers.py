@@ -3,7 +3,6 @@ as for text."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.image_oracle import GREEDY, SETTINGS, asked, generated, tokens, worker_of
+from tests.image_oracle import GREEDY, SETTINGS, asked, generated, streamed, tokens, worker_of
 from tests.image_writer import (
     QWEN_IMAGE,
     QWEN_PAD,
@@ -21,7 +20,7 @@ from tests.image_writer import (
     write_qwen_checkpoint,
 )
 
-from quire import LLM, AsyncLLM, RequestError, SamplingParams
+from quire import LLM, RequestError, SamplingParams
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.platform import detect_platform
@@ -176,22 +175,7 @@ def test_streams_are_those_of_generate(folder: Path, llm: LLM) -> None:
     prompts: list[Any] = [asked(f"See {QWEN_IMAGE} now", picture(60, 40, seed=i)) for i in range(3)]
     prompts.append("Only text.")
     wanted = [tokens(each) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
-
-    async def answer(engine: AsyncLLM, prompt: Any) -> list[int]:
-        found: list[int] = []
-        async for output in engine.generate(prompt, GREEDY):
-            found = list(output.outputs[0].token_ids)
-        return found
-
-    async def work() -> None:
-        with AsyncLLM(str(folder), **SETTINGS) as engine:
-            found = await asyncio.gather(*(answer(engine, each) for each in prompts))
-            assert list(found) == wanted
-            await answer(engine, "text")
-            client: Any = engine.engine.client
-            assert not client._core._executor._worker._media._rows
-
-    asyncio.run(work())
+    assert streamed(folder, prompts) == wanted
 
 
 def test_prompt_embeddings_beside_images(folder: Path, llm: LLM) -> None:

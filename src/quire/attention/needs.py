@@ -47,7 +47,7 @@ class AttentionNeeds:
             kv.num_kv_heads,
             spec.score_options,
             None if kv.value_dim == kv.key_dim else kv.value_dim,
-            last_key=spec.prompt_attention == "bidirectional",
+            last_key=spec.looks_ahead,
         )
 
     def refused_shape(self) -> str | None:

@@ -94,10 +94,20 @@ def choose_dtype(settings: EngineSettings, spec: ModelSpec, platform: Platform) 
     return spec.dtype, "as in the checkpoint"
 
 
-def choose_seqs(settings: EngineSettings, platform: Platform) -> tuple[int, str]:
+def choose_seqs(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> tuple[int, str]:
     """max_num_seqs and why. Every running sequence must get a token in every step, so there are
-    never more of them than tokens in a step."""
+    never more of them than tokens in a step; an image that is computed whole must fit in beside
+    all other sequences."""
     seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    whole = spec.whole_tokens
+    least = (seqs or 1) - 1 + whole
+    if whole and tokens is not None and tokens < least:
+        raise ConfigError(
+            f"max_num_batched_tokens={tokens} is less than the {whole} tokens of an image, which "
+            f"this model computes in one step, and one for each other sequence of "
+            f"max_num_seqs={seqs or 1}. Give at least {least}, or "
+            "limit_mm_per_prompt={'image': 0}."
+        )
     if seqs is not None and tokens is not None and tokens < seqs:
         raise ConfigError(
             f"max_num_batched_tokens={tokens} is less than max_num_seqs={seqs}, so not every "
@@ -112,8 +122,9 @@ def choose_seqs(settings: EngineSettings, platform: Platform) -> tuple[int, str]
         cores = platform.cpu.num_cores
         seqs = min(MAX_SEQS, max(MIN_SEQS, SEQS_PER_CORE * cores))
         reason = f"more rows at once would only slow each other on {cores} cores"
-    if tokens is not None and tokens < seqs:
-        return tokens, "one for each of max_num_batched_tokens"
+    if tokens is not None and tokens < seqs - 1 + (whole or 1):
+        kept = "" if whole <= 1 else f", {whole} of which an image takes"
+        return tokens + 1 - (whole or 1), f"one for each of max_num_batched_tokens{kept}"
     return seqs, reason
 
 
@@ -146,9 +157,11 @@ def choose_step_tokens(
             tokens *= 2
         if tiles:
             reason += "; AMX is fast"
-    if tokens < max(max_num_seqs, longest):
-        return max(max_num_seqs, longest), (
-            "a whole prompt" if longest > max_num_seqs else "one for each of max_num_seqs"
+    least = max_num_seqs - 1 + (spec.whole_tokens or 1)
+    if tokens < max(least, longest):
+        image = " and an image" if spec.whole_tokens else ""
+        return max(least, longest), (
+            "a whole prompt" if longest > least else f"one for each of max_num_seqs{image}"
         )
     return tokens, reason
 

@@ -96,7 +96,7 @@ class Feasibility:
                 f"with at least one output token: shorten the prompt to "
                 f"{self._max_model_len - 1} tokens or raise max_model_len"
             )
-        check_media(request.media, num_prompt)
+        self._check_media(request)
         if request.media and request.params.prompt_logprobs is not None:
             raise RequestError(
                 "prompt_logprobs is given, but tokens of a prompt that come as embeddings have no "
@@ -146,7 +146,7 @@ class Feasibility:
                 f"the prompt has {num_prompt} tokens, but the context holds {self._max_model_len}: "
                 "shorten the prompt or raise max_model_len"
             )
-        check_media(request.media, num_prompt)
+        self._check_media(request)
         if self._worst_case(num_prompt + 1) > self._num_blocks:
             raise RequestError(
                 f"the prompt needs K/V for {num_prompt} tokens, but all {self._num_blocks} blocks "
@@ -165,6 +165,18 @@ class Feasibility:
                 f"{self._max_num_seqs} sequences at a time: lower it or raise max_num_seqs"
             )
         return request.beams.width
+
+    def _check_media(self, request: EngineRequest) -> None:
+        """RequestError for media out of place, or larger than a step can ever compute at once."""
+        check_media(request.media, len(request.prompt_token_ids))
+        most = self._max_step_tokens - self._max_num_seqs + 1
+        for span in (each.span for each in request.media):
+            if span.is_whole and span.length > most:
+                raise RequestError(
+                    f"an image takes {span.length} tokens, which one step must compute, but beside "
+                    f"{self._max_num_seqs - 1} other sequences (max_num_seqs) a step has room for "
+                    f"{most}: raise max_num_batched_tokens"
+                )
 
     def _check_open(self, request: EngineRequest) -> None:
         limit, known = request.max_prompt_tokens, len(request.prompt_token_ids)

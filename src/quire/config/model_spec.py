@@ -446,6 +446,16 @@ class ModelSpec:
         return self.prompt_attention == "bidirectional"
 
     @property
+    def whole_tokens(self) -> int:
+        """Tokens of an image that see each other; see `ImageSpec`."""
+        return 0 if self.images is None else self.images.whole_tokens
+
+    @property
+    def looks_ahead(self) -> bool:
+        """True if some tokens of a prompt see tokens behind them."""
+        return self.whole_prompts or self.whole_tokens > 0
+
+    @property
     def draws_tokens(self) -> bool:
         """False of encoders, without a head, and where one for classes stands in its place."""
         has_logits = self.classes is None or self.classes.answers is not None

@@ -180,7 +180,7 @@ def resolve(
         preemption_mode=recovery[0],
         max_num_seqs=steps.max_num_seqs[0],
         max_num_batched_tokens=steps.max_num_batched_tokens[0],
-        long_prefill_token_threshold=_choose_threshold(settings, room.context[0]),
+        long_prefill_token_threshold=_choose_threshold(settings, spec, room.context[0]),
         num_threads=steps.num_threads[0],
         **isas,
     )
@@ -190,7 +190,7 @@ def resolve(
 def _choose_steps(
     settings: EngineSettings, spec: ModelSpec, platform: Platform, most_rows: _MostRows | None
 ) -> _Steps:
-    num_seqs = choose_seqs(settings, platform)
+    num_seqs = choose_seqs(settings, spec, platform)
     if most_rows is not None:
         num_seqs = most_rows.check(settings, num_seqs)
     step_tokens = choose_step_tokens(settings, spec, platform, num_seqs[0])
@@ -578,10 +578,17 @@ def _choose_isas(
     )
 
 
-def _choose_threshold(settings: EngineSettings, context: int) -> int | None:
+def _choose_threshold(settings: EngineSettings, spec: ModelSpec, context: int) -> int | None:
     """long_prefill_token_threshold; None: a prompt takes what a step has room for. Prompts that are
-    to be computed side by side need one, and vLLM's choice is 4 % of the context."""
-    if settings.long_prefill_token_threshold:
-        return settings.long_prefill_token_threshold
+    to be computed side by side need one, and vLLM's choice is 4 % of the context. An image that is
+    computed whole is never too long."""
+    least = max(1, spec.whole_tokens)
+    if asked := settings.long_prefill_token_threshold:
+        if asked < least:
+            raise ConfigError(
+                f"long_prefill_token_threshold={asked} is less than the {least} tokens of an "
+                f"image, which this model computes in one step. Give at least {least}."
+            )
+        return asked
     is_wanted = (settings.max_num_partial_prefills or 1) > 1 or settings.max_long_partial_prefills
-    return max(1, context * 4 // 100) if is_wanted else None
+    return max(least, context * 4 // 100) if is_wanted else None

@@ -130,6 +130,10 @@ class InProcessExecutor:
         """Runs in the caller's thread, beside a step."""
         return self._require_worker().put_media(handle, data)
 
+    def media_bytes(self, handle: int) -> bytes:
+        """Return the rows that the worker has under a handle, for `Worker.put_rows` of others."""
+        return self._require_worker().media_bytes(handle)
+
     def drop_media(self, handles: Sequence[int]) -> None:
         if self._worker is not None:
             self._do(self._worker, _Drop(tuple(handles)))

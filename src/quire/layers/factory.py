@@ -28,7 +28,7 @@ from quire.layers.embedding import (
     TokenEmbedding,
     Vocabulary,
 )
-from quire.layers.given import DeepStack, GivenEmbeddings
+from quire.layers.given import DeepStack, EmbeddingScale, GivenEmbeddings
 from quire.layers.latent import LATENT_EPS, LatentAttention, LatentHeads, LatentParts, LatentUp
 from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
 from quire.layers.mlp import MLP, AdaptedGate, ClassHeads, GatedMLP, ResidualBlock
@@ -351,6 +351,10 @@ class LayerFactory:
     def scale(self, factor: float, *, is_rounded: bool = True) -> Scale:
         """is_rounded: round the factor to the model's dtype."""
         return Scale(self._ops, factor, self._dtype if is_rounded else None)
+
+    def embedding_scale(self, factor: float) -> EmbeddingScale:
+        """Make the factor on rows of the token table, rounded to the model's dtype."""
+        return EmbeddingScale(self.scale(factor), self.given)
 
     def output_gate(self) -> OutputGate:
         return OutputGate(self._ops)

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import torch
 
 from quire.attention.step_inputs import GivenRows
+from quire.layers.scaling import Scale
 
-__all__ = ["DeepStack", "GivenEmbeddings"]
+__all__ = ["DeepStack", "EmbeddingScale", "GivenEmbeddings"]
 
 
 class GivenEmbeddings:
@@ -41,7 +42,13 @@ class GivenEmbeddings:
         if given is None:
             return table(ids)
         # Such a place has no token id.
-        rows = table(ids.index_fill(0, given.index, 0))
+        return self.put(table(ids.index_fill(0, given.index, 0)))
+
+    def put(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows [T, E], changed in place: with given embeddings in their places."""
+        given = self._now
+        if given is None:
+            return rows
         return rows.index_copy_(0, given.index, given.rows[:, : self.width])
 
     def add_deep(self, x: torch.Tensor, place: int) -> torch.Tensor:
@@ -51,6 +58,17 @@ class GivenEmbeddings:
         if given is None or given.rows.shape[1] <= start:
             return x
         return x.index_add(0, given.index, given.rows[:, start : start + self.width])
+
+
+class EmbeddingScale:
+    """x · factor, in place, for rows of the token table; given embeddings stay as they are."""
+
+    def __init__(self, scale: Scale, given: GivenEmbeddings) -> None:
+        self._scale, self._given = scale, given
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, E], from the embedding → [T, E]."""
+        return self._given.put(self._scale(x))
 
 
 class DeepStack:

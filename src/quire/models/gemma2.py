@@ -99,7 +99,7 @@ class Gemma2Model:
             )
         else:
             self.embed = make.token_embedding(spec.vocab_size, spec.hidden_size)
-        self._embed_scale = make.scale(spec.hidden_size**0.5)
+        self._embed_scale = make.embedding_scale(spec.hidden_size**0.5)
         self.blocks = [Gemma2Block(spec, traits, layer, make) for layer in range(spec.num_layers)]
         self.norm = make.rms_norm(spec.hidden_size, spec.norm_eps, offset=1.0)
         self._cap = None if traits.logit_cap is None else make.soft_cap(traits.logit_cap)

@@ -145,7 +145,7 @@ class Gemma4Model:
         self.embed, self.lm_head = make.embedding_and_head(
             spec.vocab_size, spec.hidden_size, tied=spec.tie_word_embeddings
         )
-        self._embed_scale = make.scale(spec.hidden_size**0.5)
+        self._embed_scale = make.embedding_scale(spec.hidden_size**0.5)
         self.side: TokenSide | None = None
         if traits.token_size:
             rows = traits.token_vocab

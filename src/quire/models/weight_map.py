@@ -68,8 +68,8 @@ class WeightMap:
     stacked: name of a tensor of all experts of a block, to its layout.
     embedding, head: names on disk of the two that may be tied. ignored: regular expressions of
     tensors that are not weights. beside: names like those of outer, of layers without the prefix.
-    endings: endings of names in old files, to the present ones. others: beginnings of names of
-    layers that are no part of the model.
+    endings, parts: endings and parts of names in other files, to those here. others: beginnings of
+    names of layers that are no part of the model.
     """
 
     prefix: str
@@ -82,6 +82,7 @@ class WeightMap:
     stacked: Mapping[str, Stacked] = field(default_factory=dict[str, Stacked])
     beside: Mapping[str, str] = field(default_factory=dict[str, str])
     endings: Mapping[str, str] = field(default_factory=dict[str, str])
+    parts: Mapping[str, str] = field(default_factory=dict[str, str])
     others: tuple[str, ...] = ()
 
     def targets(self, model: object) -> dict[str, WeightTarget]:
@@ -109,6 +110,8 @@ class WeightMap:
     def canonical(self, name: str, known: Mapping[str, object]) -> str:
         """The name in `known` that the tensor `name` of a file stands for, else `name`."""
         plain = name.replace(COMPILED, "")
+        for old, new in self.parts.items():
+            plain = plain.replace(old, new)
         for old, new in self.endings.items():
             if plain.endswith(old):
                 plain = plain.removesuffix(old) + new

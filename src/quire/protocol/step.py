@@ -94,6 +94,7 @@ class MediaSpan:
     positions: int32 [3 · length], of these tokens on three axes, one axis after the other, counted
         from the position at which the span begins. Text goes on after the largest of them. Empty:
         0, 1, 2, … on each axis, as text has them.
+    is_whole: True if each of these tokens sees all of them. No step ends within the span.
     """
 
     position: int
@@ -101,6 +102,7 @@ class MediaSpan:
     handle: int
     positions: IntArray = field(default_factory=no_ints)
     first_row: int = 0
+    is_whole: bool = False
 
     @property
     def end(self) -> int:

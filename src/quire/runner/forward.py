@@ -144,7 +144,7 @@ class ForwardPass:
         return result
 
     def _compute(self, rows: ScheduledRows) -> Forward:
-        inputs = self._on_axes(self._build(rows), rows)
+        inputs = self._looking_ahead(self._on_axes(self._build(rows), rows), rows)
         asking = self._asking_for_prompt_logprobs(rows)
         places, counts, pools = wanted_tokens(self._rows, rows)
         is_one_each = not pools and not rows.num_drafts.any()
@@ -221,6 +221,15 @@ class ForwardPass:
         padding = len(inputs.token_ids) - found.shape[1]
         positions = self._upload(np.pad(found, ((0, 0), (0, padding))))
         return replace(inputs, positions=positions)
+
+    def _looking_ahead(self, inputs: ModelInputs, rows: ScheduledRows) -> ModelInputs:
+        """The inputs with the last key that tokens see, if some see keys behind their own."""
+        found = self._rows.last_keys(rows)
+        if found is None:
+            return inputs
+        last_key = self._upload(np.pad(found, (0, len(inputs.token_ids) - len(found))))
+        groups = tuple(replace(group, last_key=last_key) for group in inputs.step.groups)
+        return replace(inputs, step=replace(inputs.step, groups=groups))
 
     def _asking_for_prompt_logprobs(self, rows: ScheduledRows) -> list[_PromptPiece]:
         """Return the computed pieces of prompts whose tokens' log-probabilities are asked for."""

@@ -35,27 +35,12 @@ class MediaStore:
     def gather(self, table: RowTable, rows: ScheduledRows) -> GivenRows | None:
         """Return the given embeddings that `rows` compute; None if there are none.
         Raises EngineError if some are missing."""
-        if not table.reads_media(rows):
-            return None
         places: list[np.ndarray] = []
         pieces: list[torch.Tensor] = []
-        ends = np.cumsum(rows.num_tokens)
-        for slot, start, count, end in zip(
-            rows.slots.tolist(),
-            rows.num_computed.tolist(),
-            rows.num_tokens.tolist(),
-            ends.tolist(),
-            strict=True,
-        ):
-            for span in table.media.get(slot, ()):
-                first, last = max(span.position, start), min(span.end, start + count)
-                if first >= last:
-                    continue
-                first_in_batch = end - count + first - start
-                places.append(np.arange(first_in_batch, first_in_batch + last - first))
-                rows_of = self._get(span.handle)
-                row = span.first_row + first - span.position
-                pieces.append(rows_of[row : row + last - first])
+        for span, first, end, place in table.spans_in(rows):
+            places.append(np.arange(place, place + end - first))
+            row = span.first_row + first - span.position
+            pieces.append(self.get(span.handle)[row : row + end - first])
         if not pieces:
             return None
         index = torch.from_numpy(np.concatenate(places)).to(self._device)
@@ -64,7 +49,8 @@ class MediaStore:
         alike = [pad(piece, (0, width - piece.shape[1])) for piece in pieces]
         return GivenRows(index, torch.cat(alike).to(self._device))
 
-    def _get(self, handle: int) -> torch.Tensor:
+    def get(self, handle: int) -> torch.Tensor:
+        """Return embeddings. EngineError if there are none."""
         rows = self._rows.get(handle)
         if rows is None:
             raise EngineError(f"the embeddings of its prompt (handle {handle}) are not here")

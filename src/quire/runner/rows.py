@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -240,6 +240,39 @@ class RowTable:
             offset += self._offset_after(span)
             found[:, span.end :] = places[span.end :] + offset
         return found[:, start:]
+
+    def spans_in(self, rows: ScheduledRows) -> Iterator[tuple[MediaSpan, int, int, int]]:
+        """Media that these rows compute: each span, its first token in this step and the end of
+        them, and the place of the first one in the batch."""
+        if not self.reads_media(rows):
+            return
+        ends = np.cumsum(rows.num_tokens)
+        columns = (rows.slots, rows.num_computed, rows.num_tokens, ends - rows.num_tokens)
+        for slot, start, count, place in zip(*(each.tolist() for each in columns), strict=True):
+            for span in self.media.get(slot, ()):
+                first, end = max(span.position, start), min(span.end, start + count)
+                if first < end:
+                    yield span, first, end, place + first - start
+
+    def last_keys(self, rows: ScheduledRows) -> IntArray | None:
+        """Position of the last key that each token of these rows sees, int32 [T]; None if it is its
+        own for all of them. Raises EngineError if the step ends within media that are computed
+        whole."""
+        found: IntArray | None = None
+        for span, first, end, place in self.spans_in(rows):
+            if not span.is_whole:
+                continue
+            if end < span.end:
+                raise EngineError(
+                    f"the step computes tokens up to {end - 1} of media up to {span.end - 1}, of "
+                    "which each token sees all"
+                )
+            if found is None:
+                slots = np.repeat(rows.slots, rows.num_tokens)
+                starts = np.repeat(rows.num_computed, rows.num_tokens)
+                found = (starts + places_in_rows(slots)).astype(np.int32)
+            found[place : place + end - first] = span.end - 1
+        return found
 
     def reads_media(self, rows: ScheduledRows) -> bool:
         """Return whether some of these rows have embeddings at or after their first token."""

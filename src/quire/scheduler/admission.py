@@ -79,7 +79,7 @@ class Admission:
             if self._loads.start(group, now):
                 self._state.roster.block(group)
                 continue
-            budget = step.offered_to(group)
+            budget = self._allocation.usable(group, step.offered_to(group))
             chunks = self._allocation.place(group, budget)
             is_short = budget > 0 and not chunks
             if is_short and self._lifecycle.free_idle(

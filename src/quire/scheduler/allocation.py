@@ -45,6 +45,16 @@ class Allocation:
             self._note(group, hits)
         return chunks
 
+    def usable(self, group: SequenceGroup, budget: int) -> int:
+        """Return the budget that a waiting group can use: 0 if media come next that it must compute
+        whole, and they are longer."""
+        first = group.sequences[0]
+        if budget <= 0 or not group.whole_end:
+            return budget
+        start = (first.swapped or self._state.prefixes.lookup(first)).num_tokens
+        end = min(len(first.token_ids), start + budget)
+        return budget if group.stop_of(start, end) > start else 0
+
     def has_nothing_to_compute(self, group: SequenceGroup) -> bool:
         """Return whether all tokens of an open prompt but the last one are in the cache or on the
         host."""
@@ -83,6 +93,7 @@ class Allocation:
         if (states := self._state.states) is not None:
             states.choose_places(sequence, hit)
             end = states.stop_of(sequence, hit.num_tokens, end)
+        end = sequence.group.stop_of(hit.num_tokens, end)
         if not self.has_room(self._state.kv.prefixes.num_blocks_to_enter(hit, end)):
             return None
         slot = self._state.table.enter(sequence, hit.num_tokens)

@@ -63,8 +63,9 @@ class Recovery:
         """Tokens that each sequence may compute in the step in which it comes back."""
         counts: list[int] = []
         for sequence in group.sequences:
-            end = len(sequence.token_ids) - group.request.is_open
-            counts.append(min(end - _swapped(sequence).num_tokens, budget))
+            start = _swapped(sequence).num_tokens
+            end = min(len(sequence.token_ids) - group.request.is_open, start + budget)
+            counts.append(group.stop_of(start, end) - start)
             budget -= counts[-1]
         return counts
 

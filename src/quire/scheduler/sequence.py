@@ -152,6 +152,20 @@ class SequenceGroup:
     grammar: Grammar | None = None
     adapter: int = 0
 
+    def stop_of(self, start: int, end: int) -> int:
+        """Return where a step ends that has computed `start` tokens of a sequence and could go to
+        `end`: not within media that are computed whole."""
+        for media in self.request.media:
+            span = media.span
+            if span.is_whole and span.position < end < span.end:
+                return max(span.position, start)
+        return end
+
+    @property
+    def whole_end(self) -> int:
+        """Number of tokens up to the end of the last media that are computed whole; 0 without."""
+        return max((each.span.end for each in self.request.media if each.span.is_whole), default=0)
+
     @property
     def is_spare(self) -> bool:
         """True if it is computed with what others leave."""

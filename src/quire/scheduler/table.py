@@ -33,10 +33,10 @@ class SequenceTable:
     one while the prompt is open, since the row would then draw; all while a rewind is due.
     is_watched: whether verdicts decide what the client gets. is_paused: whether the slot computes
     nothing before the next verdict. is_masked: whether a grammar says what is drawn. looks_back:
-    whether any token may end the sequence. guesses_from: number of the first step that drafts are
-    asked for (`Drafts`). generation: rises when a slot changes hands, so that late results
-    find no stranger. num_steps: steps of the sequence behind its prompt. fewest_rows, most_rows:
-    other rows in these, while it has this slot.
+    whether any token may end the sequence. whole_end: see `SequenceGroup`. guesses_from: number of
+    the first step that drafts are asked for (`Drafts`). generation: rises when a slot changes
+    hands, so that late results find no stranger. num_steps: steps of the sequence behind its
+    prompt. fewest_rows, most_rows: other rows in these, while it has this slot.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -61,6 +61,7 @@ class SequenceTable:
         self.num_steps = np.zeros(max_num_seqs, np.int64)
         self.fewest_rows = np.zeros(max_num_seqs, np.int64)
         self.most_rows = np.zeros(max_num_seqs, np.int64)
+        self.whole_end = np.zeros(max_num_seqs, np.int64)
         self.live = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, NUM_STOP_COLUMNS), -1, np.int64)
         self.looks_back = np.zeros(max_num_seqs, np.bool_)
@@ -74,6 +75,7 @@ class SequenceTable:
         self.has_watched = False  # likewise
         # Slots of such groups.
         self.num_masked = self.num_guessed = self.num_spare = self.num_looking_back = 0
+        self.num_with_whole = 0
 
     @property
     def num_free(self) -> int:
@@ -106,6 +108,8 @@ class SequenceTable:
         self.num_guessed += group.is_guessed
         self.num_spare += group.is_spare
         self.guesses_from[slot] = 0 if group.is_guessed else NEVER
+        self.whole_end[slot] = group.whole_end
+        self.num_with_whole += group.whole_end > 0
         self.live[slot] = True
         self._set_stops(slot, group.request)
         sequence.slot = slot
@@ -220,6 +224,8 @@ class SequenceTable:
         self.num_masked -= int(self.is_masked[slot])
         self.num_guessed -= sequence.group.is_guessed
         self.num_spare -= sequence.group.is_spare
+        self.num_with_whole -= int(self.whole_end[slot] > 0)
+        self.whole_end[slot] = 0
         sequence.token_ids = self.known_tokens(slot).copy()
         sequence.slot = -1
         self.sequences[slot] = None

@@ -123,16 +123,26 @@ class TokenBudget:
         return bool((self._table.num_computed[slots] < self._table.num_prompt[slots]).any())
 
     def _shortened(self, slots: Slots, tokens: Slots) -> Slots:
-        if self._states is None:
+        if self._states is None and not self._table.num_with_whole:
             return tokens
         starts = self._table.num_computed[slots]
-        return self._states.stops_at(slots, starts + tokens) - starts
+        ends = starts + tokens
+        if self._states is not None:
+            ends = self._states.stops_at(slots, ends)
+        for i in (ends < self._table.whole_end[slots]).nonzero()[0].tolist():
+            ends[i] = self._table.at(int(slots[i])).group.stop_of(int(starts[i]), int(ends[i]))
+        return ends - starts
+
+    def cut_to(self, slot: int, num_tokens: int) -> int:
+        """Return the part of `num_tokens` that a running slot computes if it gets no more."""
+        start = int(self._table.num_computed[slot])
+        return self._table.at(slot).group.stop_of(start, start + num_tokens) - start
 
     def first_chunk(self, group: SequenceGroup, num_tokens: int) -> int:
         """Return the part of `num_tokens` that a group of which nothing is computed takes."""
-        if self._states is None:
-            return num_tokens
-        return self._states.first_stop(group.sequences[0], num_tokens)
+        if self._states is not None:
+            num_tokens = self._states.first_stop(group.sequences[0], num_tokens)
+        return group.stop_of(0, num_tokens)
 
     def _share_out(self, left: int, slots: Slots, tokens: Slots, part: list[int]) -> int:
         """Cut the `tokens` at the places in `part` down to `left` in all, by key; what is left."""
@@ -262,9 +272,9 @@ class StepTokens:
         for _, slot in reversed(self._prompts):
             if count <= 0:
                 break
-            taken = min(count, int(wanted[slot]))
-            wanted[slot] -= taken
-            count -= taken
+            left = self._budget.cut_to(slot, max(int(wanted[slot]) - count, 0))
+            count -= int(wanted[slot]) - left
+            wanted[slot] = left
         return wanted
 
     def chosen(self) -> tuple[Slots, Slots]:

@@ -220,9 +220,10 @@ def load(
 def _load_tower(
     settings: WorkerSettings, spec: ModelSpec, kv_dtype: torch.dtype, device: torch.device
 ) -> ImageTower | None:
-    """Load the encoder of images, with threads of its own, so that steps go on beside it."""
+    """Load the encoder of images, with threads of its own, so that steps go on beside it. Rank 0
+    alone has one."""
     chosen = settings.chosen
-    if spec.images is None:
+    if spec.images is None or settings.shard.rank:
         return None
     team = Team(chosen.num_threads if device.type == "cpu" else 1)
     ops = _choose_ops(settings, device, kv_dtype, team)

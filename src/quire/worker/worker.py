@@ -320,6 +320,15 @@ class Worker:
         dtype: torch.dtype = getattr(torch, chosen.dtype)
         return read_embeds(data, self._embed_width, range(1, self._size.max_model_len), dtype)
 
+    def media_bytes(self, handle: int) -> bytes:
+        """Return the rows under a handle. Any thread may call it until they are dropped."""
+        return self._media.get(handle).contiguous().view(torch.uint8).numpy().tobytes()
+
+    def put_rows(self, handle: int, num_rows: int, data: bytes) -> None:
+        """Take rows of the worker of rank 0, from its `media_bytes`. Any thread may call it."""
+        dtype: torch.dtype = getattr(torch, self._settings.chosen.dtype)
+        self._media.put(handle, torch.frombuffer(bytearray(data), dtype=dtype).view(num_rows, -1))
+
     def drop_media(self, handles: Sequence[int]) -> None:
         """See `Executor.drop_media`. In the thread that launches steps."""
         self._media.drop(handles)

@@ -10,18 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire.config.families.shared import ACTIVATIONS
 from quire.config.hf import RawConfig
-from quire.config.media.image_spec import (
-    NUM_CHANNELS,
-    STEPS,
-    ImageFamily,
-    ImageSpec,
-    read_levels,
-)
+from quire.config.media.image_spec import ImageFamily, ImageSpec, read_levels
+from quire.config.media.siglip import PROCESSOR, SiglipSpec, read_siglip
 from quire.errors import ConfigError
 
-__all__ = ["FAMILIES", "IdeficsSpec", "TowerSpec", "read_images"]
+__all__ = ["FAMILIES", "IdeficsSpec", "read_images"]
 
 LONGEST_EDGE = 4096
 """Largest side of a resized image, whatever the checkpoint asks for."""
@@ -37,80 +31,38 @@ _TOWER = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-_PROCESSOR = {
-    **STEPS,
-    "do_image_splitting": True,
-    "resample": 1,
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-}
+_PROCESSOR = {**PROCESSOR, "do_image_splitting": True, "resample": 1}
 """Values of `transformers` where the files are silent."""
 
 
 @dataclass(frozen=True, slots=True)
-class TowerSpec:
-    """The encoder of tiles, and the projection to the language model.
-
-    tile_size: pixels of a side of a tile. scale: so many neighbours on each axis become one token.
-    output_size: elements of a token, those of the language model.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    patch_size: int
-    tile_size: int
-    activation: str
-    norm_eps: float
-    scale: int
-    output_size: int
-
-    @property
-    def patches_per_side(self) -> int:
-        return self.tile_size // self.patch_size
-
-    @property
-    def tokens_per_tile(self) -> int:
-        return (self.patches_per_side // self.scale) ** 2
-
-    @property
-    def num_parameters(self) -> int:
-        size, inner = self.hidden_size, self.intermediate_size
-        layer = 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
-        patches = size * (NUM_CHANNELS * self.patch_size**2 + 1) + self.patches_per_side**2 * size
-        projection = size * self.scale**2 * self.output_size
-        return patches + self.num_layers * layer + 2 * size + projection
-
-    @property
-    def activation_elements(self) -> int:
-        """Elements that the encoder holds at once for a tile."""
-        size, patches = self.hidden_size, self.patches_per_side**2
-        of_pixels = 2 * NUM_CHANNELS * self.tile_size**2
-        inner = max(2 * self.intermediate_size, 5 * size)
-        return of_pixels + patches * (3 * size + inner) + self.num_heads * patches**2
-
-
-@dataclass(frozen=True, slots=True)
 class IdeficsSpec(ImageSpec):
-    """longest_edge: pixels of the longer side of a resized image, before it is cut. splits: False
-    if an image is never cut into tiles."""
+    """tower: encoder of tiles. scale: so many neighbours on each axis become one token.
+    output_size: elements of a token, those of the language model. longest_edge: pixels of the
+    longer side of a resized image, before it is cut. splits: False if an image is never cut into
+    tiles."""
 
     preparer: ClassVar[str] = "quire.rendering.media.idefics3:IdeficsPreparer"
-    encoder: ClassVar[str] = "quire.models.towers.siglip:SiglipTower"
+    encoder: ClassVar[str] = "quire.models.towers.idefics3:IdeficsTower"
 
-    tower: TowerSpec
+    tower: SiglipSpec
+    scale: int
+    output_size: int
     longest_edge: int
     splits: bool
 
     @property
+    def tokens_per_tile(self) -> int:
+        return (self.tower.patches_per_side // self.scale) ** 2
+
+    @property
     def num_parameters(self) -> int:
-        return self.tower.num_parameters
+        projection = self.tower.hidden_size * self.scale**2 * self.output_size
+        return self.tower.num_parameters + projection
 
     def num_rows(self, num_tiles: int, width: int, height: int) -> int:
         fits = width == height == self.tower.tile_size
-        return num_tiles * self.tower.tokens_per_tile if fits else 0
+        return num_tiles * self.tokens_per_tile if fits else 0
 
     def work_elements(self, max_tokens: int) -> int:
         del max_tokens  # one tile after the other
@@ -156,35 +108,22 @@ def _fitted(width: int, height: int, longest: int, *, is_even: bool) -> tuple[in
 def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> IdeficsSpec:
     """Read config.json and preprocessor_config.json. hidden_size: width of the language model.
     Raises ConfigError, naming the file and the key, for what quire does not compute."""
-    vision = (raw.section("vision_config") or RawConfig({}, raw.source)).with_defaults(_TOWER)
     processor = processor.with_defaults(_PROCESSOR)
-    if vision.read(int, "num_channels") != NUM_CHANNELS:
-        raise vision.unsupported("num_channels", vision.read(int, "num_channels"), ["3"])
-    tower = TowerSpec(
-        hidden_size=vision.read_size("hidden_size"),
-        intermediate_size=vision.read_size("intermediate_size"),
-        num_layers=vision.read_size("num_hidden_layers"),
-        num_heads=vision.read_size("num_attention_heads"),
-        patch_size=vision.read_size("patch_size"),
-        tile_size=vision.read_size("image_size"),
-        activation=vision.read_choice(ACTIVATIONS, "hidden_act", default="gelu_pytorch_tanh"),
-        norm_eps=vision.read(float, "layer_norm_eps"),
-        scale=raw.read_size("scale_factor", default=2),
-        output_size=hidden_size,
-    )
+    tower = read_siglip(raw.section("vision_config") or RawConfig({}, raw.source), _TOWER)
+    scale = raw.read_size("scale_factor", default=2)
     tile = _edge(processor, "max_image_size", tower.tile_size)
-    step = tower.patch_size * tower.scale
-    if tile != tower.tile_size or tile % step or tower.hidden_size % tower.num_heads:
+    if tile != tower.tile_size or tile % (tower.patch_size * scale):
         raise ConfigError(
             f"{processor.source}: tiles of {tile} pixels do not fit an encoder for "
-            f"{tower.tile_size} pixels in patches of {tower.patch_size}, {tower.scale} x "
-            f"{tower.scale} of them to a token, with {tower.num_heads} heads of "
-            f"{tower.hidden_size} elements; take the matching files"
+            f"{tower.tile_size} pixels in patches of {tower.patch_size}, {scale} x {scale} of "
+            "them to a token; take the matching files"
         )
     return IdeficsSpec(
         token_id=raw.read(int, "image_token_id", default=128257),
         levels=read_levels(processor),
         tower=tower,
+        scale=scale,
+        output_size=hidden_size,
         longest_edge=_edge(processor, "size", 4 * 364),
         splits=processor.read(bool, "do_image_splitting"),
     )

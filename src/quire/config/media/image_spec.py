@@ -64,6 +64,23 @@ class ImageSpec(ABC):
         return 0
 
     @property
+    def place_id(self) -> int:
+        """Token of a prompt in whose place an image comes."""
+        return self.token_id
+
+    @property
+    def line_ends(self) -> int:
+        """Line ends before and behind the tokens of an image, which may be one token with those of
+        the text beside them."""
+        return 0
+
+    @property
+    def whole_tokens(self) -> int:
+        """Most tokens of an image that see each other, so that a step computes all of them or none;
+        0 if a token sees those before it alone."""
+        return 0
+
+    @property
     def position_axes(self) -> int:
         """Number of positions that the language model must have for a token."""
         return 1

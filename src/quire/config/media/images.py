@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from quire.config.gguf import is_gguf
 from quire.config.hf import RawConfig, read_json
-from quire.config.media import idefics3, qwen_vl
+from quire.config.media import gemma3, idefics3, qwen_vl
 from quire.config.media.image_spec import IMAGE_KEY, ImageFamily, ImageSpec
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
@@ -18,7 +18,11 @@ from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "find_images", "reads_images"]
 
-FAMILIES: tuple[ImageFamily, ...] = (*idefics3.FAMILIES, *qwen_vl.FAMILIES)
+FAMILIES: tuple[ImageFamily, ...] = (
+    *idefics3.FAMILIES,
+    *qwen_vl.FAMILIES,
+    *gemma3.FAMILIES,
+)
 """Families of models for text and images, in the order of the docs."""
 
 _FAMILY_OF: Mapping[str, ImageFamily] = MappingProxyType(
@@ -73,8 +77,6 @@ def _check_text_model(images: ImageSpec, spec: ModelSpec, raw: RawConfig) -> Non
 def _why_text_alone(folder: Path, spec: ModelSpec, settings: EngineSettings) -> str | None:
     if not settings.media_limit(IMAGE_KEY):
         return "limit_mm_per_prompt allows none"
-    if settings.tensor_parallel_size > 1:
-        return "tensor_parallel_size is above 1, and ranks share no image encoder yet"
     speculation = parse_speculation(settings.speculative_config)
     if speculation is not None and speculation.method in OF_MODELS:
         return f"speculative_config has {speculation.method}, which reads no images"

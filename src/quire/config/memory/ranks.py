@@ -42,7 +42,6 @@ def check_ranks(
             "an architecture of quire's own."
         )
     beside = {
-        "enable_prompt_embeds": settings.enable_prompt_embeds,
         "torch_compile": settings.torch_compile,
         "a draft model": has_draft_model,
     }
@@ -133,16 +132,17 @@ def rank_layout(layout: KVLayout, size: int) -> KVLayout:
 
 
 def rank_weight_bytes(spec: ModelSpec, weights: int, size: int) -> int:
-    """Return what one rank has of `weights` bytes of a model: its part of each matrix and of the
-    table of tokens, and all of the norms. A kv head that several ranks have counts for each of
-    them, and as it is without quantization; so do the projections that make one vector for all
-    heads."""
+    """Return what the first rank has of `weights` bytes of a model, which is most: its part of each
+    matrix and of the table of tokens, and all of the norms and of the image encoder. A kv head that
+    several ranks have counts for each of them, and as it is without quantization; so do the
+    projections that make one vector for all heads."""
     if size == 1:
         return weights
     shared = sum(each.count * each.outputs * each.inputs for each in spec.matrices)
     if not spec.tie_word_embeddings:
         shared += spec.vocab_size * spec.hidden_size
-    whole = min(max(spec.num_parameters - shared, 0) * spec.dtype_bytes, weights)
+    tower = 0 if spec.images is None else spec.images.num_parameters
+    whole = min(max(spec.num_parameters + tower - shared, 0) * spec.dtype_bytes, weights)
     head = 2 * spec.num_layers * spec.hidden_size * spec.head_dim * spec.dtype_bytes
     if spec.latent is not None:  # one projection to the vectors of tokens, and one of queries
         rows = spec.latent.width + (spec.latent.query_rank or 0)

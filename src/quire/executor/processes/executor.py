@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,8 @@ from quire.executor.launched_step import LaunchedStep
 from quire.executor.processes.messages import (
     RankAdapter,
     RankCancel,
+    RankDrop,
+    RankMedia,
     RankMessage,
     RankMove,
     RankOp,
@@ -136,13 +139,17 @@ class ProcessExecutor:
         return self._first.execute(plan)
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
-        raise RequestError(
-            f"media {handle} of {type(data).__name__} cannot be taken: an engine with "
-            "tensor_parallel_size above 1 takes tokens alone"
-        )
+        """Rank 0 reads or encodes them, and the others get its rows."""
+        self._first.check()
+        info = self._first.put_media(handle, data)
+        rows = self._first.media_bytes(handle)
+        self._group.send(RankMessage.MEDIA, encode(RankMedia(handle, info.num_tokens, rows)))
+        return info
 
     def drop_media(self, handles: Sequence[int]) -> None:
-        """There are none."""
+        with contextlib.suppress(EngineLostError):  # then no rank has any more
+            self._group.send(RankMessage.DROP_MEDIA, encode(RankDrop(tuple(handles))))
+        self._first.drop_media(handles)
 
     def put_adapter(self, slot: int, ref: AdapterRef) -> Future[None]:
         """Have all ranks read the adapter, then put it into its slot."""

@@ -21,7 +21,9 @@ from quire.protocol.step import IntArray
 __all__ = [
     "RankAdapter",
     "RankCancel",
+    "RankDrop",
     "RankLaunch",
+    "RankMedia",
     "RankMeeting",
     "RankMessage",
     "RankMove",
@@ -42,6 +44,8 @@ class RankMessage(IntEnum):
     PUT_ADAPTER = 5
     MOVE = 6
     CANCEL_MOVE = 7
+    MEDIA = 8
+    DROP_MEDIA = 9
 
 
 class RankMeeting(msgspec.Struct, frozen=True):
@@ -103,6 +107,21 @@ class RankCancel(msgspec.Struct, frozen=True):
     """A move to end at once, if it has not ended. `RankMoved` answers the move, as always."""
 
     ticket: int
+
+
+class RankMedia(msgspec.Struct, frozen=True):
+    """Rows that rank 0 has under `handle`: `num_rows` of equal length, in the model's dtype. Steps
+    behind this message may name them. Nobody answers."""
+
+    handle: int
+    num_rows: int
+    rows: bytes
+
+
+class RankDrop(msgspec.Struct, frozen=True):
+    """Media to forget after the steps before it. Nobody answers."""
+
+    handles: tuple[int, ...]
 
 
 class RankMoved(msgspec.Struct, frozen=True):

@@ -29,7 +29,9 @@ from quire.errors import ConfigError, RequestError
 from quire.executor.processes.messages import (
     RankAdapter,
     RankCancel,
+    RankDrop,
     RankLaunch,
+    RankMedia,
     RankMessage,
     RankMove,
     RankMoved,
@@ -67,7 +69,7 @@ class _Put:
     adapter: HostAdapter
 
 
-_Work = StepPlan | WorkerOp | _Put | BlockMove | RankCancel
+_Work = StepPlan | WorkerOp | _Put | BlockMove | RankCancel | RankDrop
 
 
 def run_rank() -> int:
@@ -119,6 +121,8 @@ class _Loop:
         self._adapters: Codec[RankAdapter] = Codec(RankAdapter)
         self._moves: Codec[RankMove] = Codec(RankMove)
         self._cancels: Codec[RankCancel] = Codec(RankCancel)
+        self._media: Codec[RankMedia] = Codec(RankMedia)
+        self._drops: Codec[RankDrop] = Codec(RankDrop)
         self._telling = threading.Lock()
 
     def run(self) -> None:
@@ -134,6 +138,8 @@ class _Loop:
                 self._move(work)
             elif isinstance(work, RankCancel):
                 self._worker.cancel_move(work.ticket)
+            elif isinstance(work, RankDrop):
+                self._worker.drop_media(work.handles)
             else:
                 self._control(work)
 
@@ -174,6 +180,11 @@ class _Loop:
                     self._work.put(self._moves.decode(data).move)
                 elif kind == RankMessage.CANCEL_MOVE:
                     self._work.put(self._cancels.decode(data))
+                elif kind == RankMessage.MEDIA:
+                    media = self._media.decode(data)
+                    self._worker.put_rows(media.handle, media.num_rows, media.rows)
+                elif kind == RankMessage.DROP_MEDIA:
+                    self._work.put(self._drops.decode(data))
                 else:
                     asked = self._adapters.decode(data)
                     self._work.put(_Put(asked.slot, self._worker.read_adapter(asked.ref)))

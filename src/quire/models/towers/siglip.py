@@ -1,51 +1,59 @@
-"""SigLIP (Zhai et al. 2023, arXiv:2303.15343) as the image encoder of Idefics 3 and SmolVLM
-(arXiv:2408.12637), with the projection of its states to tokens of the language model.
+"""SigLIP (Zhai et al. 2023, arXiv:2303.15343), the encoder of squares of pixels.
 
-A tile is cut into patches. Each is projected and gets a learned position; blocks with layer norms
-before the sublayers let every patch see the whole tile. Pixel shuffle joins neighbours to one
-longer vector (Shi et al. 2016, arXiv:1609.05158, the other way round).
+A square is cut into patches. Each is projected and gets a learned position; blocks with layer norms
+before the sublayers let every patch see the whole square.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.config.media.idefics3 import IdeficsSpec, TowerSpec
+from quire.config.media.image_spec import PixelLevels
+from quire.config.media.siglip import SiglipSpec
 from quire.layers import LayerFactory
 from quire.models.towers.tower import normalised
 from quire.models.weight_map import WeightMap
 
-__all__ = ["SiglipTower"]
+__all__ = ["SiglipEncoder", "siglip_weights"]
 
-WEIGHTS = WeightMap(
-    prefix="model.vision_model.",
-    outer={
-        "embeddings.patch_embedding": "patches",
-        "embeddings.position_embedding": "positions",
-        "post_layernorm": "norm",
-    },
-    blocks="encoder.layers.{}.",
-    block={
-        "layer_norm1": "attention_norm",
-        "self_attn.q_proj": "qkv:q",
-        "self_attn.k_proj": "qkv:k",
-        "self_attn.v_proj": "qkv:v",
-        "self_attn.out_proj": "output",
-        "layer_norm2": "mlp_norm",
-        "mlp.fc1": "mlp.up",
-        "mlp.fc2": "mlp.down",
-    },
-    embedding="",
-    head="",
-    beside={"model.connector.modality_projection.proj": "projection"},
-)
+
+def siglip_weights(
+    name: str, others: Mapping[str, str], parts: Mapping[str, str] | None = None
+) -> WeightMap:
+    """Return the names of a tower with an `encoder`, a `SiglipEncoder`, and its `blocks`. name: the
+    encoder's on disk. others: `outer` of the tower's other layers. parts: `WeightMap.parts`."""
+    return WeightMap(
+        prefix="model.",
+        outer={
+            f"{name}.embeddings.patch_embedding": "encoder.patches",
+            f"{name}.embeddings.position_embedding": "encoder.positions",
+            f"{name}.post_layernorm": "encoder.norm",
+            **others,
+        },
+        blocks=f"{name}.encoder.layers.{{}}.",
+        block={
+            "layer_norm1": "attention_norm",
+            "self_attn.q_proj": "qkv:q",
+            "self_attn.k_proj": "qkv:k",
+            "self_attn.v_proj": "qkv:v",
+            "self_attn.out_proj": "output",
+            "layer_norm2": "mlp_norm",
+            "mlp.fc1": "mlp.up",
+            "mlp.fc2": "mlp.down",
+        },
+        embedding="",
+        head="",
+        parts=parts or {},
+    )
 
 
 class SiglipBlock:
     """x + attention(norm(x)), then x + mlp(norm(x)); the sums are done by the norms."""
 
-    def __init__(self, spec: TowerSpec, make: LayerFactory) -> None:
+    def __init__(self, spec: SiglipSpec, make: LayerFactory) -> None:
         size = spec.hidden_size
         self._num_heads = spec.num_heads
         self.attention_norm = make.layer_norm(size, spec.norm_eps)
@@ -69,24 +77,28 @@ class SiglipBlock:
         return scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
 
 
-class SiglipTower:
-    """`ImageTower` of square tiles. `lm_head`: None, as it has no logits."""
+class SiglipEncoder:
+    """Square tiles to states of their patches."""
 
-    def __init__(self, spec: IdeficsSpec, make: LayerFactory) -> None:
-        tower = spec.tower
-        self.weight_map = WEIGHTS
-        self.lm_head = None
-        self._levels, self._spec = spec.levels, tower
-        size = tower.hidden_size
-        self.patches = make.replicated(3 * tower.patch_size**2, size, bias=True)
-        self.positions = make.embedding(tower.patches_per_side**2, size)
-        self.blocks = [SiglipBlock(tower, make) for _ in range(tower.num_layers)]
-        self.norm = make.layer_norm(size, tower.norm_eps)
-        self.projection = make.replicated(size * tower.scale**2, tower.output_size, bias=False)
-        self._position_ids = _position_ids(tower.patches_per_side)
+    def __init__(
+        self,
+        spec: SiglipSpec,
+        levels: PixelLevels,
+        make: LayerFactory,
+        position_ids: torch.Tensor | None = None,
+    ) -> None:
+        """position_ids: int64 [P], place of each patch in the table of positions; None: 0, 1, 2, …
+        as in a grid read row by row."""
+        self._levels, self._spec = levels, spec
+        size, num_patches = spec.hidden_size, spec.patches_per_side**2
+        self.patches = make.replicated(3 * spec.patch_size**2, size, bias=True)
+        self.positions = make.embedding(num_patches, size)
+        self.blocks = [SiglipBlock(spec, make) for _ in range(spec.num_layers)]
+        self.norm = make.layer_norm(size, spec.norm_eps)
+        self._position_ids = torch.arange(num_patches) if position_ids is None else position_ids
 
-    def encode(self, tiles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """uint8 tiles [N, S, S, 3] → rows [N · tokens_per_tile, E] of the language model."""
+    def __call__(self, tiles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """uint8 tiles [N, S, S, 3] → states [N · P, E], row by row of patches."""
         num_tiles, size = len(tiles), self._spec.patch_size
         per_side = self._spec.patches_per_side
         pixels = normalised(self._levels, tiles)
@@ -97,20 +109,4 @@ class SiglipTower:
         residual: torch.Tensor | None = None
         for block in self.blocks:
             x, residual = block(x, residual, num_tiles)
-        return self.projection(self._joined(self.norm.add(x, residual)[0], num_tiles))
-
-    def _joined(self, x: torch.Tensor, num_tiles: int) -> torch.Tensor:
-        """Join squares of neighbours: [N · P, E] → [N · P / scale², E · scale²]."""
-        scale, side = self._spec.scale, self._spec.patches_per_side // self._spec.scale
-        squares = x.view(num_tiles, side, scale, side, scale, x.shape[1])
-        return squares.transpose(2, 3).reshape(num_tiles * side**2, scale**2 * x.shape[1])
-
-
-def _position_ids(per_side: int) -> torch.Tensor:
-    """Row of the table of positions for each patch, on a grid of fractions, as the encoder
-    was trained for images of any size. For whole tiles it is 0, 1, 2, …, but for rounding."""
-    step = 1.0 / torch.tensor(per_side)
-    bounds = torch.arange(1 / per_side, 1.0, 1 / per_side)
-    places = (torch.arange(per_side, dtype=torch.float32) * step).clamp(max=1.0 - 1e-6)
-    index = torch.bucketize(places, bounds, right=True)
-    return (index[:, None] * per_side + index[None, :]).reshape(-1)
+        return self.norm.add(x, residual)[0]

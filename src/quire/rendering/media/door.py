@@ -108,11 +108,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image, which shows in one run of tokens or more."""
+    """An image, which shows in one run of tokens or more. is_whole: see `MediaSpan`."""
 
     data: ImageData
     place: str
     runs: tuple[Run, ...]
+    is_whole: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -136,6 +137,7 @@ class ImagePart:
                         handle,
                         run.tokens.positions,
                         run.first_row,
+                        self.is_whole,
                     ),
                 )
                 for run in self.runs

@@ -31,7 +31,7 @@ class IdeficsPreparer:
         spec, splits = self._spec, not is_low
         tiles = make_tiles(spec, image, splits=splits)
         token_ids = self._expand(*spec.grid(*image.size, splits=splits))
-        runs = (TokenRun(spec.tower.tokens_per_tile),) * tiles.num_tiles
+        runs = (TokenRun(spec.tokens_per_tile),) * tiles.num_tiles
         return PreparedImage(tiles, token_ids, runs)
 
     def runs_of(self, grid: tuple[int, ...] | None) -> tuple[Sequence[int], tuple[TokenRun, ...]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 
 from quire.config.media.image_spec import ImageSpec
@@ -30,6 +31,9 @@ FETCH_THREADS = 4
 
 MOST_PATCHES = 16
 """Patches of a token that a grid may claim."""
+
+MOST_LINE_ENDS = 64
+"""Most line ends that are looked for in one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class ImageRenderer:
     ) -> None:
         self.access, self.bounds = access, bounds
         self._spec = spec
+        self._tokenizer = tokenizer
         module, _, name = spec.preparer.partition(":")
         self._prepare: ImagePreparer = getattr(import_module(module), name)(spec, tokenizer)
 
@@ -137,27 +142,51 @@ class ImageRenderer:
     ) -> tuple[list[int], tuple[ImagePart, ...]]:
         """Return the token ids with each image in place of an image token, in order, and the
         images with their places. RequestError unless there are as many tokens as images."""
-        image_id = self._spec.token_id
-        num_places = sum(token_id == image_id for token_id in token_ids)
+        place_id, is_whole = self._spec.place_id, self._spec.whole_tokens > 0
+        num_places = sum(token_id == place_id for token_id in token_ids)
         if num_places != len(images):
             raise RequestError(
-                f"the prompt has {num_places} places for images (token {image_id}) and "
+                f"the prompt has {num_places} places for images (token {place_id}) and "
                 f"{len(images)} images: give one place for each image"
             )
         found: list[int] = []
         parts: list[ImagePart] = []
+        is_behind = False  # an image with line ends, and nothing but line ends since
         for token_id in token_ids:
-            if token_id != image_id:
-                found.append(token_id)
+            if token_id != place_id:
+                is_behind = is_behind and token_id in self._line_ends
+                if is_behind:
+                    self._append_line_ends(found, self._line_ends[token_id])
+                else:
+                    found.append(token_id)
                 continue
             named = images[len(parts)]
             runs = self._append(found, named.image)
-            parts.append(ImagePart(named.image.data, named.place, runs))
+            is_behind = self._spec.line_ends > 0
+            parts.append(ImagePart(named.image.data, named.place, runs, is_whole))
         return found, tuple(parts)
 
+    @cached_property
+    def _line_ends(self) -> Mapping[int, int]:
+        """Numbers of line ends, by the token that stands for so many."""
+        runs = ((count, self._encode_line_ends(count)) for count in range(1, MOST_LINE_ENDS + 1))
+        return {ids[0]: count for count, ids in runs if len(ids) == 1}
+
+    def _encode_line_ends(self, count: int) -> list[int]:
+        return self._tokenizer.encode("\n" * count, add_special_tokens=False)
+
+    def _append_line_ends(self, found: list[int], count: int) -> None:
+        """Append line ends to tokens, as the tokenizer joins them with those at their end."""
+        while found and found[-1] in self._line_ends:
+            count += self._line_ends[found.pop()]
+        found += self._encode_line_ends(count)
+
     def _append(self, found: list[int], image: PreparedImage) -> tuple[Run, ...]:
-        """Append the token ids of an image, and return where its runs are."""
+        """Append the token ids of an image, with line ends around, and return where its runs
+        are."""
         image_id, left, first_row = self._spec.token_id, iter(image.runs), 0
+        if self._spec.line_ends:
+            self._append_line_ends(found, self._spec.line_ends)
         runs: list[Run] = []
         for each in image.token_ids:
             if each != image_id:
@@ -167,4 +196,6 @@ class ImageRenderer:
             runs.append(Run(len(found), run, first_row))
             first_row += run.length
             found += [image_id] * run.length
+        if self._spec.line_ends:
+            self._append_line_ends(found, self._spec.line_ends)
         return tuple(runs)

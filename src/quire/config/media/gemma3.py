@@ -1,0 +1,112 @@
+"""Images of Gemma 3 (Gemma Team 2025, arXiv:2503.19786, section 2.1): one square of pixels through
+SigLIP (arXiv:2303.15343), with squares of neighbours averaged to one token each. The tokens of an
+image see each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.config.hf import RawConfig
+from quire.config.media.image_spec import ImageFamily, ImageSpec, read_levels
+from quire.config.media.siglip import PROCESSOR, SiglipSpec, read_siglip
+from quire.errors import ConfigError
+
+__all__ = ["FAMILIES", "Gemma3ImageSpec", "read_images"]
+
+_TOWER = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+_PROCESSOR = {**PROCESSOR, "resample": 2}
+"""Values of `transformers` where the files are silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3ImageSpec(ImageSpec):
+    """tower: encoder of the square. tokens_per_side: tokens of an image on each axis. output_size:
+    elements of a token, those of the language model. begin_id, end_id: tokens around an image.
+    """
+
+    preparer: ClassVar[str] = "quire.rendering.media.gemma3:Gemma3Preparer"
+    encoder: ClassVar[str] = "quire.models.towers.gemma3:Gemma3Tower"
+
+    tower: SiglipSpec
+    tokens_per_side: int
+    output_size: int
+    begin_id: int
+    end_id: int
+
+    @property
+    def place_id(self) -> int:
+        return self.begin_id
+
+    @property
+    def line_ends(self) -> int:
+        return 2
+
+    @property
+    def whole_tokens(self) -> int:
+        return self.tokens_per_side**2
+
+    @property
+    def pool(self) -> int:
+        """Patches on each axis that become one token."""
+        return self.tower.patches_per_side // self.tokens_per_side
+
+    @property
+    def num_parameters(self) -> int:
+        size = self.tower.hidden_size
+        return self.tower.num_parameters + size + size * self.output_size
+
+    def num_rows(self, num_tiles: int, width: int, height: int) -> int:
+        fits = num_tiles == 1 and width == height == self.tower.tile_size
+        return self.whole_tokens if fits else 0
+
+    def work_elements(self, max_tokens: int) -> int:
+        del max_tokens  # all images have one size
+        return self.tower.activation_elements
+
+
+def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> Gemma3ImageSpec:
+    """Read config.json and preprocessor_config.json. hidden_size: width of the language model.
+    Raises ConfigError, naming the file and the key, for what quire does not compute."""
+    processor = processor.with_defaults(_PROCESSOR)
+    processor.reject("do_pan_and_scan", value=True, advice="images are not cut into crops")
+    tower = read_siglip(raw.section("vision_config") or RawConfig({}, raw.source), _TOWER)
+    num_tokens = raw.read_size("mm_tokens_per_image", default=256)
+    per_side = math.isqrt(num_tokens)
+    patches = tower.patches_per_side
+    if tower.tile_size % tower.patch_size or per_side**2 != num_tokens or patches % per_side:
+        raise ConfigError(
+            f"{raw.source}: mm_tokens_per_image={num_tokens} is no square whose side divides the "
+            f"patches of a side, {tower.tile_size} / {tower.patch_size}; take the published file"
+        )
+    size = processor.section("size") or RawConfig({}, processor.source)
+    sides = [size.read_size(key, default=224) for key in ("height", "width")]
+    if sides != [tower.tile_size] * 2:
+        raise ConfigError(
+            f"{processor.source}: images of {sides[1]} x {sides[0]} pixels do not fit an encoder "
+            f"for {tower.tile_size} x {tower.tile_size}; take the matching files"
+        )
+    return Gemma3ImageSpec(
+        token_id=raw.read(int, "image_token_index", "image_token_id", default=262144),
+        levels=read_levels(processor),
+        tower=tower,
+        tokens_per_side=per_side,
+        output_size=hidden_size,
+        begin_id=raw.read(int, "boi_token_index", "boi_token_id", default=255999),
+        end_id=raw.read(int, "eoi_token_index", "eoi_token_id", default=256000),
+    )
+
+
+FAMILIES = (ImageFamily("Gemma 3", ("gemma3",), read_images),)
