@@ -398,7 +398,8 @@ class AsyncLLM:
         handles = range(handle, handle + params.n)
         request = self._requests.render(request_id, handle, rendered, params, time.monotonic())
         request = replace(request, scheduling=scheduling)
-        output = self._assembler.add(request_id, handle, rendered, params)
+        witness = self.engine.witness(request)
+        output = self._assembler.add(request_id, handle, rendered, params, witness)
         self._next_handle += params.n
         opened = self._open[request_id] = _Open(output, params, handles)
         await self._send(request_id, request)

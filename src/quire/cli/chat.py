@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.cli.dialogue import Answer, ask_lines, print_answer
 from quire.cli.flags.sampling import chat_sampling
 from quire.cli.flags.source import add_source_flags, open_source
 from quire.cli.parser import CommandParser, print_error, print_note
-from quire.cli.text_source import ContextFullError, TextSource
+from quire.cli.texts.dialogue import Answer, ask_lines, print_answer
+from quire.cli.texts.source import ContextFullError, TextSource
 from quire.errors import QuireError
 
 __all__ = ["add_arguments", "run"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from quire.protocol.receipts.facts import EngineFacts
 
 __all__ = [
     "CORE_STARTS",
@@ -66,7 +68,8 @@ class EngineCapacity:
     groups: window (None is full attention) and tokens per block, of each layer group. All blocks
         come from one pool.
     uses_priority: requests may name a priority. draws_tokens, num_classes: see `ModelSpec`.
-    description: a sentence on the kernels that serve. device: device of the KV cache.
+    description: a sentence on the kernels that serve. device: device of the KV cache. facts: what
+        receipts state.
     """
 
     max_model_len: int
@@ -81,6 +84,7 @@ class EngineCapacity:
     draws_tokens: bool = True
     num_classes: int = 0
     device: str = ""
+    facts: EngineFacts = field(default_factory=EngineFacts)
 
 
 @dataclass(frozen=True, slots=True)

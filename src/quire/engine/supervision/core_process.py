@@ -186,6 +186,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
             draws_tokens=built.resolved.spec.draws_tokens,
             num_classes=built.resolved.spec.num_classes,
             device=chosen.device,
+            facts=built.facts,
         ),
     )
 

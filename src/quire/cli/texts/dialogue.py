@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
-from quire.cli.text_source import Piece
+from quire.cli.texts.source import Piece
 
 __all__ = ["Answer", "Clock", "ask_lines", "print_answer"]
 

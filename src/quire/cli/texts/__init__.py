@@ -1,0 +1,1 @@
+"""Texts that people type, and who continues or answers them."""

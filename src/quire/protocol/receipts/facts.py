@@ -1,0 +1,25 @@
+"""What an engine knows of itself that receipts state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["EngineFacts"]
+
+Setting = str | int | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What decides the bits of an engine's answers, as it knows at its start.
+
+    program: version, kernels and settings, by name. config: digest of the model's config. files:
+    stamp of the weight files as they were loaded (`stamp_files`). unstable: why the bits of an
+    answer may depend on others beside it; empty if they never do.
+    """
+
+    program: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    config: str = ""
+    files: str = ""
+    unstable: str = "its bits were not looked at"
