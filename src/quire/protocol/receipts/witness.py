@@ -122,7 +122,10 @@ def request_statement(request: EngineRequest) -> dict[str, dict[str, Any]]:
         for name, each in SAMPLING_PARAMETERS.items()
         if each.facts.in_receipt
     }
-    media = [(each.digest.hex(), each.span.position, each.span.length) for each in request.media]
+    media = [
+        (each.digest.hex(), each.span.position, each.span.length, each.span.first_row)
+        for each in request.media
+    ]
     stated = {
         "text": {"prompt": prompt_digest(request.prompt_token_ids.tolist()), "media": media},
         "choice": {

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 import quire
+from quire.protocol.receipts import Receipt
 from quire.protocol.status import EngineState, EngineStatus
 from quire.server.openai.answer import encode
 from quire.server.readings.short_status import ShortStatus, short_status
@@ -71,6 +72,13 @@ class CacheReading(msgspec.Struct):
 
 class TimelineList(msgspec.Struct):
     requests: list[dict[str, Any]]
+
+
+class ReceiptList(msgspec.Struct):
+    """One receipt for each prompt of a request. object: "list"."""
+
+    data: list[Receipt]
+    object: str = "list"
 
 
 async def livez(call: Call[None]) -> Response:
@@ -170,6 +178,12 @@ async def timeline(call: Call[None]) -> dict[str, Any]:
     return found.as_dict()
 
 
+async def receipts(call: Call[None]) -> ReceiptList:
+    """Receipts of a deterministic request of the caller's key, by its id or that of its
+    response."""
+    return ReceiptList(call.services.receipts.find(call.part("receipt_id"), call.tenant))
+
+
 async def docs(_: Call[None]) -> Response:
     """A page of all routes, which loads nothing from elsewhere."""
     headers = {"content-security-policy": _PAGE_POLICY}
@@ -196,5 +210,6 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     Route("GET", "/admin/status", status, answer=EngineStatus),
     Route("GET", "/admin/requests", timelines, answer=TimelineList),
     Route("GET", "/admin/requests/{request_id}", timeline),
+    Route("GET", "/receipts/{receipt_id}", receipts, answer=ReceiptList, refuses=(404,)),
     Route("GET", "/docs", docs, media="text/html", is_listed=False),
 )
