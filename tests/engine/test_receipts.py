@@ -27,11 +27,11 @@ from quire.config import env
 from quire.config.settings import NumericsSettings
 from quire.engine.provenance import STATED_SETTINGS
 from quire.engine.regenerate import receipt_settings, regenerate
-from quire.hooks import Output, OutputHook
+from quire.hooks import PASS, Answer, Unsent, WatchedSequence
 from quire.protocol.receipts import Receipt
 from tests.engine.test_laws import has_kernels
 from tests.lora.adapters import write_adapter
-from tests.small_engines import Maker, small_engines
+from tests.small_engines import SMALL, Maker, small_engines
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="torch sums rows by their number")
 
@@ -69,8 +69,16 @@ def make(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., LLM]]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with small_engines(str(folder), skip_tokenizer_init=False, max_model_len=128) as maker:
-        yield maker
+    engines: list[LLM] = []
+
+    def start(model: str = str(folder), **more: Any) -> LLM:
+        settings = {**SMALL, "skip_tokenizer_init": False, "max_model_len": 128}
+        engines.append(LLM(model, **{**settings, **more}))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.shutdown()
 
 
 def receipt(output: RequestOutput) -> Receipt:
@@ -393,11 +401,14 @@ def refusal(llm: LLM, **more: Any) -> str:
     return str(caught.value)
 
 
-class Watching(OutputHook):
-    """A hook of every request."""
+class Watching:
+    """A hook of every request, which lets all pass."""
 
-    def on_tokens(self, output: Output) -> None:
-        """Let them pass."""
+    def watch(self, sequence: WatchedSequence) -> Watching:
+        return self
+
+    def judge(self, unsent: Unsent) -> Answer:
+        return PASS
 
 
 def test_what_cannot_be_promised_is_refused_by_name(

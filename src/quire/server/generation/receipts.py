@@ -39,6 +39,7 @@ class ReceiptStore(BoundedStore):
     ) -> None:
         """path: see `BoundedStore`. key_file: file of the key that signs. ConfigError if it cannot
         be used."""
+        self._key = None if key_file is None else check_key(read_private(Path(key_file)))
         super().__init__(
             path,
             clock,
@@ -49,7 +50,6 @@ class ReceiptStore(BoundedStore):
             max_bytes=limits.max_receipt_bytes,
         )
         self._receipt_s = limits.receipt_s
-        self._key = None if key_file is None else check_key(read_private(Path(key_file)))
 
     def put(self, receipt: Receipt, request_id: str, tenant: str) -> Receipt:
         """Sign a receipt and keep it. Return it signed."""
