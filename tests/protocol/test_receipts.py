@@ -71,7 +71,7 @@ def other_value(each: Declared) -> Any:
         return not each.default
     assert isinstance(each.default, int | float), f"{each.name}: give OTHER another value"
     if each.kind is int:
-        return each.default + 1
+        return each.default + 2
     below = (each.default + max(each.facts.low, -10.0)) / 2
     return below if below != each.default else (each.default + min(each.facts.high, 10.0)) / 2
 
