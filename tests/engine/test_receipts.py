@@ -25,8 +25,9 @@ from quire import (
 from quire.bundled import bundled_model_path
 from quire.config import env
 from quire.config.settings import NumericsSettings
+from quire.engine import regenerate as replaying
 from quire.engine.provenance import STATED_SETTINGS
-from quire.engine.regenerate import receipt_settings, regenerate
+from quire.engine.regenerate import receipt_settings
 from quire.hooks import PASS, Answer, Unsent, WatchedSequence
 from quire.protocol.receipts import Receipt
 from tests.engine.test_laws import has_kernels
@@ -91,6 +92,12 @@ def receipt(output: RequestOutput) -> Receipt:
 def run(llm: LLM, prompts: Sequence[str] = PROMPTS) -> list[Receipt]:
     asked = [params(PROMPTS.index(prompt)) for prompt in prompts]
     return [receipt(each) for each in llm.generate(list(prompts), asked, use_tqdm=False)]
+
+
+def replay(llm: LLM, wanted: Receipt) -> str:
+    """The first difference in words."""
+    first = llm.llm_engine.take_handles(len(wanted.statement.samples))
+    return replaying.regenerate(llm.engine, wanted, first_handle=first)
 
 
 def one(llm: LLM, **more: Any) -> Receipt:
@@ -205,7 +212,7 @@ def test_beams_have_receipts(make: Maker) -> None:
         found.append(receipt(output))
     assert found[0] == found[1]
     assert len(found[0].statement.samples) == 3
-    assert regenerate(llm.engine, found[0]) == ""
+    assert replay(llm, found[0]) == ""
 
 
 def _scheduling() -> Any:
@@ -289,7 +296,7 @@ def test_another_model_is_named(
     llm.shutdown()
     other = make(model=changed(folder, tmp_path / "other", edit))
     assert one(other).id != wanted.id
-    words = regenerate(other.engine, wanted)
+    words = replay(other, wanted)
     assert words.startswith(f"{field} is "), words
     assert words.count("\n") == 0
 
@@ -302,7 +309,7 @@ def test_another_setting_is_named(make: Maker, settings: dict[str, str]) -> None
     wanted = one(llm)
     llm.shutdown()
     (name,) = settings
-    assert regenerate(make(**settings).engine, wanted).startswith(f"engine.{name} is ")
+    assert replay(make(**settings), wanted).startswith(f"engine.{name} is ")
 
 
 def test_every_setting_of_numerics_is_stated_or_has_its_reason() -> None:
@@ -325,7 +332,7 @@ def test_adapters_are_stated(folder: Path, tmp_path: Path, make: Maker) -> None:
     assert found[0].id == found[1].id
     assert len({plain.id, found[0].id, found[2].id}) == 3
     with pytest.raises(RequestError, match="the adapter 'a2' computed the answer"):
-        regenerate(llm.engine, found[2])
+        replay(llm, found[2])
 
 
 # --- replay ---------------------------------------------------------------------------------------
@@ -337,7 +344,7 @@ def test_an_engine_makes_all_answers_again(make: Maker) -> None:
     assert settings["dtype"] == "float32"
     llm = make(**settings, max_num_seqs=2, block_size=16)
     for each in receipts:
-        assert regenerate(llm.engine, each) == ""
+        assert replay(llm, each) == ""
     assert llm.engine.client.has_unfinished is False
 
 
@@ -361,7 +368,7 @@ def test_the_first_other_token_is_named(make: Maker) -> None:
     kept = wanted.evidence.samples[0]
     other = forged(wanted, 4, token_ids=kept.token_ids[4] ^ 1)
     other.check()
-    words = regenerate(llm.engine, other)
+    words = replay(llm, other)
     assert words.startswith(f"token 5 of the answer is {kept.token_ids[4]} ")
     assert f"but {kept.token_ids[4] ^ 1} " in words
     assert words.count(f"0x{kept.logprobs[4]}") == 2
@@ -372,7 +379,7 @@ def test_another_bit_of_a_logprob_is_named(make: Maker) -> None:
     wanted = one(llm)
     bits = wanted.evidence.samples[0].logprobs[6]
     flipped = f"{int(bits, 16) ^ 1:08x}"
-    words = regenerate(llm.engine, forged(wanted, 6, logprobs=flipped))
+    words = replay(llm, forged(wanted, 6, logprobs=flipped))
     assert words.startswith("token 7 of the answer is ")
     assert f"0x{bits}" in words
     assert f"0x{flipped}" in words
@@ -386,9 +393,7 @@ def test_another_end_is_named(make: Maker) -> None:
     stated = wanted.statement
     sample = msgspec.structs.replace(stated.samples[0], finish_reason="stop")
     other = Receipt.of(msgspec.structs.replace(stated, samples=[sample]), wanted.evidence)
-    assert regenerate(llm.engine, other) == (
-        "the answer goes on here, but ends by 'stop' in the receipt"
-    )
+    assert replay(llm, other) == ("the answer goes on here, but ends by 'stop' in the receipt")
 
 
 # --- what cannot be promised --------------------------------------------------------------------

@@ -25,7 +25,7 @@ from quire.protocol.receipts import (
     request_statement,
 )
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
-from quire.protocol.sampling_params import SamplingParams
+from quire.protocol.sampling_params import SamplingParams, check_vocabulary
 from quire.protocol.step import TokenLogprobs
 
 __all__ = ["receipt_settings", "regenerate"]
@@ -41,27 +41,33 @@ def receipt_settings(receipt: Receipt) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Sample:
-    """A sample as it is made again. wanted: number of tokens to compare."""
+    """A sample as it is made again. wanted: number of tokens to compare. is_cut: it was ended
+    here, since it goes on behind them."""
 
     wanted: int
+    is_cut: bool = False
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[str] = field(default_factory=list[str])
     finish: SequenceFinish | None = None
 
     @property
-    def is_done(self) -> bool:
-        return self.finish is not None or len(self.token_ids) >= self.wanted
+    def goes_on(self) -> bool:
+        """True if it has all tokens that are wanted, and no end."""
+        return self.finish is None and not self.is_cut and len(self.token_ids) >= self.wanted
 
     def take(self, token_id: int, entry: TokenLogprobs) -> None:
         self.token_ids.append(token_id)
         self.logprobs.append(logprob_bits(entry.logprob))
 
 
-def regenerate(engine: Engine, receipt: Receipt, adapter: AdapterRef | None = None) -> str:
+def regenerate(
+    engine: Engine, receipt: Receipt, adapter: AdapterRef | None = None, *, first_handle: int = 0
+) -> str:
     """Make the answer again in an engine that does nothing else. Return the first difference in
     words, empty if there is none: first of the fields, then of the tokens.
 
-    adapter: adapter that computed it. Raises RequestError if the receipt does not say enough: of
+    adapter: adapter that computed it. first_handle: the first of as many handles as the receipt has
+    samples, which no request had. Raises RequestError if the receipt does not say enough: of
     images it has digests alone.
     """
     stated = receipt.statement
@@ -70,7 +76,7 @@ def regenerate(engine: Engine, receipt: Receipt, adapter: AdapterRef | None = No
             "the prompt has images or embeddings, of which a receipt keeps digests alone. Compare "
             "them by text.media, and send the request again to an engine."
         )
-    request = _request(receipt, adapter)
+    request = _request(receipt, adapter, first_handle)
     program, model, text = engine.provenance.sections(engine.facts)
     own = request_statement(request)
     found = {
@@ -86,6 +92,7 @@ def regenerate(engine: Engine, receipt: Receipt, adapter: AdapterRef | None = No
             f"The bits of an answer cannot be promised here: {engine.facts.unstable}. Replay it on "
             "an engine like the one that made it."
         )
+    _check_tokens(request, engine.spec.vocab_size)
     samples = _generate(engine, request, [each.num_tokens for each in stated.samples])
     for index, sample in enumerate(samples):
         words = _sample_difference(
@@ -96,7 +103,7 @@ def regenerate(engine: Engine, receipt: Receipt, adapter: AdapterRef | None = No
     return ""
 
 
-def _request(receipt: Receipt, adapter: AdapterRef | None) -> EngineRequest:
+def _request(receipt: Receipt, adapter: AdapterRef | None, first_handle: int) -> EngineRequest:
     """Return the request, with room for no more tokens than the answer had, and one. RequestError
     if the receipt states parameters that do not exist here."""
     choice, samples = receipt.statement.choice, receipt.statement.samples
@@ -117,7 +124,7 @@ def _request(receipt: Receipt, adapter: AdapterRef | None) -> EngineRequest:
             raise RequestError(f"n is {params.n}, but there are {len(samples)} samples")
         return EngineRequest(
             request_id=REQUEST_ID,
-            first_handle=0,
+            first_handle=first_handle,
             prompt_token_ids=np.array(receipt.evidence.prompt_token_ids, np.int32),
             params=params,
             seed=choice["seed"],
@@ -134,19 +141,32 @@ def _request(receipt: Receipt, adapter: AdapterRef | None) -> EngineRequest:
         ) from error
 
 
+def _check_tokens(request: EngineRequest, vocab_size: int) -> None:
+    """Raise RequestError for tokens that the model does not have: a file is no front."""
+    prompt = request.prompt_token_ids
+    if not len(prompt) or prompt.min() < 0 or prompt.max() >= vocab_size:
+        raise RequestError(
+            f"the prompt of the receipt is empty, or has tokens that are not in 0 … {vocab_size - 1}"
+            ". Its answer is of another model; give that."
+        )
+    check_vocabulary(request.params, vocab_size)
+
+
 def _generate(engine: Engine, request: EngineRequest, wanted: list[int]) -> list[_Sample]:
-    client, samples = engine.client, [_Sample(count) for count in wanted]
+    """Run the request, each sample as far as it is wanted."""
+    client = engine.client
+    samples = {request.first_handle + i: _Sample(count) for i, count in enumerate(wanted)}
     client.add(request)
-    open_handles = set(range(len(samples)))
-    while open_handles:
+    while client.has_unfinished:
         _take(client.step(), samples)
-        done = [handle for handle in open_handles if samples[handle].is_done]
-        client.abort([handle for handle in done if samples[handle].finish is None])
-        open_handles -= set(done)
-    return samples
+        longer = [handle for handle, each in samples.items() if each.goes_on]
+        client.abort(longer)
+        for handle in longer:
+            samples[handle].is_cut = True
+    return list(samples.values())
 
 
-def _take(output: EngineOutput, samples: list[_Sample]) -> None:
+def _take(output: EngineOutput, samples: dict[int, _Sample]) -> None:
     logprobs = {handle: iter(entries) for handle, entries in output.logprobs.items()}
     for handle, token_id in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
         samples[handle].take(token_id, next(logprobs[handle]))
@@ -156,7 +176,8 @@ def _take(output: EngineOutput, samples: list[_Sample]) -> None:
             ids = finish.whole.token_ids.tolist()
             for token_id, entry in zip(ids, finish.whole.logprobs, strict=True):
                 sample.take(token_id, entry)
-        sample.finish = finish
+        if not sample.is_cut:
+            sample.finish = finish
 
 
 def _sample_difference(

@@ -61,7 +61,7 @@ class ReceiptStore(BoundedStore):
             (receipt.id, tenant, request_id, now, len(body), body),
         )
         self._database.execute("DELETE FROM receipts WHERE made_s < ?", (now - self._receipt_s,))
-        self._make_room((receipt.id, tenant))
+        self._make_room()
         return receipt
 
     def find(self, name: str, tenant: str) -> list[Receipt]:
