@@ -146,8 +146,8 @@ def _check_tokens(request: EngineRequest, vocab_size: int) -> None:
     prompt = request.prompt_token_ids
     if not len(prompt) or prompt.min() < 0 or prompt.max() >= vocab_size:
         raise RequestError(
-            f"the prompt of the receipt is empty, or has tokens that are not in 0 … {vocab_size - 1}"
-            ". Its answer is of another model; give that."
+            f"the prompt of the receipt is empty, or has tokens beyond the {vocab_size} of this "
+            "model. Give the model that made the answer."
         )
     check_vocabulary(request.params, vocab_size)
 

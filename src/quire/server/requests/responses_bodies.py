@@ -31,6 +31,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     """POST /v1/responses. prompt_cache_key, safety_identifier: returned unchanged."""
 
     background: bool | None = None
+    deterministic: bool | None = None
     include: list[str] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
