@@ -274,6 +274,8 @@ class AsyncLLM:
         params = sampling_params or SamplingParams.from_optional(self.engine.default_sampling)
         scheduling = scheduling_params or SchedulingParams(priority=priority)
         bare = await self._render(prompt, lora_request)
+        if params.deterministic and not self.engine.facts.unstable:  # may read all weights
+            await asyncio.to_thread(self.engine.provenance.sections, self.engine.facts)
         async with self._with_media(bare) as rendered:
             request_id = self._free_id(request_id)
             opened = await self._add(rendered, params, request_id, scheduling)
