@@ -127,7 +127,7 @@ def _request(receipt: Receipt, adapter: AdapterRef | None, first_handle: int) ->
             first_handle=first_handle,
             prompt_token_ids=np.array(receipt.evidence.prompt_token_ids, np.int32),
             params=params,
-            seed=choice["seed"],
+            seed=choice["seed"] or 0,
             stop_token_ids=frozenset(choice["end_token_ids"]),
             arrival_time=time.monotonic(),
             beams=rules,

@@ -116,7 +116,8 @@ class Witness:
 
 
 def request_statement(request: EngineRequest) -> dict[str, dict[str, Any]]:
-    """Return what a request states of its text and its choice, as JSON has it."""
+    """Return what a request states of its text and its choice, as JSON has it. seed: None where no
+    noise can change the choice."""
     params = {
         name: getattr(request.params, name)
         for name, each in SAMPLING_PARAMETERS.items()
@@ -130,7 +131,7 @@ def request_statement(request: EngineRequest) -> dict[str, dict[str, Any]]:
         "text": {"prompt": prompt_digest(request.prompt_token_ids.tolist()), "media": media},
         "choice": {
             "params": params,
-            "seed": request.seed,
+            "seed": None if request.beams or request.params.is_greedy else request.seed,
             "end_token_ids": sorted(request.stop_token_ids),
             "grammar": request.grammar,
             "beams": request.beams,
