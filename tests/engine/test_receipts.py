@@ -166,7 +166,7 @@ def test_receipts_do_not_say_how_an_answer_was_computed(make: Maker) -> None:
         if name in ("preempted", "swapped"):
             assert stats.preempted_total > 0
         if name == "drafts":
-            assert stats.accepted_tokens_total > 0
+            assert stats.accepted_drafts_total > 0
         llm.shutdown()
     for prompt, receipts in zip(PROMPTS, wanted, strict=True):
         assert run(alone, [prompt]) == [receipts]

@@ -25,6 +25,7 @@ from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
 from quire.protocol.receipts import EngineFacts, Receipt, read_receipts
 from quire.server.generation.receipts import ReceiptStore
+from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
@@ -215,28 +216,27 @@ def test_the_store_is_bounded() -> None:
     limits = Limits(max_receipts=3, max_receipt_bytes=int(2.5 * size), receipt_s=60)
     store = ReceiptStore(limits, None, clock=lambda: now[0])
     for number in range(5):
-        store.put(receipt_of(), f"r{number}", "a")
+        store.put(receipt_of(), Timeline(f"r{number}", "/", "a"))
         now[0] += 1
     assert store.num_kept == 2
     assert store.num_bytes <= limits.max_receipt_bytes
-    store.put(receipt_of(), "other", "b")
+    store.put(receipt_of(), Timeline("other", "/", "b"))
     assert store.find("other", "b")
     with pytest.raises(RefusedError):
         store.find("r0", "a")
-    now[0] += 60
+    now[0] += 61
     with pytest.raises(RefusedError):
         store.find("other", "b")
     store.close()
 
 
 def test_keys_that_cannot_be_used(tmp_path: Path) -> None:
-    for file, words in (
-        (tmp_path / "none", "cannot be read"),
-        (key_file(tmp_path, 0o640), "has mode 0640"),
-        (key_file(tmp_path, key=b"short"), "5 bytes"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            ReceiptStore(Limits(), None, str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ReceiptStore(Limits(), None, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="has mode 0640"):
+        ReceiptStore(Limits(), None, str(key_file(tmp_path, 0o640)))
+    with pytest.raises(ConfigError, match="5 bytes"):
+        ReceiptStore(Limits(), None, str(key_file(tmp_path, key=b"short")))
 
 
 # --- a real server --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.platform.private_files import read_private
 from quire.protocol.receipts import Receipt, check_key
+from quire.server.readings.timeline import Timeline
 from quire.server.requests.bounded_store import BoundedStore
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
@@ -18,10 +19,11 @@ __all__ = ["ReceiptStore"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS receipts (
-    id TEXT NOT NULL, tenant TEXT NOT NULL, request_id TEXT NOT NULL, made_s REAL NOT NULL,
-    num_bytes INTEGER NOT NULL, body BLOB NOT NULL
+    id TEXT NOT NULL, tenant TEXT NOT NULL, request_id TEXT NOT NULL, answer_id TEXT NOT NULL,
+    made_s REAL NOT NULL, num_bytes INTEGER NOT NULL, body BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_request ON receipts (tenant, request_id);
+CREATE INDEX IF NOT EXISTS by_answer ON receipts (tenant, answer_id);
 CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id);
 """
 
@@ -51,15 +53,18 @@ class ReceiptStore(BoundedStore):
         )
         self._receipt_s = limits.receipt_s
 
-    def put(self, receipt: Receipt, request_id: str, tenant: str) -> Receipt:
-        """Sign a receipt and keep it. Return it signed."""
+    def put(self, receipt: Receipt, timeline: Timeline) -> Receipt:
+        """Sign a receipt and keep it for the caller of a request. Return it signed."""
         if self._key is not None:
             receipt = receipt.signed(self._key)
         body, now = receipt.to_json().encode(), self._clock()
         self._database.execute(
-            "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?)",
-            (receipt.id, tenant, request_id, now, len(body), body),
-        )
+            "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                receipt.id, timeline.tenant, timeline.request_id, timeline.answer_id, now,
+                len(body), body,
+            ),
+        )  # fmt: skip
         self._database.execute("DELETE FROM receipts WHERE made_s < ?", (now - self._receipt_s,))
         self._make_room()
         return receipt
@@ -67,12 +72,12 @@ class ReceiptStore(BoundedStore):
     def find(self, name: str, tenant: str) -> list[Receipt]:
         """Return receipts by the id of a receipt, of a request, or of its response, in the order in
         which they were made. RefusedError 404 if there are none."""
-        after_dash, after_line = name.partition("-")[2], name.partition("_")[2]
-        for each in filter(None, (name, after_dash, after_line)):
+        behind_prefix = (name.partition("-")[2], name.partition("_")[2])
+        for each in filter(None, (name, *behind_prefix)):
             rows = self._database.execute(
-                "SELECT body FROM receipts WHERE tenant = ? AND (id = ? OR request_id = ?) "
-                "AND made_s >= ? ORDER BY rowid",
-                (tenant, each, each, self._clock() - self._receipt_s),
+                "SELECT body FROM receipts WHERE tenant = ? AND made_s >= ? AND "
+                "(id = ? OR request_id = ? OR answer_id = ?) ORDER BY rowid",
+                (tenant, self._clock() - self._receipt_s, each, each, each),
             ).fetchall()
             if rows:
                 return [msgspec.json.decode(body, type=Receipt) for (body,) in rows]

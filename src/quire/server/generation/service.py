@@ -572,7 +572,7 @@ class GenerationService:
                 has_grammar=request.grammar is not None,
                 grammar_field=grammar_field,
                 witness=witness,
-                keep=lambda made: self._receipts.put(made, timeline.request_id, scheduling.tenant),
+                keep=partial(self._receipts.put, timeline=timeline),
             )
             try:
                 yield generation

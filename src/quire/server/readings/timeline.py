@@ -23,7 +23,7 @@ class Timeline:
     at which the engine gave tokens, and their numbers. num_chunk_tokens: tokens of all chunks so
     far. A request of several prompts has the times of the first prompt to get there, and chunks of
     all. tenant: name of the caller's key (see `Gate`); not shown. number: place in a `TimelineLog`,
-    from 1.
+    from 1. answer_id: id of the answer, where that is not made of the request's.
 
     num_history_tokens: tokens of the conversation that the request continues. num_kept_tokens:
     number of the first ones that the prompt has unchanged; the rest was tokenized again.
@@ -36,6 +36,7 @@ class Timeline:
     route: str
     tenant: str = ""
     number: int = 0
+    answer_id: str = ""
     clock: Callable[[], float] = time.monotonic
     arrived_at: float = field(default_factory=time.time)
     rendered_s: float | None = None

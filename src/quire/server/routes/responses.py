@@ -205,6 +205,7 @@ class _Asked:
         timeline.ignored = [*self._ignored, *self.read.tools.skipped]
         job = services.job(ready, self._request, self.read.chat, timeline)
         response = self._new_response(job.adapter or ready.model.names[0])
+        timeline.answer_id = response.id
         self._answer = ResponsesAnswer(
             job,
             body,
