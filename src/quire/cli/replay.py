@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
 def _replay(receipt: Receipt, options: argparse.Namespace) -> str:
     """Return the first difference in words. It starts an engine with the settings that the receipt
     states, but for those that were given."""
-    from quire import LLM
     from quire.engine.regenerate import receipt_settings, regenerate
+    from quire.llm import LLM
 
     stated = receipt_settings(receipt)
     settings = {"model": receipt.evidence.model, "quiet": True, **stated, **given_settings(options)}

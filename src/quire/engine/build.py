@@ -69,7 +69,7 @@ class Engine:
     """An engine in this process. default_sampling: the model's recommended sampling parameters.
     recovery_costs: costs that decide whether preempted requests are swapped; None if they never
     are. sentences: defaults that turn hidden states into vectors, for requests that name none.
-    provenance, facts: what receipts state."""
+    provenance, facts: contents of receipts."""
 
     client: EngineClient
     renderer: Renderer
@@ -93,7 +93,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class BuiltCore:
-    """report: the executor's report of its start. facts: what receipts state."""
+    """report: the executor's report of its start. facts: contents of receipts."""
 
     core: EngineCore
     resolved: Resolved

@@ -1,4 +1,4 @@
-"""What decides the bits of an engine's answers: the parts of a receipt that all requests share."""
+"""The parts of a receipt that all requests of an engine share: all that decides its bits."""
 
 from __future__ import annotations
 

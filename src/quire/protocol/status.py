@@ -68,8 +68,8 @@ class EngineCapacity:
     groups: window (None is full attention) and tokens per block, of each layer group. All blocks
         come from one pool.
     uses_priority: requests may name a priority. draws_tokens, num_classes: see `ModelSpec`.
-    description: a sentence on the kernels that serve. device: device of the KV cache. facts: what
-        receipts state.
+    description: a sentence on the kernels that serve. device: device of the KV cache. facts:
+        contents of receipts.
     """
 
     max_model_len: int

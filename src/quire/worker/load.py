@@ -111,7 +111,7 @@ class LoadedModel:
 
     @property
     def unstable(self) -> str:
-        """What lets a row's bits depend on the rows beside it; empty if nothing does."""
+        """The reason for which a row's bits may depend on the rows beside it; empty if none."""
         on_cpu, family = self.device.type == "cpu", self.kernel_family
         if isinstance(self.spec.traits, GenericTraits):
             return "transformers computes the model"

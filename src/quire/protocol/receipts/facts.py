@@ -1,4 +1,4 @@
-"""What an engine knows of itself that receipts state."""
+"""Facts about an engine that receipts state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Setting = str | int | bool | None
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What decides the bits of an engine's answers, as it knows at its start.
+    """All that decides the bits of an engine's answers, as it is known at its start.
 
     program: version, kernels and settings, by name. config: digest of the model's config. files:
-    stamp of the weight files as they were loaded (`stamp_files`). unstable: why the bits of an
-    answer may depend on others beside it; empty if they never do.
+    stamp of the weight files as they were loaded (`stamp_files`). unstable: reason for
+    which the bits of an answer may depend on others beside it; empty if they never do.
     """
 
     program: Mapping[str, Setting] = field(default_factory=dict[str, Setting])

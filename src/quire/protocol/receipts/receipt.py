@@ -109,7 +109,7 @@ class SampleEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What digests of the statement stand for, so that the answer can be made again. model,
+    """Contents whose digests the statement has, so that the answer can be made again. model,
     adapter: names, for people; adapter is empty without one."""
 
     model: str
