@@ -180,9 +180,11 @@ def test_streams_end_with_the_receipt(make: Maker) -> None:
             max_tokens=8, seed=3, temperature=0.7, ignore_eos=True, output_kind=kind,
             deterministic=True,
         )  # fmt: skip
-        for output in llm.stream(PROMPTS[0], asked):
-            assert (output.receipt is not None) == output.finished
-        assert output.receipt == wanted, kind
+        last = None
+        for last in llm.stream(PROMPTS[0], asked):
+            assert (last.receipt is not None) == last.finished
+        assert last is not None
+        assert last.receipt == wanted, kind
 
 
 def test_async_engines_give_the_same(make: Maker, folder: Path) -> None:
@@ -459,10 +461,9 @@ def test_new_weights_are_in_no_file(make: Maker) -> None:
     import numpy as np
 
     llm.update_weights({name: np.ones(size, np.float32)})
-    for output in stream:
-        last = output
-    assert last.finished
-    assert last.receipt is None
+    outputs = list(stream)
+    assert outputs[-1].finished
+    assert outputs[-1].receipt is None
     assert "weights were replaced" in refusal(llm)
 
 

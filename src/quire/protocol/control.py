@@ -227,7 +227,6 @@ class Report:
     kernels: str = ""
     kernel_family: str = ""
     numerics: Literal["fast", "invariant"] = "fast"
-    unstable: str = ""
     weights_version: int = 0
     sleep_level: int = 0
     is_paused: bool = False
@@ -241,6 +240,7 @@ class Report:
     plan: str = ""
     blocks: bytes = b""
     view: EngineView | None = None
+    unstable: str = ""
 
 
 def asleep(level: int) -> str:
