@@ -43,8 +43,8 @@ SUB_ROOMS = {
         "check", "registry", "compiled", "kernel_timing",
     ),
     "engine": (
-        "core", "clients", "model_front", "kernel_choice", "fingerprint", "disk_tier", "build",
-        "supervision", "convert",
+        "core", "clients", "provenance", "model_front", "kernel_choice", "fingerprint", "disk_tier",
+        "build", "regenerate", "supervision", "convert",
     ),
 }  # fmt: skip
 """Rooms within packages that have some, lower ones first."""

@@ -136,6 +136,8 @@ class AsyncLLM:
         params = sampling_params or SamplingParams.from_optional(self.engine.default_sampling)
         scheduling = scheduling_params or SchedulingParams(priority=priority)
         bare = await self._render(prompt, lora_request)
+        if params.deterministic and not self.engine.facts.unstable:  # may read all weights
+            await asyncio.to_thread(self.engine.provenance.sections, self.engine.facts)
         async with self._with_media(bare) as rendered:
             request_id = self._free_id(request_id)
             opened = await self._add(rendered, params, request_id, scheduling)
@@ -260,7 +262,8 @@ class AsyncLLM:
         handles = range(handle, handle + params.n)
         request = self._requests.render(request_id, handle, rendered, params, time.monotonic())
         request = replace(request, scheduling=scheduling)
-        output = self._assembler.add(request_id, handle, rendered, params)
+        witness = self.engine.witness(request)
+        output = self._assembler.add(request_id, handle, rendered, params, witness)
         self._next_handle += params.n
         opened = self._open[request_id] = _Open(output, params, handles)
         await self._send(request_id, request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -290,19 +289,10 @@ class LLM(VectorMethods):
         """
         from quire.engine.clients.prompt_stream import PromptStream
 
-        empty = RenderedPrompt([])
-        (params,) = self._params_for([empty], sampling_params)
+        (params,) = self._params_for([None], sampling_params)
         (scheduling,) = scheduling_for(1, scheduling_params, None)
         engine = self._llm_engine
-        handle = engine.take_handles(2)
-        request = engine.requests.render(
-            engine.new_request_id(),
-            handle,
-            empty,
-            params,
-            time.monotonic(),
-            max_tokens_is_default=sampling_params is None,
-        )
+        request = engine.open_request(params, max_tokens_is_default=sampling_params is None)
         return PromptStream(
             replace(request, max_prompt_tokens=max_prompt_tokens, scheduling=scheduling),
             params,

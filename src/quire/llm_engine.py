@@ -18,9 +18,10 @@ from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.platform.interrupts import held
 from quire.protocol.beam_search import BeamRules
-from quire.protocol.control import ControlOp, Report
+from quire.protocol.control import ControlOp, Report, UpdateWeights
 from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
 from quire.protocol.pooling_params import PoolingParams
+from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.rendering import (
@@ -160,13 +161,28 @@ class LLMEngine:
             prompt = truncated(prompt, params, self.engine.resolved.settings.max_model_len)
             request = self.requests.render(request_id, handle, prompt, params, now, beams)
             request = replace(request, scheduling=scheduling, pin_seconds=pin_seconds)
-            output = self.assembler.add(request_id, handle, prompt, params)
+            witness = self.engine.witness(request)
+            output = self.assembler.add(request_id, handle, prompt, params, witness)
             self.engine.client.add(request)
         except BaseException:
             self.assembler.drop(range(handle, handle + params.n))
             self._drop_media([request_id])
             raise
         return output
+
+    def open_request(self, params: SamplingParams, *, max_tokens_is_default: bool) -> EngineRequest:
+        """Return a request whose prompt will come. RequestError if it cannot be served so."""
+        request = self.requests.render(
+            self.new_request_id(),
+            self.take_handles(2),
+            RenderedPrompt([]),
+            params,
+            time.monotonic(),
+            max_tokens_is_default=max_tokens_is_default,
+        )
+        request = replace(request, is_open=True)
+        self.engine.witness(request)
+        return request
 
     @held()
     def add_pooled(
@@ -254,6 +270,8 @@ class LLMEngine:
             try:
                 while not client.is_ready_for(op):
                     self._take_step()
+                if isinstance(op, UpdateWeights):
+                    self.assembler.drop_receipts()
                 return client.control(op)
             except BaseException:
                 client.stop_waiting()

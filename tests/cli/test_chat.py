@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from quire.bundled import bundled_model_path
-from quire.cli.dialogue import print_answer
 from quire.cli.flags import source as source_flags
 from quire.cli.main import main
-from quire.cli.text_source import Piece, ServerSource
+from quire.cli.texts.dialogue import print_answer
+from quire.cli.texts.source import Piece, ServerSource
 from quire.client import ServerAddress
 from tests.client.scripted_server import Script, serve_script
 from tests.waiting import WAIT_S

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.runner.device.queue import HostQueue, Mark, Receipt
+from quire.runner.device.queue import Arrival, HostQueue, Mark
 from quire.worker import worker as worker_module
 from quire.worker.assemble import assemble
 from quire.worker.assemble_device import MakeRecorder, assemble_on_device
@@ -27,7 +27,7 @@ class LateQueue(HostQueue):
         target.copy_(source)
         return _Unchanged(source)
 
-    def copy_out(self, tensors: Sequence[torch.Tensor]) -> Receipt:
+    def copy_out(self, tensors: Sequence[torch.Tensor]) -> Arrival:
         return _Late(tensors)
 
 

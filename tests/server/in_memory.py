@@ -23,6 +23,7 @@ from quire.hooks.load import HookSet
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
 from quire.protocol.control import AdminOp, ExtendPrompt, Report, asleep
 from quire.protocol.media import ImageData, MediaInfo
+from quire.protocol.receipts import EngineFacts
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
@@ -59,6 +60,7 @@ class InMemoryClient:
         num_blocks: int = 512,
         max_num_seqs: int = 8,
         max_model_len: int = MAX_MODEL_LEN,
+        facts: EngineFacts | None = None,
     ) -> None:
         self.engine = FakeEngine(
             num_blocks=num_blocks,
@@ -79,6 +81,7 @@ class InMemoryClient:
             capacity_tokens=16 * num_blocks,
             groups=((None, 16),),
             uses_priority=False,
+            facts=facts or EngineFacts(),
         )
         self.state = EngineState.READY
         self.step_s = step_s

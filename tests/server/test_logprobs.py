@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -18,8 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.config.settings import EngineSettings
 from quire.engine.clients.async_client import RequestUpdate
 from quire.engine.model_front import ModelFront
+from quire.engine.provenance import Provenance
 from quire.protocol import PromptLogprobs, SamplingParams
 from quire.protocol.status import EngineCapacity
 from quire.protocol.step import TokenLogprobs
@@ -126,7 +129,8 @@ def ready(tokenizer: Tokenizer | None) -> Ready:
     """Its model has some more embeddings than tokens."""
     size = 500 if tokenizer is None else tokenizer.vocab_size + 3
     renderer = Renderer(tokenizer, CHAT_TEMPLATE, size)
-    model = ServedModel(("m",), "m", 1, ModelFront(renderer, frozenset(), {}), 0)
+    provenance = Provenance(EngineSettings(), Path(), renderer)
+    model = ServedModel(("m",), "m", 1, ModelFront(renderer, frozenset(), {}, provenance), 0)
     capacity = EngineCapacity(4096, 8, 256, 16, 512, 8192, ((None, 8),), uses_priority=False)
     return Ready(cast("Any", None), model, capacity)
 

@@ -43,10 +43,12 @@ class BackendChoice:
 
 @dataclass(frozen=True, slots=True)
 class GroupBackends:
-    """The backend of each layer group, and a sentence for the start-up report."""
+    """The backend of each layer group, and a sentence for the start-up report. by_torch: True if
+    torch computes the attention of some layers."""
 
     backends: tuple[AttentionBackend, ...]
     reason: str
+    by_torch: bool = False
 
     def by_layer(self, layout: KVLayout) -> dict[int, AttentionBackend]:
         """The backend of each layer of the layout that has these groups."""
@@ -195,7 +197,12 @@ def select_backends(
             f"{reason} for layers {', '.join(map(str, sorted(members)))}"
             for reason, members in served.items()
         )
-    return GroupBackends(tuple(choices[each].backend for each in needs), reason)
+    by_torch = any(
+        isinstance(choices[each].backend, ReferenceAttention)
+        for each, members in zip(needs, layers, strict=True)
+        if members
+    )
+    return GroupBackends(tuple(choices[each].backend for each in needs), reason, by_torch)
 
 
 def _told(refused: Mapping[str, list[str]]) -> list[str]:

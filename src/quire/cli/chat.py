@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quire.cli.dialogue import Answer, as_path, ask_lines, pieces_of, print_answer
 from quire.cli.flags.engine import image_bounds
 from quire.cli.flags.sampling import chat_sampling
 from quire.cli.flags.source import add_source_flags, open_source
 from quire.cli.parser import CommandParser, print_error, print_note
-from quire.cli.text_source import ContextFullError, TextSource
+from quire.cli.texts.dialogue import Answer, as_path, ask_lines, pieces_of, print_answer
+from quire.cli.texts.source import ContextFullError, TextSource
 from quire.errors import QuireError, RequestError
 
 __all__ = ["add_arguments", "run"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from quire.cli.dialogue import ask_lines, print_answer
 from quire.cli.flags.source import add_source_flags, open_source
 from quire.cli.parser import CommandParser, print_error
+from quire.cli.texts.dialogue import ask_lines, print_answer
 from quire.errors import QuireError
 
 __all__ = ["add_arguments", "run"]

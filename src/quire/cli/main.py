@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "plan": "show what a model would use on this machine, without loading it",
     "convert": "write a checkpoint as a Hugging Face folder in 16, 8 or 4 bits",
     "cache": "show, check or clear the KV that --kv-disk keeps",
+    "replay": "make the answer of a receipt again, and say whether it is the same",
     "check-model": "compare the logits of a model with those of transformers",
     "explain": "say why a request of a running server was slow or missed the cache",
     "doctor": "check this machine and the kernels that it would run",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quire.bundled import BUNDLED_NAME, bundled_model_path
 from quire.config import ModelSpec, env
 from quire.config.kv_disk.folder import OpenStore
 from quire.config.memory.measured import render_measured, replan
@@ -38,6 +39,7 @@ from quire.engine.disk_tier import (
 from quire.engine.fingerprint import fingerprint
 from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
+from quire.engine.provenance import Provenance, engine_facts
 from quire.errors import ConfigError, RequestError
 from quire.executor import Executor
 from quire.executor.processes.messages import RankLaunch, computes_with
@@ -53,7 +55,9 @@ from quire.platform import detect_platform
 from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import say
 from quire.protocol.control import Allocate, MeasureRecovery, OpenDisk, Report
+from quire.protocol.receipts import EngineFacts, Witness
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
+from quire.protocol.request import EngineRequest
 from quire.protocol.status import FETCHING, PLANNING
 from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
@@ -74,7 +78,8 @@ HookArgument = str | OutputHook | Mapping[str, OutputHook]
 class Engine:
     """An engine in this process. default_sampling: the model's recommended sampling parameters.
     recovery_costs: costs that decide whether preempted requests are swapped; None if they never
-    are. sentences: defaults that turn hidden states into vectors, for requests that name none."""
+    are. sentences: defaults that turn hidden states into vectors, for requests that name none.
+    provenance, facts: contents of receipts."""
 
     client: EngineClient
     renderer: Renderer
@@ -82,19 +87,30 @@ class Engine:
     resolved: Resolved
     default_sampling: Mapping[str, object]
     eos_token_ids: frozenset[int]
+    provenance: Provenance
+    facts: EngineFacts
     recovery_costs: RecoveryCosts | None = None
     sentences: SentenceSettings = field(default_factory=SentenceSettings)
+
+    def witness(self, request: EngineRequest) -> Witness | None:
+        """Return what makes the receipt of a request; None if it asks for none. Errors as of
+        `Provenance.witness`."""
+        model = self.resolved.settings.model or ""
+        name = BUNDLED_NAME if model == str(bundled_model_path()) else model
+        version = self.client.report.weights_version
+        return self.provenance.witness(request, self.facts, name, version)
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltCore:
-    """report: the executor's report of its start. kv_store: folder of the store of K/V that it
-    writes; empty if there is none."""
+    """report: the executor's report of its start. facts: contents of receipts. kv_store: folder of
+    the store of K/V that it writes; empty if there is none."""
 
     core: EngineCore
     resolved: Resolved
     report: Report
     recovery_costs: RecoveryCosts | None
+    facts: EngineFacts
     kv_store: str = ""
 
 
@@ -142,6 +158,8 @@ def build_engine(
         resolved=built.resolved,
         default_sampling=front.default_sampling,
         eos_token_ids=front.eos_token_ids,
+        provenance=front.provenance,
+        facts=built.facts,
         recovery_costs=built.recovery_costs,
         sentences=front.sentences,
     )
@@ -243,8 +261,9 @@ def _build_core(
         publisher=publisher,
         pin_list=pin_list,
     )
+    facts = engine_facts(plan, report, has_hooks=hooks is not None and hooks.watches_all)
     if disk is None or pin_list is None:
-        return BuiltCore(core, resolved, report, costs)
+        return BuiltCore(core, resolved, report, costs, facts)
     try:
         if pins := pin_list.read():
             on_phase("pinning prefixes")
@@ -254,7 +273,7 @@ def _build_core(
         raise
     pin_list.begin()
     folder = str(disk.store.files.folder) if disk.is_writer else ""
-    return BuiltCore(core, resolved, report, costs, folder)
+    return BuiltCore(core, resolved, report, costs, facts, folder)
 
 
 def _pin_list(disk: _Disk, chosen: ResolvedSettings) -> PinList | None:

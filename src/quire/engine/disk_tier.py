@@ -60,14 +60,11 @@ def disk_key(kv_disk: str) -> bytes:
 
 
 def weights_digest(kv_disk: str, checkpoint: Checkpoint | None) -> bytes:
-    """Return a digest over all bytes of the weights, those that encode images too, remembered in
-    the folder; empty for made-up weights, which the seed decides."""
+    """Return a digest over all bytes of the weights, remembered in the folder; empty for made-up
+    weights, which the seed decides."""
     if checkpoint is None:
         return b""
-    tensors = (*checkpoint.tensors.values(), *checkpoint.others.values())
-    stored = [part for tensor in tensors for part in tensor.stored]
-    files = {tensor.file for tensor in (*stored, *checkpoint.cache_scales)}
-    return digest_files(files, Path(kv_disk).expanduser() / "digests.json")
+    return digest_files(checkpoint.files, Path(kv_disk).expanduser() / "digests.json")
 
 
 def num_state_parts(resolved: Resolved) -> int:

@@ -14,6 +14,7 @@ from quire.config.media.image_spec import IMAGE_KEY
 from quire.config.model_spec import DTYPE_BYTES, ClassesSpec
 from quire.config.sentence import SentenceSettings, read_sentence_settings
 from quire.config.settings import EngineSettings
+from quire.engine.provenance import Provenance
 from quire.rendering import Renderer
 from quire.rendering.media.fetch import ImageFetcher
 from quire.rendering.media.images import ImageBounds, ImageRenderer
@@ -30,11 +31,12 @@ class ModelFront:
     """eos_token_ids: tokens that end a sequence, of the checkpoint's configs, and the tokenizer's
     own, which in a chat model may be the only one that ends a turn. default_sampling: sampling
     parameters that the model's authors recommend. sentences: defaults that turn hidden states into
-    vectors. classes, is_encoder: see `ModelSpec`."""
+    vectors. classes, is_encoder: see `ModelSpec`. provenance: makes receipts."""
 
     renderer: Renderer
     eos_token_ids: frozenset[int]
     default_sampling: Mapping[str, object]
+    provenance: Provenance
     sentences: SentenceSettings = field(default_factory=SentenceSettings)
     classes: ClassesSpec | None = None
     is_encoder: bool = False
@@ -72,6 +74,7 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
         renderer=renderer,
         eos_token_ids=frozenset((*spec.eos_token_ids, *(() if own is None else (own,)))),
         default_sampling=spec.generation.sampling(),
+        provenance=Provenance(settings, folder, renderer),
         sentences=read_sentence_settings(
             folder,
             is_encoder=spec.is_encoder,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.protocol.adapters import LoRARequest
+from quire.protocol.receipts import Receipt
 
 __all__ = [
     "BeamSearchOutput",
@@ -144,7 +145,8 @@ class RequestOutput:
     num_cached_tokens: prompt tokens whose K/V came from the prefix cache.
     error: reason of the failure; the other fields hold the output before it. A refused request has
     one output with this error and no text. metrics: times of its events; None if it was refused.
-    lora_request: the adapter that computed it.
+    lora_request: the adapter that computed it. receipt: statement on how it was made, if the
+        request is `deterministic` and all of its samples have ended by themselves.
     """
 
     request_id: str
@@ -157,6 +159,7 @@ class RequestOutput:
     error: str | None = None
     metrics: RequestMetrics | None = None
     lora_request: LoRARequest | None = None
+    receipt: Receipt | None = None
 
 
 @dataclass(slots=True)

@@ -135,6 +135,7 @@ class SamplingParams:
         high=2**64 - 1,
         advice="any 64-bit integer, or leave it out for a random one",
         apis="all",
+        in_receipt=False,
     )
     presence_penalty: float = parameter(
         0.0,
@@ -214,6 +215,7 @@ class SamplingParams:
         high=MAX_LOGPROBS,
         advice="-1 for the whole vocabulary, 0 for the chosen token alone",
         apis="python",
+        in_receipt=False,
     )
     prompt_logprobs: int | None = parameter(
         None,
@@ -221,26 +223,33 @@ class SamplingParams:
         low=-1,
         high=MAX_LOGPROBS,
         advice="-1 for the whole vocabulary, 0 for the token alone",
+        in_receipt=False,
     )
-    detokenize: bool = parameter(True, "False: `text` stays empty", apis="python")
+    detokenize: bool = parameter(True, "False: `text` stays empty", apis="python", in_receipt=False)
     skip_special_tokens: bool = parameter(True, "the text leaves out special tokens")
     spaces_between_special_tokens: bool = parameter(
         True, "spaces stand between special tokens, where a tokenizer writes any"
     )
     logits_processors: Sequence[LogitsProcessor] | None = parameter(
-        None, "functions `(output_token_ids, logits) -> logits`, called first", apis="python"
+        None,
+        "functions `(output_token_ids, logits) -> logits`, called first",
+        apis="python",
+        in_receipt=False,
     )
     structured_outputs: StructuredOutputsParams | None = parameter(
         None,
         "language of the output",
         note="Where that ends so does the output, whatever min_tokens and ignore_eos say.",
         others=("grammar", "json_schema"),
+        in_receipt=False,
     )
     repetition_detection: RepetitionDetectionParams | None = parameter(
         None, "end of an output that repeats itself", not_in_beams="compares whole sequences"
     )
     hooks: Sequence[str] = parameter(
-        (), "names of output hooks that the engine offers, beside those that watch every output"
+        (),
+        "names of output hooks that the engine offers, beside those that watch every output",
+        in_receipt=False,
     )
     bad_words_token_ids: Sequence[Sequence[int]] | None = parameter(
         None,
@@ -255,9 +264,13 @@ class SamplingParams:
         low=-1,
         high=MAX_INT,
         advice="-1 for as many as fit",
+        in_receipt=False,
     )
     output_kind: RequestOutputKind = parameter(
-        RequestOutputKind.CUMULATIVE, "contents of the outputs of a stream", apis="python"
+        RequestOutputKind.CUMULATIVE,
+        "contents of the outputs of a stream",
+        apis="python",
+        in_receipt=False,
     )
     xtc_probability: float = parameter(
         0.0,
@@ -336,6 +349,14 @@ class SamplingParams:
         "tokens, or several in a row, in place of `dry_sequence_breakers`",
         note="Filled by rendering, or by a user without a tokenizer.",
         apis="python",
+    )
+
+    deterministic: bool = parameter(
+        False,
+        "promise the bits of the answer, and give a receipt that `quire replay` checks",
+        note="Refused by name where an engine can't promise them.",
+        apis="all",
+        in_receipt=False,
     )
 
     def __post_init__(self) -> None:

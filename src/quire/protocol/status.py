@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from quire.protocol.receipts.facts import EngineFacts
 
 __all__ = [
     "CORE_STARTS",
@@ -75,7 +77,8 @@ class EngineCapacity:
         come from one pool.
     uses_priority: requests may name a priority. draws_tokens, num_classes: see `ModelSpec`.
     description: a sentence on the kernels that serve. device: device of the KV cache. kv_store:
-        folder of the store of K/V on disk that it writes; empty if there is none.
+        folder of the store of K/V on disk that it writes; empty if there is none. facts: contents
+        of receipts.
     """
 
     max_model_len: int
@@ -91,6 +94,7 @@ class EngineCapacity:
     num_classes: int = 0
     device: str = ""
     kv_store: str = ""
+    facts: EngineFacts = field(default_factory=EngineFacts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from quire.protocol.outputs import (
     RequestOutput,
 )
 from quire.protocol.pooling_params import PoolingParams
+from quire.protocol.receipts import Witness
 from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import PromptLogprobs, TokenLogprobs
@@ -45,6 +46,7 @@ class _Request:
     output: RequestOutput
     params: SamplingParams
     num_unfinished: int
+    witness: Witness | None = None
 
 
 @dataclass(slots=True)
@@ -88,10 +90,15 @@ class OutputAssembler:
         return [*self._sequences, *self._pooled]
 
     def add(
-        self, request_id: str, first_handle: int, prompt: RenderedPrompt, params: SamplingParams
+        self,
+        request_id: str,
+        first_handle: int,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        witness: Witness | None = None,
     ) -> RequestOutput:
-        """Follow a request. RequestError if its text cannot be rendered (stop strings without a
-        tokenizer); then nothing has changed."""
+        """Follow a request. witness: makes its receipt, if it asked for one. RequestError if its
+        text cannot be rendered (stop strings without a tokenizer); then nothing has changed."""
         renderers = [self._output_renderer(prompt, params) for _ in range(params.n)]
         completions = [
             CompletionOutput(
@@ -108,7 +115,7 @@ class OutputAssembler:
         if params.prompt_logprobs is not None:
             none: PositionLogprobs | None = None
             output.prompt_logprobs = [none for _ in prompt.token_ids]
-        request = _Request(output, params, params.n)
+        request = _Request(output, params, params.n, witness)
         for index, renderer in enumerate(renderers):
             self._sequences[first_handle + index] = _Sequence(request, completions[index], renderer)
         return output
@@ -182,6 +189,11 @@ class OutputAssembler:
             pooled.finished = True
             update.pooled[pooled.request_id] = pooled
 
+    def drop_receipts(self) -> None:
+        """Give no receipts of live requests, since something has changed under them."""
+        for sequence in self._sequences.values():
+            sequence.request.witness = None
+
     def drop(self, handles: Sequence[int]) -> None:
         """Forget sequences whose outputs are not wanted any more."""
         for handle in handles:
@@ -200,6 +212,11 @@ class OutputAssembler:
         self._add_logprobs(completion, news.logprobs[:num_kept])
         if finish is not None and finish.whole is not None:
             completion.cumulative_logprob = finish.whole.cum_logprob
+        witness = sequence.request.witness
+        if witness is not None:
+            reason, stop = (None, None) if ending is None else ending
+            kept = news.token_ids[:num_kept], news.logprobs[:num_kept]
+            witness.take(completion.index, *kept, reason, stop)
         if ending is None:
             return False
         completion.finish_reason, completion.stop_reason = ending.reason.value, ending.stop_reason
@@ -240,8 +257,11 @@ class OutputAssembler:
 
     def _close(self, handle: int, sequence: _Sequence) -> None:
         del self._sequences[handle]
-        sequence.request.num_unfinished -= 1
-        sequence.request.output.finished = sequence.request.num_unfinished == 0
+        request = sequence.request
+        request.num_unfinished -= 1
+        request.output.finished = request.num_unfinished == 0
+        if request.output.finished and request.witness is not None:
+            request.output.receipt = request.witness.receipt()
 
 
 def _note_scheduled(output: RequestOutput, now: float) -> None:

@@ -90,6 +90,8 @@ class RequestRenderer:
         structured = params.structured_outputs
         if structured is not None:
             params = replace(params, structured_outputs=None)
+        if params.deterministic and params.logprobs is None:
+            params = replace(params, logprobs=0)  # for the receipt; whoever asked sees none
         seed = params.seed
         if seed is None:
             seed = self._random.getrandbits(64)

@@ -1,7 +1,9 @@
 """The tokenizer of a model folder, on the `tokenizers` library alone."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -72,6 +74,12 @@ class Tokenizer:
             return cls(*read_gguf_tokenizer(Path(path)))
         files = read_tokenizer_files(path)
         return cls(_load_backend(files), files)
+
+    def digest(self) -> str:
+        """Return a digest of all that decides its ids and texts, in hexadecimal."""
+        flags = repr(replace(self._files, tokenizer_file=Path()))
+        content = f"{self._backend.to_str()}\0{flags}".encode()
+        return hashlib.blake2b(content, digest_size=32, person=b"quire tokenizer").hexdigest()
 
     @property
     def vocab_size(self) -> int:

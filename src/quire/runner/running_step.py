@@ -17,7 +17,7 @@ from quire.protocol.step import (
     StepResult,
     TokenLogprobs,
 )
-from quire.runner.device.queue import Receipt
+from quire.runner.device.queue import Arrival
 from quire.runner.drafts import counts_of
 from quire.runner.draws import Sampled
 from quire.runner.forward import NOT_FINITE
@@ -104,7 +104,7 @@ class RunningStep:
         self._drawn: list[_OnDevice] = []
         self._unfinished: list[_OnDevice] = []
         self._logprobs: Sequence[DeviceLogprobs | None] = ()
-        self._receipt: Receipt | None = None
+        self._arrival: Arrival | None = None
         self._lock = threading.Lock()
         self._result: StepResult | None = None
         self._error: BaseException | None = None
@@ -114,7 +114,7 @@ class RunningStep:
         self,
         drawn: list[tuple[Slots, Slots]],
         unfinished: list[Slots],
-        receipt: Receipt | None,
+        arrival: Arrival | None,
         logprobs: Sequence[DeviceLogprobs | None] = (),
         pooled: Sequence[PoolPiece] = (),
     ) -> None:
@@ -127,7 +127,7 @@ class RunningStep:
         for piece in pooled:
             slots = np.array([piece.slot])
             self._pooled.append((piece, _OnDevice(slots, numbers(slots), slots)))
-        self._receipt = receipt
+        self._arrival = arrival
         self._logprobs = logprobs
 
     def has_drawn(self, slots: Slots) -> bool:
@@ -159,8 +159,8 @@ class RunningStep:
     def _make_result(self) -> StepResult:
         if self._before is not None:
             self._before.result()
-        arrays = [] if self._receipt is None else self._receipt.wait()
-        self._receipt = None
+        arrays = [] if self._arrival is None else self._arrival.wait()
+        self._arrival = None
         host, failed = self._host, [*self._host.failed, *self._host.sampled.failed]
         given = host.sampled
         slots, token_ids, counts = (

@@ -106,6 +106,9 @@ class ServerSettings:
     data_dir: str | None = _setting(
         None, "folder of uploaded files and batches (/v1/files, /v1/batches), kept for restarts"
     )
+    receipt_key: str | None = _setting(
+        None, "file of a key, for this user alone, that signs receipts (HMAC-SHA-256)"
+    )
     num_kept_timelines: int = _setting(256, "requests whose timelines are kept")
     record_trace: str = _setting(
         "", "file to which lengths and times of requests are added, no texts"

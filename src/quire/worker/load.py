@@ -107,11 +107,23 @@ class LoadedModel:
     @property
     def numerics(self) -> Literal["fast", "invariant"]:
         """ "invariant" if a row's bits do not depend on the rows beside it, else "fast"."""
-        family = self.kernel_family
-        is_invariant = family == "triton_invariant" or (
-            self.device.type == "cpu" and family != REFERENCE
-        )
-        return "invariant" if is_invariant and not self.by_torch else "fast"
+        return "fast" if self.unstable else "invariant"
+
+    @property
+    def unstable(self) -> str:
+        """The reason for which a row's bits may depend on the rows beside it; empty if none."""
+        on_cpu, family = self.device.type == "cpu", self.kernel_family
+        if isinstance(self.spec.traits, GenericTraits):
+            return "transformers computes the model"
+        if self.by_torch:
+            return "torch multiplies matrices that are widened as they are used"
+        if family == REFERENCE:
+            return "torch multiplies matrices, since no compiled kernels are there"
+        if on_cpu and self.attention.by_torch:
+            return "torch computes attention, since no kernel reads this KV cache"
+        if not on_cpu and family != "triton_invariant":
+            return "the kernels of this GPU sum in an order that the batch decides"
+        return ""
 
 
 def open_device(platform: Platform) -> torch.device:

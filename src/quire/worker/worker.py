@@ -89,6 +89,7 @@ class Worker:
             kernels=self._loaded.kernels,
             kernel_family=self._loaded.kernel_family,
             numerics=self._loaded.numerics,
+            unstable=self._loaded.unstable,
         )
 
     def _image_encoder(self) -> ImageEncoder | None:

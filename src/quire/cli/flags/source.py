@@ -12,7 +12,7 @@ from typing import Any
 from quire.cli.flags.engine import add_engine_flags, default_settings, given_settings
 from quire.cli.flags.sampling import add_sampling_flags, given_sampling
 from quire.cli.parser import CommandParser, print_note
-from quire.cli.text_source import EngineSource, ServerSource, TextSource
+from quire.cli.texts.source import EngineSource, ServerSource, TextSource
 from quire.client import RemoteServer, ServerAddress
 from quire.config import env
 from quire.config.settings import EngineSettings

@@ -46,6 +46,11 @@ class HookRunner:
         self.num_threads = 0
         self.num_calls = 0
 
+    @property
+    def watches_all(self) -> bool:
+        """True if some hooks watch the outputs of every request."""
+        return bool(self._hooks.always)
+
     def watches(self, request: EngineRequest) -> bool:
         """Return whether any hook watches the outputs of this request."""
         return bool(self._hooks.always or request.params.hooks) and request.pin_seconds is None

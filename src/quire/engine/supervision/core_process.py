@@ -187,6 +187,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
             num_classes=built.resolved.spec.num_classes,
             device=chosen.device,
             kv_store=built.kv_store,
+            facts=built.facts,
         ),
     )
 

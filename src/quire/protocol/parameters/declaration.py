@@ -47,6 +47,8 @@ class Parameter:
     has_flag: `quire chat` and `quire complete` have a flag for it.
     is_filter: leaves tokens out of draws. not_in_beams: reason for which beam search refuses it;
         filters need none.
+    in_receipt: receipts state it. False for what changes no token, and for what they state in
+        another form.
     in_config: its name in generation_config.json of `transformers`; empty for none. in_gguf: the
         same behind "general.sampling." in GGUF files.
     others: names in other engines.
@@ -63,6 +65,7 @@ class Parameter:
     has_flag: bool = False
     is_filter: bool = False
     not_in_beams: str = ""
+    in_receipt: bool = True
     in_config: str = ""
     in_gguf: str = ""
     others: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-__all__ = ["CudaQueue", "DeviceQueue", "HostQueue", "Mark", "Receipt", "queue_of"]
+__all__ = ["CudaQueue", "DeviceQueue", "HostQueue", "Mark", "Arrival", "queue_of"]
 
 
 class Mark(Protocol):
@@ -20,7 +20,7 @@ class Mark(Protocol):
         ...
 
 
-class Receipt(Protocol):
+class Arrival(Protocol):
     """Tensors on their way to the host."""
 
     def wait(self) -> list[np.ndarray]:
@@ -45,7 +45,7 @@ class DeviceQueue(Protocol):
         """Copy a part of a host buffer to the device; it must not change before the mark."""
         ...
 
-    def copy_out(self, tensors: Sequence[torch.Tensor]) -> Receipt:
+    def copy_out(self, tensors: Sequence[torch.Tensor]) -> Arrival:
         """Bring tensors to the host as they are at this point of the queue, beside what is given
         after it. They must not be written again by then."""
         ...
@@ -70,7 +70,7 @@ class HostQueue:
         target.copy_(source)
         return _Done([])
 
-    def copy_out(self, tensors: Sequence[torch.Tensor]) -> Receipt:
+    def copy_out(self, tensors: Sequence[torch.Tensor]) -> Arrival:
         return _Done([tensor.numpy().copy() for tensor in tensors])
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
@@ -106,7 +106,7 @@ class CudaQueue:
             target.copy_(source, non_blocking=True)
         return _EventMark(self._main)
 
-    def copy_out(self, tensors: Sequence[torch.Tensor]) -> Receipt:
+    def copy_out(self, tensors: Sequence[torch.Tensor]) -> Arrival:
         self._copies.wait_stream(self._main)
         targets: list[torch.Tensor] = []
         with torch.cuda.stream(self._copies):
@@ -115,7 +115,7 @@ class CudaQueue:
                 target.copy_(tensor, non_blocking=True)
                 tensor.record_stream(self._copies)  # its memory serves nobody else before
                 targets.append(target)
-        return _CudaReceipt(targets, _EventMark(self._copies))
+        return _CudaArrival(targets, _EventMark(self._copies))
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         pinned = torch.from_numpy(array).pin_memory()
@@ -134,7 +134,7 @@ class _EventMark:
         self._event.synchronize()
 
 
-class _CudaReceipt:
+class _CudaArrival:
     def __init__(self, targets: list[torch.Tensor], mark: Mark) -> None:
         self._targets = targets
         self._mark = mark

@@ -24,7 +24,8 @@ from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.prediction import PredictionReader
-from quire.protocol.request import FinishReason, SequenceFinish
+from quire.protocol.receipts import Receipt, Witness
+from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import IntArray, TokenLogprobs
@@ -35,6 +36,7 @@ from quire.server.generation.follow import Outlet, follow
 from quire.server.generation.open_images import OpenImages
 from quire.server.generation.parsed import AnswerForm, PartsReader
 from quire.server.generation.prompts import PromptRenderer, check_context
+from quire.server.generation.receipts import ReceiptStore
 from quire.server.generation.waiting import Party, Place, WaitingRoom
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.prompt_memory import KnownPrompt, PromptMemory
@@ -79,7 +81,7 @@ class Generation:
 
     num_tokens: tokens of all samples so far. num_cached_tokens: cached tokens of the prompt.
     prompt_logprobs: one per position, if asked; complete when the first token arrives. known: the
-    prompt, as it is remembered.
+    prompt, as it is remembered. receipt: set with the last token of a deterministic request.
     """
 
     def __init__(
@@ -99,10 +101,13 @@ class Generation:
         form: AnswerForm | None = None,
         has_grammar: bool = False,
         grammar_field: str | None = None,
+        witness: Witness | None = None,
+        keep: Callable[[Receipt], Receipt] = lambda receipt: receipt,
     ) -> None:
         """known: the prompt, as it is remembered. beams: rules of a beam search, whose samples come
         at its end. form: form of parsed answers. has_grammar: the engine must compile a grammar
-        first. grammar_field: the request's field with that grammar."""
+        first. grammar_field: the request's field with that grammar. witness: makes the receipt, if
+        one is asked for. keep: signs and stores it."""
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
@@ -124,6 +129,9 @@ class Generation:
         self._is_parsed = form is not None
         self._has_grammar = has_grammar
         self._grammar_field = grammar_field
+        self._witness = witness
+        self._keep = keep
+        self.receipt: Receipt | None = None
         self._is_scheduled = False
         self._samples = [
             _Sample(
@@ -233,6 +241,8 @@ class Generation:
                 found.append(self._take(sample, news))
         if num_tokens:
             self._count_tokens(num_tokens, num_steps)
+        if self._witness is not None and (made := self._witness.receipt()) is not None:
+            self._witness, self.receipt = None, self._keep(made)
         if self.tap is not None:
             self.tap(found)
         return found
@@ -245,6 +255,8 @@ class Generation:
             self._first_answer += news.token_ids
         if sample.prediction is not None:
             sample.prediction.read(news.token_ids[:num_kept])
+        if self._witness is not None:
+            self._see(self._witness, news, num_kept, ending)
         if isinstance(grown, str):
             delta = SampleDelta(news.index, grown, news.token_ids, news.logprobs)
         else:
@@ -257,6 +269,16 @@ class Generation:
             self._stream.abort(news.index)
         sample.ending = delta.finish_reason
         return delta
+
+    def _see(
+        self, witness: Witness, news: SampleUpdate, num_kept: int, ending: Ending | None
+    ) -> None:
+        """Show the witness what came. Log-probabilities that were not asked for go no further."""
+        reason, stop_reason = (None, None) if ending is None else ending
+        kept = news.token_ids[:num_kept], news.logprobs[:num_kept]
+        witness.take(news.index, *kept, reason, stop_reason)
+        if self.params.logprobs is None:
+            news.logprobs = ()
 
     def _as_ending(self, ending: Ending, finish: SequenceFinish | None) -> TextEnding:
         """Return the ending of a text. Raises if it is an error."""
@@ -369,6 +391,19 @@ async def _with_media(
     return prompt.with_media(infos, handles)
 
 
+async def _witness_of(ready: Ready, request: EngineRequest) -> Witness | None:
+    """Return what makes the receipt of a request, if it asks for one. The first one may read all
+    weights. Raises RefusedError if the bits of the answer cannot be promised."""
+    if not request.params.deterministic:
+        return None
+    model, facts = ready.model, ready.capacity.facts
+    try:
+        made = model.front.provenance.witness
+        return await asyncio.to_thread(made, request, facts, model.root)
+    except RequestError as error:
+        raise RefusedError(str(error), param="deterministic") from error
+
+
 @dataclass(slots=True)
 class _Media:
     """Media of a prompt until its request ends. wait_s: most seconds to wait for room. is_spare:
@@ -393,6 +428,7 @@ class GenerationService:
         prompts: PromptRenderer,
         images: OpenImages,
         memory: PromptMemory,
+        receipts: ReceiptStore,
     ) -> None:
         """prompts: makes large grammars in its threads. images: room of those of open requests.
         memory: gets all prompts."""
@@ -403,6 +439,7 @@ class GenerationService:
         self._prompts = prompts
         self._images = images
         self._memory = memory
+        self._receipts = receipts
         self._requests: tuple[ServedModel, RequestRenderer] | None = None
 
     @asynccontextmanager
@@ -527,6 +564,7 @@ class GenerationService:
         if form is not None:
             form = form.at_end_of(prompt)
             request = await self._prompts.run(partial(form.held, request), form.num_chars)
+        witness = await _witness_of(ready, request)
         async with await client.add(request) as stream:
             if timeline.queued_s is None:
                 timeline.queued_s = timeline.now()
@@ -554,6 +592,8 @@ class GenerationService:
                 form=form,
                 has_grammar=request.grammar is not None,
                 grammar_field=grammar_field,
+                witness=witness,
+                keep=partial(self._receipts.put, timeline=timeline),
             )
             try:
                 yield generation

@@ -33,6 +33,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     `comparison_response_id` has in common with the prompt."""
 
     background: bool | None = None
+    deterministic: bool | None = None
     include: list[str] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.dialect import Text
+from quire.protocol.receipts import Receipt
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt
 from quire.server.generation.follow import NeverFull
@@ -26,7 +27,7 @@ from quire.server.requests.errors import ErrorReply
 from quire.server.requests.places import Fields
 from quire.server.requests.responses_bodies import ResponsesRequest
 from quire.server.responses.items import ItemReader
-from quire.server.responses.request import ENCRYPTED_REASONING, ReadRequest
+from quire.server.responses.request import ENCRYPTED_REASONING, RECEIPT, ReadRequest
 from quire.server.responses.store import KeepsResponses, StoredResponse
 from quire.server.responses.turns import fitting_prompt
 
@@ -100,6 +101,7 @@ class Response(msgspec.Struct):
     incomplete_details: Fields | None = None
     completed_at: int | None = None
     prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
 
 
 class ItemList(msgspec.Struct):
@@ -243,6 +245,8 @@ class ResponsesAnswer:
             verdict = generation.known.compared(self.read.compared_id, size)
             self.response.prompt_cache_diagnostics = _diagnostics(verdict)
         self.response.completed_at = int(time.time())
+        if RECEIPT in (self.body.include or ()) and generation.receipt is not None:
+            self.response.receipt = generation.receipt
         self._put([*generation.prompt.token_ids, *self._token_ids])
 
     def _put(self, token_ids: list[int] | None) -> None:

@@ -11,9 +11,10 @@ from quire.server.requests.responses_bodies import InputTokensRequest, Responses
 from quire.server.responses.conversation import CONFIGURATION_UPDATE, chat_messages
 from quire.server.responses.tools import GivenTools, chat_choice, given_tools
 
-__all__ = ["ENCRYPTED_REASONING", "ReadRequest", "read_request"]
+__all__ = ["ENCRYPTED_REASONING", "RECEIPT", "ReadRequest", "read_request"]
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
+RECEIPT = "receipt"
 _LOGPROBS = "message.output_text.logprobs"
 
 _EFFORTS = {
@@ -62,6 +63,12 @@ def read_request(
         chat.stream, chat.thinking_token_budget = body.stream, body.thinking_token_budget
         chat.max_completion_tokens = body.max_output_tokens
         _take_logprobs(chat, body)
+        if RECEIPT in (body.include or ()) and not body.deterministic:
+            raise RefusedError(
+                'include has "receipt", but only deterministic requests have one. Set '
+                "deterministic to true too.",
+                param="include",
+            )
     return ReadRequest(chat, tools, body.truncation == "auto", compared_id)
 
 

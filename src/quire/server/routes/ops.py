@@ -13,6 +13,7 @@ from starlette.responses import Response
 import quire
 from quire.errors import QuireError
 from quire.protocol.control import TellFacts
+from quire.protocol.receipts import Receipt
 from quire.protocol.status import EngineState, EngineStatus, RequestFacts
 from quire.server.openai.answer import encode
 from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences
@@ -115,6 +116,13 @@ class Explanation(msgspec.Struct):
 
 class TimelineList(msgspec.Struct):
     requests: list[dict[str, Any]]
+
+
+class ReceiptList(msgspec.Struct):
+    """One receipt for each prompt of a request. object: "list"."""
+
+    data: list[Receipt]
+    object: str = "list"
 
 
 async def livez(call: Call[None]) -> Response:
@@ -287,6 +295,12 @@ def _unknown(request_id: str) -> RefusedError:
     )
 
 
+async def receipts(call: Call[None]) -> ReceiptList:
+    """Receipts of a deterministic request of the caller's key, by its id or that of its
+    response."""
+    return ReceiptList(call.services.receipts.find(call.part("receipt_id"), call.tenant))
+
+
 async def docs(_: Call[None]) -> Response:
     """A page of all routes, which loads nothing from elsewhere."""
     headers = {"content-security-policy": _PAGE_POLICY}
@@ -314,5 +328,6 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     Route("GET", "/admin/requests", timelines, answer=TimelineList),
     Route("GET", "/admin/requests/{request_id}", timeline),
     Route("GET", "/admin/requests/{request_id}/explanation", explanation, answer=Explanation),
+    Route("GET", "/receipts/{receipt_id}", receipts, answer=ReceiptList, refuses=(404,)),
     Route("GET", "/docs", docs, media="text/html", is_listed=False),
 )

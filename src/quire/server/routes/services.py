@@ -21,6 +21,7 @@ from quire.server.generation.backend import Backend, Ready
 from quire.server.generation.kept_images import KeptImages, NamedImages
 from quire.server.generation.open_images import OpenImages
 from quire.server.generation.prompts import PromptRenderer
+from quire.server.generation.receipts import ReceiptStore
 from quire.server.generation.service import GenerationService
 from quire.server.generation.vectors import VectorService
 from quire.server.generation.waiting import Party, WaitingRoom
@@ -96,6 +97,8 @@ class Services:
         self._vectors = VectorService(self.metrics, self.waiting)
         shared = None if board is None else board.directory / "responses.sqlite"
         self.responses = ResponseStore(limits, shared)
+        shared = None if board is None else board.directory / "receipts.sqlite"
+        self.receipts = ReceiptStore(limits, shared, settings.receipt_key)
         shared = None if board is None else board.directory / "sessions.sqlite"
         self.sessions = SessionStore(limits, shared)
         self.session_pins = SessionPins(self.sessions, backend)
@@ -124,6 +127,7 @@ class Services:
             self.prompts,
             OpenImages(settings.api_server_count),
             self.prompt_memory,
+            self.receipts,
         )
 
     def files(self) -> BatchStore:
@@ -348,6 +352,7 @@ class Services:
         self.background.close()
         self.responses.close()
         self.named_images.close()
+        self.receipts.close()
         self.sessions.close()
         if self.batches is not None:
             self.batches.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.cli.text_source import Piece
+from quire.cli.texts.source import Piece
 
 __all__ = ["Answer", "Clock", "as_path", "ask_lines", "pieces_of", "print_answer"]
 

@@ -1,0 +1,162 @@
+"""The parts of a receipt that all requests of an engine share: all that decides its bits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import quire
+from quire.config import env
+from quire.config.checkpoint import read_checkpoint
+from quire.config.kv_disk.digest import digest_files, stamp_files
+from quire.config.model_spec import GenerationDefaults
+from quire.config.resolve import Resolved
+from quire.config.settings import EngineSettings
+from quire.config.startup import StartupPlan
+from quire.errors import RequestError
+from quire.protocol.control import Report
+from quire.protocol.receipts import EngineFacts, Witness
+from quire.protocol.receipts.receipt import digest
+from quire.protocol.request import EngineRequest
+from quire.rendering import ChatTemplate, Renderer
+
+__all__ = ["STATED_SETTINGS", "Provenance", "engine_facts"]
+
+STATED_SETTINGS = (
+    "attention_backend",
+    "attention_isa",
+    "dtype",
+    "hf_overrides",
+    "kv_cache_dtype",
+    "linear_isa",
+    "load_format",
+    "model_impl",
+    "quantization",
+    "rank_invariant",
+)
+"""Settings that change bits. The number of ranks is one where their sums depend on it, and the seed
+where it makes the weights."""
+
+
+def engine_facts(plan: StartupPlan, report: Report, *, has_hooks: bool) -> EngineFacts:
+    """Return the facts of an engine that has started. has_hooks: hooks see every output."""
+    resolved, checkpoint = plan.resolved, plan.checkpoint
+    chosen = resolved.settings
+    program = {name: getattr(chosen, name) for name in STATED_SETTINGS}
+    if not chosen.rank_invariant:
+        program["tensor_parallel_size"] = chosen.tensor_parallel_size
+    if checkpoint is None:
+        program["seed"] = chosen.seed
+    return EngineFacts(
+        program={"quire": quire.__version__, "kernels": report.kernels, **program},
+        config=_config_digest(resolved),
+        files="" if checkpoint is None else stamp_files(checkpoint.files),
+        unstable=_unstable(resolved, report, has_hooks=has_hooks),
+    )
+
+
+def _config_digest(resolved: Resolved) -> str:
+    spec = replace(
+        resolved.spec,
+        generation=GenerationDefaults(),
+        eos_token_ids=(),
+        dtype=resolved.settings.dtype,
+    )
+    return digest(repr(spec).encode(), b"quire config")
+
+
+def _unstable(resolved: Resolved, report: Report, *, has_hooks: bool) -> str:
+    if resolved.settings.device != "cpu":
+        return "a GPU computes"
+    if resolved.settings.torch_compile:
+        return "torch_compile makes kernels that differ between machines"
+    if has_hooks:
+        return "output hooks see every answer, and may change it"
+    return report.unstable
+
+
+class Provenance:
+    """The front's part of it: digests of weights, tokenizer and chat template, made when the first
+    request asks for a receipt. Safe to share between threads."""
+
+    def __init__(self, settings: EngineSettings, folder: Path, renderer: Renderer) -> None:
+        """folder: local folder of the checkpoint."""
+        self._settings = settings
+        self._folder = folder
+        self._renderer = renderer
+        self._lock = threading.Lock()
+        self._weights: tuple[str, str] | None = None  # stamp of the files, and their digest
+        self._text: dict[str, Any] | None = None
+
+    def witness(
+        self, request: EngineRequest, facts: EngineFacts, name: str, weights_version: int = 0
+    ) -> Witness | None:
+        """Return what makes the receipt of a request; None if it asks for none. name: name of the
+        model, for people. weights_version: number of times that its weights were replaced.
+
+        The first call reads all weights, or looks up their digest in `env.cache_folder()`. Raises
+        RequestError, naming the reason, if the bits of the answer cannot be promised."""
+        if not request.params.deterministic:
+            return None
+        _check(request, facts, weights_version)
+        engine, model, text = self.sections(facts)
+        return Witness(request, engine=engine, model=model, text=text, name=name)
+
+    def sections(
+        self, facts: EngineFacts
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
+        """Return what statements say of the engine, the model and its text. Errors as above."""
+        with self._lock:
+            if self._weights is None:
+                self._weights = self._digest_weights()
+            if self._text is None:
+                self._text = self._digest_text()
+        stamp, weights = self._weights
+        if stamp != facts.files:
+            raise _refused("the weight files were written after the engine had read them")
+        return facts.program, {"weights": weights, "config": facts.config}, self._text
+
+    def _digest_weights(self) -> tuple[str, str]:
+        if self._settings.load_format == "dummy":
+            return "", "made up"
+        files = read_checkpoint(self._folder).files
+        stamp = stamp_files(files)
+        return stamp, digest_files(files, env.cache_folder() / "digests.json").hex()
+
+    def _digest_text(self) -> dict[str, Any]:
+        tokenizer, template = self._renderer.tokenizer, self._renderer.chat_template
+        return {
+            "tokenizer": "" if tokenizer is None else tokenizer.digest(),
+            "template": "" if template is None else _template_digest(template),
+        }
+
+
+def _template_digest(template: ChatTemplate) -> str:
+    sources = {name: template.source(name) for name in template.names}
+    return digest(msgspec.json.encode(sources, order="sorted"), b"quire template")
+
+
+def _check(request: EngineRequest, facts: EngineFacts, weights_version: int) -> None:
+    params = request.params
+    if facts.unstable:
+        raise _refused(facts.unstable)
+    if weights_version:
+        raise _refused("weights were replaced, and no file holds the new ones")
+    if params.logits_processors:
+        raise _refused("logits_processors are functions, which no receipt can state")
+    if params.hooks:
+        raise _refused("hooks may change it")
+    if request.is_open:
+        raise _refused("the prompt comes in pieces")
+
+
+def _refused(reason: str) -> RequestError:
+    return RequestError(
+        f"deterministic is true, but the bits of this answer cannot be promised: {reason}. Leave "
+        "deterministic out."
+    )

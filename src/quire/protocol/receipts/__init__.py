@@ -1,0 +1,32 @@
+"""Receipts: statements on how an answer was made, from which it can be made again."""
+
+from quire.protocol.receipts.facts import EngineFacts
+from quire.protocol.receipts.receipt import (
+    Difference,
+    Evidence,
+    Receipt,
+    SampleEvidence,
+    SampleStatement,
+    Statement,
+    check_key,
+    first_difference,
+    logprob_bits,
+    read_receipts,
+)
+from quire.protocol.receipts.witness import Witness, request_statement
+
+__all__ = [
+    "Difference",
+    "EngineFacts",
+    "Evidence",
+    "Receipt",
+    "SampleEvidence",
+    "SampleStatement",
+    "Statement",
+    "Witness",
+    "check_key",
+    "first_difference",
+    "logprob_bits",
+    "read_receipts",
+    "request_statement",
+]

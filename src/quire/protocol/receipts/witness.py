@@ -1,0 +1,140 @@
+"""Makes the receipt of one request while its tokens come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from quire.protocol.receipts.receipt import (
+    DIGEST_BYTES,
+    Evidence,
+    Receipt,
+    SampleEvidence,
+    SampleStatement,
+    Statement,
+    logprob_bits,
+    next_link,
+    prompt_digest,
+)
+from quire.protocol.request import EngineRequest, FinishReason
+from quire.protocol.sampling_params import SAMPLING_PARAMETERS
+from quire.protocol.step import TokenLogprobs
+
+__all__ = ["Witness", "request_statement"]
+
+_OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
+"""Ends that follow from the tokens. All others depend on time or on people."""
+
+
+@dataclass(slots=True)
+class _Sample:
+    link: bytes = bytes(DIGEST_BYTES)
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[str] = field(default_factory=list[str])
+    reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class Witness:
+    """Sees each token of a request once, in order, wherever it was computed: behind drafts,
+    preemptions and crashes, so that none of these is in the receipt."""
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        *,
+        engine: Mapping[str, Any],
+        model: Mapping[str, Any],
+        text: Mapping[str, Any],
+        name: str,
+    ) -> None:
+        """engine, model, text: sections of the statement, to which the request adds its own. name:
+        name of the model, for people."""
+        self._request = request
+        self._engine, self._model, self._text = engine, model, text
+        self._name = name
+        self._samples = [_Sample() for _ in range(request.params.n)]
+
+    def take(
+        self,
+        index: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        reason: FinishReason | None,
+        stop_reason: int | str | None,
+    ) -> None:
+        """Take tokens of a sample that belong to its output, and its end if it has ended."""
+        sample = self._samples[index]
+        for token_id, entry in zip(token_ids, logprobs, strict=True):
+            bits = logprob_bits(entry.logprob)
+            sample.link = next_link(sample.link, token_id, bits)
+            sample.token_ids.append(token_id)
+            sample.logprobs.append(bits)
+        if reason is not None:
+            sample.reason, sample.stop_reason = reason, stop_reason
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every sample has ended by itself."""
+        return all(sample.reason in _OWN_ENDS for sample in self._samples)
+
+    def receipt(self) -> Receipt | None:
+        """Return the receipt; None before the end, and if a sample did not end by itself."""
+        if not self.is_complete:
+            return None
+        request, adapter = self._request, self._request.adapter
+        own = request_statement(request)
+        prompt_ids = request.prompt_token_ids.tolist()
+        statement = Statement(
+            engine=dict(self._engine),
+            model={**self._model, "adapter": request.adapter_digest},
+            text={**self._text, **own["text"]},
+            choice=own["choice"],
+            samples=[
+                SampleStatement(
+                    num_tokens=len(each.token_ids),
+                    chain=each.link.hex(),
+                    finish_reason=str(each.reason),
+                    stop_reason=each.stop_reason,
+                )
+                for each in self._samples
+            ],
+        )
+        evidence = Evidence(
+            model=self._name,
+            adapter="" if adapter is None else adapter.name,
+            prompt_token_ids=prompt_ids,
+            samples=[
+                SampleEvidence(token_ids=each.token_ids, logprobs=each.logprobs)
+                for each in self._samples
+            ],
+        )
+        return Receipt.of(statement, evidence)
+
+
+def request_statement(request: EngineRequest) -> dict[str, dict[str, Any]]:
+    """Return what a request states of its text and its choice, as JSON has it. seed: None where no
+    noise can change the choice."""
+    params = {
+        name: getattr(request.params, name)
+        for name, each in SAMPLING_PARAMETERS.items()
+        if each.facts.in_receipt
+    }
+    media = [
+        (each.digest.hex(), each.span.position, each.span.length, each.span.first_row)
+        for each in request.media
+    ]
+    stated = {
+        "text": {"prompt": prompt_digest(request.prompt_token_ids.tolist()), "media": media},
+        "choice": {
+            "params": params,
+            "seed": None if request.beams or request.params.is_greedy else request.seed,
+            "end_token_ids": sorted(request.stop_token_ids),
+            "grammar": request.grammar,
+            "beams": request.beams,
+        },
+    }
+    return msgspec.json.decode(msgspec.json.encode(stated))

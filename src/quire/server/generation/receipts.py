@@ -1,0 +1,88 @@
+"""Receipts that the server keeps, and signs if it has a key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from quire.platform.private_files import read_private
+from quire.protocol.receipts import Receipt, check_key
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.bounded_store import BoundedStore
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.limits import Limits
+
+__all__ = ["ReceiptStore"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS receipts (
+    id TEXT NOT NULL, tenant TEXT NOT NULL, request_id TEXT NOT NULL, answer_id TEXT NOT NULL,
+    made_s REAL NOT NULL, num_bytes INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_request ON receipts (tenant, request_id);
+CREATE INDEX IF NOT EXISTS by_answer ON receipts (tenant, answer_id);
+CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id);
+"""
+
+
+class ReceiptStore(BoundedStore):
+    """Bounded by number, bytes and age. The caller with the most loses its oldest receipt first.
+    Each caller's key sees its own alone."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        path: Path | None,
+        key_file: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """path: see `BoundedStore`. key_file: file of the key that signs. ConfigError if it cannot
+        be used."""
+        self._key = None if key_file is None else check_key(read_private(Path(key_file)))
+        super().__init__(
+            path,
+            clock,
+            schema=_SCHEMA,
+            table="receipts",
+            order="{has_less}, made_s, rowid",
+            max_rows=limits.max_receipts,
+            max_bytes=limits.max_receipt_bytes,
+        )
+        self._receipt_s = limits.receipt_s
+
+    def put(self, receipt: Receipt, timeline: Timeline) -> Receipt:
+        """Sign a receipt and keep it for the caller of a request. Return it signed."""
+        if self._key is not None:
+            receipt = receipt.signed(self._key)
+        body, now = receipt.to_json().encode(), self._clock()
+        self._database.execute(
+            "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                receipt.id, timeline.tenant, timeline.request_id, timeline.answer_id, now,
+                len(body), body,
+            ),
+        )  # fmt: skip
+        self._database.execute("DELETE FROM receipts WHERE made_s < ?", (now - self._receipt_s,))
+        self._make_room()
+        return receipt
+
+    def find(self, name: str, tenant: str) -> list[Receipt]:
+        """Return receipts by the id of a receipt, of a request, or of its response, in the order in
+        which they were made. RefusedError 404 if there are none."""
+        behind_prefix = (name.partition("-")[2], name.partition("_")[2])
+        for each in filter(None, (name, *behind_prefix)):
+            rows = self._database.execute(
+                "SELECT body FROM receipts WHERE tenant = ? AND made_s >= ? AND "
+                "(id = ? OR request_id = ? OR answer_id = ?) ORDER BY rowid",
+                (tenant, self._clock() - self._receipt_s, each, each, each),
+            ).fetchall()
+            if rows:
+                return [msgspec.json.decode(body, type=Receipt) for (body,) in rows]
+        raise RefusedError(
+            f"There is no receipt of {name[:128]!r}. A request has one if it sets deterministic to "
+            "true, when it has ended, for as long as the server keeps it.",
+            status=404,
+        )

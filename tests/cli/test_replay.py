@@ -1,0 +1,162 @@
+"""`quire replay`: equal, or the first difference; and files that are no receipts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, LoRARequest, SamplingParams
+from quire.bundled import bundled_model_path
+from quire.cli.main import main
+from quire.protocol.receipts import Receipt
+from tests.engine.test_laws import has_kernels
+from tests.lora.adapters import write_adapter
+
+pytestmark = pytest.mark.skipif(not has_kernels(), reason="torch sums rows by their number")
+
+PARAMS = SamplingParams(max_tokens=10, seed=3, n=2, temperature=0.8, deterministic=True)
+SETTINGS = {"num_kv_blocks": 64, "max_model_len": 128, "quiet": True}
+SMALL_FLAGS = ("--num-kv-blocks", "32", "--max-model-len", "64", "--max-num-seqs", "1")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def copied(folder: Path) -> Path:
+    shutil.copytree(bundled_model_path(), folder, ignore=shutil.ignore_patterns("*.py", "__*"))
+    return folder
+
+
+def made(model: str | None, file: Path, adapter: Path | None = None) -> Receipt:
+    settings = SETTINGS if adapter is None else {**SETTINGS, "enable_lora": True}
+    lora = None if adapter is None else LoRARequest("style", 1, str(adapter))
+    with LLM(model, **settings) as llm:
+        (output,) = llm.generate("The ", PARAMS, use_tqdm=False, lora_request=lora)
+    assert output.receipt is not None
+    file.write_text(output.receipt.to_json())
+    return output.receipt
+
+
+def replay(capsys: pytest.CaptureFixture[str], file: Path, *flags: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = main(["replay", str(file), *SMALL_FLAGS, *flags])
+    found = capsys.readouterr()
+    return status, found.out, found.err
+
+
+def test_an_answer_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a model: the receipt names the bundled one. A list of receipts is one after the
+    other."""
+    file = tmp_path / "receipt.json"
+    receipt = made(None, file)
+    assert receipt.evidence.model == "bundled"
+    tokens = sum(each.num_tokens for each in receipt.statement.samples)
+    line = f"equal: 2 answers, {tokens} tokens and their log-probabilities ({receipt.id})\n"
+    assert replay(capsys, file)[:2] == (0, line)
+    document = json.loads(receipt.to_json())
+    file.write_text(json.dumps({"object": "list", "data": [document, document]}))
+    assert replay(capsys, file)[:2] == (0, line * 2)
+
+
+def test_a_changed_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one sentence: a byte of the weights, and the template."""
+    model, file = copied(tmp_path / "model"), tmp_path / "receipt.json"
+    made(str(model), file)
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-2] ^= 1
+    weights.write_bytes(content)
+    status, out, _ = replay(capsys, file)
+    assert (status, out.count("\n")) == (1, 1)
+    assert out.startswith("different: model.weights is ")
+    content[-2] ^= 1
+    weights.write_bytes(content)
+    assert replay(capsys, file)[0] == 0
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text() + "\n{# #}")
+    status, out, _ = replay(capsys, file)
+    assert (status, out.count("\n")) == (1, 1)
+    assert out.startswith("different: text.template is ")
+
+
+def test_another_engine_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags win over the receipt, and then differ from it; `--model` may be another folder of the
+    same model."""
+    file, other = tmp_path / "receipt.json", copied(tmp_path / "other")
+    made(None, file)
+    status, out, _ = replay(capsys, file, "--dtype", "bfloat16", "--quantization", "int8")
+    assert status == 1
+    assert out.startswith("different: engine.")
+    assert replay(capsys, file, "--model", str(other))[0] == 0
+
+
+def test_another_token_is_named_with_both_logprobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.engine.test_receipts import forged
+
+    file = tmp_path / "receipt.json"
+    params = SamplingParams(max_tokens=6, temperature=0, deterministic=True)
+    with LLM(**SETTINGS) as llm:
+        (output,) = llm.generate("The ", params, use_tqdm=False)
+    assert output.receipt is not None
+    token = output.receipt.evidence.samples[0].token_ids[2]
+    file.write_text(forged(output.receipt, 2, token_ids=token + 1).to_json())
+    status, out, _ = replay(capsys, file)
+    assert status == 1
+    assert out.startswith(f"different: token 3 of the answer is {token} ")
+    assert out.count("log-probability") == 2
+
+
+def test_adapters_are_given_by_their_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file = copied(tmp_path / "model"), tmp_path / "receipt.json"
+    adapter = write_adapter(tmp_path / "adapter", model, ["v_proj"], rank=2)
+    made(str(model), file, adapter)
+    status, _, err = replay(capsys, file)
+    assert status == 2
+    assert "the adapter 'style' computed the answer" in err
+    assert replay(capsys, file, "--adapter", str(adapter))[0] == 0
+    other = write_adapter(tmp_path / "other", model, ["v_proj"], rank=2, seed=1)
+    status, out, _ = replay(capsys, file, "--adapter", str(other))
+    assert status == 1
+    assert out.startswith("different: model.adapter is ")
+
+
+def test_signatures_are_checked_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, key = tmp_path / "receipt.json", tmp_path / "key"
+    receipt = made(None, file)
+    key.write_bytes(b"0123456789abcdef0123")
+    status, _, err = replay(capsys, file, "--receipt-key", str(key))
+    assert status == 2
+    assert "others may read it" in err
+    key.chmod(0o600)
+    status, out, _ = replay(capsys, file, "--receipt-key", str(key))
+    assert status == 1
+    assert "did not sign" in out
+    file.write_text(receipt.signed(key.read_bytes()).to_json())
+    assert replay(capsys, file, "--receipt-key", str(key))[0] == 0
+
+
+def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "receipt.json"
+    status, _, err = replay(capsys, file)
+    assert status == 2
+    assert "cannot be read" in err
+    file.write_text('{"id": 5}')
+    status, _, err = replay(capsys, file)
+    assert status == 2
+    assert "this is no receipt" in err
+    receipt = made(None, file)
+    document = json.loads(receipt.to_json())
+    document["statement"]["choice"]["seed"] += 1
+    file.write_text(json.dumps(document))
+    status, _, err = replay(capsys, file)
+    assert status == 2
+    assert "contradicts itself at id" in err
