@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "convert": "write a checkpoint as a Hugging Face folder in 16, 8 or 4 bits",
     "cache": "show, check or clear the KV that --kv-disk keeps",
     "check-model": "compare the logits of a model with those of transformers",
+    "flight": "show what an engine did before a fault or a stall, from a dump",
     "doctor": "check this machine and the kernels that it would run",
     "simulate": "serve a workload on devices that are not at hand, in simulated time",
     "bench": "measure throughput, latency, or a running server",

@@ -10,6 +10,7 @@ from quire.errors import EngineError
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
+from quire.telemetry.flight.record import EventKind
 
 __all__ = ["Lifecycle"]
 
@@ -44,7 +45,7 @@ class Lifecycle:
         self._state.roster.block(group)
 
     def _start_input(self, group: SequenceGroup) -> None:
-        group.input_ticket = self._state.tickets.start(group)
+        group.input_ticket = self._state.tickets.start(group, "the rest of its prompt")
 
     def block_idle(self) -> None:
         """Block the running groups that have nothing to compute before their prompts go on."""
@@ -107,7 +108,7 @@ class Lifecycle:
 
     def await_verdict(self, group: SequenceGroup) -> None:
         """Block a group without slots one of whose sequences has nothing left to compute."""
-        group.verdict_ticket = self._state.tickets.start(group)
+        group.verdict_ticket = self._state.tickets.start(group, "an output hook")
         self._state.roster.block(group)
 
     def settle_verdicts(self, group: SequenceGroup) -> None:
@@ -163,6 +164,13 @@ class Lifecycle:
         state = self._state
         if may_swap and not group.is_coming_in:
             state.recovery.save(group)
+        is_swapped = any(sequence.swapped is not None for sequence in group.sequences)
+        state.flight.event(
+            EventKind.PREEMPTED,
+            group.request.first_handle,
+            sum(int(state.table.num_computed[sequence.slot]) for sequence in group.sequences),
+            "swapped to the host" if is_swapped else "to be computed again",
+        )
         for sequence in group.sequences:
             slot = sequence.slot
             sequence.num_pending = int(state.table.num_total[slot] - state.table.num_known[slot])
@@ -340,6 +348,8 @@ class Lifecycle:
         self._state.roster.end(group)
 
     def _report(self, finish: SequenceFinish) -> None:
+        reason = finish.reason.value + (f": {finish.message}" if finish.message else "")
+        self._state.flight.event(EventKind.ENDED, finish.handle, text=reason)
         self._state.roster.end_sequence(finish.handle)
         self._state.outputs.finish(finish)
 
