@@ -146,7 +146,9 @@ class Scheduler:
         openings = self._requests.add(request)
         prompt, first = len(request.prompt_token_ids), request.first_handle + request.first_sample
         for handle in range(first, first + request.params.n):
-            self.flight.event(EventKind.ADDED, handle, prompt, request.request_id)
+            sample = handle - request.first_handle
+            name = f"{request.request_id[:60]}[{sample}]" if sample else request.request_id
+            self.flight.event(EventKind.ADDED, handle, prompt, name)
         return openings
 
     def grammar_opened(self, ticket: int, grammar: Grammar) -> None:
