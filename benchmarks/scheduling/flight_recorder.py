@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,7 @@ def main() -> None:
     report = {
         "command": command_line(),
         "commit": current_commit(),
-        "machine": describe_machine(),
+        "machine": asdict(describe_machine()),
         "seed": SEED,
         "bytes_per_step": STEP_BYTES,
         "steps": [cost(num_seqs, options.repeats) for num_seqs in (1, 8, 64, 256)],

@@ -176,7 +176,7 @@ def test_a_ring_of_something_else_is_refused(place: str) -> None:
         data[8] = 99
     else:
         del data[-1]
-    with pytest.raises(ConfigError, match="no ring|version 99|cut off"):
+    with pytest.raises(ConfigError, match=r"no ring|version 99|cut off"):
         read_record(bytes(data))
 
 
@@ -184,7 +184,7 @@ def test_a_torn_dump_is_refused_at_every_length() -> None:
     data = encode_dump(dump_of(busy_engine()))
     assert decode_dump(data).reason == "fault: planted"
     for length in [*range(64), len(data) // 2, len(data) - 1]:
-        with pytest.raises(ConfigError, match="torn|no dump"):
+        with pytest.raises(ConfigError, match=r"torn|no dump"):
             decode_dump(data[:length])
     damaged = bytearray(data)
     damaged[-10] ^= 1
