@@ -243,7 +243,8 @@ CHILD = """
 import ctypes, sys, threading
 from quire.telemetry.flight.stacks import StackFile, StackPlace
 def waits_in_a_thread(): threading.Event().wait()
-def holds_the_interpreter(): ctypes.PyDLL(None).sleep(600)
+def holds_the_interpreter():
+    while True: ctypes.PyDLL(None).sleep(600)  # a signal ends one sleep
 def crashes(): ctypes.string_at(0)
 threading.Thread(target=waits_in_a_thread, daemon=True).start()
 StackFile(StackPlace(sys.argv[1], "core7"), sys.argv[2])
