@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from quire.cli.flight.perfetto import perfetto
 from quire.cli.main import main
 from quire.errors import ConfigError
 from quire.telemetry.flight.dump import (
@@ -24,7 +25,6 @@ from quire.telemetry.flight.dump import (
     decode_dump,
     encode_dump,
 )
-from quire.telemetry.flight.perfetto import perfetto
 from quire.telemetry.flight.record import (
     EVENT_BYTES,
     LOST,

@@ -38,7 +38,7 @@ BETWEEN_FAULTS_S = 10.0
 
 
 class FlightDump(msgspec.Struct, frozen=True):
-    """reason: what made somebody write it. quire: version. wall_ns, mono_ns: time of the dump, in
+    """reason: cause of the dump. quire: version. wall_ns, mono_ns: time of the dump, in
     nanoseconds since 1970 and on the clock of the rings. rings: copies of the rings of all cores.
     stacks: stacks of all processes."""
 

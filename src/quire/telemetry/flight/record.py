@@ -43,7 +43,7 @@ Long, Word = Annotated[int, "q"], Annotated[int, "I"]
 
 
 class Doing(IntEnum):
-    """What the thread that runs steps does."""
+    """Work of the thread that runs steps."""
 
     STARTING = 0
     IDLE = 1
@@ -228,7 +228,7 @@ class FlightRecorder:
         clock: Callable[[], int] = time.monotonic_ns,
         on_fault: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """memory: of `num_bytes`, all zeros; None for memory of this process alone. clock: time in
+        """memory: `num_bytes()` zeros; None for memory of this process alone. clock: time in
         nanoseconds, for events and waits. on_fault: told of faults, while the ring still shows what
         was in flight."""
         self._clock = clock
@@ -398,9 +398,9 @@ def ring_in(directory: Path, instance: int) -> mmap.mmap:
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """What a ring says. mono_ns, wall_ns: one moment on the clock of the ring, and in nanoseconds
-    since 1970. doing, since, step: what the core did when it was read, since when, and for which
-    step. steps, events: oldest first. num_steps: steps since the start."""
+    """Contents of a ring. mono_ns, wall_ns: one moment on the clock of the ring, and in nanoseconds
+    since 1970. doing, since, step: work of the core when it was read, its begin, and its step.
+    steps, events: oldest first. num_steps: steps since the start."""
 
     pid: int
     replica: int

@@ -1,18 +1,11 @@
-"""`quire flight`: shows a dump of the flight recorder, or writes it as a timeline."""
+"""A dump of the flight recorder as text."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from quire.cli.parser import CommandParser
-from quire.errors import ConfigError
-from quire.platform.outputs import check_output
-from quire.telemetry.flight.dump import FlightDump, decode_dump
-from quire.telemetry.flight.perfetto import perfetto
+from quire.telemetry.flight.dump import FlightDump
 from quire.telemetry.flight.record import (
     EventKind,
     FlightRecord,
@@ -20,7 +13,7 @@ from quire.telemetry.flight.record import (
     read_record,
 )
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["lines_of"]
 
 _HEADS = (
     "step", "ago s", "rows", "decode", "prefill", "plan ms", "wait ms", "compute ms", "tokens",
@@ -28,36 +21,8 @@ _HEADS = (
 )  # fmt: skip
 
 
-def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("dump", type=Path, help="file that a server or an engine wrote")
-    parser.add_argument(
-        "--perfetto", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev instead"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=20, help="last steps and events to show of each core"
-    )
-
-
-def run(options: argparse.Namespace) -> int:
-    """Do as asked. ConfigError, and so status 2, for a file that is no whole dump."""
-    if options.steps < 1:
-        raise ConfigError(f"--steps is {options.steps}. Give 1 or more.")
-    try:
-        dump = decode_dump(options.dump.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{options.dump} cannot be read ({error.strerror})") from error
-    except ConfigError as error:
-        raise ConfigError(f"{options.dump}: {error}") from error
-    if options.perfetto is None:
-        print("\n".join(_lines(dump, options.steps)))
-        return 0
-    output = check_output("--perfetto", options.perfetto, [options.dump])
-    output.write(json.dumps(perfetto(dump)))
-    print(f"wrote {options.perfetto}: open it at https://ui.perfetto.dev")
-    return 0
-
-
-def _lines(dump: FlightDump, most: int) -> Iterator[str]:
+def lines_of(dump: FlightDump, most: int) -> Iterator[str]:
+    """Yield the lines. most: number of the last steps and events to show of each core."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(dump.wall_ns / 1e9))
     yield f"{dump.reason}; {when} UTC, quire {dump.quire}"
     for ring in dump.rings:
