@@ -153,6 +153,7 @@ def test_long_and_odd_texts_are_cut() -> None:
     recorder = FlightRecorder()
     recorder.event(EventKind.ADDED, 1, 2, "ü" * 300)
     recorder.planned(STEP._replace(reason=b"r" * 300))
+    recorder.enter(Doing.GIVING)
     record = read_record(recorder.snapshot())
     assert record.events[0].text == "ü" * 34
     assert record.steps[0].planned.why == "r" * 96

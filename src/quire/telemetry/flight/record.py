@@ -184,10 +184,10 @@ _MAX_WORD = 2**32 - 1
 
 _HEADER = Struct("<8s6I4q")
 """Magic, version, sizes, time at the start on both clocks, process, replica."""
-_LIVE_AT, _LIVE = 256, Struct("<qqI")
-"""Since when, for which step, `Doing`."""
-_STEPS_AT, _EVENTS_AT = 288, 296
-"""Counts of steps and events so far."""
+_LIVE_AT, _LIVE = 256, Struct("<qqqI")
+"""Since when, for which step, number of steps so far, `Doing`."""
+_EVENTS_AT = 296
+"""Number of events so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +238,11 @@ class FlightRecorder:
         size = num_bytes(num_steps, num_events)
         self._memory = mmap.mmap(-1, size) if memory is None else memory
         self._seq = self._event_seq = 0
-        self._open: deque[int] = deque()  # places of the steps in flight
+        self._open: deque[tuple[int, int]] = deque()  # places and numbers of the steps in flight
         self._last_at = 0
         self._wait_begin = self._wait_end = 0
         self._evicted_total = self._preempted_total = self._accepted_total = 0
         self._reason, self._reason_bytes = "", b""
-        self._numbers: deque[int] = deque()
         _HEADER.pack_into(
             self._memory, 0, MAGIC, VERSION, STEP_BYTES, num_steps, EVENT_BYTES, num_events,
             FACTS_BYTES, clock(), time.time_ns(), os.getpid(), replica,
@@ -263,8 +262,8 @@ class FlightRecorder:
     def enter(self, doing: Doing) -> int:
         """Note what the core does from now on. Return the time."""
         now = self._clock()
-        step = self._numbers[0] if self._numbers else 0
-        _LIVE.pack_into(self._memory, _LIVE_AT, now, step, doing)
+        step = self._open[0][1] if self._open else 0
+        _LIVE.pack_into(self._memory, _LIVE_AT, now, step, self._seq, doing)
         return now
 
     def event(self, kind: EventKind, handle: int, value: int = 0, text: str = "") -> None:
@@ -278,7 +277,7 @@ class FlightRecorder:
 
     def fault(self, reason: str) -> None:
         """Note a fault, and tell whoever writes dumps."""
-        self.event(EventKind.FAULT, -1, self._numbers[0] if self._numbers else 0, reason)
+        self.event(EventKind.FAULT, -1, self._open[0][1] if self._open else 0, reason)
         self._on_fault(f"fault: {reason}")
 
     # --- steps ----------------------------------------------------------------------------------
@@ -297,24 +296,23 @@ class FlightRecorder:
         return evicted, preempted
 
     def planned(self, step: PlannedPart) -> None:
-        """Note a step that was planned."""
+        """Note a step that was planned. It counts when `enter` is called next."""
         at = HEADER_BYTES + FACTS_BYTES + self._seq % self._num_steps * STEP_BYTES
-        memory = self._memory
+        memory, number = self._memory, step[0]
         memory[at + _GIVEN_AT : at + STEP_BYTES] = _NO_TAIL
         _PLANNED.pack_into(memory, at + 8, *step)
-        _LONG.pack_into(memory, at, step.number)  # readers find another number here until then
+        _LONG.pack_into(memory, at, number)  # readers find another number here until then
         self._seq += 1
-        _LONG.pack_into(memory, _STEPS_AT, self._seq)
-        self._open.append(at)
-        self._numbers.append(step.number)
+        self._open.append((at, number))
         self._last_at = at
 
     def given(self, begin: int, planned: int) -> None:
         """The last planned step has been given to the executor. begin, planned: times at which its
         plan began and ended."""
-        now = self._clock()
+        give_us = (self._clock() - planned) // 1000
+        plan_us = (planned - begin) // 1000
         at = self._last_at + _GIVEN_AT
-        _GIVEN.pack_into(self._memory, at, begin, _us(planned - begin), _us(now - planned))
+        _GIVEN.pack_into(self._memory, at, begin, plan_us & _MAX_WORD, give_us & _MAX_WORD)
 
     def waited(self, begin: int) -> None:
         """The wait for the oldest step in flight is over; its result is applied from now on."""
@@ -327,14 +325,13 @@ class FlightRecorder:
         self._accepted_total = accepted_total
         if not self._open:
             return
-        self._numbers.popleft()
-        self._last_at = at = self._open.popleft()
+        self._last_at = at = self._open.popleft()[0]
         _ENDED.pack_into(
             self._memory,
             at + _ENDED_AT,
             self._wait_begin,
-            _us(self._wait_end - self._wait_begin),
-            _us(int(seconds * 1e9)),
+            (self._wait_end - self._wait_begin) // 1000 & _MAX_WORD,
+            int(seconds * 1e6) & _MAX_WORD,
             tokens,
             accepted,
             HAS_RESULT,
@@ -342,15 +339,14 @@ class FlightRecorder:
 
     def applied(self) -> None:
         """The result that ended last has been applied."""
-        now = self.enter(Doing.BETWEEN_STEPS)
-        _WORD.pack_into(self._memory, self._last_at + _APPLY_AT, _us(now - self._wait_end))
+        apply_us = (self.enter(Doing.BETWEEN_STEPS) - self._wait_end) // 1000
+        _WORD.pack_into(self._memory, self._last_at + _APPLY_AT, apply_us & _MAX_WORD)
 
     def lost(self) -> None:
         """The steps in flight give no result."""
         while self._open:
             part = EndedPart(self._wait_begin, 0, 0, 0, 0, LOST)
-            _ENDED.pack_into(self._memory, self._open.popleft() + _ENDED_AT, *part)
-        self._numbers.clear()
+            _ENDED.pack_into(self._memory, self._open.popleft()[0] + _ENDED_AT, *part)
 
     def recent(self, begin: int, most: int) -> list[FlightStep]:
         """Return the last steps that were planned at `begin` or later, oldest first, at most `most`
@@ -433,8 +429,8 @@ def read_record(data: bytes) -> FlightRecord:
             f"the ring has {len(data):,} of {num_bytes(num_steps, num_events):,} bytes: it was cut "
             "off"
         )
-    since, step, doing = _LIVE.unpack_from(data, _LIVE_AT)
-    count, event_count = _LONG.unpack_from(data, _STEPS_AT), _LONG.unpack_from(data, _EVENTS_AT)
+    since, step, count, doing = _LIVE.unpack_from(data, _LIVE_AT)
+    (event_count,) = _LONG.unpack_from(data, _EVENTS_AT)
     mono_ns, wall_ns, pid, replica = header[7:]
     events_at = HEADER_BYTES + FACTS_BYTES + num_steps * STEP_BYTES
     return FlightRecord(
@@ -445,10 +441,10 @@ def read_record(data: bytes) -> FlightRecord:
         doing=Doing(doing),
         since=since,
         step=step,
-        num_steps=count[0],
+        num_steps=count,
         facts=_facts_of(data),
-        steps=tuple(_steps_of(data, count[0], num_steps)),
-        events=tuple(_events_of(data, event_count[0], num_events, events_at)),
+        steps=tuple(_steps_of(data, count, num_steps)),
+        events=tuple(_events_of(data, event_count, num_events, events_at)),
     )
 
 
@@ -484,8 +480,3 @@ def _events_of(data: bytes, count: int, num_events: int, start: int) -> Iterator
 
 def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
-
-
-def _us(nanoseconds: int) -> int:
-    """Return microseconds that fit a word."""
-    return min(max(nanoseconds // 1000, 0), _MAX_WORD)
