@@ -171,7 +171,7 @@ def _route(
     )
 
 
-ROUTES = (
+ROUTES: tuple[Route[Any, Any], ...] = (
     _route("POST", "/sleep", sleep, EngineActivity, _LEVEL, _MODE),
     _route("POST", "/wake_up", wake_up, EngineActivity),
     _route("GET", "/is_sleeping", is_sleeping, IsSleeping),

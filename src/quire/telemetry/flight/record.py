@@ -39,7 +39,8 @@ NUM_HANDLES = 8
 IN_FLIGHT, HAS_RESULT, LOST = 0, 1, 2
 """Values of `EndedPart.status`: the step is in flight, has a result, or will never have one."""
 
-Long, Word = Annotated[int, "q"], Annotated[int, "I"]
+Long = Annotated[int, "q"]
+Word = Annotated[int, "I"]
 
 
 class Doing(IntEnum):

@@ -82,7 +82,8 @@ def own_stacks(name: str) -> ProcessStacks:
     """Return the stacks of this process, with the names of its threads."""
     names = {each.ident: each.name for each in threading.enumerate()}
     parts: list[str] = []
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001  its documented name
+    frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    for ident, frame in frames.items():
         lines = traceback.format_stack(frame)
         parts.append(f"Thread {names.get(ident, ident)}:\n{''.join(lines)}")
     return ProcessStacks(name, os.getpid(), "\n".join(parts))
