@@ -163,10 +163,12 @@ def test_stacks_of_the_ranks_are_in_a_dump(folder: Path) -> None:
 
     async def work() -> None:
         async with hosted(settings=SETTINGS, command=HANGING_RANKS, stall_s=WAIT_S) as host:
-            (rank,) = children_of(host.supervisor.pid)
+            core = host.supervisor.pid
+            assert core is not None
+            (rank,) = children_of(core)
             os.kill(rank, HANG)
             await asyncio.to_thread(host.write_dump, "signal: test")
-            os.kill(host.supervisor.pid, signal.SIGKILL)
+            os.kill(core, signal.SIGKILL)
 
     run(work())
     dump, record = dump_in(folder, "signal")

@@ -25,8 +25,8 @@ BODY = {"prompt": "Once upon a time", "max_tokens": 4, "request_id": "the-one"}
 def written(directory: Path) -> FlightDump:
     """Wait for the dump of a signal under a folder for temporary files."""
     pattern = f"quire-flight-{os.getuid()}/flight-*-signal-*.bin"
-    file = wait_for(lambda: next(iter(directory.glob(pattern)), None), "dump")
-    return decode_dump(file.read_bytes())
+    files = wait_for(lambda: list(directory.glob(pattern)), "dump")
+    return decode_dump(files[0].read_bytes())
 
 
 def test_the_route_is_closed_without_the_switch_and_without_a_key(

@@ -27,6 +27,8 @@ from quire.telemetry.flight.dump import (
 )
 from quire.telemetry.flight.record import (
     EVENT_BYTES,
+    FACTS_BYTES,
+    HEADER_BYTES,
     LOST,
     STEP_BYTES,
     Doing,
@@ -123,8 +125,8 @@ def test_a_slot_that_is_being_written_is_left_out() -> None:
     recorder = FlightRecorder(num_steps=4)
     ran(recorder, 1, 4)
     data = bytearray(recorder.snapshot())
-    second = data.index((2).to_bytes(8, "little") * 2)
-    data[second + 8] = 6  # its number has been replaced, and the word before it has not
+    second = data.index((2).to_bytes(8, "little"), HEADER_BYTES + FACTS_BYTES + STEP_BYTES)
+    data[second] = 6  # its number has been replaced, and the one at its end has not
     steps = read_record(bytes(data)).steps
     assert [step.planned.number for step in steps] == [1, 3, 4]
 

@@ -50,7 +50,6 @@ from quire.telemetry.flight.record import (
     NUM_HANDLES,
     EventKind,
     FlightRecorder,
-    PlannedPart,
 )
 
 __all__ = ["Scheduler"]
@@ -134,6 +133,7 @@ class Scheduler:
         self._counter = queue if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
         self._num_in_flight = 0
+        self._noted_rows, self._noted_handles = (-1, 0, 0), b""
         self._masks = LateMasks(table)
         self._has_grammars = False  # ever: a plain step is not to pay for masks
 
@@ -306,33 +306,37 @@ class Scheduler:
     ) -> None:
         """Log the step, before it is counted as done."""
         state, flight = self.state, self.flight
-        pool, roster = state.kv.pool, state.roster
+        pool, roster, num_waiting = state.kv.pool, state.roster, len(state.waiting)
         evicted, preempted = flight.since_last(pool.evicted_total, self._lifecycle.preempted_total)
-        first = slots
-        if prefill and len(slots) > NUM_HANDLES:
-            first = np.concatenate((slots[of_prompts], slots[~of_prompts]))
-        num_waiting = len(state.waiting)
+        key = (flight.num_events, len(slots), prefill)
+        if prefill or key != self._noted_rows:  # else they are the rows of the last step
+            first = slots
+            if prefill and len(slots) > NUM_HANDLES:
+                first = np.concatenate((slots[of_prompts], slots[~of_prompts]))
+            self._noted_rows = key
+            self._noted_handles = state.table.handle[first[:NUM_HANDLES]].tobytes()
+        num_free, num_cached = pool.num_free, pool.num_cached
         flight.planned(
-            PlannedPart(
-                number=self._steps_total,
-                begin=int(now * 1e9),
-                rows=len(slots),
-                prompt_rows=int(np.count_nonzero(of_prompts)) if prefill else 0,
-                decode=int(np.add.reduce(tokens)) - prefill,
-                prefill=prefill,
-                drafts=int(drafts.counts.sum()) if len(drafts.slots) else 0,
-                running=len(roster.running),
-                waiting=num_waiting,
-                blocked=len(roster.blocked),
-                free=pool.num_free,
-                cached=pool.num_cached,
-                used=pool.num_used,
-                evicted=evicted,
-                tickets=len(state.tickets),
-                in_flight=self._num_in_flight,
-                preempted=preempted,
-                reason=flight.reason_of(self._admission.shortage) if num_waiting else b"",
-                handles=state.table.handle[first[:NUM_HANDLES]].tobytes(),
+            (  # in the order of `PlannedPart`, whose names would cost a microsecond
+                self._steps_total,
+                int(now * 1e9),
+                len(slots),
+                int(np.count_nonzero(of_prompts)) if prefill else 0,
+                int(np.add.reduce(tokens)) - prefill,
+                prefill,
+                int(drafts.counts.sum()) if len(drafts.slots) else 0,
+                len(roster.running),
+                num_waiting,
+                len(roster.blocked),
+                num_free,
+                num_cached,
+                pool.num_blocks - num_free - num_cached,
+                evicted,
+                len(state.tickets),
+                self._num_in_flight,
+                preempted,
+                flight.reason_of(self._admission.shortage) if num_waiting else b"",
+                self._noted_handles,
             )
         )
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from quire.errors import ConfigError
 
 __all__ = [
-    "EVENT_BYTES", "NUM_HANDLES", "STEP_BYTES", "Doing", "EndedPart", "EventKind", "FlightEvent",
-    "FlightRecord", "FlightRecorder", "FlightStep", "GivenPart", "LOST", "PlannedPart",
-    "RING_PREFIX", "read_record", "ring_in",
+    "EVENT_BYTES", "FACTS_BYTES", "HEADER_BYTES", "LOST", "NUM_HANDLES", "RING_PREFIX",
+    "STEP_BYTES", "Doing", "EndedPart", "EventKind", "FlightEvent", "FlightRecord",
+    "FlightRecorder", "FlightStep", "GivenPart", "PlannedPart", "read_record", "ring_in",
 ]  # fmt: skip
 
 RING_PREFIX = "flight-"
@@ -177,10 +177,14 @@ def _struct_of(part: type) -> Struct:
 
 _PLANNED, _GIVEN, _ENDED = _struct_of(PlannedPart), _struct_of(GivenPart), _struct_of(EndedPart)
 _EVENT, _LONG, _WORD = _struct_of(_EventPart), Struct("<q"), Struct("<I")
-_GIVEN_AT = 8 + _PLANNED.size
+_GIVEN_AT = _PLANNED.size
 _ENDED_AT = _GIVEN_AT + _GIVEN.size
 _APPLY_AT = _ENDED_AT + _ENDED.size
-_NO_TAIL = bytes(STEP_BYTES - _GIVEN_AT)
+_CHECK_AT = STEP_BYTES - _LONG.size
+_SLOT = Struct(f"{_PLANNED.format}{_CHECK_AT - _GIVEN_AT}xq")
+"""A planned step, zeros for what follows, and its number once more, which is written last: readers
+find another number there until then."""
+
 _MAX_WORD = 2**32 - 1
 
 _HEADER = Struct("<8s6I4q")
@@ -296,13 +300,17 @@ class FlightRecorder:
         self._evicted_total, self._preempted_total = evicted_total, preempted_total
         return evicted, preempted
 
-    def planned(self, step: PlannedPart) -> None:
-        """Note a step that was planned. It counts when `enter` is called next."""
+    @property
+    def num_events(self) -> int:
+        """Number of events so far."""
+        return self._event_seq
+
+    def planned(self, step: tuple[Any, ...]) -> None:
+        """Note a step that was planned: a `PlannedPart`, or its values. It counts when `enter` is
+        called next."""
         at = HEADER_BYTES + FACTS_BYTES + self._seq % self._num_steps * STEP_BYTES
-        memory, number = self._memory, step[0]
-        memory[at + _GIVEN_AT : at + STEP_BYTES] = _NO_TAIL
-        _PLANNED.pack_into(memory, at + 8, *step)
-        _LONG.pack_into(memory, at, number)  # readers find another number here until then
+        number = step[0]
+        _SLOT.pack_into(self._memory, at, *step, number)
         self._seq += 1
         self._open.append((at, number))
         self._last_at = at
@@ -458,13 +466,13 @@ def _steps_of(data: bytes, count: int, num_steps: int) -> Iterator[FlightStep]:
     for seq in range(max(count - num_steps, 0), count):
         at = HEADER_BYTES + FACTS_BYTES + seq % num_steps * STEP_BYTES
         step = _step_at(data, at)
-        if _LONG.unpack_from(data, at) == (step.planned.number,):
+        if _LONG.unpack_from(data, at + _CHECK_AT) == (step.planned.number,):
             yield step
 
 
 def _step_at(data: bytes | mmap.mmap, at: int) -> FlightStep:
     return FlightStep(
-        PlannedPart(*_PLANNED.unpack_from(data, at + 8)),
+        PlannedPart(*_PLANNED.unpack_from(data, at)),
         GivenPart(*_GIVEN.unpack_from(data, at + _GIVEN_AT)),
         EndedPart(*_ENDED.unpack_from(data, at + _ENDED_AT)),
         _WORD.unpack_from(data, at + _APPLY_AT)[0],
