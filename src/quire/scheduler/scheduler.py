@@ -250,7 +250,7 @@ class Scheduler:
         self._budget.planned()
         state.recovery.note_planned(slots)
         of_prompts = state.table.num_computed[slots] < state.table.num_prompt[slots]
-        prefill = int(tokens[of_prompts].sum())
+        prefill = int(tokens[of_prompts].sum()) if of_prompts.any() else 0
         self._count(slots, tokens, prefill, now)
         starts = state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
