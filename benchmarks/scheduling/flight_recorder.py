@@ -106,7 +106,7 @@ def dumping(repeats: int) -> dict[str, object]:
         step(scheduler, tokens, is_recorded=True)
     copies: list[int] = []
     dumps: list[int] = []
-    data = b""
+    data = ring = b""
     for _ in range(repeats):
         start = time.perf_counter_ns()
         ring = scheduler.flight.snapshot()
