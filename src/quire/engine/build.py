@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -135,14 +137,17 @@ def _flight_of_process(plan: StartupPlan) -> tuple[FlightRecorder, StackPlace | 
     """Return a recorder that writes a dump of this process and of its ranks when a fault comes, and
     the place of the ranks' stacks; None without ranks."""
     has_ranks = plan.resolved.settings.tensor_parallel_size > 1
-    folder = tempfile.TemporaryDirectory(prefix="quire-stacks-") if has_ranks else None
+    folder = Path(tempfile.mkdtemp(prefix="quire-stacks-")) if has_ranks else None
 
     def take(reason: str) -> FlightDump:
-        directories = [] if folder is None else [Path(folder.name)]
+        directories = [] if folder is None else [folder]
         return collect(reason, "engine", directories, [flight.snapshot()])
 
     flight = FlightRecorder(on_fault=FaultDumps(DumpFolder(), take).fault)
-    return flight, None if folder is None else StackPlace(folder.name, "engine")
+    if folder is None:
+        return flight, None
+    weakref.finalize(flight, shutil.rmtree, folder, ignore_errors=True)
+    return flight, StackPlace(str(folder), "engine")
 
 
 def build_core(
