@@ -17,6 +17,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
 from quire.telemetry.flight.dump import FlightDump, decode_dump
+from quire.telemetry.flight.dump import collect as collect_dump
 from quire.telemetry.flight.record import (
     Doing,
     EventKind,
@@ -167,6 +168,13 @@ def test_stacks_of_the_ranks_are_in_a_dump(folder: Path) -> None:
             assert core is not None
             (rank,) = children_of(core)
             os.kill(rank, HANG)
+
+            def hangs() -> bool:
+                seen = collect_dump("look", "test", [host.directory])
+                is_idle = read_record(seen.rings[0]).doing is Doing.IDLE
+                return is_idle and "in hang" in text_of(seen, "rank 1")
+
+            await asyncio.to_thread(wait_for, hangs, "rank that hangs")
             await asyncio.to_thread(host.write_dump, "signal: test")
             os.kill(core, signal.SIGKILL)
 
