@@ -19,6 +19,7 @@ $python -m benchmarks.serving.front --output $results/front.json
 $python -m benchmarks.serving.serving --output $results/serving.json
 $python -m benchmarks.serving.serving --output $results/serving_1_thread.json -- --num-threads 1
 $python -m benchmarks.scheduling.scheduler --output $results/scheduler.json
+$python -m benchmarks.scheduling.flight_recorder --output $results/flight_recorder.json
 $python -m benchmarks.cache.kv_waste --output $results/kv_waste.json
 $python -m benchmarks.cache.block_sharing --output $results/block_sharing.json
 $python -m benchmarks.decoding.speculation --quantization int8 --output $results/speculation.json

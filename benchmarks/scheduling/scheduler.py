@@ -115,7 +115,7 @@ def steady_step(
         prompt = rng.integers(3, 30000, 7 if lockstep else int(rng.integers(65, 321)))
         scheduler.add(make_request(handle, prompt, max_tokens=2800))
     all_slots = np.arange(num_seqs, dtype=np.int32)
-    _drain_prompts(scheduler, num_seqs)
+    drain_prompts(scheduler, num_seqs)
     in_flight: list[int] = []
     for _ in range(depth - 1):
         plan = scheduler.plan(0.0)
@@ -160,7 +160,7 @@ def best_round(num_seqs: int, repeats: int, lockstep: bool = False) -> dict[str,
     return {**best, "medians_of_rounds_us": medians}
 
 
-def _drain_prompts(scheduler: Scheduler, num_seqs: int) -> None:
+def drain_prompts(scheduler: Scheduler, num_seqs: int) -> None:
     """Run until every sequence decodes: rows that reached their total draw token 3."""
     tokens = scheduler.state.table
     while True:
@@ -229,7 +229,7 @@ def admission(repeats: int) -> dict[str, object]:
     scheduler = make_scheduler(256, num_blocks=256 * 200)
     for handle in range(255):
         scheduler.add(make_request(handle, rng.integers(3, 30000, 100), max_tokens=3000))
-    _drain_prompts(scheduler, 255)
+    drain_prompts(scheduler, 255)
     others = np.arange(255, dtype=np.int32)
     for repeat in range(repeats):
         request = make_request(1000 + repeat, rng.integers(3, 30000, 1024), max_tokens=16)

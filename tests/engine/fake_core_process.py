@@ -28,6 +28,7 @@ from quire.protocol.media import MediaInfo  # noqa: E402
 from quire.protocol.messages import Launch  # noqa: E402
 from quire.protocol.status import EngineCapacity  # noqa: E402
 from quire.protocol.step import IntArray, LateInput  # noqa: E402
+from quire.telemetry.flight.record import FlightRecorder  # noqa: E402
 from tests.engine.fake_engine import FakeEngine  # noqa: E402
 from tests.grammar.bundled_tokens import grammars  # noqa: E402
 
@@ -115,7 +116,9 @@ def _fall(fatal: int) -> None:
         time.sleep(3600)
 
 
-def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> StartedCore:
+def _build(
+    launch: Launch, progress: Progress, on_plan: PlanObserver, flight: FlightRecorder
+) -> StartedCore:
     options = FakeCoreOptions(**json.loads(sys.argv[1]))
     progress.enter("loading")
     time.sleep(options.start_s)
@@ -131,6 +134,7 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
         vocab_size=1000,
         on_plan=on_plan,
         grammars=grammars(1000),
+        flight=flight,
     )
     engine.core._executor = FaultyExecutor(engine.core._executor, options)
     capacity = EngineCapacity(

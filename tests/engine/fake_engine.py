@@ -23,6 +23,7 @@ from quire.protocol.recovery import ALWAYS_SWAP
 from quire.protocol.step import MediaSpan
 from quire.scheduler import Fcfs, Feasibility, Scheduler
 from quire.speculation import DraftMethods
+from quire.telemetry.flight.record import FlightRecorder
 from tests.executor.fake import FakeExecutor, FakeModel
 
 
@@ -52,6 +53,7 @@ class FakeEngine:
         speculative_config: str | None = None,
         num_adapter_slots: int = 0,
         long_prefill_token_threshold: int | None = None,
+        flight: FlightRecorder | None = None,
     ) -> None:
         """layout: replaces windows and block_size. breaks: every step is computed in vain once, and
         then in halves."""
@@ -85,6 +87,7 @@ class FakeEngine:
             recovery_costs=ALWAYS_SWAP if num_host_blocks else None,
             methods=DraftMethods(parse_speculation(speculative_config)),
             vocab_size=vocab_size,
+            flight=flight,
         )
         self.model = FakeModel(kinds, vocab_size, has_state=layout.state_bytes > 0)
         self.executor = executor = FakeExecutor(

@@ -59,6 +59,8 @@ class SoleHost(Protocol):
     @property
     def supervision(self) -> asyncio.Task[None]: ...
 
+    def write_dump(self, reason: str) -> None: ...
+
 
 @contextlib.asynccontextmanager
 async def hosted(

@@ -227,9 +227,7 @@ def test_settings_that_cannot_work_are_reported_and_not_tried_again() -> None:
     run(work())
 
 
-def test_a_start_without_end_is_ended_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "STACKS_S", 0.0)
-
+def test_a_start_without_end_is_ended_and_says_why() -> None:
     async def work() -> None:
         async with hosted(FakeCoreOptions(start_s=WAIT_S), phase_s=0.1, wait=False) as host:
             await until_state(host.client, EngineState.DEAD)

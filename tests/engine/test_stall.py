@@ -14,6 +14,8 @@ from quire.engine.supervision.stall import StallLimits, StallWatch
 from quire.errors import ConfigError
 from quire.protocol.messages import Heartbeat
 from quire.protocol.status import FETCHING, StartPhase
+from quire.telemetry.flight.record import FlightRecorder
+from quire.telemetry.flight.stacks import StackPlace
 
 LIMITS = StallLimits(min_s=10, steps=20, first_beat_s=15, phase_s=100)
 
@@ -88,7 +90,9 @@ def test_a_start_may_fetch_for_days_but_not_do_other_things(name: str, is_limite
     assert (f"{name!r} has taken 101.0 s" in str(watch.hang(100_101))) == is_limited
 
 
-def test_the_phase_that_fetches_is_the_first_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_phase_that_fetches_is_the_first_of_a_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """And ends before the plan is made, which has a limit: a folder on a dead disk hung it."""
     phases: list[str] = []
     fetched: list[tuple[str, str]] = []
@@ -103,7 +107,14 @@ def test_the_phase_that_fetches_is_the_first_of_a_start(monkeypatch: pytest.Monk
         model="some/model", speculative_config=json.dumps(draft), max_model_len=10**9
     )
     with pytest.raises(ConfigError, match="max_model_len"):
-        build_core(settings, phases.append, lambda _: None, lambda _: None)
+        build_core(
+            settings,
+            phases.append,
+            lambda _: None,
+            lambda _: None,
+            flight=FlightRecorder(),
+            stacks=StackPlace(str(tmp_path), "core0"),
+        )
     assert phases == [FETCHING, "planning"]
     assert fetched[:2] == [(FETCHING, "some/model"), (FETCHING, "some/draft")]
 

@@ -41,10 +41,11 @@ def sample_rows(
     history: Tokens | None = None,
     stop_token_ids: Sequence[int] = (),
     mask: npt.NDArray[np.uint32] | None = None,
+    logprobs_mode: str = "raw_logprobs",
 ) -> SampleOutput:
     """Return one step of a fresh sampler; row i is in slot i. mask: mask of all rows."""
     rows = torch.from_numpy(np.array(logits, np.float32))
-    state = SamplingState(len(params), rows.shape[1])
+    state = SamplingState(len(params), rows.shape[1], logprobs_mode)
     for slot, row_params in enumerate(params):
         state.enter(slot, row_params, seeds[slot] if seeds else slot, 0, stop_token_ids)
     places = positions if positions is not None else [7] * len(params)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from quire.protocol.control import MapBlocks
 from quire.protocol.status import EngineView, ViewedGroup, ViewedPrefix, ViewedStep, merge_views
-from quire.scheduler.readings.step_log import MAX_STEPS, WATCH_S, PlannedStep, StepLog
-from quire.scheduler.readings.view import PIN, shared_prefixes
+from quire.scheduler.readings.view import MAX_STEPS, PIN, shared_prefixes, viewed_steps
+from quire.telemetry.flight.record import FlightRecorder, PlannedPart
 from tests.engine.fake_engine import FakeEngine
 
 
@@ -49,21 +49,6 @@ def test_owners_agree_with_the_states_of_blocks() -> None:
     assert not look(engine)[1].groups
 
 
-def test_steps_are_noted_while_somebody_looks() -> None:
-    """Fault: steps cost something while nobody looks, or the chart has other tokens."""
-    engine = FakeEngine()
-    engine.add([1, 2, 3], max_tokens=4)
-    engine.run()
-    assert look(engine)[1].steps == ((),), "nobody had looked"
-    engine.add([4, 5, 6, 7, 8], max_tokens=4)
-    engine.run()
-    (steps,) = look(engine)[1].steps
-    assert sum(step.prefill for step in steps) == 5
-    assert sum(step.decode for step in steps) >= 3
-    assert [step.number for step in steps] == sorted({step.number for step in steps})
-    assert all(step.rows == 1 and step.age_s >= 0 for step in steps)
-
-
 def test_a_reason_for_each_that_waits() -> None:
     engine = FakeEngine(max_num_seqs=1)
     engine.add([1, 2, 3], max_tokens=30)
@@ -95,25 +80,35 @@ def test_evicted_blocks_are_named() -> None:
     assert len(set(view.evicted)) == len(view.evicted)
 
 
-def test_the_log_forgets() -> None:
-    log = StepLog()
-    step = PlannedStep(1, 2, 3, 4, 5, 0, 1.0)
-    assert not log.is_watched(1.0)
-    log.applied(0.1, 0)
-    log.watch(1.0, 0)
+def test_steps_are_noted_whether_or_not_somebody_looks() -> None:
+    engine = FakeEngine()
+    engine.add(list(range(10)), max_tokens=6)
+    engine.run()
+    _, view = look(engine)
+    (steps,) = view.steps
+    assert [step.number for step in steps] == list(range(1, 7))
+    assert (steps[0].prefill, steps[0].decode) == (10, 0)
+    assert {(step.prefill, step.decode, step.rows) for step in steps[1:]} == {(0, 1, 1)}
+
+
+def test_a_view_has_the_last_steps_with_results() -> None:
+    flight = FlightRecorder()
+    part = PlannedPart(
+        number=0, begin=0, rows=4, prompt_rows=1, decode=2, prefill=3, drafts=5, running=4,
+        waiting=0, blocked=0, free=9, cached=0, used=0, evicted=1, tickets=0, in_flight=0,
+        preempted=0, reason=b"", handles=b"",
+    )  # fmt: skip
     for number in range(MAX_STEPS + 10):
-        assert log.is_watched(1.0)
-        log.planned(PlannedStep(number, 2, 3, 4, 5, number, 1.0))
-        log.applied(0.001, 2 * number)
-    steps = log.steps(1.5, 9.0)
+        flight.planned(part._replace(number=number, begin=10**9))
+        flight.ended(0.001, 4, 2 * number)
+    steps = viewed_steps(flight, 1.5, 9.0)
     assert len(steps) == MAX_STEPS and steps[-1].number == MAX_STEPS + 9
     assert steps[-1] == ViewedStep(MAX_STEPS + 9, 2, 3, 2, 3, 4, 1, 1.0, 0.5)
-    assert not log.steps(1.5, 0.4), "too old"
-    assert not log.is_watched(1.0 + 2 * WATCH_S)
-    log.planned(step)
-    log.lost()
-    log.watch(100.0, 7)
-    assert log.steps(100.0, 9.0) == (), "those of an earlier look are old"
+    assert not viewed_steps(flight, 1.5, 0.4), "too old"
+    flight.planned(part._replace(number=1000, begin=10**9))
+    assert viewed_steps(flight, 1.5, 9.0)[-1].number == MAX_STEPS + 9, "that one is in flight"
+    flight.lost()
+    assert viewed_steps(flight, 1.5, 9.0)[-1].number == MAX_STEPS + 9, "it has no result"
 
 
 BLOCKS = st.lists(

@@ -39,6 +39,7 @@ class FakeServeOptions:
     core: FakeCoreOptions = dataclasses.field(default_factory=FakeCoreOptions)
     limits: dict[str, Any] = dataclasses.field(default_factory=dict)
     shutdown_timeout: float = 120.0
+    enable_engine_control: bool = False
     restarts_at_once: bool = False
 
 
@@ -121,6 +122,7 @@ def main() -> int:
         port=0,
         disable_access_log=True,
         shutdown_timeout=given["shutdown_timeout"],
+        enable_engine_control=given["enable_engine_control"],
         limits=Limits(**given["limits"]),
     )
     policy = RestartPolicy(0.0, 0.0) if given["restarts_at_once"] else None

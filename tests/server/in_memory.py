@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -176,6 +177,10 @@ class InMemoryClient:
                 tokens = request.prompt_token_ids.tolist()[1:]
                 entries = tuple(fake_logprobs(token, asked) for token in tokens)
                 output.prompt_logprobs[handle] = PromptLogprobs(1, entries)
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        return ()
 
     @property
     def status(self) -> EngineStatus:

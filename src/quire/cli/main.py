@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "replay": "make the answer of a receipt again, and say whether it is the same",
     "check-model": "compare the logits of a model with those of transformers",
     "explain": "say why a request of a running server was slow or missed the cache",
+    "flight": "show what an engine did before a fault or a stall, from a dump",
     "doctor": "check this machine and the kernels that it would run",
     "simulate": "serve a workload on devices that are not at hand, in simulated time",
     "bench": "measure throughput, latency, or a running server",

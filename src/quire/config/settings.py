@@ -367,6 +367,11 @@ class NumericsSettings:
         advice="a checkpoint that is quantized already says itself how; leave it out then",
     )
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
+    logprobs_mode: str = _setting(
+        "raw_logprobs",
+        "what logprobs of outputs are: of the model, or after penalties, temperature and filters",
+        choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+    )
     batch_invariant: bool = _setting(
         False,
         "results of a request have the same bits whatever is computed beside it, at the price of "

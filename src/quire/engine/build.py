@@ -5,11 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.bundled import BUNDLED_NAME, bundled_model_path
 from quire.config import ModelSpec, env
@@ -63,6 +69,9 @@ from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
 from quire.speculation import DraftMethods
+from quire.telemetry.flight.dump import DumpFolder, FaultDumps, FlightDump, collect
+from quire.telemetry.flight.record import FlightRecorder
+from quire.telemetry.flight.stacks import StackPlace
 from quire.telemetry.kv_events import parse_kv_events
 
 if TYPE_CHECKING:
@@ -147,7 +156,8 @@ def build_engine(
     plan = replace(plan, resolved=kernels.explained(plan.resolved))
     front = load_model_front(settings, plan.folder, plan.resolved.spec)
     started = time.monotonic()
-    built = _load_core(plan, hooks=hooks)
+    flight, stacks = _flight_of_process(plan)
+    built = _load_core(plan, flight, hooks=hooks, on_lost=flight.fault, stacks=stacks)
     if not settings.quiet:
         seconds = time.monotonic() - started
         say(f"{built.report.kernels}; loaded in {seconds:.1f} s\n")
@@ -165,6 +175,23 @@ def build_engine(
     )
 
 
+def _flight_of_process(plan: StartupPlan) -> tuple[FlightRecorder, StackPlace | None]:
+    """Return a recorder that writes a dump of this process and of its ranks when a fault comes, and
+    the place of the ranks' stacks; None without ranks."""
+    has_ranks = plan.resolved.settings.tensor_parallel_size > 1
+    folder = Path(tempfile.mkdtemp(prefix="quire-stacks-")) if has_ranks else None
+
+    def take(reason: str) -> FlightDump:
+        directories = [] if folder is None else [folder]
+        return collect(reason, "engine", directories, [flight.snapshot()])
+
+    flight = FlightRecorder(on_fault=FaultDumps(DumpFolder(), take).fault)
+    if folder is None:
+        return flight, None
+    weakref.finalize(flight, shutil.rmtree, folder, ignore_errors=True)
+    return flight, StackPlace(str(folder), "engine")
+
+
 def build_core(
     settings: EngineSettings,
     on_phase: Callable[[str], None],
@@ -172,13 +199,16 @@ def build_core(
     on_lost: Callable[[str], None],
     free_bytes: int | None = None,
     replica: int = 0,
+    *,
+    flight: FlightRecorder,
+    stacks: StackPlace,
 ) -> BuiltCore:
     """Build the core alone, for a process whose requests are rendered elsewhere. Errors as above.
     Its kernels are those of the settings, or follow from processor flags: it measures none.
 
     on_phase: told the name of each phase of the start when it begins. on_lost: told why no more
     steps can be computed, when a process that computes a part of them has ended. free_bytes,
-    replica: same meaning as in `Launch`.
+    replica: same meaning as in `Launch`. flight: log of steps. stacks: place of the ranks' stacks.
     """
     on_phase(FETCHING)
     fetch(settings)
@@ -188,21 +218,26 @@ def build_core(
         platform = replace(platform, free_bytes=free_bytes)
     plan = plan_startup(settings, platform)
     on_phase("loading")
-    return _load_core(plan, on_plan, on_lost=on_lost, replica=replica, on_phase=on_phase)
+    return _load_core(
+        plan, flight, on_plan, on_lost=on_lost, replica=replica, on_phase=on_phase, stacks=stacks
+    )
 
 
 def _load_core(
     plan: StartupPlan,
+    flight: FlightRecorder,
     on_plan: PlanObserver | None = None,
     hooks: Sequence[HookArgument] = (),
-    on_lost: Callable[[str], None] = lambda _: None,
+    *,
+    on_lost: Callable[[str], None],
     replica: int = 0,
     on_phase: Callable[[str], None] = lambda _: None,
+    stacks: StackPlace | None,
 ) -> BuiltCore:
     runner = _hook_runner(plan, hooks)  # what is wrong with hooks is said before weights are read
     if not plan.resolved.settings.quiet:
         say(f"{render_plan(plan.resolved)}\n")
-    return _build_core(plan, on_plan, runner, on_lost, replica, on_phase)
+    return _build_core(plan, flight, on_plan, runner, on_lost, replica, on_phase, stacks)
 
 
 def _hook_runner(plan: StartupPlan, more: Sequence[HookArgument]) -> HookRunner | None:
@@ -218,11 +253,13 @@ def _hook_runner(plan: StartupPlan, more: Sequence[HookArgument]) -> HookRunner 
 
 def _build_core(
     plan: StartupPlan,
+    flight: FlightRecorder,
     on_plan: PlanObserver | None,
     hooks: HookRunner | None,
     on_lost: Callable[[str], None],
     replica: int,
     on_phase: Callable[[str], None],
+    stacks: StackPlace | None,
 ) -> BuiltCore:
     """Imports torch."""
     env.limit_spinning()
@@ -230,7 +267,7 @@ def _build_core(
     if plan.resolved.settings.torch_compile:
         env.keep_compiled()
     resolved, chosen = plan.resolved, plan.resolved.settings
-    executor = _executor(plan, on_lost)
+    executor = _executor(plan, on_lost, stacks)
     try:
         report = executor.start()
         hasher = block_hasher(plan, report)
@@ -243,7 +280,8 @@ def _build_core(
     except BaseException:
         executor.shutdown()
         raise
-    scheduler = _build_scheduler(resolved, hasher, costs, hooks, disk and disk.index)
+    flight.note_facts(_facts(resolved, report))
+    scheduler = _build_scheduler(resolved, hasher, costs, hooks, disk and disk.index, flight)
     pin_list = None if disk is None else _pin_list(disk, chosen)
     grammars = _grammars(plan)
     num_adapters = chosen.max_loras if chosen.enable_lora else 0
@@ -282,6 +320,12 @@ def _pin_list(disk: _Disk, chosen: ResolvedSettings) -> PinList | None:
     if not disk.is_writer and chosen.data_parallel_size == 1:
         return None
     return PinList(disk.store.files, disk.store.header.identity, is_writer=disk.is_writer)
+
+
+def _facts(resolved: Resolved, report: Report) -> dict[str, str]:
+    """Return what was decided at the start, and why."""
+    decisions = {each.name: f"{each.value} ({each.reason})" for each in resolved.decisions}
+    return {"kernels": report.kernels, **decisions}
 
 
 def _rank_pids(executor: Executor, backend: str) -> Callable[[], Sequence[int]]:
@@ -393,10 +437,12 @@ def _recovery_costs(executor: Executor, preemption_mode: str) -> RecoveryCosts |
     return executor.control(MeasureRecovery()).recovery_costs if preemption_mode == "auto" else None
 
 
-def _executor(plan: StartupPlan, on_lost: Callable[[str], None]) -> Executor:
+def _executor(
+    plan: StartupPlan, on_lost: Callable[[str], None], stacks: StackPlace | None
+) -> Executor:
     """Import torch, after other ranks have been started, so that all import it at once."""
     if plan.resolved.settings.tensor_parallel_size > 1:
-        ranks = _ranks(plan, on_lost)
+        ranks = _ranks(plan, on_lost, stacks)
         try:
             ranks.start()
             return _executor_of(plan, ranks)
@@ -416,7 +462,7 @@ def _executor(plan: StartupPlan, on_lost: Callable[[str], None]) -> Executor:
     return InProcessExecutor(lambda: Worker(settings))
 
 
-def _ranks(plan: StartupPlan, on_lost: Callable[[str], None]) -> Ranks:
+def _ranks(plan: StartupPlan, on_lost: Callable[[str], None], stacks: StackPlace | None) -> Ranks:
     """Return the ranks beside that of this process, to be started."""
     platform, chosen = plan.resolved.platform, plan.resolved.settings
     launch = RankLaunch(
@@ -437,7 +483,7 @@ def _ranks(plan: StartupPlan, on_lost: Callable[[str], None]) -> Ranks:
         )
     from quire.executor.processes.group import RankGroup
 
-    return RankGroup(launch, on_lost)
+    return RankGroup(msgspec.structs.replace(launch, stacks=stacks), on_lost)
 
 
 def _executor_of(plan: StartupPlan, ranks: Ranks) -> Executor:
@@ -456,6 +502,7 @@ def _build_scheduler(
     recovery_costs: RecoveryCosts | None,
     hooks: HookRunner | None,
     disk: DiskIndex | None,
+    flight: FlightRecorder,
 ) -> Scheduler:
     chosen, layout = resolved.settings, resolved.layout
     kv = KVManager(
@@ -491,4 +538,5 @@ def _build_scheduler(
         methods=DraftMethods(parse_speculation(chosen.speculative_config)),
         vocab_size=resolved.spec.vocab_size,
         whole_prompts=resolved.spec.whole_prompts,
+        flight=flight,
     )

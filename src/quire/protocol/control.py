@@ -64,8 +64,8 @@ class Inspect(_Op, frozen=True):
 
 
 class MapBlocks(_Op, frozen=True):
-    """Answered by `Report.blocks` and `Report.view`. No step is waited for, and the core notes what
-    steps do for some seconds. steps_s: age of the oldest steps that the view has."""
+    """Answered by `Report.blocks` and `Report.view`. No step is waited for. steps_s: age of the
+    oldest steps that the view has."""
 
     steps_s: float = 3600.0
 

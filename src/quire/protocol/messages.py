@@ -181,7 +181,8 @@ class Launch(msgspec.Struct, frozen=True):
     """Launch of a core process, on its standard input, which then stays open while its parent
     lives. settings: values of `EngineSettings` by name. free_bytes: memory that all cores share and
     that was free before the first of them; None to measure it. replica: number of the core
-    among those of a server."""
+    among those of a server. flight_dir: folder for dumps of the flight recorder; empty for that of
+    the user."""
 
     version: int
     instance: int
@@ -192,6 +193,7 @@ class Launch(msgspec.Struct, frozen=True):
     settings: dict[str, str | int | float | bool | None]
     free_bytes: int | None = None
     replica: int = 0
+    flight_dir: str = ""
 
 
 class StartFailure(msgspec.Struct, frozen=True):

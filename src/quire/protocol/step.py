@@ -302,7 +302,8 @@ class LateInput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, natural log.
+    """Log-probabilities at one position, natural log, or what `logprobs_mode` asks for in their
+    place.
 
     token_id, logprob, rank: the token at the position (rank 1 is the most likely).
     top_ids, top_logprobs: the most likely ones, best first; [number asked].

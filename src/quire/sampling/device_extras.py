@@ -80,7 +80,8 @@ class ExtraSample:
 
 class DeviceExtras:
     """Draws for any rows but those with edits that need the host (`RowEdits.needs_host`), those
-    that want the whole vocabulary's log-probabilities, and those that give candidates.
+    that want the whole vocabulary's log-probabilities, or others than raw ones, and those that give
+    candidates.
 
     What it launches depends on the rows, so it is not for graphs; it does not wait for the device.
     """
@@ -106,7 +107,8 @@ class DeviceExtras:
         state = self._state
         served = state.num_candidates[slots] == 0
         asked = state.num_logprobs[slots]
-        served &= (asked == NO_LOGPROBS) | ((asked >= 0) & (asked <= MAX_LOGPROBS))
+        most = MAX_LOGPROBS if state.logprobs_mode == "raw_logprobs" else NO_LOGPROBS
+        served &= (asked == NO_LOGPROBS) | ((asked >= 0) & (asked <= most))
         for index in np.flatnonzero(state.edited[slots]).tolist():
             served[index] &= not state.edits[int(slots[index])].needs_host
         return served

@@ -1,23 +1,33 @@
-"""Log-probabilities of the model itself: log-softmax of its logits as they left it.
+"""Log-probabilities of tokens, and logits in their place (`logprobs_mode`, in vLLM's names).
 
-Before bias, penalties, temperature and filters (vLLM's default, `raw_logprobs`), so they say what
-the model thinks, whatever the request does to it.
+Raw ones are of the model itself: log-softmax of its logits as they left it, so they say what the
+model thinks, whatever the request does to it. Processed ones are of the law that a token was drawn
+from: after bias, penalties, mask, temperature and filters, 0 in sum over the tokens that are left.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from quire.errors import EngineError
+from quire.ops.sampling.draw.candidates import select_candidates
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids
 from quire.protocol.step import TokenLogprobs
 
-__all__ = ["NUM_IN_CACHE", "log_sum_exp", "logprobs_of", "prompt_logprobs", "token_logprobs"]
+__all__ = [
+    "NUM_IN_CACHE",
+    "left_by_filters",
+    "log_sum_exp",
+    "logprobs_of",
+    "prompt_logprobs",
+    "token_logprobs",
+]
 
 
 NUM_IN_CACHE = 32_768
@@ -30,13 +40,32 @@ NOT_FINITE_ADVICE = (
 )
 
 
-def token_logprobs(row: LogitArray, token_id: int, k: int) -> TokenLogprobs:
+def token_logprobs(
+    row: LogitArray, token_id: int, k: int, mode: str = "raw_logprobs"
+) -> TokenLogprobs:
     """Return the log-probabilities at one position.
 
-    row: raw logits [V] whose largest is finite. token_id: the token that is there.
+    row: logits [V] whose largest is finite, raw or processed. token_id: the token that is there.
     k: number of most likely tokens to list; -1 for all. Equal logits are ranked by token id.
+    mode: the setting `logprobs_mode`; processed ones list no token that cannot be drawn.
     """
-    return logprobs_of(row, (token_id,), k)[0]
+    if mode.startswith("processed"):
+        possible = int(np.count_nonzero(row > -np.inf))
+        k = possible if k < 0 else min(k, possible)
+    normalizer = 0.0 if mode.endswith("logits") else log_sum_exp(row)
+    return logprobs_of(row, (token_id,), k, normalizer)[0]
+
+
+def left_by_filters(row: LogitArray, temperature: float, *filters: Any) -> LogitArray:
+    """Return logits [V] over the temperature, -inf where the filters leave a token out. row: after
+    the request's edits. temperature 0: the row itself, since a greedy draw filters nothing.
+    filters: in the order of `select_candidates`."""
+    if not temperature > 0.0:
+        return row
+    left = select_candidates(row, temperature, *filters)
+    found = np.full(row.shape, -np.inf, np.float32)
+    found[left.token_ids] = row[left.token_ids].astype(np.float64) / temperature
+    return found
 
 
 def logprobs_of(

@@ -15,7 +15,7 @@ from quire.errors import EngineError, QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.step import IntArray, MaskArray, RowFailure, TokenLogprobs
 from quire.sampling.edits import RowEdits, RowPlace, edit_row
-from quire.sampling.logprobs import NOT_FINITE_ADVICE, token_logprobs
+from quire.sampling.logprobs import NOT_FINITE_ADVICE, left_by_filters, token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = [
@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 NO_TOKEN = -1
+
+NO_TOKENS = np.zeros(0, np.int32)
 
 BANNED = -2
 """Token of a draw where the request's own edits and mask leave none."""
@@ -191,6 +193,8 @@ class Sampler:
                 continue
             edited.append(row)
             kept.append(index)
+            if self._state.has_processed_logprobs:
+                batch.edited[index] = row
         if edited:
             copies = torch.from_numpy(np.stack(edited))
             self._draw(copies, batch, np.array(kept), np.arange(len(kept)))
@@ -209,15 +213,26 @@ class Sampler:
         )
 
     def _read_logprobs(self, logits: torch.Tensor, batch: _Batch) -> dict[int, TokenLogprobs]:
-        """Return log-probabilities by slot, from the raw logits, not the edited ones."""
+        """Return log-probabilities by slot, of the kind that the engine gives."""
         asked = self._state.num_logprobs[batch.slots] != NO_LOGPROBS
         found: dict[int, TokenLogprobs] = {}
         for index in np.flatnonzero(asked & (batch.token_ids != NO_TOKEN)).tolist():
             slot = int(batch.slots[index])
             k = int(self._state.num_logprobs[slot])
             row = logits[batch.rows[index]].numpy()
-            found[slot] = token_logprobs(row, int(batch.token_ids[index]), k)
+            if self._state.has_processed_logprobs:
+                row = self._processed(row, batch, index)
+            token_id, mode = int(batch.token_ids[index]), self._state.logprobs_mode
+            found[slot] = token_logprobs(row, token_id, k, mode)
         return found
+
+    def _processed(self, row: LogitArray, batch: _Batch, index: int) -> LogitArray:
+        """Return the logits [V] of the law from which a row's token was drawn."""
+        place = RowPlace(NO_TOKENS, NO_TOKENS, batch.mask_of(index))
+        row = edit_row(batch.edited.get(index, row), None, place)
+        slot = batch.slots[index : index + 1]
+        filters = [column.item() for column in self._state.draw_parameters(slot)[:4]]
+        return left_by_filters(row, *filters)
 
 
 def _check_edited(largest: float) -> None:
@@ -236,7 +251,8 @@ class _Batch:
     """The rows of one call on their way to tokens.
 
     slots, positions: int64 [N]. rows: int64 [N], row of logits that each draws from. masks: see
-    `Sampler.sample`. token_ids: int32 [N]. failed: failures by index.
+    `Sampler.sample`. token_ids: int32 [N]. failed: failures by index. edited: logits by index, as
+    requests edited them, if log-probabilities are of these.
     """
 
     slots: IdArray
@@ -245,6 +261,7 @@ class _Batch:
     masks: RowsOfMasks | None
     token_ids: IntArray
     failed: dict[int, RowFailure] = field(default_factory=dict[int, RowFailure])
+    edited: dict[int, LogitArray] = field(default_factory=dict[int, LogitArray])
 
     def masks_of(self, which: IdArray) -> dict[str, torch.Tensor]:
         """Return the arguments of the operation for these rows."""

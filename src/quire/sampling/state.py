@@ -27,11 +27,16 @@ class SamplingState:
     if not asked, -1 for all; num_candidates int64, 0 for rows that draw; masked (draws under masks
     that come late) bool. A slot that is left has the values that it was born with.
 
-    version: another number whenever a column may have changed.
+    version: another number whenever a column may have changed. logprobs_mode: the
+    engine's setting.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(
+        self, num_slots: int, vocab_size: int, logprobs_mode: str = "raw_logprobs"
+    ) -> None:
         self.vocab_size = vocab_size
+        self.logprobs_mode = logprobs_mode
+        self.has_processed_logprobs = logprobs_mode.startswith("processed")
         self.occupied = np.zeros(num_slots, np.bool_)
         self.greedy = np.zeros(num_slots, np.bool_)
         self.edited = np.zeros(num_slots, np.bool_)

@@ -13,6 +13,7 @@ from quire.scheduler.loads import Loads
 from quire.scheduler.sequence import SequenceGroup
 from quire.scheduler.state import SchedulerState
 from quire.scheduler.token_budget import StepTokens, TokenBudget
+from quire.telemetry.flight.record import EventKind
 
 __all__ = ["Admission"]
 
@@ -94,6 +95,8 @@ class Admission:
                 self._state.roster.block(group)
                 continue
             self._state.roster.run(group)
+            cached = int(self._state.table.num_computed[group.sequences[0].slot])
+            self._state.flight.event(EventKind.ADMITTED, group.request.first_handle, cached)
             step.admit(chunks, is_spare=group.is_spare)
         else:
             is_held = self._state.waiting.is_held

@@ -110,7 +110,7 @@ class Allocation:
         counts = recovery.plan_swap_in(group, budget)
         if not self.has_room(recovery.num_blocks_to_swap_in(group, counts)):
             return []
-        ticket = state.tickets.start(group)
+        ticket = state.tickets.start(group, "its K/V on the host")
         if not recovery.swap_in(group, counts, ticket):
             state.tickets.end(ticket)
             recovery.arrive(group)

@@ -103,9 +103,9 @@ class RequestIntake:
             else:
                 group.beams = new_beam_group(request, request.beams, max_total)
             if request.grammar is not None:
-                openings.grammar.append(self._state.tickets.start(group))
+                openings.grammar.append(self._state.tickets.start(group, "its grammar"))
             if request.adapter is not None:
-                openings.adapter.append(self._state.tickets.start(group))
+                openings.adapter.append(self._state.tickets.start(group, "its adapter"))
             self._lifecycle.queue(group)
             self._state.deadlines.watch(group, self._state.speed.last_known)
         return openings

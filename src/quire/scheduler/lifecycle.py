@@ -11,6 +11,7 @@ from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.status import LoadOutcome, PreemptionCause
 from quire.scheduler.sequence import Sequence, SequenceGroup
 from quire.scheduler.state import SchedulerState
+from quire.telemetry.flight.record import EventKind
 
 __all__ = ["Lifecycle"]
 
@@ -45,7 +46,7 @@ class Lifecycle:
         self._state.roster.block(group)
 
     def _start_input(self, group: SequenceGroup) -> None:
-        group.input_ticket = self._state.tickets.start(group)
+        group.input_ticket = self._state.tickets.start(group, "the rest of its prompt")
 
     def block_idle(self) -> None:
         """Block the running groups that have nothing to compute before their prompts go on."""
@@ -113,7 +114,7 @@ class Lifecycle:
 
     def await_verdict(self, group: SequenceGroup) -> None:
         """Block a group without slots one of whose sequences has nothing left to compute."""
-        group.verdict_ticket = self._state.tickets.start(group)
+        group.verdict_ticket = self._state.tickets.start(group, "an output hook")
         self._state.roster.block(group)
 
     def settle_verdicts(self, group: SequenceGroup) -> None:
@@ -177,6 +178,13 @@ class Lifecycle:
         if may_swap and not group.is_coming_in:
             state.recovery.save(group)
         self._note_preemption(group, cause, taker)
+        is_swapped = any(sequence.swapped is not None for sequence in group.sequences)
+        state.flight.event(
+            EventKind.PREEMPTED,
+            group.request.first_handle,
+            sum(int(state.table.num_computed[sequence.slot]) for sequence in group.sequences),
+            "swapped to the host" if is_swapped else "to be computed again",
+        )
         for sequence in group.sequences:
             slot = sequence.slot
             sequence.num_pending = int(state.table.num_total[slot] - state.table.num_known[slot])
@@ -370,6 +378,8 @@ class Lifecycle:
         self._state.records.ended(group)
 
     def _report(self, finish: SequenceFinish) -> None:
+        reason = finish.reason.value + (f": {finish.message}" if finish.message else "")
+        self._state.flight.event(EventKind.ENDED, finish.handle, text=reason)
         self._state.roster.end_sequence(finish.handle)
         self._state.outputs.finish(finish)
 

@@ -79,14 +79,14 @@ class Loads:
         if disk is not None:
             tickets |= {ticket for s in states if (ticket := disk.ticket_of(s)) is not None}
         for ticket in tickets:
-            state.tickets.join(ticket, group)
+            state.tickets.join(ticket, group, "K/V of its prompt")
         state.prefixes.tell_tokens(group)
         for part in filter(None, parts):
-            tickets.add(ticket := state.tickets.start(group))
+            tickets.add(ticket := state.tickets.start(group, "K/V of its prompt"))
             sources.load(part, kept, ticket)
         if disk is not None:
             for each in new_states:
-                tickets.add(ticket := state.tickets.start(group))
+                tickets.add(ticket := state.tickets.start(group, "K/V of its prompt"))
                 disk.load(each, ticket)
         self.started_total += bool(fresh or new_states)
         self._waiting[group] = (now + self._seconds + SECONDS_PER_TOKEN * num_saved, tickets)

@@ -36,8 +36,7 @@ from quire.scheduler.policies.policy import CountsTokens, Policy
 from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.readings.records import Records
-from quire.scheduler.readings.step_log import PlannedStep, StepLog
-from quire.scheduler.readings.view import JUST_NOW_S, view_of
+from quire.scheduler.readings.view import JUST_NOW_S, view_of, viewed_steps
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
 from quire.scheduler.roster import Roster
@@ -48,6 +47,11 @@ from quire.scheduler.table import SequenceTable
 from quire.scheduler.token_budget import TokenBudget
 from quire.speculation import DraftMethods
 from quire.telemetry.engine_stats import SchedulerStats
+from quire.telemetry.flight.record import (
+    NUM_HANDLES,
+    EventKind,
+    FlightRecorder,
+)
 
 __all__ = ["Scheduler"]
 
@@ -83,6 +87,7 @@ class Scheduler:
         watches: Watches | None = None,
         whole_prompts: bool = False,
         load_seconds: float = LOAD_SECONDS,
+        flight: FlightRecorder | None = None,
     ) -> None:
         """recovery_costs: costs that decide which preempted groups are swapped to the host blocks
         of `kv`.
@@ -91,7 +96,9 @@ class Scheduler:
         stand for media.
         watches: tells the requests whose tokens wait for verdicts before clients get them; None: no
         request. whole_prompts: a step computes all of a prompt or nothing; none is longer than a
-        step. load_seconds: time that a prompt waits for blocks of a source; see `LOAD_SECONDS`."""
+        step. load_seconds: time that a prompt waits for blocks of a source; see `LOAD_SECONDS`.
+        flight: log of steps; None for one in this process's memory."""
+        self.flight = flight or FlightRecorder()
         queue = SpareLast(policy)
         table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
         pins = PinnedPrefixes(kv)
@@ -109,8 +116,9 @@ class Scheduler:
             deadlines=Deadlines(prefixes.num_uncached),
             outputs=outputs,
             unsent=UnsentTokens(table, outputs),
-            tickets=Tickets(kv.ticket_numbers),
+            tickets=Tickets(kv.ticket_numbers, self.flight),
             records=Records(table, roster, kv),
+            flight=self.flight,
         )
         self._budget = TokenBudget(table, settings, state.states, whole_prompts=whole_prompts)
         max_tokens = settings.max_num_batched_tokens
@@ -127,8 +135,8 @@ class Scheduler:
         self._results = ResultIntake(state, self._lifecycle, beams, self._drafts.verified)
         self._counter = queue if isinstance(policy, CountsTokens) else None
         self._steps_total = 0
-        self._steps = StepLog()
         self._num_in_flight = 0
+        self._noted_rows, self._noted_handles = (-1, 0, 0), b""
         self._masks = LateMasks(table)
         self._has_grammars = False  # ever: a plain step is not to pay for masks
 
@@ -138,7 +146,13 @@ class Scheduler:
         """Queue a request. RequestError if it could never be served by this engine. For each ticket
         that is returned `grammar_opened` or `adapter_opened` follows, or `opening_refused`."""
         self._has_grammars |= request.grammar is not None
-        return self._requests.add(request)
+        openings = self._requests.add(request)
+        prompt, first = len(request.prompt_token_ids), request.first_handle + request.first_sample
+        for handle in range(first, first + request.params.n):
+            sample = handle - request.first_handle
+            name = f"{request.request_id[:60]}[{sample}]" if sample else request.request_id
+            self.flight.event(EventKind.ADDED, handle, prompt, name)
+        return openings
 
     def grammar_opened(self, ticket: int, grammar: Grammar) -> None:
         """Unblock a group whose grammar has been compiled; nothing happens if the group is gone."""
@@ -244,10 +258,12 @@ class Scheduler:
             return None
         self._budget.planned()
         state.recovery.note_planned(slots)
-        self._count(slots, tokens, now)
+        of_prompts = state.table.num_computed[slots] < state.table.num_prompt[slots]
+        prefill = int(tokens[of_prompts].sum()) if of_prompts.any() else 0
+        self._count(slots, tokens, of_prompts, prefill, now)
         starts = state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
-        self._note(slots, tokens, drafts, now)
+        self._note(slots, tokens, drafts, of_prompts, prefill, now)
         sampling = self._advance(slots, tokens, drafts)
         plan = state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
@@ -280,33 +296,64 @@ class Scheduler:
         kv = self.state.kv
         return kv.has_copies_to_start or (kv.transfers.are_under_way and not self._num_in_flight)
 
-    def _count(self, slots: Slots, tokens: Slots, now: float) -> None:
-        """Report the step to what measures: the speed of prefill, and the policy's count of
-        tokens."""
-        table = self.state.table
+    def _count(
+        self,
+        slots: Slots,
+        tokens: Slots,
+        of_prompts: npt.NDArray[np.bool_],
+        prefill: int,
+        now: float,
+    ) -> None:
+        """Report the step to what measures: the speed of prefill, the records of groups, and the
+        policy's count of tokens."""
         self._steps_total += 1
-        of_prompts = table.num_computed[slots] < table.num_prompt[slots]
-        num_prefill = int(tokens[of_prompts].sum())
-        self.state.speed.step_planned(now, num_prefill)
-        self.state.records.count(slots, tokens, of_prompts, num_prefill)
+        self.state.speed.step_planned(now, prefill)
+        self.state.records.count(slots, tokens, of_prompts, prefill)
         if self._counter is not None:
-            self._counter.count_tokens(table.account[slots], tokens)
+            self._counter.count_tokens(self.state.table.account[slots], tokens)
 
-    def _note(self, slots: Slots, tokens: Slots, drafts: ChosenDrafts, now: float) -> None:
-        """Log the step, before it is counted as done, if somebody looks."""
-        if not self._steps.is_watched(now):
-            return
-        of_prompts = self.state.table.num_computed[slots] < self.state.table.num_prompt[slots]
-        prefill = int(tokens[of_prompts].sum())
-        self._steps.planned(
-            PlannedStep(
-                number=self._steps_total,
-                decode=int(tokens.sum()) - prefill,
-                prefill=prefill,
-                rows=len(slots),
-                num_drafts=int(drafts.counts.sum()),
-                evicted_total=self.state.kv.pool.evicted_total,
-                now=now,
+    def _note(
+        self,
+        slots: Slots,
+        tokens: Slots,
+        drafts: ChosenDrafts,
+        of_prompts: npt.NDArray[np.bool_],
+        prefill: int,
+        now: float,
+    ) -> None:
+        """Log the step, before it is counted as done."""
+        state, flight = self.state, self.flight
+        pool, roster, num_waiting = state.kv.pool, state.roster, len(state.waiting)
+        evicted, preempted = flight.since_last(pool.evicted_total, self._lifecycle.preempted_total)
+        key = (flight.num_events, len(slots), prefill)
+        if prefill or key != self._noted_rows:  # else they are the rows of the last step
+            first = slots
+            if prefill and len(slots) > NUM_HANDLES:
+                first = np.concatenate((slots[of_prompts], slots[~of_prompts]))
+            self._noted_rows = key
+            self._noted_handles = state.table.handle[first[:NUM_HANDLES]].tobytes()
+        num_free, num_cached = pool.num_free, pool.num_cached
+        flight.planned(
+            (  # in the order of `PlannedPart`, whose names would cost a microsecond
+                self._steps_total,
+                int(now * 1e9),
+                len(slots),
+                int(np.count_nonzero(of_prompts)) if prefill else 0,
+                int(np.add.reduce(tokens)) - prefill,
+                prefill,
+                int(drafts.counts.sum()) if len(drafts.slots) else 0,
+                len(roster.running),
+                num_waiting,
+                len(roster.blocked),
+                num_free,
+                num_cached,
+                pool.num_blocks - num_free - num_cached,
+                evicted,
+                len(state.tickets),
+                self._num_in_flight,
+                preempted,
+                flight.reason_of(self._admission.shortage) if num_waiting else b"",
+                self._noted_handles,
             )
         )
 
@@ -379,7 +426,8 @@ class Scheduler:
         self._num_in_flight -= 1
         self._results.apply(result)
         self._drafts.applied(result.seconds)
-        self._steps.applied(result.seconds, self._drafts.totals.accepted)
+        num_tokens = len(result.token_ids)
+        self.flight.ended(result.seconds, num_tokens, self._drafts.totals.accepted)
         for ticket in result.done:
             self._lifecycle.end_ticket(ticket)
         for failure in result.failed_tickets:
@@ -436,7 +484,7 @@ class Scheduler:
         no cached block is trusted any more."""
         self._results.lose_all()
         self._drafts.lost()
-        self._steps.lost()
+        self.flight.lost()
         self.state.speed.steps_lost()
         self._num_in_flight = 0
         self._lifecycle.lose_steps(message)
@@ -518,10 +566,8 @@ class Scheduler:
         return self.state.records.facts(tenant, request_ids, now, self._admission.shortage)
 
     def view(self, now: float, steps_s: float) -> EngineView:
-        """Return the moment, for people. Steps are noted from now on, for some seconds. steps_s:
-        age of the oldest steps to return."""
-        self._steps.watch(now, self.state.kv.pool.evicted_total)
-        steps = self._steps.steps(now, max(steps_s, JUST_NOW_S))
+        """Return the moment, for people. steps_s: age of the oldest steps to return."""
+        steps = viewed_steps(self.flight, now, max(steps_s, JUST_NOW_S))
         return view_of(self.state, steps, steps_s, self._admission.shortage)
 
     def stats(self) -> SchedulerStats:

@@ -19,6 +19,7 @@ from quire.scheduler.roster import Roster
 from quire.scheduler.sequence import SequenceGroup
 from quire.scheduler.states.kept import KeptStates
 from quire.scheduler.table import SequenceTable
+from quire.telemetry.flight.record import EventKind, FlightRecorder
 
 __all__ = ["SchedulerState", "Tickets"]
 
@@ -27,21 +28,27 @@ class Tickets:
     """Numbers the pieces of work that block groups. A number is never used again, so late news of
     abandoned work cannot reach another group."""
 
-    def __init__(self, numbers: Iterator[int]) -> None:
-        """numbers: never used before."""
+    def __init__(self, numbers: Iterator[int], flight: FlightRecorder) -> None:
+        """numbers: never used before. flight: is told who waits for what."""
         self._numbers = numbers
+        self._flight = flight
         self._groups: dict[int, list[SequenceGroup]] = {}
 
-    def start(self, group: SequenceGroup) -> int:
-        """A new ticket, on which the group is blocked."""
+    def __len__(self) -> int:
+        """Return the number of tickets that some group is blocked on."""
+        return len(self._groups)
+
+    def start(self, group: SequenceGroup, what: str) -> int:
+        """A new ticket, on which the group is blocked. what: names the work."""
         ticket = next(self._numbers)
-        self.join(ticket, group)
+        self.join(ticket, group, what)
         return ticket
 
-    def join(self, ticket: int, group: SequenceGroup) -> None:
+    def join(self, ticket: int, group: SequenceGroup, what: str) -> None:
         """Block a group on work that was started before."""
         self._groups.setdefault(ticket, []).append(group)
         group.blocked_on.add(ticket)
+        self._flight.event(EventKind.BLOCKED, group.request.first_handle, ticket, what)
 
     def group_of(self, ticket: int) -> SequenceGroup | None:
         """The group that is blocked on it, if any still is."""
@@ -53,6 +60,7 @@ class Tickets:
         groups = self._groups.pop(ticket, [])
         for group in groups:
             group.blocked_on.discard(ticket)
+            self._flight.event(EventKind.UNBLOCKED, group.request.first_handle, ticket)
         return groups
 
     def leave(self, ticket: int, group: SequenceGroup) -> None:
@@ -62,6 +70,7 @@ class Tickets:
         if not groups:
             del self._groups[ticket]
         group.blocked_on.discard(ticket)
+        self._flight.event(EventKind.UNBLOCKED, group.request.first_handle, ticket)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group waits for nothing any more."""
@@ -77,7 +86,8 @@ class SchedulerState:
     for the next plan. outputs: news for clients. prefixes, pins: cached and pinned K/V. states:
     keeper of recurrent states, None if none are kept. recovery: way back of preempted groups.
     tickets: tickets that groups are blocked on. deadlines, speed: tell which requests come too
-    late. unsent: tokens that wait for verdicts. records: notes on the way of each group.
+    late. unsent: tokens that wait for verdicts. records: notes on the way of each group. flight:
+    log of steps and of what becomes of requests.
     """
 
     kv: KVManager
@@ -93,6 +103,7 @@ class SchedulerState:
     unsent: UnsentTokens
     tickets: Tickets
     records: Records
+    flight: FlightRecorder
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
 
     @property

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
@@ -189,6 +190,11 @@ class ServerSettings:
             f"An API key of {shortest} characters can be guessed: {LONG_KEY_CHARS} or more are "
             f"safe. {_KEY_ADVICE}"
         )
+
+    @property
+    def flight_dir(self) -> Path | None:
+        """Folder for dumps of the flight recorder; None for that of the user."""
+        return None if self.data_dir is None else Path(self.data_dir) / "flight"
 
     @property
     def is_local(self) -> bool:

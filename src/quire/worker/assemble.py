@@ -71,7 +71,9 @@ def _on_host(
     if loaded.recurrent is not None:
         num_checkpoints = settings.chosen.num_state_checkpoints
         states = RecurrentStates(rows, num_checkpoints, loaded.recurrent)
-    sampling = SamplingState(settings.chosen.max_num_seqs, loaded.spec.vocab_size)
+    sampling = SamplingState(
+        settings.chosen.max_num_seqs, loaded.spec.vocab_size, settings.chosen.logprobs_mode
+    )
     tiers = make_tiers(DirectCopies(kv.pages, size.num_host_blocks, ops.swap_blocks))
     changes = PlanChanges(
         rows,

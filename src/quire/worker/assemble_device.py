@@ -77,7 +77,9 @@ def _assemble(
         position_axes=loaded.spec.position_axes,
         token_types=loaded.spec.token_types,
     )
-    sampling = SamplingState(settings.chosen.max_num_seqs + 1, loaded.spec.vocab_size)
+    sampling = SamplingState(
+        settings.chosen.max_num_seqs + 1, loaded.spec.vocab_size, settings.chosen.logprobs_mode
+    )
     tiers = make_tiers(
         StagedCopies(kv.pages, size.num_host_blocks, queue.upload, lane_of(queue.device))
     )

@@ -210,7 +210,6 @@ _MISSING: Mapping[str, ForeignName] = {
         "worker_cls worker_extension_cls", "the process that computes has no parts to replace"
     ),
     **_names("logits_processors", "SamplingParams takes them, for one request"),
-    **_names("logprobs_mode", "log-probabilities are the model's own", ("raw_logprobs",)),
     **_names("disable_sliding_window", "models keep the attention that they were trained with"),
     **_names("calculate_kv_scales kv_sharing_fast_prefill", "KV caches have no such mode"),
     **_names(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -147,6 +148,12 @@ class AsyncEngineClient(Protocol):
         READY or SLEEPING, and if it dies before it answers. A prefix that a request pinned stays
         when its client goes, and ends with the core, or when that sleeps.
         """
+        ...
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The directories of the cores, with the files that they leave to whoever watches them;
+        empty if the core is in this process."""
         ...
 
     @property

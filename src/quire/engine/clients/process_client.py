@@ -201,6 +201,10 @@ class ProcessEngineClient:
         return Control(NO_QUERY - self._num_owed, op)
 
     @property
+    def directories(self) -> tuple[Path, ...]:
+        return (self._directory,)
+
+    @property
     def status(self) -> EngineStatus:
         return self._watch.status
 

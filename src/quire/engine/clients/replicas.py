@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Final
 
 from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
@@ -217,6 +218,10 @@ class ReplicatedClient:
         answers = await asyncio.gather(*ops)
         was_there = any(answer.was_there for answer in answers)
         return replace(reports[0][1], was_there=was_there, pins=())
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        return tuple(path for each in self._replicas for path in each.directories)
 
     @property
     def status(self) -> EngineStatus:

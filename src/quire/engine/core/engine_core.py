@@ -51,6 +51,7 @@ from quire.protocol.media import ImageTiles, MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.scheduler import Scheduler
 from quire.telemetry.engine_stats import SchedulerStats
+from quire.telemetry.flight.record import Doing, EventKind
 
 __all__ = ["EngineCore", "PlanObserver"]
 
@@ -102,6 +103,7 @@ class EngineCore:
         closes; None if there are none. pin_list: list of pins for the next engine, which the core
         closes; None if it keeps none."""
         self._scheduler = scheduler
+        self.flight = scheduler.flight
         self._executor = executor
         self._depth = depth
         self._on_plan = on_plan
@@ -265,11 +267,14 @@ class EngineCore:
         if isinstance(op, Pause | Sleep | Resume | Wake):
             self.stop_waiting()
         self._settle()
+        self.flight.enter(Doing.IN_CONTROL)
+        self.flight.event(EventKind.CONTROL, -1, text=type(op).__name__)
         try:
             return self._carry_out(op)
         finally:
             self._tell()
             self._list_pins(now)
+            self.flight.enter(Doing.BETWEEN_STEPS)
 
     def _carry_out(self, op: ControlOp) -> Report:
         """Carry out an operation while no step is in flight."""
@@ -425,19 +430,24 @@ class EngineCore:
         while len(self._in_flight) < self._depth and not self._is_paused:
             if self._scheduler.awaits_results:
                 break
+            begin = self.flight.enter(Doing.PLANNING)
             plan = self._scheduler.plan(now)
             if plan is None:
                 break
+            planned = self.flight.enter(Doing.GIVING)
             if self._on_plan is not None:
                 self._on_plan(self._scheduler.running_handles())
             self._in_flight.append(self._executor.execute(plan))
+            self.flight.given(begin, planned)
         self._start_moves()
         if self._in_flight:
             return self._take_oldest()
         if (self._opening or self._moving) and not self._has_news:
+            self.flight.enter(Doing.AWAITING_OPENINGS)
             futures = [*(each.future for each in self._opening), *(f for _, f in self._moving)]
             wait(futures, POLL_S, FIRST_COMPLETED)
         elif self._hooks is not None and self._awaits_hooks and not self._has_news:
+            self.flight.enter(Doing.AWAITING_HOOKS)
             self._hooks.wait(POLL_S)
             self._consult(self._hooks)
             return self._scheduler.flush()  # what a verdict lets go on is planned next
@@ -485,6 +495,7 @@ class EngineCore:
         """Return the output of the oldest step in flight."""
         future = self._in_flight[0]
         self._give_late_input(wait=True)
+        begin = self.flight.enter(Doing.AWAITING_RESULT)
         try:
             with let_through():
                 result = future.result()
@@ -494,6 +505,7 @@ class EngineCore:
                 raise  # Ctrl-C ended the wait, not the step: its result is still to come
             return self._lose_steps(error)  # whatever it was, the engine must go on
         self._in_flight.popleft()
+        self.flight.waited(begin)
         if self._hooks is not None:
             self._consult(self._hooks)  # so that what passes leaves with this step's output
         output = self._scheduler.apply(result)
@@ -501,6 +513,7 @@ class EngineCore:
         self._give_late_input(wait=False)
         if self._hooks is not None:
             self._consult(self._hooks)
+        self.flight.applied()
         return output
 
     def _give_late_input(self, *, wait: bool) -> None:
@@ -510,6 +523,7 @@ class EngineCore:
         if step_id is None:
             late = self._scheduler.late_input()
         else:
+            self.flight.enter(Doing.AWAITING_DRAFTS)
             made = self._executor.made_drafts(step_id, wait=wait)
             late = None if made is None else self._scheduler.late_input(made)
         if late is not None:
@@ -529,6 +543,7 @@ class EngineCore:
 
     def _lose_steps(self, error: BaseException) -> EngineOutput:
         """A step failed as a whole: end the requests that were in flight, keep the others."""
+        self.flight.fault(f"a step was lost ({type(error).__name__}: {error})")
         for late in self._scheduler.release_late_inputs():
             self._executor.late(late)
         for future in self._in_flight:

@@ -58,6 +58,7 @@ from quire.protocol.status import EngineCapacity
 from quire.protocol.step import EMPTY_INTS
 from quire.telemetry import EngineStats
 from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS
+from quire.telemetry.flight.record import Doing
 
 __all__ = ["CoreLoop"]
 
@@ -141,7 +142,9 @@ class CoreLoop:
                 return
             self._core.take_moved()
             self._look_around(time.monotonic(), is_idle=True)
+            self._core.flight.enter(Doing.IDLE)
             self._socket.wait(self._idle_seconds())
+            self._core.flight.enter(Doing.BETWEEN_STEPS)
 
     def _idle_seconds(self) -> float | None:
         """Return how long there is nothing to do but what messages ask for; None: for ever."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import gc
 import logging
 import os
@@ -34,6 +33,9 @@ from quire.errors import ConfigError
 from quire.platform.streams import claim_streams
 from quire.protocol.messages import Launch, StartFailure
 from quire.protocol.status import EngineCapacity
+from quire.telemetry.flight.dump import DumpFolder, FaultDumps, collect
+from quire.telemetry.flight.record import FlightRecorder, ring_in
+from quire.telemetry.flight.stacks import StackFile, StackPlace
 
 __all__ = ["BuildCore", "StartedCore", "run_core_process"]
 
@@ -49,7 +51,7 @@ class StartedCore:
     capacity: EngineCapacity
 
 
-BuildCore = Callable[[Launch, Progress, PlanObserver], StartedCore]
+BuildCore = Callable[[Launch, Progress, PlanObserver, FlightRecorder], StartedCore]
 
 
 def run_core_process(build: BuildCore) -> int:
@@ -63,8 +65,7 @@ def run_core_process(build: BuildCore) -> int:
         return 2
     directory = Path(launch.directory)
     _die_with(launch.parent_pid)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    StackFile(_stack_place(launch), "core")
     # A shell or a service manager sends these to the front and to its children at once. They are
     # for the front, which drains, and needs its core to the end.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,8 +74,15 @@ def run_core_process(build: BuildCore) -> int:
     progress = Progress()
     beat = HeartbeatThread(directory, launch.instance, progress, launch.heartbeat_interval_s)
     in_flight = InFlightRecord(directory, launch.instance)
+    dumps = FaultDumps(
+        DumpFolder(Path(launch.flight_dir) if launch.flight_dir else None),
+        lambda reason: collect(reason, "core", [directory]),
+    )
+    flight = FlightRecorder(
+        ring_in(directory, launch.instance), replica=launch.replica, on_fault=dumps.fault
+    )
     try:
-        started = build(launch, progress, in_flight.write)
+        started = build(launch, progress, in_flight.write, flight)
         rest = read_rest(directory)
         if rest is not None:
             started.core.control(rest, time.monotonic())
@@ -160,13 +168,26 @@ def _die_with(parent_pid: int) -> None:
         os._exit(1)  # it died before the line above
 
 
-def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> StartedCore:
+def _stack_place(launch: Launch) -> StackPlace:
+    return StackPlace(launch.directory, f"core{launch.instance}")
+
+
+def _build(
+    launch: Launch, progress: Progress, on_plan: PlanObserver, flight: FlightRecorder
+) -> StartedCore:
     """The real core. Imports torch, on first use."""
     from quire.engine.build import build_core
 
     settings = EngineSettings.from_values(launch.settings)
     built = build_core(
-        settings, progress.enter, on_plan, _end_without, launch.free_bytes, launch.replica
+        settings,
+        progress.enter,
+        on_plan,
+        partial(_end_without, flight),
+        launch.free_bytes,
+        launch.replica,
+        flight=flight,
+        stacks=_stack_place(launch),
     )
     chosen = built.resolved.settings
     return StartedCore(
@@ -192,10 +213,10 @@ def _build(launch: Launch, progress: Progress, on_plan: PlanObserver) -> Started
     )
 
 
-def _end_without(reason: str) -> None:
-    """Exit at once, because a rank of the model is lost, so that the next core takes over all
-    requests."""
-    del reason  # whoever noticed has logged it
+def _end_without(flight: FlightRecorder, reason: str) -> None:
+    """Write a dump and exit, because a rank of the model is lost, so that the next core takes over
+    all requests. Whoever noticed has logged it."""
+    flight.fault(reason)
     os._exit(1)
 
 

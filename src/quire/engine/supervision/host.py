@@ -18,6 +18,7 @@ from quire.engine.supervision.private_directory import private_directory
 from quire.engine.supervision.supervisor import EngineSupervisor, SettingValue
 from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
+from quire.telemetry.flight.dump import DumpFolder, collect
 
 __all__ = ["EngineHost", "host_engine"]
 
@@ -29,12 +30,18 @@ _log = logging.getLogger("quire.engine")
 class EngineHost:
     """directory: folder of the first replica, where further clients find its core. supervisors:
     supervisors of the replicas. supervision: task that ends, with an error, when no core will come
-    any more."""
+    any more. dumps: folder for dumps of the flight recorder."""
 
     directory: Path
     client: ProcessEngineClient | ReplicatedClient
     supervisors: tuple[EngineSupervisor, ...]
     supervision: asyncio.Task[None]
+    dumps: DumpFolder
+
+    def write_dump(self, reason: str) -> None:
+        """Write what all cores have done of late, and the stacks of all processes. It takes up to a
+        second; any thread may call it."""
+        self.dumps.write(collect(reason, "server", self.client.directories))
 
     @property
     def supervisor(self) -> EngineSupervisor:
@@ -49,6 +56,7 @@ async def host_engine(
     measure: Measure = time_kernels,
     make_supervisor: Callable[..., EngineSupervisor] = EngineSupervisor,
     make_client: Callable[..., ProcessEngineClient] = ProcessEngineClient,
+    flight_dir: Path | None = None,
 ) -> AsyncGenerator[EngineHost]:
     """Start an engine core with these settings, or one for each replica (`data_parallel_size`), and
     leave nothing of it at the end.
@@ -56,7 +64,8 @@ async def host_engine(
     The client is there at once; its status tells how the start goes on. Each core that is started
     gets the same kernels. measure: timing used to choose them; ConfigError if a setting asks for
     kernels that cannot run here (`choose_kernels`).
-    make_supervisor, make_client: their classes, or partials of them with other limits.
+    make_supervisor, make_client: their classes, or partials of them with other limits. flight_dir:
+    folder for dumps of the flight recorder; None for that of the user.
     """
     chosen = await asyncio.to_thread(_with_kernels, settings, measure)
     size = int(settings.get("data_parallel_size") or 1)
@@ -70,7 +79,14 @@ async def host_engine(
         # A core that replaces another one has its part of the memory, not of what the others left.
         free = {"free_bytes": detect_platform().free_bytes} if size > 1 else {}
         supervisors = tuple(
-            make_supervisor(directory, chosen, on_dead=client.engine_died, replica=i, **free)
+            make_supervisor(
+                directory,
+                chosen,
+                on_dead=client.engine_died,
+                replica=i,
+                flight_dir=flight_dir,
+                **free,
+            )
             for i, (directory, client) in enumerate(zip(directories, clients, strict=True))
         )
         supervision = asyncio.ensure_future(_run_all(supervisors))
@@ -79,7 +95,9 @@ async def host_engine(
             has_cache = bool(chosen.get("enable_prefix_caching", True))
             client = ReplicatedClient(clients, has_cache=has_cache)
         try:
-            yield EngineHost(directories[0], client, supervisors, supervision)
+            yield EngineHost(
+                directories[0], client, supervisors, supervision, DumpFolder(flight_dir)
+            )
         finally:
             await client.close()
             await asyncio.gather(*(each.stop() for each in supervisors))

@@ -22,6 +22,9 @@ from quire.engine.supervision.stall import StallLimits, StallWatch
 from quire.errors import ConfigError, EngineError
 from quire.protocol.codec import launch_bytes
 from quire.protocol.messages import PROTOCOL_VERSION, Launch
+from quire.telemetry.flight.dump import DumpFolder, collect
+from quire.telemetry.flight.record import RING_PREFIX
+from quire.telemetry.flight.stacks import StackPlace, forget_stacks
 
 __all__ = ["CORE_COMMAND", "EngineSupervisor", "RestartPolicy", "SettingValue"]
 
@@ -32,10 +35,9 @@ SettingValue = str | int | float | bool | None
 CORE_COMMAND = (sys.executable, "-m", "quire.engine.supervision.core_process")
 STOP_TIMEOUT_S = 10.0
 WATCH_AGAIN_S = 0.5
-CORE_FILES = ("ready", "failure", "partial", "in-flight")
-"""Files that a core leaves in the directory, each with its number: see `launch` and `in_flight`."""
-STACKS_S = 0.5
-"""Seconds for a hung core to write its stacks to standard error before it is killed."""
+CORE_FILES = ("ready-", "failure-", "partial-", "in-flight-", RING_PREFIX)
+"""Files that a core leaves in the directory, each with its number: see `launch`, `in_flight` and
+`telemetry.flight`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,11 @@ class EngineSupervisor:
         restart_policy: RestartPolicy | None = None,
         free_bytes: int | None = None,
         replica: int = 0,
+        flight_dir: Path | None = None,
     ) -> None:
-        """free_bytes, replica: see `Launch`."""
+        """free_bytes, replica, flight_dir: see `Launch`."""
+        self._flight_dir = flight_dir
+        self._dumps = DumpFolder(flight_dir)
         self._free_bytes = free_bytes
         self._replica = replica
         self._directory = directory
@@ -117,6 +122,8 @@ class EngineSupervisor:
             status = await self._follow(process)
             if self._is_stopping:
                 return
+            if self._hang is None and self._has_served:
+                await self._write_dump(f"fault: the engine core ended ({_describe(status)})")
             self._after_end(status)
             delay = self._delay()
             if delay:
@@ -160,6 +167,7 @@ class EngineSupervisor:
                 settings=self._settings,
                 free_bytes=self._free_bytes,
                 replica=self._replica,
+                flight_dir="" if self._flight_dir is None else str(self._flight_dir),
             )
         )
         assert process.stdin is not None, "spawned with a pipe"
@@ -212,10 +220,17 @@ class EngineSupervisor:
             context.destroy(linger=0)
 
     async def _end_hung(self, process: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGUSR1)  # it writes its stacks, if it still can
-            await asyncio.sleep(STACKS_S)
-        _kill(process)
+        try:
+            await self._write_dump(f"stall: {self._hang}")
+        finally:
+            _kill(process)
+
+    async def _write_dump(self, reason: str) -> None:
+        """Write what the core has done of late, and log the stacks of its processes."""
+        dump = await asyncio.to_thread(collect, reason, "server", [self._directory])
+        for each in dump.stacks[1:]:
+            logger.error("stacks of the %s (process %d):\n%s", each.name, each.pid, each.text)
+        await asyncio.to_thread(self._dumps.write, dump)
 
     # --- what follows ---------------------------------------------------------------------------
 
@@ -223,7 +238,7 @@ class EngineSupervisor:
         """Raises if no other core shall be started."""
         failure = read_failure(self._directory, self._instance)
         reason = failure.message if failure is not None else self._describe(status)
-        if self._was_ready or was_ready(self._directory, self._instance):
+        if self._has_served:
             self._was_ever_ready = True
             self._num_failed_starts = 0
             logger.error("the engine core ended (%s)", reason)
@@ -237,6 +252,10 @@ class EngineSupervisor:
         if not self._was_ever_ready or self._num_failed_starts >= self._policy.max_failed_starts:
             self._on_dead(f"the engine cannot be started: {reason}")
             raise EngineError(f"the engine core cannot be started: {reason}")
+
+    @property
+    def _has_served(self) -> bool:
+        return self._was_ready or was_ready(self._directory, self._instance)
 
     def _describe(self, status: int) -> str:
         end = _describe(status)
@@ -252,7 +271,8 @@ class EngineSupervisor:
 
     def _remove_files_of(self, instance: int) -> None:
         for prefix in CORE_FILES:  # others keep numbered files in the directory as well
-            (self._directory / f"{prefix}-{instance}").unlink(missing_ok=True)
+            (self._directory / f"{prefix}{instance}").unlink(missing_ok=True)
+        forget_stacks(StackPlace(str(self._directory), f"core{instance}"))
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -17,6 +17,7 @@ from quire.protocol.block_moves import BlockMove
 from quire.protocol.control import Report, WorkerOp
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray
+from quire.telemetry.flight.stacks import StackPlace
 
 __all__ = [
     "RankAdapter",
@@ -62,6 +63,7 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: values by name in `EngineSettings`, with all measured values. free_bytes,
     memory_bytes: memory of the host as the core saw it, so that each rank makes the core's plan.
+    stacks: place for the stacks of the rank's threads; None if nobody could read them there.
     meeting: meeting of ranks on several hosts; None if they meet in the region. region, ring,
     wakeup, replies, moved: descriptors that the process inherits. reader: its number among the
     ring's readers. `RankGroup` fills in the last seven.
@@ -72,6 +74,7 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, str | int | float | bool | None]
     free_bytes: int
     memory_bytes: int
+    stacks: StackPlace | None = None
     meeting: RankMeeting | None = None
     parent_pid: int = 0
     region: int = -1

@@ -50,6 +50,7 @@ from quire.protocol.codec import Codec, encode, framed, read_message
 from quire.protocol.control import WorkerOp
 from quire.protocol.step import StepPlan
 from quire.protocol.step_codec import decode_late, decode_plan
+from quire.telemetry.flight.stacks import StackFile
 from quire.worker import Worker
 from quire.worker.planned import worker_settings
 
@@ -82,7 +83,10 @@ def run_rank() -> int:
         return 2
     logging.basicConfig(format=f"%(levelname)s rank {launch.rank}[{os.getpid()}] %(message)s")
     _die_with(launch.parent_pid)
-    faulthandler.enable()
+    if launch.stacks is None:
+        faulthandler.enable()
+    else:
+        StackFile(launch.stacks, f"rank {launch.rank}")
     # A shell sends these to whole groups of processes. They are meant for the front.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,3 +1,3 @@
-"""Readings for people: a log of steps (`step_log`), and a view of one moment (`view`)."""
+"""Readings for people: a view of one moment (`view`)."""
 
 __all__: list[str] = []

@@ -11,8 +11,9 @@ import numpy as np
 from quire.protocol.status import EngineView, ViewedGroup, ViewedPrefix, ViewedStep, WaitReason
 from quire.scheduler.sequence import GroupState, SequenceGroup
 from quire.scheduler.state import SchedulerState
+from quire.telemetry.flight.record import FlightRecorder
 
-__all__ = ["JUST_NOW_S", "shared_prefixes", "view_of"]
+__all__ = ["JUST_NOW_S", "shared_prefixes", "view_of", "viewed_steps"]
 
 MAX_WAITING = 100
 MAX_PREFIXES = 64
@@ -20,6 +21,8 @@ MAX_NAMED = 8
 """Owners of a prefix that are named."""
 
 JUST_NOW_S = 1.0
+MAX_STEPS = 256
+"""Steps that a view has at most."""
 
 PIN = -1
 """Stands for the group of a pin among the owners of a prefix."""
@@ -52,6 +55,26 @@ def view_of(
         groups=tuple(_viewed(group, holders, state, shortage) for group in dict.fromkeys(shown)),
         prefixes=shared_prefixes(tables, state.kv.layout.groups[0].tokens_per_block),
         num_hidden=max(len(waiting) - MAX_WAITING, 0),
+    )
+
+
+def viewed_steps(flight: FlightRecorder, now: float, max_age_s: float) -> tuple[ViewedStep, ...]:
+    """Return the last steps that have a result and were planned so lately, oldest first."""
+    return tuple(
+        ViewedStep(
+            number=planned.number,
+            decode=planned.decode,
+            prefill=planned.prefill,
+            accepted=ended.accepted,
+            wasted=planned.drafts - ended.accepted,
+            rows=planned.rows,
+            evicted=planned.evicted,
+            ms=ended.compute_us / 1000,
+            age_s=round(now - planned.begin / 1e9, 3),
+        )
+        for step in flight.recent(int((now - max_age_s) * 1e9), MAX_STEPS)
+        for planned, ended in ((step.planned, step.ended),)
+        if step.has_result
     )
 
 

@@ -35,6 +35,7 @@ from quire.server.processes.runtime import log_to_stderr, new_loop
 from quire.server.processes.stopping import until
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
+from quire.telemetry.flight.stacks import StackFile, StackPlace
 
 __all__: list[str] = []
 
@@ -55,6 +56,7 @@ def main() -> int:
     try:
         launch = read_message(sys.stdin.fileno(), Codec[FrontLaunch](FrontLaunch))
         logging.getLogger().setLevel(launch.server.log_level.upper())
+        StackFile(StackPlace(launch.directory, f"front{launch.front}"), f"front {launch.front}")
         with (
             socket.socket(fileno=launch.listener) as listener,
             asyncio.Runner(loop_factory=new_loop) as runner,

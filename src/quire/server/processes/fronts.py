@@ -17,6 +17,7 @@ from quire.server.processes.front_launch import BAD_CONFIG, FrontLaunch
 from quire.server.processes.watched_front import WatchedFront
 from quire.server.readings.front_board import FrontBoard
 from quire.server.settings import ServerSettings
+from quire.telemetry.flight.stacks import StackPlace, forget_stacks
 
 __all__ = ["Fronts"]
 
@@ -168,6 +169,7 @@ class Fronts:
             await front.kill()
 
     def _retire(self, number: int) -> None:
+        forget_stacks(StackPlace(str(self._directory), f"front{number}"))
         try:
             self.board.retire(number)
         except OSError:

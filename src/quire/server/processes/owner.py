@@ -69,7 +69,12 @@ class Owner:
     async def run(self, listeners: Sequence[socket.socket], stand_in: StandIn) -> None:
         """stand_in: answers on the listeners until fronts do."""
         settings = core_settings(self._engine)
-        async with host_engine(settings, make_supervisor=self._make_supervisor) as host:
+        async with host_engine(
+            settings,
+            make_supervisor=self._make_supervisor,
+            flight_dir=self._settings.flight_dir,
+        ) as host:
+            self._signals.call_at_usr1(host.write_dump)
             # The owner writes one line of figures for all fronts.
             of_fronts = replace(self._settings, disable_log_stats=True)
             fronts = Fronts(

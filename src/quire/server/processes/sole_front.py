@@ -61,8 +61,11 @@ class SoleFront:
         relieving = asyncio.create_task(self._relieve(stand_in, listeners))
         try:
             async with host_engine(
-                core_settings(self._engine), make_supervisor=self._make_supervisor
+                core_settings(self._engine),
+                make_supervisor=self._make_supervisor,
+                flight_dir=self._settings.flight_dir,
             ) as host:
+                self._signals.call_at_usr1(host.write_dump)
                 await self._serve(host, serving)
         finally:
             relieving.cancel()

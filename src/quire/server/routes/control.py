@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, get_args
 
 import msgspec
+from starlette.responses import Response
 
 from quire.protocol.control import (
     AdminOp,
@@ -21,7 +23,8 @@ from quire.protocol.control import (
     Wake,
 )
 from quire.server.requests.errors import RefusedError
-from quire.server.routes.route import Access, Call, Query, Route
+from quire.server.routes.route import BYTES, Access, Call, Query, Route
+from quire.telemetry.flight.dump import collect, encode_dump
 
 __all__ = ["ROUTES"]
 
@@ -121,6 +124,17 @@ async def stop_profile(call: Call[None]) -> ProfileEnd:
     return ProfileEnd((await _control(call, StopProfile())).profile)
 
 
+async def flight(call: Call[None]) -> Response:
+    """A dump of the flight recorder: what the last steps did, and the stacks of all processes. The
+    engine is not asked, so one that hangs is shown too."""
+    client = call.services.backend.client
+    directories = () if client is None else client.directories
+    name = call.services.name
+    dump = await asyncio.to_thread(collect, "route: GET /debug/flight", name, directories)
+    headers = {"content-disposition": 'attachment; filename="flight.bin"'}
+    return Response(await asyncio.to_thread(encode_dump, dump), headers=headers, media_type=BYTES)
+
+
 async def _control(call: Call[None], op: AdminOp) -> Report:
     return await call.services.backend.require_core().control(op)
 
@@ -157,7 +171,7 @@ def _route(
     )
 
 
-ROUTES = (
+ROUTES: tuple[Route[Any, Any], ...] = (
     _route("POST", "/sleep", sleep, EngineActivity, _LEVEL, _MODE),
     _route("POST", "/wake_up", wake_up, EngineActivity),
     _route("GET", "/is_sleeping", is_sleeping, IsSleeping),
@@ -167,4 +181,5 @@ ROUTES = (
     _route("POST", "/reset_prefix_cache", reset_prefix_cache, CacheReset, _RESET_RUNNING),
     _route("POST", "/start_profile", start_profile, ProfileStart),
     _route("POST", "/stop_profile", stop_profile, ProfileEnd),
+    Route("GET", "/debug/flight", flight, access=Access.ENGINE_CONTROL, media=BYTES),
 )

@@ -77,6 +77,7 @@ class Services:
         """board: None if there is a single front. front: its number on the board."""
         limits = settings.limits
         self._board, self._front = board, front
+        self.name = f"front {front}" if front else "server"
         self.settings = settings
         self.backend = backend
         self.metrics = ServerMetrics()
