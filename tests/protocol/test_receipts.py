@@ -1,4 +1,4 @@
-"""Receipts: what they state, that every bit of it counts, and what is refused."""
+"""Receipts: their contents, the weight of every bit, and refusals."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_swapped_tokens_are_not_computed_again() -> None:
 
 
 def test_an_aborted_request_is_remembered() -> None:
-    """Fault: who gave up cannot ask why."""
+    """Fault: a client that gave up cannot ask why."""
     engine = FakeEngine(max_num_seqs=1)
     engine.add(prompt(0), max_tokens=20)
     handles = engine.add(prompt(1), max_tokens=5)

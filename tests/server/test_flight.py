@@ -1,4 +1,4 @@
-"""Dumps of the flight recorder from a server: by its route, by a signal, and of all processes."""
+"""Dumps of the flight recorder from a server, asked by its route and by a signal, with all processes."""
 
 from __future__ import annotations
 

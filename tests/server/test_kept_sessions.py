@@ -1,4 +1,4 @@
-"""Sessions in a file beside the K/V on disk: what comes back, and what does not."""
+"""Sessions in a file beside the K/V on disk, across ends and kills of a server."""
 
 from __future__ import annotations
 

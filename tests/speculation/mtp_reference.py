@@ -82,7 +82,7 @@ class MTPOracle:
         return found
 
     def joined(self, tokens: Sequence[int], states: torch.Tensor) -> torch.Tensor:
-        """[T, 2E]: what the projection reads. tokens: the one after each state."""
+        """[T, 2E], the input of the projection. tokens: the one after each state."""
         embedded = self._base.embed_tokens(torch.tensor(tokens)).clone()
         if not self._is_delta:
             embedded[0] = 0.0

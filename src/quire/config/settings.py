@@ -369,7 +369,7 @@ class NumericsSettings:
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     logprobs_mode: str = _setting(
         "raw_logprobs",
-        "what logprobs of outputs are: of the model, or after penalties, temperature and filters",
+        "logprobs of outputs: the model's, or those after penalties, temperature and filters",
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     )
     batch_invariant: bool = _setting(

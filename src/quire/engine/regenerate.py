@@ -67,8 +67,8 @@ def regenerate(
     words, empty if there is none: first of the fields, then of the tokens.
 
     adapter: adapter that computed it. first_handle: the first of as many handles as the receipt has
-    samples, which no request had. Raises RequestError if the receipt does not say enough: of
-    images it has digests alone.
+    samples, which no request had. Raises RequestError if the receipt does not say enough. It
+    has only digests of images.
     """
     stated = receipt.statement
     if stated.text.get("media"):

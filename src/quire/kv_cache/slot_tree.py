@@ -188,7 +188,7 @@ class SlotTree:
         return found
 
     def _rank(self, slot: int) -> float:
-        """Return the place of a block among leaves: those with the lowest go first."""
+        """Return the place of a block among leaves. Those with the lowest go first."""
         return float(self._value[slot]) + GUARDED * bool(self._is_guarded[slot])
 
     def _offer(self, slot: int) -> None:

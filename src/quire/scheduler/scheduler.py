@@ -352,7 +352,7 @@ class Scheduler:
                 len(state.tickets),
                 self._num_in_flight,
                 preempted,
-                flight.reason_of(self._admission.shortage) if num_waiting else b"",
+                flight.reason_of(self._admission.shortage.words) if num_waiting else b"",
                 self._noted_handles,
             )
         )

@@ -45,7 +45,7 @@ class IdeficsTower:
 
 
 def _position_ids(per_side: int) -> torch.Tensor:
-    """Row of the table of positions for each patch: those of a grid of fractions, as the encoder
+    """Row of the table of positions for each patch, on a grid of fractions, as the encoder
     was trained for images of any size. For whole tiles it is 0, 1, 2, …, but for rounding."""
     step = 1.0 / torch.tensor(per_side)
     bounds = torch.arange(1 / per_side, 1.0, 1 / per_side)

@@ -38,7 +38,7 @@ class IdeficsPreparer:
         """The rows are those of one tile with the whole image. grid: none is taken."""
         if grid is not None:
             raise RequestError("image_grid_thw is given, and this model has no grid: leave it out")
-        return self._expand(1, 1), (TokenRun(self._spec.tower.tokens_per_tile),)
+        return self._expand(1, 1), (TokenRun(self._spec.tokens_per_tile),)
 
 
 def make_tiles(spec: IdeficsSpec, image: Image.Image, *, splits: bool) -> ImageTiles:

@@ -125,8 +125,8 @@ async def stop_profile(call: Call[None]) -> ProfileEnd:
 
 
 async def flight(call: Call[None]) -> Response:
-    """A dump of the flight recorder: what the last steps did, and the stacks of all processes. The
-    engine is not asked, so one that hangs is shown too."""
+    """A dump of the flight recorder: the last steps, and the stacks of all processes. The engine
+    is not asked, so one that hangs is shown too."""
     client = call.services.backend.client
     directories = () if client is None else client.directories
     name = call.services.name

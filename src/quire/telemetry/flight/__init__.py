@@ -1,4 +1,4 @@
-"""The flight recorder: what the last steps of an engine did, always on, in memory of one size.
+"""The flight recorder: a log of an engine's last steps, always on, in memory of one size.
 
 `record` has the ring and its layout, `stacks` what the threads of a process do, and `dump` the file
 that holds both.

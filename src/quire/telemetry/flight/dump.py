@@ -117,8 +117,8 @@ class DumpFolder:
         self.path = path or Path(tempfile.gettempdir()) / f"quire-flight-{os.getuid()}"
 
     def write(self, dump: FlightDump) -> Path | None:
-        """Write a dump and return its file. A dump that cannot be written is logged: whatever it
-        would tell of is worse."""
+        """Write a dump and return its file. A dump that cannot be written is logged. The fault
+        it would tell of is worse."""
         try:
             self._make()
             when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(dump.wall_ns / 1e9))
@@ -152,8 +152,8 @@ class DumpFolder:
 
 
 class FaultDumps:
-    """Writes a dump when a fault comes, at most one in `BETWEEN_FAULTS_S`: what follows a fault
-    soon is seldom news, and a dump takes time."""
+    """Writes a dump when a fault comes, at most one in `BETWEEN_FAULTS_S`: the faults behind it
+    are seldom news, and a dump takes time."""
 
     def __init__(
         self,

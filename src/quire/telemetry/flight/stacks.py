@@ -69,7 +69,7 @@ class StackFile:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         faulthandler.enable(self._descriptor)
         faulthandler.register(signal.SIGUSR1, self._descriptor, all_threads=True)
-        os.write(self._descriptor, _head(os.getpid()))  # last: whoever reads it sends the signal
+        os.write(self._descriptor, _head(os.getpid()))  # last: a reader sends the signal
 
 
 def forget_stacks(place: StackPlace) -> None:
