@@ -1,4 +1,4 @@
-"""Dumps of the flight recorder from a server, asked by its route and by a signal, with all processes."""
+"""Dumps of the flight recorder from a server, by its route and by a signal."""
 
 from __future__ import annotations
 
