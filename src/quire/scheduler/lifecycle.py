@@ -151,7 +151,7 @@ class Lifecycle:
             self.preempt(running[-1], PreemptionCause.SPARE)
 
     def make_room(self, taker: SequenceGroup) -> bool:
-        """Free blocks so that `taker`, which runs, can grow. Groups that do not compute give theirs,
+        """Free blocks for `taker`, which runs, to grow. Groups that do not compute give theirs,
         or else the last group by key is preempted. Return False if more blocks become free only
         when copies end."""
         progressing, kv = self._state.roster.progressing, self._state.kv
