@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent import futures
@@ -170,6 +171,26 @@ def test_nothing_is_gathered_while_nobody_looks(front: ModelFront) -> None:
         assert [type(op) for op in asked] == [Inspect, MapBlocks]
         http.get("/ui/api/snapshot")
         assert [type(op) for op in asked] == [Inspect, MapBlocks, MapBlocks], "the plan stays"
+    client.engine.core.shutdown()
+
+
+def test_steps_that_take_long_are_shown(front: ModelFront) -> None:
+    """Fault: a step that takes longer than two looks are apart is in none of them."""
+    client = InMemoryClient(step_s=1.0)
+    shown: dict[str, list[float]] = {}
+    with (
+        running_server(front, client=client) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+        futures.ThreadPoolExecutor(1) as pool,
+    ):
+        http.get("/ui/api/snapshot")
+        answer = pool.submit(http.post, CHAT, json={**BODY, "max_tokens": 3})
+        while not answer.done():
+            shown |= http.get("/ui/api/snapshot").json()["steps"]
+            time.sleep(0.2)
+        assert answer.result().status_code == 200
+        shown |= http.get("/ui/api/snapshot").json()["steps"]
+    assert sum(decode for _, decode, *_ in shown.values()) == 2, "the first is of the prompt"
     client.engine.core.shutdown()
 
 
