@@ -240,9 +240,15 @@ def test_owners_of_blocks_are_named_to_their_own_key(front: ModelFront) -> None:
         with futures.ThreadPoolExecutor(1) as pool:
             done = pool.submit(http.post, CHAT, json=second, headers={"x-api-key": keys[1]})
             server.wait_until_open(2)
-            own, other = (
-                http.get("/ui/api/snapshot", headers={"x-api-key": key}).json() for key in keys
-            )
+
+            def looked_at() -> list[dict[str, Any]]:
+                """Both keys' views, once a step has looked at the second request."""
+                found = [
+                    http.get("/ui/api/snapshot", headers={"x-api-key": key}).json() for key in keys
+                ]
+                return found if "max_num_seqs" in json.dumps(found[0]["groups"]) else []
+
+            own, other = waiting.wait_for(looked_at, "a reason to wait")
             first.close()
             assert done.result().status_code == 200
         server.wait_until_idle()
