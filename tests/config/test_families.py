@@ -487,6 +487,21 @@ def test_seed_oss_has_biases_of_three_kinds(tmp_path: Path) -> None:
     assert spec_of(tmp_path, **names, **given).traits == LlamaTraits(o_bias=True, mlp_bias=True)
 
 
+def test_helium_has_no_bias_behind_attention(tmp_path: Path) -> None:
+    """Catches a bias of the output that follows that of q, k and v, rope and norms of Llama, and
+    ids of tokens that the file leaves out."""
+    names = {"architectures": ["HeliumForCausalLM"], "model_type": "helium"}
+    silent = {"head_dim": ..., "max_position_embeddings": ..., "rms_norm_eps": ...}
+    spec = spec_of(tmp_path, **names, **silent, rope_theta=..., eos_token_id=..., bos_token_id=...)
+    assert spec.traits == LlamaTraits(pairs_neighbours=True)
+    assert (spec.head_dim, spec.max_context, spec.norm_eps) == (128, 4096, 1e-8)
+    assert spec.ropes[0] == RopeSpec(128, 1e5)
+    assert (spec.bos_token_id, spec.eos_token_ids) == (1, (2,))
+    given = {"attention_bias": True, "mlp_bias": True}
+    traits = LlamaTraits(qkv_bias=True, mlp_bias=True, pairs_neighbours=True)
+    assert spec_of(tmp_path, **names, **given).traits == traits
+
+
 def test_smollm3_has_layers_without_positions(tmp_path: Path) -> None:
     """Catches a context that is taken for a hard limit, since some layer has no rope, and windows
     that count although they are switched off."""

@@ -351,6 +351,12 @@ CASES = (
         "exaone4",
         {"sliding_window": None, "layer_types": ["full_attention"] * 4, "head_dim": 16},
     ),
+    Case("helium", "helium"),
+    Case(
+        "helium-bias",
+        "helium",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     Case("smollm3", "smollm3"),
     Case(
         "smollm3-window",

@@ -115,6 +115,7 @@ BASES = {
     "exaone4": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 7},
     "granite": _LLAMA,
     "seed_oss": {**_LLAMA, "head_dim": 16},
+    "helium": {**_LLAMA, "head_dim": 8},
     "smollm3": {**_LLAMA, "num_hidden_layers": 4},
     "gemma2": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 7},
     "gemma3_text": {**_LLAMA, "head_dim": 16, "num_hidden_layers": 6, "sliding_window": 7},

@@ -60,6 +60,15 @@ def test_a_reason_for_each_that_waits() -> None:
     assert waiting.num_blocks == 0 and waiting.num_tokens == 3
 
 
+def test_a_request_that_has_just_come_waits_for_the_next_step() -> None:
+    """Fault: it gets the reason of a step that had nobody to admit."""
+    engine = FakeEngine()
+    engine.add([1, 2, 3], max_tokens=30)
+    engine.step()
+    engine.add([4, 5, 6], max_tokens=4)
+    assert look(engine)[1].groups[-1].waits == "the next step may admit it"
+
+
 def test_too_few_blocks_are_a_reason() -> None:
     engine = FakeEngine(num_blocks=8, max_model_len=32)
     engine.add(list(range(1, 20)), max_tokens=8)

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent import futures
@@ -173,6 +174,26 @@ def test_nothing_is_gathered_while_nobody_looks(front: ModelFront) -> None:
     client.engine.core.shutdown()
 
 
+def test_steps_that_take_long_are_shown(front: ModelFront) -> None:
+    """Fault: a step that takes longer than two looks are apart is in none of them."""
+    client = InMemoryClient(step_s=1.0)
+    shown: dict[str, list[float]] = {}
+    with (
+        running_server(front, client=client) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+        futures.ThreadPoolExecutor(1) as pool,
+    ):
+        http.get("/ui/api/snapshot")
+        answer = pool.submit(http.post, CHAT, json={**BODY, "max_tokens": 3})
+        while not answer.done():
+            shown |= http.get("/ui/api/snapshot").json()["steps"]
+            time.sleep(0.2)
+        assert answer.result().status_code == 200
+        shown |= http.get("/ui/api/snapshot").json()["steps"]
+    assert sum(decode for _, decode, *_ in shown.values()) == 2, "the first is of the prompt"
+    client.engine.core.shutdown()
+
+
 def letters(runs: str) -> Counter[str]:
     """Return how many blocks are in each state."""
     found: Counter[str] = Counter()
@@ -219,9 +240,15 @@ def test_owners_of_blocks_are_named_to_their_own_key(front: ModelFront) -> None:
         with futures.ThreadPoolExecutor(1) as pool:
             done = pool.submit(http.post, CHAT, json=second, headers={"x-api-key": keys[1]})
             server.wait_until_open(2)
-            own, other = (
-                http.get("/ui/api/snapshot", headers={"x-api-key": key}).json() for key in keys
-            )
+
+            def looked_at() -> list[dict[str, Any]]:
+                """Both keys' views, once a step has looked at the second request."""
+                found = [
+                    http.get("/ui/api/snapshot", headers={"x-api-key": key}).json() for key in keys
+                ]
+                return found if "max_num_seqs" in json.dumps(found[0]["groups"]) else []
+
+            own, other = waiting.wait_for(looked_at, "a reason to wait")
             first.close()
             assert done.result().status_code == 200
         server.wait_until_idle()

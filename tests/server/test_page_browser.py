@@ -191,6 +191,26 @@ def test_probabilities_of_tokens(viewer: Viewer, script: Script) -> None:
     assert "%" in token.locator(".token-card").inner_text()
 
 
+def test_an_answer_that_waits_says_where_to_see_why(browser: Any, front: ModelFront) -> None:
+    """Fault: while others run, the chat shows an empty answer without a word."""
+    client = InMemoryClient(step_s=2.5)
+    with running_server(front, client=client) as server:
+        viewer = Viewer(browser, server.url, SIZES[1], "light")
+        page = viewer.page
+        page.goto(f"{server.url}/")
+        page.get_by_label("Message", exact=True).fill("Hello")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="See what the request waits for").click()
+        page.wait_for_selector(".request")
+        page.get_by_role("link", name="Chat", exact=True).click()
+        page.wait_for_selector(".assistant[aria-busy=true] .markdown:not(:empty)")
+        assert not page.get_by_text("No token yet").count()
+        page.locator(".send.stop").click()
+        ended(page)
+        viewer.close()
+    client.engine.core.shutdown()
+
+
 def test_stop(browser: Any, front: ModelFront) -> None:
     """Fault: an answer that the reader stopped goes on in the engine, or is lost."""
     client = InMemoryClient(step_s=0.02)

@@ -38,7 +38,7 @@ class Admission:
         self._loads = loads
         self._was_short = False
         self.shortage = WaitReason.STEP
-        """Reason why the last call of `admit` admitted no more groups."""
+        """Reason why the last call of `admit` admitted no more groups; `STEP` if no more waited."""
 
     def take_from_spare(self) -> None:
         """Preempt a group on spare capacity if there is no slot for a waiting group, or the last
@@ -99,8 +99,9 @@ class Admission:
             self._state.flight.event(EventKind.ADMITTED, group.request.first_handle, cached)
             step.admit(chunks, is_spare=group.is_spare)
         else:
-            is_held = self._state.waiting.is_held
-            self.shortage = WaitReason.HELD if is_held else WaitReason.TOKENS
+            waiting = self._state.waiting
+            behind = WaitReason.TOKENS if waiting else WaitReason.STEP
+            self.shortage = WaitReason.HELD if waiting.is_held else behind
         return step.chosen()
 
     def skip(self) -> None:

@@ -74,6 +74,15 @@ _SEED_OSS = {
     "head_dim": 128,
     "attention_bias": True,
 }
+_HELIUM = {
+    "max_position_embeddings": 4096,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-8,
+    "rope_theta": 1e5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 3,
+}
 _SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": None}
 """Values that these families mean where the file is silent."""
 
@@ -223,6 +232,17 @@ def read_seed_oss(raw: RawConfig, dtype: str) -> ModelSpec:
         qkv_bias=raw.read(bool, "attention_bias"),
         o_bias=raw.read(bool, "attention_out_bias", default=False),
         mlp_bias=raw.read(bool, "mlp_bias", default=False),
+    )
+    return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
+
+
+def read_helium(raw: RawConfig, dtype: str) -> ModelSpec:
+    """Helium: rope turns neighbours; the output of attention has no bias."""
+    raw = raw.with_defaults(_HELIUM)
+    traits = LlamaTraits(
+        qkv_bias=raw.read(bool, "attention_bias", default=False),
+        mlp_bias=raw.read(bool, "mlp_bias", default=False),
+        pairs_neighbours=True,
     )
     return read_llama_like(raw, dtype, traits, (FULL,) * read_num_layers(raw))
 
@@ -507,6 +527,7 @@ FAMILIES = (
         {"SeedOssForCausalLM": read_seed_oss},
         GGUFNames("seed_oss", {**BLOCK, "post_attention_norm": "post_attention_layernorm"}),
     ),
+    Family("Helium", _MODEL, "helium", {"HeliumForCausalLM": read_helium}),
     Family(
         "SmolLM3",
         _MODEL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ SLOW_MAP_S = 2.0
 PATIENCE_S = 0.1
 
 OVERLAP_S, LONGEST_S = 0.5, 60.0
-"""Seconds by which two answers overlap in their steps, and of the first answer."""
+"""Seconds by which two answers overlap in their steps, and that an answer goes back at most."""
 
 MAX_STEPS = 256
 """Steps of a core that a snapshot has."""
@@ -108,7 +109,8 @@ class EngineLook:
             if restarts != self._restarts:
                 self._plan = (await client.control(Inspect())).plan
                 self._restarts = restarts
-            age_s = time.monotonic() - self._told_s + OVERLAP_S
+            age_s = max(time.monotonic() - self._told_s, _since_known(self._view, self._steps))
+            age_s += OVERLAP_S
             report = await client.control(MapBlocks(steps_s=min(age_s, LONGEST_S)))
             self._told_s = time.monotonic()
             self._runs, self._view = run_lengths(report.blocks), report.view or EngineView()
@@ -185,6 +187,19 @@ def _view(runs: str, view: EngineView, steps: dict[str, list[float]]) -> dict[st
             for each in view.prefixes
         ],
     }
+
+
+def _since_known(view: EngineView, known: Mapping[str, list[float]]) -> float:
+    """Return the seconds since the plan of the newest known step, of the core where that is longest
+    ago; `LONGEST_S` if a core has none. Each later step was planned after it, however long it took.
+    """
+    newest: dict[str, float] = {}
+    for name, (at, *_) in known.items():
+        core = name.partition(".")[0]
+        newest[core] = max(at, newest.get(core, at))
+    if len(newest) < len(view.steps):
+        return LONGEST_S
+    return max(0.0, time.time() - min(newest.values(), default=math.inf))
 
 
 def _steps(view: EngineView, known: Mapping[str, list[float]]) -> dict[str, list[float]]:

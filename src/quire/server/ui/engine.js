@@ -268,7 +268,7 @@ export class EngineView {
     const most = this._shown.status.capacity?.max_num_batched_tokens;
     const timed = drawn.shown.filter(({ ms }) => ms > 0);
     const mean = timed.reduce((sum, { ms }) => sum + ms, 0) / timed.length;
-    setText(this._stepsNote, last ? `A bar is a step, its height the root of its tokens. The largest has ${number(drawn.top)} tokens${most ? ` of ${number(most)} at most` : ""}.${timed.length ? ` They took ${duration(mean)} on average, ${duration(drawn.topMs)} at most.` : ""}` : "No step since the page looks.");
+    setText(this._stepsNote, last ? `A bar is a step, its height the root of its tokens. The largest has ${number(drawn.top)} tokens${most ? ` of ${number(most)} at most` : ""}.${timed.length ? ` They took ${duration(mean)} on average, ${duration(drawn.topMs)} at most.` : ""}` : "No step so far.");
   }
 
   /** Describe the step below the pointer; null: none. */

@@ -38,7 +38,14 @@ export class AnswerView {
     const isThinking = isOpen && !message.content && !message.calls?.length;
     this._summary.textContent = isThinking ? "Thinking …" : `Thought${Number.isFinite(message.thoughtMs) ? ` for ${duration(message.thoughtMs)}` : ""}`;
     this._markdown.show(message.content);
-    if (!isOpen) this._close();
+    if (isOpen) this._showWait(!message.content && !message.reasoning && !message.calls?.length);
+    else this._close();
+  }
+
+  /** Say that nothing has come yet, and where to see why. */
+  _showWait(isWaiting) {
+    if (isWaiting === (this._note.firstChild !== null)) return;
+    fill(this._note, isWaiting && h("p", { class: "hint late" }, "No token yet. ", h("a", { href: "#engine" }, "See what the request waits for")));
   }
 
   _close() {
