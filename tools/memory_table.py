@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import ModelSpec, read_model_spec
-from quire.config.memory.plan import format_bytes, weight_bytes
+from quire.config.memory.amounts import format_bytes
+from quire.config.memory.plan import weight_bytes
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError

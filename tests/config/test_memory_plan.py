@@ -12,12 +12,12 @@ import pytest
 from quire.bundled import bundled_model_path
 from quire.config import Checkpoint, TensorInfo, read_checkpoint, read_model_spec
 from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.memory.amounts import format_bytes
 from quire.config.memory.plan import (
     EXPERT_ROWS,
     activation_bytes,
     capture_bytes,
     expert_bytes,
-    format_bytes,
     largest_context,
     logits_bytes,
     table_bytes,

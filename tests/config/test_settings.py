@@ -13,8 +13,9 @@ from tools.settings_reference import REFERENCE, render_reference
 
 from quire.bundled import bundled_model_path
 from quire.cli.flags.fields import add_field_flags
+from quire.config.memory.amounts import parse_bytes, parse_count
 from quire.config.resolved import ResolvedScheduler, ResolvedSettings
-from quire.config.settings import SECTIONS, EngineSettings, parse_bytes, parse_count, setting_fields
+from quire.config.settings import SECTIONS, EngineSettings, setting_fields
 from quire.config.startup import find_model
 from quire.errors import ConfigError
 

@@ -532,7 +532,7 @@ def test_sleep_does_not_wait_for_a_disk_that_hangs(
     folder: Path, disk: str, monkeypatch: pytest.MonkeyPatch, has_new_weights: bool
 ) -> None:
     """The pool's memory is given back, and what the disk writes later is whole or is not found."""
-    monkeypatch.setattr("quire.engine.core.engine_core.SECONDS_TO_SAVE", 0.1)
+    monkeypatch.setattr("quire.engine.core.moving_blocks.SECONDS_TO_SAVE", 0.1)
     tensors = load_file(folder / "model.safetensors")
     with small_engines(str(folder), kv_disk=disk) as make:
         llm = make()

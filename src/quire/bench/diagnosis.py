@@ -11,7 +11,7 @@ import torch
 
 from quire.bench.machine import Machine, describe_machine
 from quire.config import env
-from quire.config.memory.plan import format_bytes
+from quire.config.memory.amounts import format_bytes
 from quire.config.resolve import Decision
 from quire.config.settings import EngineSettings
 from quire.engine.kernel_choice import choose_kernels

@@ -16,7 +16,7 @@ import torch
 
 import quire
 from quire.config.device import describe_gpu
-from quire.config.memory.plan import format_bytes
+from quire.config.memory.amounts import format_bytes
 from quire.ops.native.huge_pages import map_huge_pages
 from quire.platform import Platform, detect_platform
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from quire.cli.parser import CommandParser
 from quire.config.kv_disk.check import StoreReading, clear, read_store, verify
 from quire.config.kv_disk.folder import KVFolder
-from quire.config.memory.plan import format_bytes
+from quire.config.memory.amounts import format_bytes
 from quire.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]

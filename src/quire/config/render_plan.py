@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config.kv_layout import KV_DTYPES
-from quire.config.memory.plan import FEWEST_DRAFTS, format_bytes
+from quire.config.memory.amounts import format_bytes
+from quire.config.memory.plan import FEWEST_DRAFTS
 from quire.config.resolve import Decision, Resolved
 from quire.config.shard import Shard
 

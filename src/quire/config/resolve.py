@@ -18,6 +18,7 @@ from quire.config.device import (
     choose_step_tokens,
 )
 from quire.config.kv_layout import FP8_DTYPES, KVLayout
+from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import (
     MemoryBudget,
     check_host_memory,
@@ -28,7 +29,6 @@ from quire.config.memory.fixed_bytes import FixedOf, device_fixed, host_fixed
 from quire.config.memory.plan import (
     MemoryPlan,
     adapter_bytes,
-    format_bytes,
     states_bytes,
     weight_bytes,
 )

@@ -19,6 +19,7 @@ from typing import Any, cast
 from quire.config.env import KERNEL_ISAS
 from quire.config.foreign import ALIASES, FOREIGN_SETTINGS, SPELLINGS
 from quire.config.kv_layout import FP8_DTYPES
+from quire.config.memory.amounts import parse_bytes, parse_count
 from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.speculation import parse_speculation
@@ -36,8 +37,6 @@ __all__ = [
     "NumericsSettings",
     "RuntimeSettings",
     "SchedulerSettings",
-    "parse_bytes",
-    "parse_count",
     "setting_fields",
     "setting_values",
 ]
@@ -60,15 +59,6 @@ DEFAULT_MEDIA_LIMIT = 16
 _INT64_MAX = 2**63 - 1
 
 _BARE_NUMBER = re.compile(r"\s*\d+(\.\d+)?\s*")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
-_BYTE_UNITS: Mapping[str, int] = {
-    "": 1,
-    "b": 1,
-    **{unit: 1000 ** (i + 1) for i, unit in enumerate(("kb", "mb", "gb", "tb"))},
-    **{unit: 1024 ** (i + 1) for i, unit in enumerate(("kib", "mib", "gib", "tib"))},
-    **{unit: 1024 ** (i + 1) for i, unit in enumerate(("k", "m", "g", "t"))},
-}
-_COUNT_UNITS: Mapping[str, int] = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
@@ -485,27 +475,6 @@ def setting_fields() -> tuple[Field[Any], ...]:
 def setting_values(settings: EngineSettings) -> dict[str, str | int | float | bool | None]:
     """The settings by name, as `EngineSettings.from_values` takes them in another process."""
     return {item.name: getattr(settings, item.name) for item in fields(settings)}
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of "4GiB", "512 MB", "2g" (as GiB) or "1000". Raises ValueError."""
-    return _scaled(text, text.lower(), _BYTE_UNITS)
-
-
-def parse_count(text: str) -> int:
-    """A count such as "4096", "32k" (32,000) or "32K" (32,768). Raises ValueError."""
-    return _scaled(text, text, _COUNT_UNITS)
-
-
-def _scaled(text: str, spelled: str, units: Mapping[str, int]) -> int:
-    match = _SIZE.fullmatch(spelled)
-    if match is None or match[2] not in units:
-        raise ValueError(f"{text!r} is not a number with one of the units {', '.join(units)}")
-    return (
-        int(float(match[1]) * units[match[2]])
-        if "." in match[1]
-        else (int(match[1]) * units[match[2]])
-    )
 
 
 def _normalised(item: Field[Any], value: object) -> object:

@@ -36,6 +36,7 @@ from quire.scheduler.policies.policy import CountsTokens, Policy
 from quire.scheduler.policies.spare import SpareLast
 from quire.scheduler.prefix import PrefixCache
 from quire.scheduler.readings.records import Records
+from quire.scheduler.readings.step_log import StepLog
 from quire.scheduler.readings.view import JUST_NOW_S, view_of, viewed_steps
 from quire.scheduler.recovery import Recovery
 from quire.scheduler.results import ResultIntake
@@ -47,11 +48,7 @@ from quire.scheduler.table import SequenceTable
 from quire.scheduler.token_budget import TokenBudget
 from quire.speculation import DraftMethods
 from quire.telemetry.engine_stats import SchedulerStats
-from quire.telemetry.flight.record import (
-    NUM_HANDLES,
-    EventKind,
-    FlightRecorder,
-)
+from quire.telemetry.flight.record import FlightRecorder
 
 __all__ = ["Scheduler"]
 
@@ -133,10 +130,8 @@ class Scheduler:
         )
         beams = BeamIntake(state, self._lifecycle)
         self._results = ResultIntake(state, self._lifecycle, beams, self._drafts.verified)
-        self._counter = queue if isinstance(policy, CountsTokens) else None
-        self._steps_total = 0
+        self._log = StepLog(state, queue if isinstance(policy, CountsTokens) else None)
         self._num_in_flight = 0
-        self._noted_rows, self._noted_handles = (-1, 0, 0), b""
         self._masks = LateMasks(table)
         self._has_grammars = False  # ever: a plain step is not to pay for masks
 
@@ -147,11 +142,7 @@ class Scheduler:
         that is returned `grammar_opened` or `adapter_opened` follows, or `opening_refused`."""
         self._has_grammars |= request.grammar is not None
         openings = self._requests.add(request)
-        prompt, first = len(request.prompt_token_ids), request.first_handle + request.first_sample
-        for handle in range(first, first + request.params.n):
-            sample = handle - request.first_handle
-            name = f"{request.request_id[:60]}[{sample}]" if sample else request.request_id
-            self.flight.event(EventKind.ADDED, handle, prompt, name)
+        self._log.added(request)
         return openings
 
     def grammar_opened(self, ticket: int, grammar: Grammar) -> None:
@@ -260,10 +251,20 @@ class Scheduler:
         state.recovery.note_planned(slots)
         of_prompts = state.table.num_computed[slots] < state.table.num_prompt[slots]
         prefill = int(tokens[of_prompts].sum()) if of_prompts.any() else 0
-        self._count(slots, tokens, of_prompts, prefill, now)
+        self._log.count(slots, tokens, of_prompts, prefill, now)
         starts = state.table.num_computed.copy()
         drafts = self._drafts.choose(slots, tokens)
-        self._note(slots, tokens, drafts, of_prompts, prefill, now)
+        self._log.note(
+            slots,
+            tokens,
+            drafts,
+            of_prompts,
+            prefill,
+            now,
+            num_in_flight=self._num_in_flight,
+            preempted_total=self._lifecycle.preempted_total,
+            shortage=self._admission.shortage,
+        )
         sampling = self._advance(slots, tokens, drafts)
         plan = state.builder.build(slots, tokens, drafts)
         self._results.expect(plan.step_id, starts, mark, drafts)
@@ -295,67 +296,6 @@ class Scheduler:
         running copies when no other step will tell."""
         kv = self.state.kv
         return kv.has_copies_to_start or (kv.transfers.are_under_way and not self._num_in_flight)
-
-    def _count(
-        self,
-        slots: Slots,
-        tokens: Slots,
-        of_prompts: npt.NDArray[np.bool_],
-        prefill: int,
-        now: float,
-    ) -> None:
-        """Report the step to what measures: the speed of prefill, the records of groups, and the
-        policy's count of tokens."""
-        self._steps_total += 1
-        self.state.speed.step_planned(now, prefill)
-        self.state.records.count(slots, tokens, of_prompts, prefill)
-        if self._counter is not None:
-            self._counter.count_tokens(self.state.table.account[slots], tokens)
-
-    def _note(
-        self,
-        slots: Slots,
-        tokens: Slots,
-        drafts: ChosenDrafts,
-        of_prompts: npt.NDArray[np.bool_],
-        prefill: int,
-        now: float,
-    ) -> None:
-        """Log the step, before it is counted as done."""
-        state, flight = self.state, self.flight
-        pool, roster, num_waiting = state.kv.pool, state.roster, len(state.waiting)
-        evicted, preempted = flight.since_last(pool.evicted_total, self._lifecycle.preempted_total)
-        key = (flight.num_events, len(slots), prefill)
-        if prefill or key != self._noted_rows:  # else they are the rows of the last step
-            first = slots
-            if prefill and len(slots) > NUM_HANDLES:
-                first = np.concatenate((slots[of_prompts], slots[~of_prompts]))
-            self._noted_rows = key
-            self._noted_handles = state.table.handle[first[:NUM_HANDLES]].tobytes()
-        num_free, num_cached = pool.num_free, pool.num_cached
-        flight.planned(
-            (  # in the order of `PlannedPart`, whose names would cost a microsecond
-                self._steps_total,
-                int(now * 1e9),
-                len(slots),
-                int(np.count_nonzero(of_prompts)) if prefill else 0,
-                int(np.add.reduce(tokens)) - prefill,
-                prefill,
-                int(drafts.counts.sum()) if len(drafts.slots) else 0,
-                len(roster.running),
-                num_waiting,
-                len(roster.blocked),
-                num_free,
-                num_cached,
-                pool.num_blocks - num_free - num_cached,
-                evicted,
-                len(state.tickets),
-                self._num_in_flight,
-                preempted,
-                flight.reason_of(self._admission.shortage.words) if num_waiting else b"",
-                self._noted_handles,
-            )
-        )
 
     def _choose_running(self) -> tuple[Slots, Slots, bool]:
         """Return running slots that compute, and tokens for each, with their blocks; and whether
@@ -602,7 +542,7 @@ class Scheduler:
             **({} if disk is None else disk.stats()),
             prompt_tokens_total=self._allocation.prompt_tokens_total,
             cached_tokens_total=self._allocation.cached_tokens_total,
-            steps_total=self._steps_total,
+            steps_total=self._log.steps_total,
             prefill_tokens_per_s=self.state.speed.last_known,
             drafted_rows_total=drafts.rows,
             draft_tokens_total=drafts.drafts,

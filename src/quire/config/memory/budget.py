@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config.memory.plan import format_bytes
+from quire.config.memory.amounts import format_bytes
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import Platform

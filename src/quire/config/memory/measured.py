@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import device_budget
-from quire.config.memory.plan import FixedBytes, format_bytes
+from quire.config.memory.plan import FixedBytes
 from quire.config.memory.pool_size import PoolSizing
 from quire.config.resolve import Decision, Resolved
 from quire.config.settings import EngineSettings

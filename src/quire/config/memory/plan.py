@@ -26,7 +26,6 @@ __all__ = [
     "capture_bytes",
     "capture_table_bytes",
     "expert_bytes",
-    "format_bytes",
     "image_bytes",
     "largest_context",
     "logits_bytes",
@@ -297,12 +296,3 @@ def largest_context(fits: Callable[[int], bool], limit: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def format_bytes(count: int) -> str:
-    """ "1.23 GiB", "45.6 MiB" or "789 B": three or four digits and a unit."""
-    size, units = float(count), ("B", "KiB", "MiB", "GiB", "TiB")
-    unit = 0
-    while size >= 1024 and unit < len(units) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{count} B" if unit == 0 else f"{size:.{2 if size < 10 else 1}f} {units[unit]}"

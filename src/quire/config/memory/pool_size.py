@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from quire.config.kv_layout import KVLayout
+from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import MemoryBudget
 from quire.config.memory.fixed_bytes import FixedOf
-from quire.config.memory.plan import FixedBytes, MemoryPlan, format_bytes, largest_context
+from quire.config.memory.plan import FixedBytes, MemoryPlan, largest_context
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError

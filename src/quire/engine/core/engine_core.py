@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from quire.engine.core.adapters import AdapterSlots
 from quire.engine.core.event_publisher import EventPublisher
 from quire.engine.core.hook_runner import HookRunner
+from quire.engine.core.moving_blocks import MovingBlocks
 from quire.engine.core.pin_list import PinList
 from quire.errors import (
     ConfigError,
@@ -28,7 +28,6 @@ from quire.executor import Executor, StepFuture
 from quire.grammar import Grammars
 from quire.platform.interrupts import let_through
 from quire.platform.processes import state_of
-from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
 from quire.protocol.control import (
     ControlOp,
     ExtendPrompt,
@@ -58,9 +57,6 @@ __all__ = ["EngineCore", "PlanObserver"]
 POLL_S = 0.005
 """Seconds between two looks at messages while requests wait for grammars, adapters or hooks and
 nothing else is left to do."""
-
-SECONDS_TO_SAVE = 5.0
-"""Given at the end to what is on its way to the disk."""
 
 PlanObserver = Callable[[npt.NDArray[np.int64]], None]
 """Takes the handles of the sequences that are running."""
@@ -113,7 +109,7 @@ class EngineCore:
         self._rank_pids = rank_pids
         self._in_flight: deque[StepFuture] = deque()
         self._opening: list[_Opening] = []
-        self._moving: list[tuple[BlockMove, Future[MoveOutcome]]] = []
+        self._moves = MovingBlocks(scheduler, executor, self._tell)
         self._adapters: AdapterSlots | None = None
         if num_adapter_slots:
             in_use = scheduler.adapter_slots_in_use
@@ -343,7 +339,7 @@ class EngineCore:
                 f"the sleep level is {op.level}: give 1 (KV cache) or 2 (weights too)"
             )
         self._pause(op.mode)
-        self._finish_moves()
+        self._moves.finish()
         self._scheduler.vacate()
         if op.level == 2:
             self._num_image_bytes = 0  # they go with the encoder
@@ -357,7 +353,7 @@ class EngineCore:
         return self._report
 
     def _update_weights(self, op: UpdateWeights) -> Report:
-        self._finish_moves()
+        self._moves.finish()
         try:
             report = self._ask(op)
         except (RequestError, ConfigError):
@@ -387,7 +383,8 @@ class EngineCore:
     def waits_for_input(self) -> bool:
         """True if a step could do nothing before some prompt goes on, or the engine does."""
         is_opening = bool(self._opening) and not self._report.sleep_level
-        if self._in_flight or self._held or is_opening or self._awaits_hooks or self._loads:
+        is_coming = is_opening or self._moves.are_loading
+        if self._in_flight or self._held or is_coming or self._awaits_hooks:
             return False
         return self._scheduler.waits_for_input or (self._is_paused and not self._has_news)
 
@@ -424,7 +421,7 @@ class EngineCore:
     def _step(self, now: float) -> EngineOutput:
         if self._opening and not self._report.sleep_level:  # slots of adapters are asleep too
             self._take_opened()
-        self.take_moved()
+        self._moves.take()
         if self._hooks is not None:
             self._consult(self._hooks)
         while len(self._in_flight) < self._depth and not self._is_paused:
@@ -439,12 +436,12 @@ class EngineCore:
                 self._on_plan(self._scheduler.running_handles())
             self._in_flight.append(self._executor.execute(plan))
             self.flight.given(begin, planned)
-        self._start_moves()
+        self._moves.start()
         if self._in_flight:
             return self._take_oldest()
-        if (self._opening or self._moving) and not self._has_news:
+        if (self._opening or self._moves.futures) and not self._has_news:
             self.flight.enter(Doing.AWAITING_OPENINGS)
-            futures = [*(each.future for each in self._opening), *(f for _, f in self._moving)]
+            futures = [*(each.future for each in self._opening), *self._moves.futures]
             wait(futures, POLL_S, FIRST_COMPLETED)
         elif self._hooks is not None and self._awaits_hooks and not self._has_news:
             self.flight.enter(Doing.AWAITING_HOOKS)
@@ -457,31 +454,11 @@ class EngineCore:
     def is_moving(self) -> bool:
         """True if blocks are on their way to the disk or back; `take_moved` is to be called now and
         then."""
-        return bool(self._moving)
-
-    @property
-    def _loads(self) -> bool:
-        return any(move.kind is MoveKind.LOAD and len(move.blocks) for move, _ in self._moving)
+        return bool(self._moves.futures)
 
     def take_moved(self) -> None:
         """Take in the moves that have ended, and start those that follow."""
-        moving, self._moving = self._moving, []
-        for move, future in moving:
-            if not future.done():
-                self._moving.append((move, future))
-                continue
-            outcome = future.result() if future.exception() is None else move.all_lost
-            self._scheduler.moved(move.ticket, outcome)
-        self._start_moves()
-        if moving:
-            self._tell()
-
-    def _start_moves(self) -> None:
-        """Start moves behind the steps that have been given."""
-        for move in self._scheduler.take_moves():
-            self._moving.append((move, self._executor.move_blocks(move)))
-        for ticket in self._scheduler.take_cancelled():
-            self._executor.cancel_move(ticket)
+        self._moves.take()
 
     def _consult(self, hooks: HookRunner) -> None:
         """Take what hooks have answered, and ask what there is to ask."""
@@ -509,7 +486,7 @@ class EngineCore:
         if self._hooks is not None:
             self._consult(self._hooks)  # so that what passes leaves with this step's output
         output = self._scheduler.apply(result)
-        self._start_moves()
+        self._moves.start()
         self._give_late_input(wait=False)
         if self._hooks is not None:
             self._consult(self._hooks)
@@ -578,26 +555,10 @@ class EngineCore:
         """Raise EngineError if the bookkeeping is broken; for tests and debugging."""
         self._scheduler.check_invariants()
 
-    def _finish_moves(self) -> None:
-        """Let what has been computed reach the disk, within `SECONDS_TO_SAVE`."""
-        self._scheduler.note_uses()
-        self._start_moves()
-        end = time.monotonic() + SECONDS_TO_SAVE
-        while (left := end - time.monotonic()) > 0.0:
-            writing = [
-                future
-                for move, future in self._moving
-                if move.kind is MoveKind.CLEAR or (move.kind is not MoveKind.LOAD and move.names)
-            ]
-            if not writing:
-                return
-            wait(writing, left, FIRST_COMPLETED)
-            self.take_moved()
-
     def shutdown(self) -> None:
         """Let steps in flight end, and free the executor's resources."""
         self._in_flight.clear()
-        self._finish_moves()
+        self._moves.finish()
         if self._pin_list is not None:
             self._pin_list.close()
         self._executor.shutdown()

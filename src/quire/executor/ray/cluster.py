@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.config.memory.plan import format_bytes
+from quire.config.memory.amounts import format_bytes
 from quire.errors import ConfigError
 from quire.executor.ray.host import run_host
 

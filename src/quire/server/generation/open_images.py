@@ -1,4 +1,4 @@
-"""Memory of the images of open requests."""
+"""Media of open requests, and the memory of their images."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
+from quire.engine.clients.async_client import AsyncEngineClient
+from quire.errors import RequestError
+from quire.protocol.media import ImageData, MediaInfo
+from quire.rendering import RenderedPrompt
+from quire.rendering.media.images import ImageRenderer
 from quire.server.requests.errors import RefusedError
 
-__all__ = ["OpenImages"]
+__all__ = ["OpenImages", "PromptMedia"]
 
 
 SPARE_SHARE = 2
@@ -119,3 +124,53 @@ class OpenImages:
 
 def _full(reason: str) -> RefusedError:
     return RefusedError(f"{reason} Try again later.", status=503, retry_after_s=5)
+
+
+class PromptMedia:
+    """Media of one prompt, until its request ends."""
+
+    def __init__(
+        self, images: OpenImages, client: AsyncEngineClient, wait_s: float, *, is_spare: bool
+    ) -> None:
+        """wait_s: most seconds to wait for room. is_spare: the request is a batch's, which bounds
+        how many of its own wait."""
+        self._images = images
+        self._client = client
+        self._wait_s = wait_s
+        self._is_spare = is_spare
+        self._handles = range(0)
+        self._num_bytes = 0
+
+    async def enter(self, prompt: RenderedPrompt, renderer: ImageRenderer | None) -> RenderedPrompt:
+        """Wait until there is room for the images of a prompt, and give its media to the engine.
+        Return the prompt with them. RefusedError as `OpenImages.enter`, and with the place of a
+        part that the engine refuses. `leave` follows, also if this fails."""
+        if renderer is not None:
+            await self._wait_for_room(prompt, renderer)
+        first = self._client.reserve_handles(len(prompt.parts))
+        self._handles = range(first, first + len(prompt.parts))
+        infos: list[MediaInfo] = []
+        for handle, part in zip(self._handles, prompt.parts, strict=True):
+            data = part.data
+            assert isinstance(data, bytes | ImageData), "requests bring nothing else"
+            try:
+                info = await self._client.put_media(handle, data, is_spare=self._is_spare)
+            except RequestError as error:
+                raise RefusedError(str(error), param=part.place) from error
+            infos.append(info)
+        return prompt.with_media(infos, self._handles)
+
+    async def _wait_for_room(self, prompt: RenderedPrompt, renderer: ImageRenderer) -> None:
+        num_bytes, num_pixels = renderer.num_bytes(prompt.parts)
+        if num_bytes:
+            most, num_held = renderer.bounds.max_open_bytes, 0 if self._is_spare else num_pixels
+            await self._images.enter(
+                num_bytes, num_held, most, self._wait_s, is_spare=self._is_spare
+            )
+            self._num_bytes = num_bytes
+
+    def leave(self) -> None:
+        """Take the media back, and give up their room."""
+        if self._handles:
+            self._client.drop_media(self._handles)
+        self._images.leave(self._num_bytes, is_spare=self._is_spare)

@@ -13,16 +13,10 @@ from typing import Literal
 import msgspec
 
 from quire.dialect import Part
-from quire.engine.clients.async_client import (
-    AsyncEngineClient,
-    RequestUpdate,
-    SampleUpdate,
-    UpdateStream,
-)
+from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, UpdateStream
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
-from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.prediction import PredictionReader
 from quire.protocol.receipts import Receipt, Witness
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
@@ -30,10 +24,9 @@ from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import IntArray, TokenLogprobs
 from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
-from quire.rendering.media.images import ImageRenderer
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.follow import Outlet, follow
-from quire.server.generation.open_images import OpenImages
+from quire.server.generation.open_images import OpenImages, PromptMedia
 from quire.server.generation.parsed import AnswerForm, PartsReader
 from quire.server.generation.prompts import PromptRenderer, check_context
 from quire.server.generation.receipts import ReceiptStore
@@ -375,22 +368,6 @@ def _reader(
     return form.reader(prompt, params, stop_tokens, front.eos_token_ids)
 
 
-async def _with_media(
-    client: AsyncEngineClient, prompt: RenderedPrompt, handles: Sequence[int], *, is_spare: bool
-) -> RenderedPrompt:
-    """Give the engine the media of a prompt. Raises RefusedError with the place of a part that it
-    refuses."""
-    infos: list[MediaInfo] = []
-    for handle, part in zip(handles, prompt.parts, strict=True):
-        data = part.data
-        assert isinstance(data, bytes | ImageData), "requests bring nothing else"
-        try:
-            infos.append(await client.put_media(handle, data, is_spare=is_spare))
-        except RequestError as error:
-            raise RefusedError(str(error), param=part.place) from error
-    return prompt.with_media(infos, handles)
-
-
 async def _witness_of(ready: Ready, request: EngineRequest) -> Witness | None:
     """Return what makes the receipt of a request, if it asks for one. The first one may read all
     weights. Raises RefusedError if the bits of the answer cannot be promised."""
@@ -402,18 +379,6 @@ async def _witness_of(ready: Ready, request: EngineRequest) -> Witness | None:
         return await asyncio.to_thread(made, request, facts, model.root)
     except RequestError as error:
         raise RefusedError(str(error), param="deterministic") from error
-
-
-@dataclass(slots=True)
-class _Media:
-    """Media of a prompt until its request ends. wait_s: most seconds to wait for room. is_spare:
-    the request is a batch's, which bounds how many of its own wait. handles: names that the engine
-    has for them. num_bytes: room of its images in `OpenImages`."""
-
-    wait_s: float
-    is_spare: bool = False
-    handles: range = range(0)
-    num_bytes: int = 0
 
 
 class GenerationService:
@@ -467,7 +432,8 @@ class GenerationService:
         be served as asked, and EngineUnavailableError.
         """
         place = self._waiting.enter(party)
-        media = _Media(place.queue_s(), scheduling.is_spare)
+        is_spare = scheduling.is_spare
+        media = PromptMedia(self._images, ready.client, place.queue_s(), is_spare=is_spare)
         try:
             prompt = await self._rendered(
                 ready, render, params, timeline, truncate, limit_field, media
@@ -490,9 +456,7 @@ class GenerationService:
                 yield generation
         finally:
             place.leave()
-            if media.handles:
-                ready.client.drop_media(media.handles)
-            self._images.leave(media.num_bytes, is_spare=media.is_spare)
+            media.leave()
 
     async def _rendered(
         self,
@@ -502,36 +466,21 @@ class GenerationService:
         timeline: Timeline,
         truncate: int | None,
         limit_field: str | None,
-        media: _Media,
+        media: PromptMedia,
     ) -> RenderedPrompt:
-        """media: gets what the prompt's media hold, also if this fails."""
+        """media: holds those of the prompt afterwards, also if this fails."""
         started_s, most = timeline.now(), ready.capacity.max_model_len
         prompt = await render()
         if prompt.token_ids:  # nothing is encoded for a prompt that does not fit
             prompt = check_context(prompt, params, most, truncate, limit_field)
         if prompt.parts:
-            images = ready.model.front.renderer.images
-            if images is not None:
-                await self._enter(images, prompt, media)
-            first = ready.client.reserve_handles(len(prompt.parts))
-            media.handles = range(first, first + len(prompt.parts))
-            prompt = await _with_media(ready.client, prompt, media.handles, is_spare=media.is_spare)
+            prompt = await media.enter(prompt, ready.model.front.renderer.images)
             prompt = check_context(prompt, params, most, truncate, limit_field)
         if timeline.rendered_s is None:
             timeline.rendered_s = timeline.now()
         timeline.num_prompt_tokens += len(prompt.token_ids)
         self._metrics.count_prompt(len(prompt.token_ids), timeline.now() - started_s)
         return prompt
-
-    async def _enter(self, images: ImageRenderer, prompt: RenderedPrompt, media: _Media) -> None:
-        """Wait until there is room for the images of a prompt."""
-        num_bytes, num_pixels = images.num_bytes(prompt.parts)
-        if num_bytes:
-            most, num_held = images.bounds.max_open_bytes, 0 if media.is_spare else num_pixels
-            await self._images.enter(
-                num_bytes, num_held, most, media.wait_s, is_spare=media.is_spare
-            )
-            media.num_bytes = num_bytes
 
     @asynccontextmanager
     async def _added(

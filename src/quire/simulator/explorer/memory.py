@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.config.memory.plan import format_bytes
+from quire.config.memory.amounts import format_bytes
 from quire.config.model_spec import ModelSpec
 from quire.errors import ConfigError
 from quire.simulator.memory import UTILIZATION
