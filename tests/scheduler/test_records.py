@@ -33,6 +33,22 @@ def test_waits_add_up_to_the_time_before_the_first_step() -> None:
     assert second.waits["places"] == 5.0
 
 
+def test_waits_begin_when_a_request_arrives() -> None:
+    """Fault: the part of a step that was over is counted, since others waited through all of it."""
+    engine = FakeEngine(max_num_seqs=1, depth=1)
+    engine.add(prompt(0), max_tokens=5)
+    engine.add(prompt(1), max_tokens=5)
+    engine.step()
+    engine.now += 0.75
+    engine.add(prompt(2), max_tokens=5)
+    (found,) = facts(engine, "2")
+    assert found.waits == {}
+    engine.step()
+    engine.step()
+    (found,) = facts(engine, "2")
+    assert found.waits == {"places": found.age_s} and found.age_s == 2.0
+
+
 def test_a_clock_that_stood_counts_nothing() -> None:
     """Fault: an idle engine's time is laid to a request that came later."""
     engine = FakeEngine(depth=1)

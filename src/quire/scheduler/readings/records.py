@@ -104,6 +104,11 @@ class Record:
         """Note that it waits for admission."""
         self.mark = dict(clock.seconds)
 
+    def came_during(self, start: float, end: float, reason: WaitReason) -> None:
+        """Leave out the part of a time that was over when it arrived, once it is on the clock."""
+        if self.mark is not None and (before := min(self.began_s, end) - start) > 0.0:
+            self.mark[reason] = self.mark.get(reason, 0.0) + before
+
     def leave_queue(self, clock: WaitClock) -> None:
         """Add up what it waited for, unless that was part of a preemption."""
         if not self.is_admitted:
@@ -206,7 +211,12 @@ class Records:
 
     def begin(self, now: float, reason: WaitReason) -> None:
         """A step is about to be planned, or somebody looks. reason: see `Admission.shortage`."""
-        self._roster.clock.advance(now, reason if self._stands else None)
+        clock = self._roster.clock
+        start = clock.now
+        clock.advance(now, reason if self._stands else None)
+        if self._stands:
+            for group in self._roster.newcomers:
+                group.record.came_during(start, now, reason)
 
     def end_plan(self) -> None:
         """A step was planned, or could not be. Groups that came before it and were not admitted now
