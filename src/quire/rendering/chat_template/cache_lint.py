@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from os.path import commonprefix
 from typing import Any, Protocol
 
 from quire.errors import RequestError
@@ -156,8 +157,7 @@ def _tool_order(lint: _Lint) -> CacheRisk | None:
     one, other = lint.text([_ASKED], _TOOLS), lint.text([_ASKED], _TOOLS[::-1])
     if one is None or other is None or one == other:
         return None
-    at = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    if at > one.find(_ASKED["content"]):
+    if len(commonprefix((one, other))) > one.find(_ASKED["content"]):
         return None
     return CacheRisk(
         "tool_order",
