@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from os.path import commonprefix
 from typing import Any, Protocol
 
 from quire.errors import RequestError
@@ -157,7 +156,8 @@ def _tool_order(lint: _Lint) -> CacheRisk | None:
     one, other = lint.text([_ASKED], _TOOLS), lint.text([_ASKED], _TOOLS[::-1])
     if one is None or other is None or one == other:
         return None
-    if len(commonprefix((one, other))) > one.find(_ASKED["content"]):
+    before, asked, _ = one.partition(_ASKED["content"])
+    if not asked or other.startswith(before):
         return None
     return CacheRisk(
         "tool_order",
