@@ -207,16 +207,26 @@ class Records:
         self._roster = roster
         self._kv = kv
         self._ended: deque[Record] = deque(maxlen=MAX_ENDED)
-        self._stands = False
+        self._stands = self._is_paused = False
+        self._reason = WaitReason.STEP
 
     def begin(self, now: float, reason: WaitReason) -> None:
         """A step is about to be planned, or somebody looks. reason: see `Admission.shortage`."""
+        self._reason = reason
+        if self._is_paused:
+            reason = WaitReason.HELD
         clock = self._roster.clock
         start = clock.now
         clock.advance(now, reason if self._stands else None)
         if self._stands:
             for group in self._roster.newcomers:
                 group.record.came_during(start, now, reason)
+
+    def pause(self, now: float, *, is_paused: bool) -> None:
+        """Note that no step is planned from now on, or that steps are planned again."""
+        self.begin(now, self._reason)
+        self._is_paused = is_paused
+        self._stands = is_paused or len(self._roster.waiting) > 0
 
     def end_plan(self) -> None:
         """A step was planned, or could not be. Groups that came before it and were not admitted now
