@@ -20,6 +20,7 @@ from quire.config.kv_disk.folder import KVFolder
 from quire.config.kv_disk.pins import write_pins
 from quire.config.settings import EngineSettings
 from quire.engine.build import BuiltCore, build_core
+from quire.engine.core import pin_list
 from quire.protocol.control import ListPins
 from quire.protocol.pins import KeptPin, PinnedPrefix
 from quire.telemetry.flight.record import FlightRecorder
@@ -172,6 +173,33 @@ def test_a_list_that_cannot_be_read_is_a_warning(
     pin(again)
     again.shutdown()
     assert len(make(block_size=4 if fault == "cut" else 8).pinned_prefixes()) == 1
+
+
+@pytest.mark.parametrize("is_later", [True, False])
+def test_a_list_that_was_not_written_is_tried_again(
+    make: Maker,
+    disk: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_later: bool,
+) -> None:
+    """Fault: a disk that fails for a moment leaves the list behind, though no pin changes again."""
+    llm = make()
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="quire"):
+        patch.setattr(pin_list, "write_pins", no_space)
+        kept = pin(llm)
+        wait_for(lambda: "not kept" in caplog.text, "the warning")
+    if is_later:
+        monkeypatch.setattr(pin_list, "SECONDS_TO_RETRY", 0.0)
+        ask(llm, PROMPT)
+        wait_for(list_of(disk).exists, "the list")
+    llm.shutdown()
+    assert [each.key for each in make().pinned_prefixes()] == [kept.key]
+
+
+def no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_a_pin_that_does_not_fit_any_more_is_a_warning(
