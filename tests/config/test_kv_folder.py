@@ -60,6 +60,18 @@ def test_one_writes_and_others_read(tmp_path: Path) -> None:
     assert folder.open(header("a")).lock is not None
 
 
+def test_replicas_are_told_from_other_servers(tmp_path: Path) -> None:
+    """Fault: a reader cannot know if its own server writes, and keeps the sessions of another."""
+    writer = KVFolder(tmp_path).open(header("a"))
+    assert writer.files.is_siblings
+    (writer.files.folder / "lock").write_text(f"{os.getpid()}")  # a process of another parent
+    assert not writer.files.is_siblings
+    writer.close()
+    again = KVFolder(tmp_path).open(header("a"))
+    assert again.lock is not None and again.files.is_siblings
+    again.close()
+
+
 def test_a_reader_waits_for_a_header_that_is_being_made(tmp_path: Path) -> None:
     folder = KVFolder(tmp_path / "kv")
     writer = folder.open(header("a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
@@ -14,11 +15,19 @@ import numpy as np
 import pytest
 
 from quire import LLM
+from quire.bundled import bundled_model_path
 from quire.config.kv_disk.folder import KVFolder
-from quire.protocol.pins import PinnedPrefix
+from quire.config.kv_disk.pins import write_pins
+from quire.config.settings import EngineSettings
+from quire.engine.build import BuiltCore, build_core
+from quire.engine.core import pin_list
+from quire.protocol.control import ListPins
+from quire.protocol.pins import KeptPin, PinnedPrefix
+from quire.telemetry.flight.record import FlightRecorder
+from quire.telemetry.flight.stacks import StackPlace
 from tests.engine.test_disk_prefixes import OTHERS, ask, is_saved
 from tests.engine.test_laws import assert_same
-from tests.small_engines import Maker, small_engines
+from tests.small_engines import SMALL, Maker, small_engines
 from tests.waiting import WAIT_S, wait_for
 
 PREFIX = np.random.default_rng(6).integers(5, 900, 30).tolist()
@@ -166,6 +175,33 @@ def test_a_list_that_cannot_be_read_is_a_warning(
     assert len(make(block_size=4 if fault == "cut" else 8).pinned_prefixes()) == 1
 
 
+@pytest.mark.parametrize("is_later", [True, False])
+def test_a_list_that_was_not_written_is_tried_again(
+    make: Maker,
+    disk: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_later: bool,
+) -> None:
+    """Fault: a disk that fails for a moment leaves the list behind, though no pin changes again."""
+    llm = make()
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="quire"):
+        patch.setattr(pin_list, "write_pins", no_space)
+        kept = pin(llm)
+        wait_for(lambda: "not kept" in caplog.text, "the warning")
+    if is_later:
+        monkeypatch.setattr(pin_list, "SECONDS_TO_RETRY", 0.0)
+        ask(llm, PROMPT)
+        wait_for(list_of(disk).exists, "the list")
+    llm.shutdown()
+    assert [each.key for each in make().pinned_prefixes()] == [kept.key]
+
+
+def no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_pin_that_does_not_fit_any_more_is_a_warning(
     make: Maker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,6 +224,35 @@ def test_a_reader_has_its_own_pins(make: Maker) -> None:
     reader.shutdown()
     writer.shutdown()
     assert [each.key for each in make().pinned_prefixes()] == [kept.key]
+
+
+@pytest.mark.parametrize("is_sibling", [True, False])
+def test_a_replica_that_reads_keeps_what_its_server_keeps(
+    disk: str, tmp_path: Path, *, is_sibling: bool
+) -> None:
+    """Fault: a reader that is ready first names no store, so a front begins without sessions."""
+    given: dict[str, Any] = {**SMALL, "kv_disk": disk, "kv_disk_bytes": 2**26}
+    settings = EngineSettings(model=str(bundled_model_path()), data_parallel_size=2, **given)
+
+    def replica() -> BuiltCore:
+        flight, stacks = FlightRecorder(), StackPlace(str(tmp_path), "core")
+        return build_core(settings, print, lambda _: None, print, flight=flight, stacks=stacks)
+
+    replica().core.shutdown()
+    ((files, header),) = KVFolder(Path(disk)).stores()
+    kept = KeptPin("kept", "", "", np.asarray(PREFIX, np.int32), None)
+    write_pins(files.pins, header.identity, [kept])
+    with contextlib.ExitStack() as cores:
+        writer = replica()
+        cores.callback(writer.core.shutdown)
+        if not is_sibling:
+            (files.folder / "lock").write_text("1")
+        reader = replica()
+        cores.callback(reader.core.shutdown)
+        for each, holds in ((writer, True), (reader, is_sibling)):
+            pins = each.core.control(ListPins(), 0.0).pins
+            assert [pin.name for pin in pins] == ["kept"] * holds
+            assert each.kv_store == str(files.folder) * holds
 
 
 def test_pinned_blocks_are_the_last_to_leave_the_disk(make: Maker) -> None:

@@ -88,5 +88,11 @@ def test_known_templates(name: str, expected: list[str]) -> None:
     assert risks((TEMPLATES / f"{name}.jinja").read_text()) == expected
 
 
+def test_tools_that_end_earlier_in_another_order() -> None:
+    """Fault: a server does not start, since one prompt is the beginning of the other."""
+    source = ANSWER + "{% if tools and tools[0].function.name == 'quire_two' %}x{% endif %}"
+    assert "tool_order" not in risks(source)
+
+
 def test_a_template_that_refuses_all_has_no_risk() -> None:
     assert risks("{{ raise_exception('no') }}") == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.kv_cache.pool import MAX_EVICTED_NAMES, BlockPool
-from quire.protocol.control import TellFacts
+from quire.protocol.control import Pause, Resume, TellFacts
 from quire.protocol.status import PreemptionCause, RequestFacts
 from quire.scheduler.readings.records import MAX_ENDED, MAX_PREEMPTIONS
 from tests.engine.fake_engine import FakeEngine
@@ -33,6 +33,22 @@ def test_waits_add_up_to_the_time_before_the_first_step() -> None:
     assert second.waits["places"] == 5.0
 
 
+def test_waits_begin_when_a_request_arrives() -> None:
+    """Fault: the part of a step that was over is counted, since others waited through all of it."""
+    engine = FakeEngine(max_num_seqs=1, depth=1)
+    engine.add(prompt(0), max_tokens=5)
+    engine.add(prompt(1), max_tokens=5)
+    engine.step()
+    engine.now += 0.75
+    engine.add(prompt(2), max_tokens=5)
+    (found,) = facts(engine, "2")
+    assert found.waits == {}
+    engine.step()
+    engine.step()
+    (found,) = facts(engine, "2")
+    assert found.waits == {"places": found.age_s} and found.age_s == 2.0
+
+
 def test_a_clock_that_stood_counts_nothing() -> None:
     """Fault: an idle engine's time is laid to a request that came later."""
     engine = FakeEngine(depth=1)
@@ -43,6 +59,21 @@ def test_a_clock_that_stood_counts_nothing() -> None:
     engine.run()
     (found,) = facts(engine, "1")
     assert found.waits == {"step": 1.0}
+
+
+def test_a_pause_is_a_reason() -> None:
+    """Fault: the time of a pause is laid to a step under way, or to what others waited for."""
+    engine = FakeEngine(max_num_seqs=1, depth=1)
+    engine.add(prompt(0), max_tokens=3)
+    engine.run()
+    engine.core.control(Pause("keep"), engine.now)
+    engine.now += 10.0
+    engine.add(prompt(1), max_tokens=3)
+    engine.now += 20.0
+    assert facts(engine, "1")[0].waits == {"held": 20.0}
+    engine.core.control(Resume(), engine.now)
+    engine.run()
+    assert facts(engine, "1")[0].waits["held"] == 20.0
 
 
 def test_samples_and_beside() -> None:

@@ -475,8 +475,12 @@ def test_diagnostics_of_messages(roomy: Planted) -> None:
     reason = swapped["diagnostics"]["cache_miss_reason"]
     assert reason["type"] == "tools_changed" and reason["cache_missed_input_tokens"] > 0
     turns = [ASKED, {"role": "assistant", "content": "The Volga."}, ASKED]
-    appended = message(roomy, first["id"], tools=tools, messages=turns)
-    assert appended["diagnostics"] is None
+    for given in (turns, turns[:2]):  # the last one begins the answer
+        appended = message(roomy, first["id"], tools=tools, messages=given)
+        assert appended["diagnostics"] is None
+    begun = [{**ASKED, "content": "Lakes?"}, turns[1]]
+    changed = message(roomy, first["id"], tools=tools, messages=begun)
+    assert changed["diagnostics"]["cache_miss_reason"]["type"] == "messages_changed"
     system = message(roomy, first["id"], tools=tools, system="You guess.")
     assert system["diagnostics"]["cache_miss_reason"]["type"] == "system_changed"
     other = message(roomy, first["id"], tools=tools, messages=[{**ASKED, "content": "Lakes?"}])

@@ -113,7 +113,7 @@ class Engine:
 @dataclass(frozen=True, slots=True)
 class BuiltCore:
     """report: the executor's report of its start. facts: contents of receipts. kv_store: folder of
-    the store of K/V that it writes; empty if there is none."""
+    the store of K/V that it or another replica writes; empty if there is none."""
 
     core: EngineCore
     resolved: Resolved
@@ -310,16 +310,16 @@ def _build_core(
         core.shutdown()
         raise
     pin_list.begin()
-    folder = str(disk.store.files.folder) if disk.is_writer else ""
-    return BuiltCore(core, resolved, report, costs, facts, folder)
+    return BuiltCore(core, resolved, report, costs, facts, str(disk.store.files.folder))
 
 
 def _pin_list(disk: _Disk, chosen: ResolvedSettings) -> PinList | None:
     """Return the list of the store's pins. A replica that reads it holds the same as the one that
     writes it; another server has none."""
-    if not disk.is_writer and chosen.data_parallel_size == 1:
+    files = disk.store.files
+    if not (disk.is_writer or (chosen.data_parallel_size > 1 and files.is_siblings)):
         return None
-    return PinList(disk.store.files, disk.store.header.identity, is_writer=disk.is_writer)
+    return PinList(files, disk.store.header.identity, is_writer=disk.is_writer)
 
 
 def _facts(resolved: Resolved, report: Report) -> dict[str, str]:

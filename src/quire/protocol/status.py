@@ -77,8 +77,8 @@ class EngineCapacity:
         come from one pool.
     uses_priority: requests may name a priority. draws_tokens, num_classes: see `ModelSpec`.
     description: a sentence on the kernels that serve. device: device of the KV cache. kv_store:
-        folder of the store of K/V on disk that it writes; empty if there is none. facts: contents
-        of receipts.
+        folder of the store of K/V on disk that it or another replica writes; empty if there is
+        none. facts: contents of receipts.
     """
 
     max_model_len: int

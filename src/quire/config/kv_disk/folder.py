@@ -102,6 +102,9 @@ class StoreFiles:
             for _ in range(LOCK_TRIES):
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    with contextlib.suppress(OSError):  # a full disk
+                        os.ftruncate(lock, 0)
+                        os.pwrite(lock, str(os.getppid()).encode(), 0)
                     return lock
                 time.sleep(LOCK_RETRY_S)
         except BaseException:
@@ -123,6 +126,14 @@ class StoreFiles:
             return isinstance(error, BlockingIOError)
         finally:
             os.close(lock)
+        return False
+
+    @property
+    def is_siblings(self) -> bool:
+        """True if the last process that took the lock has the parent of this one. So it is with the
+        replicas of a server."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.folder / "lock").read_text()) == os.getppid()
         return False
 
     @property

@@ -265,9 +265,12 @@ class EngineCore:
         self._settle()
         self.flight.enter(Doing.IN_CONTROL)
         self.flight.event(EventKind.CONTROL, -1, text=type(op).__name__)
+        was_paused = self._is_paused
         try:
             return self._carry_out(op)
         finally:
+            if self._is_paused != was_paused:
+                scheduler.state.records.pause(now, is_paused=self._is_paused)
             self._tell()
             self._list_pins(now)
             self.flight.enter(Doing.BETWEEN_STEPS)

@@ -21,6 +21,9 @@ SECONDS_TO_READ = 10.0
 
 SECONDS_TO_CLOSE = 5.0
 
+SECONDS_TO_RETRY = 30.0
+"""Time after which a list that could not be written is tried again."""
+
 
 class PinList:
     """The file of a store that lists pins. Changes are written in a thread, the last one wins, and
@@ -32,6 +35,7 @@ class PinList:
         self._identity = identity
         self._is_writer = is_writer
         self._written = -1  # version of the pins
+        self._failed_at: float | None = None  # time of the last write, if it failed
         self._has_begun = False
         self._next: list[KeptPin] = []
         self._found: list[KeptPin] = []
@@ -59,8 +63,12 @@ class PinList:
         self._has_begun = self._is_writer
 
     def look(self, pins: PinnedPrefixes, now: float) -> None:
-        """Write the list if pins have changed. now: time on the clock of the scheduler."""
-        if self._has_begun and pins.version != self._written:
+        """Write the list if pins have changed, or it could not be written some time ago. now: time
+        on the clock of the scheduler."""
+        failed_at = self._failed_at
+        is_due = failed_at is not None and time.monotonic() - failed_at > SECONDS_TO_RETRY
+        if self._has_begun and (is_due or pins.version != self._written):
+            self._failed_at = None
             self._written = pins.version
             self._next = pins.kept(now, time.time())
             self._writing.ask()
@@ -68,9 +76,13 @@ class PinList:
     def _write(self) -> None:
         try:
             write_pins(self._path, self._identity, self._next)
+            self._failed_at = None
         except OSError as error:
+            self._failed_at = time.monotonic()
             logger.warning("the list of pins is not kept: %s", error)
 
     def close(self) -> None:
-        """Wait for the last change, within `SECONDS_TO_CLOSE`."""
+        """Wait for the last change, within `SECONDS_TO_CLOSE`. One that failed is tried again."""
+        if self._failed_at is not None:
+            self._writing.ask()
         self._writing.wait(SECONDS_TO_CLOSE)

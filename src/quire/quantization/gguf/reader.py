@@ -57,7 +57,8 @@ class GGUFReader:
             yield first, self.numbers(layout, first, min(first + step, num_rows))
 
     def release(self, layout: GGUFLayout) -> None:
-        """Take the pages of a tensor out of this process's memory. A later read maps them again."""
+        """Take the pages of a tensor out of this process's memory. A later read maps them again
+        as they are in the file, so changes to a view of them are lost."""
         if hasattr(mmap, "MADV_DONTNEED"):
             start = layout.entry.start // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, layout.entry.end - start)

@@ -156,8 +156,8 @@ def _tool_order(lint: _Lint) -> CacheRisk | None:
     one, other = lint.text([_ASKED], _TOOLS), lint.text([_ASKED], _TOOLS[::-1])
     if one is None or other is None or one == other:
         return None
-    at = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    if at > one.find(_ASKED["content"]):
+    before, asked, _ = one.partition(_ASKED["content"])
+    if not asked or other.startswith(before):
         return None
     return CacheRisk(
         "tool_order",

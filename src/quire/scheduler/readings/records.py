@@ -104,6 +104,11 @@ class Record:
         """Note that it waits for admission."""
         self.mark = dict(clock.seconds)
 
+    def came_during(self, start: float, end: float, reason: WaitReason) -> None:
+        """Leave out the part of a time that was over when it arrived, once it is on the clock."""
+        if self.mark is not None and (before := min(self.began_s, end) - start) > 0.0:
+            self.mark[reason] = self.mark.get(reason, 0.0) + before
+
     def leave_queue(self, clock: WaitClock) -> None:
         """Add up what it waited for, unless that was part of a preemption."""
         if not self.is_admitted:
@@ -202,11 +207,26 @@ class Records:
         self._roster = roster
         self._kv = kv
         self._ended: deque[Record] = deque(maxlen=MAX_ENDED)
-        self._stands = False
+        self._stands = self._is_paused = False
+        self._reason = WaitReason.STEP
 
     def begin(self, now: float, reason: WaitReason) -> None:
         """A step is about to be planned, or somebody looks. reason: see `Admission.shortage`."""
-        self._roster.clock.advance(now, reason if self._stands else None)
+        self._reason = reason
+        if self._is_paused:
+            reason = WaitReason.HELD
+        clock = self._roster.clock
+        start = clock.now
+        clock.advance(now, reason if self._stands else None)
+        if self._stands:
+            for group in self._roster.newcomers:
+                group.record.came_during(start, now, reason)
+
+    def pause(self, now: float, *, is_paused: bool) -> None:
+        """Note that no step is planned from now on, or that steps are planned again."""
+        self.begin(now, self._reason)
+        self._is_paused = is_paused
+        self._stands = is_paused or len(self._roster.waiting) > 0
 
     def end_plan(self) -> None:
         """A step was planned, or could not be. Groups that came before it and were not admitted now

@@ -24,8 +24,7 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "
 class ReadRequest:
     """A request as a chat. removed_lines: lines removed from its system prompt, see `volatile`.
     skipped_tools: tools that only another service could run. hides_thinking: blocks of thinking
-    have no text. previous_id: id of the
-    message that it compares itself with."""
+    have no text. previous_id: id of the message with which its cached tokens are compared."""
 
     chat: ChatRequest
     removed_lines: list[str]

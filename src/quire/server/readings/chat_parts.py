@@ -48,7 +48,8 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class ChatParts:
     """Digests of the parts that a chat's prompt is made of. settings: all else that a template may
-    read. roles: roles of the messages after the system prompt."""
+    read, but for flags that only change how a prompt ends. roles: roles of the messages after the
+    system prompt."""
 
     system: bytes
     tools: bytes
@@ -66,10 +67,7 @@ class ChatParts:
         start = 0
         while start < len(messages) and messages[start].get("role") in _SYSTEM:
             start += 1
-        settings = (
-            body.chat_template_kwargs, body.chat_template, body.documents,
-            body.add_generation_prompt, body.continue_final_message,
-        )  # fmt: skip
+        settings = body.chat_template_kwargs, body.chat_template, body.documents
         return cls(
             digest([_bare(each) for each in messages[:start]]),
             digest(body.tools),

@@ -64,8 +64,8 @@ class DiskCache(msgspec.Struct):
 
 class CacheReading(msgspec.Struct):
     """The KV cache. cached: blocks with a prefix that nothing else uses. pins: pinned prefixes.
-    pinned: their blocks. queried_tokens,
-    hit_tokens: prompt tokens, looked up and found. Loads count requests, all else counts blocks."""
+    pinned: their blocks. queried_tokens, hit_tokens: prompt tokens, looked up and found. Loads
+    count requests, all else counts blocks."""
 
     block_size: int
     blocks: int
