@@ -313,7 +313,13 @@ def test_another_model_is_named(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "bfloat16"}]
+    "settings",
+    [
+        {"dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "bfloat16"},
+        {"logprobs_mode": "processed_logprobs"},
+    ],
 )
 def test_another_setting_is_named(make: Maker, settings: dict[str, str]) -> None:
     llm = make()
@@ -350,9 +356,10 @@ def test_adapters_are_stated(folder: Path, tmp_path: Path, make: Maker) -> None:
 
 
 def test_an_engine_makes_all_answers_again(make: Maker) -> None:
-    receipts = run(make())
+    receipts = run(make(logprobs_mode="processed_logprobs"))
     settings = receipt_settings(receipts[0])
     assert settings["dtype"] == "float32"
+    assert settings["logprobs_mode"] == "processed_logprobs"
     llm = make(**settings, max_num_seqs=2, block_size=16)
     for each in receipts:
         assert replay(llm, each) == ""

@@ -35,11 +35,12 @@ STATED_SETTINGS = (
     "kv_cache_dtype",
     "linear_isa",
     "load_format",
+    "logprobs_mode",
     "model_impl",
     "quantization",
     "rank_invariant",
 )
-"""Settings that change bits. The number of ranks is one where their sums depend on it, and the seed
+"""Settings that change bits, of tokens or of log-probabilities. The number of ranks is one where their sums depend on it, and the seed
 where it makes the weights."""
 
 
