@@ -414,6 +414,18 @@ def test_another_end_is_named(make: Maker) -> None:
     assert replay(llm, other) == ("the answer goes on here, but ends by 'stop' in the receipt")
 
 
+def test_a_receipt_sets_nothing_that_no_receipt_states(make: Maker) -> None:
+    """It may come from a stranger: a hook would run code of any module."""
+    import msgspec
+
+    wanted = one(make())
+    engine = {**wanted.statement.engine, "output_hook": "os:getcwd", "kv_disk": "/", "seed": 5}
+    stated = msgspec.structs.replace(wanted.statement, engine=engine)
+    settings = receipt_settings(Receipt.of(stated, wanted.evidence))
+    assert settings == {**receipt_settings(wanted), "seed": 5}
+    assert set(settings) == {*STATED_SETTINGS, "tensor_parallel_size", "seed"}
+
+
 # --- what cannot be promised --------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from quire.protocol.receipts.receipt import digest
 from quire.protocol.request import EngineRequest
 from quire.rendering import ChatTemplate, Renderer
 
-__all__ = ["STATED_SETTINGS", "Provenance", "engine_facts"]
+__all__ = ["CONDITIONAL_SETTINGS", "STATED_SETTINGS", "Provenance", "engine_facts"]
 
 STATED_SETTINGS = (
     "attention_backend",
@@ -40,8 +40,11 @@ STATED_SETTINGS = (
     "quantization",
     "rank_invariant",
 )
-"""Settings that change bits, of tokens or of log-probabilities. The number of ranks is one where their sums depend on it, and the seed
-where it makes the weights."""
+"""Settings that change bits, of tokens or of their log-probabilities."""
+
+CONDITIONAL_SETTINGS = ("seed", "tensor_parallel_size")
+"""Settings that are stated where they change bits: the seed if it makes the weights, the number of
+ranks if sums depend on it."""
 
 
 def engine_facts(plan: StartupPlan, report: Report, *, has_hooks: bool) -> EngineFacts:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.config.settings import EngineSettings
 from quire.engine.build import Engine
+from quire.engine.provenance import CONDITIONAL_SETTINGS, STATED_SETTINGS
 from quire.errors import ConfigError, RequestError
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.beam_search import BeamRules
@@ -34,9 +34,12 @@ REQUEST_ID = "replay"
 
 
 def receipt_settings(receipt: Receipt) -> dict[str, Any]:
-    """Return the settings that a receipt states, by name, for an engine that gives its bits."""
-    known = EngineSettings.__dataclass_fields__
-    return {name: value for name, value in receipt.statement.engine.items() if name in known}
+    """Return the settings that a receipt states, by name, for an engine that gives its bits. A
+    receipt may come from a stranger, so it sets nothing else: no hooks, folders or memory."""
+    stated = receipt.statement.engine
+    return {
+        name: stated[name] for name in (*STATED_SETTINGS, *CONDITIONAL_SETTINGS) if name in stated
+    }
 
 
 @dataclass(slots=True)
