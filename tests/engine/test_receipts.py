@@ -414,6 +414,22 @@ def test_another_end_is_named(make: Maker) -> None:
     assert replay(llm, other) == ("the answer goes on here, but ends by 'stop' in the receipt")
 
 
+def test_samples_of_one_length_may_end_in_two_ways(make: Maker) -> None:
+    """One draws a stop token at the very end, where the other is cut."""
+    llm = make()
+    for seed in range(20):
+        free = one(llm, seed=seed, n=2, temperature=1.5, max_tokens=4)
+        first, second = (each.token_ids for each in free.evidence.samples)
+        if first[-1] not in [*first[:-1], *second]:
+            break
+    else:
+        pytest.fail("no seed has such samples")
+    wanted = one(llm, seed=seed, n=2, temperature=1.5, max_tokens=4, stop_token_ids=[first[-1]])
+    assert [each.finish_reason for each in wanted.statement.samples] == ["stop", "length"]
+    assert {each.num_tokens for each in wanted.statement.samples} == {4}
+    assert replay(llm, wanted) == ""
+
+
 def test_a_receipt_sets_nothing_that_no_receipt_states(make: Maker) -> None:
     """It may come from a stranger: a hook would run code of any module."""
     import msgspec
