@@ -505,10 +505,18 @@ def test_new_weights_are_in_no_file(make: Maker) -> None:
 def test_files_that_were_written_since_the_start_are_refused(
     make: Maker, folder: Path, tmp_path: Path
 ) -> None:
+    """Also behind an earlier receipt, since `wake_up` may read them again."""
     path = changed(folder, tmp_path / "other", lambda _: None)
     llm = make(model=path)
+    one(llm)
     flip_weight(Path(path))
-    assert "the weight files were written after the engine had read them" in refusal(llm)
+    words = "the weight files were written after the engine had read them"
+    assert words in refusal(llm)
+    llm.sleep(level=2)
+    llm.wake_up()
+    assert words in refusal(llm)
+    (Path(path) / "model.safetensors").unlink()
+    assert "the weight files cannot be read any more" in refusal(llm)
 
 
 def test_weights_are_read_once(
