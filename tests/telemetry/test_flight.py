@@ -391,6 +391,21 @@ def test_a_timeline_of_a_ring_that_wrapped_is_valid() -> None:
     check_trace(trace)
 
 
+def test_a_first_sample_that_has_ended_does_not_begin_again() -> None:
+    """Its handle stands for the request, whose other samples are preempted later."""
+    recorder = FlightRecorder()
+    recorder.event(EventKind.ADDED, 4, 7, "mine")
+    recorder.event(EventKind.ADDED, 5, 7, "mine[1]")
+    recorder.event(EventKind.ENDED, 4, text="stop")
+    recorder.event(EventKind.PREEMPTED, 4, 9, "to be computed again")
+    trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
+    check_trace(trace)
+    of_first = [each["ph"] for each in trace["traceEvents"] if each.get("id") == 4]
+    assert of_first == ["b", "n", "e"]
+    marks = [each["name"] for each in trace["traceEvents"] if each["ph"] == "i"]
+    assert marks == ["preempted: mine to be computed again"]
+
+
 def test_the_command_shows_and_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = busy_engine()
     engine.core.flight.note_facts({"threads": "2 (asked for)"})
