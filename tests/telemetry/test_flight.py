@@ -162,7 +162,7 @@ def test_long_and_odd_texts_are_cut() -> None:
 
 
 def test_an_error_that_is_no_utf8_is_noted() -> None:
-    """As that of a file with such a name."""
+    """An error may name a file in bytes that are no text."""
     reasons: list[str] = []
     recorder = FlightRecorder(on_fault=reasons.append)
     recorder.planned(STEP._replace(reason=recorder.reason_of("no \udc80")))

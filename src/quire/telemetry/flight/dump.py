@@ -168,8 +168,8 @@ class FaultDumps:
         self._lock = threading.Lock()
 
     def fault(self, reason: str) -> Path | None:
-        """Write a dump, unless there was one just now. Return its file. What fails here is logged:
-        whoever has a fault to mend must come to that."""
+        """Write a dump, unless there was one just now. Return its file. A failure here is logged,
+        since the engine still has a fault to mend."""
         with self._lock:
             now = self._clock()
             if now < self._next:
