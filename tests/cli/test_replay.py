@@ -49,9 +49,11 @@ def replay(capsys: pytest.CaptureFixture[str], file: Path, *flags: str) -> tuple
     return status, found.out, found.err
 
 
-def test_an_answer_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a model: the receipt names the bundled one. A list of receipts is one after the
-    other."""
+    other, by one engine if they state the same."""
     file = tmp_path / "receipt.json"
     receipt = made(None, file)
     assert receipt.evidence.model == "bundled"
@@ -60,7 +62,10 @@ def test_an_answer_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert replay(capsys, file)[:2] == (0, line)
     document = json.loads(receipt.to_json())
     file.write_text(json.dumps({"object": "list", "data": [document, document]}))
+    begun, start = list[None](), LLM.__enter__
+    monkeypatch.setattr(LLM, "__enter__", lambda llm: begun.append(None) or start(llm))
     assert replay(capsys, file)[:2] == (0, line * 2)
+    assert len(begun) == 1
 
 
 def test_a_changed_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

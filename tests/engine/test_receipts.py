@@ -313,7 +313,13 @@ def test_another_model_is_named(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "bfloat16"}]
+    "settings",
+    [
+        {"dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "bfloat16"},
+        {"logprobs_mode": "processed_logprobs"},
+    ],
 )
 def test_another_setting_is_named(make: Maker, settings: dict[str, str]) -> None:
     llm = make()
@@ -350,9 +356,10 @@ def test_adapters_are_stated(folder: Path, tmp_path: Path, make: Maker) -> None:
 
 
 def test_an_engine_makes_all_answers_again(make: Maker) -> None:
-    receipts = run(make())
+    receipts = run(make(logprobs_mode="processed_logprobs"))
     settings = receipt_settings(receipts[0])
     assert settings["dtype"] == "float32"
+    assert settings["logprobs_mode"] == "processed_logprobs"
     llm = make(**settings, max_num_seqs=2, block_size=16)
     for each in receipts:
         assert replay(llm, each) == ""
@@ -405,6 +412,34 @@ def test_another_end_is_named(make: Maker) -> None:
     sample = msgspec.structs.replace(stated.samples[0], finish_reason="stop")
     other = Receipt.of(msgspec.structs.replace(stated, samples=[sample]), wanted.evidence)
     assert replay(llm, other) == ("the answer goes on here, but ends by 'stop' in the receipt")
+
+
+def test_samples_of_one_length_may_end_in_two_ways(make: Maker) -> None:
+    """One draws a stop token at the very end, where the other is cut."""
+    llm = make()
+    for seed in range(20):
+        free = one(llm, seed=seed, n=2, temperature=1.5, max_tokens=4)
+        first, second = (each.token_ids for each in free.evidence.samples)
+        if first[-1] not in [*first[:-1], *second]:
+            break
+    else:
+        pytest.fail("no seed has such samples")
+    wanted = one(llm, seed=seed, n=2, temperature=1.5, max_tokens=4, stop_token_ids=[first[-1]])
+    assert [each.finish_reason for each in wanted.statement.samples] == ["stop", "length"]
+    assert {each.num_tokens for each in wanted.statement.samples} == {4}
+    assert replay(llm, wanted) == ""
+
+
+def test_a_receipt_sets_nothing_that_no_receipt_states(make: Maker) -> None:
+    """It may come from a stranger: a hook would run code of any module."""
+    import msgspec
+
+    wanted = one(make())
+    engine = {**wanted.statement.engine, "output_hook": "os:getcwd", "kv_disk": "/", "seed": 5}
+    stated = msgspec.structs.replace(wanted.statement, engine=engine)
+    settings = receipt_settings(Receipt.of(stated, wanted.evidence))
+    assert settings == {**receipt_settings(wanted), "seed": 5}
+    assert set(settings) == {*STATED_SETTINGS, "tensor_parallel_size", "seed"}
 
 
 # --- what cannot be promised --------------------------------------------------------------------
@@ -470,10 +505,18 @@ def test_new_weights_are_in_no_file(make: Maker) -> None:
 def test_files_that_were_written_since_the_start_are_refused(
     make: Maker, folder: Path, tmp_path: Path
 ) -> None:
+    """Also behind an earlier receipt, since `wake_up` may read them again."""
     path = changed(folder, tmp_path / "other", lambda _: None)
     llm = make(model=path)
+    one(llm)
     flip_weight(Path(path))
-    assert "the weight files were written after the engine had read them" in refusal(llm)
+    words = "the weight files were written after the engine had read them"
+    assert words in refusal(llm)
+    llm.sleep(level=2)
+    llm.wake_up()
+    assert words in refusal(llm)
+    (Path(path) / "model.safetensors").unlink()
+    assert "the weight files cannot be read any more" in refusal(llm)
 
 
 def test_weights_are_read_once(

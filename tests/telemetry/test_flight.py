@@ -161,6 +161,20 @@ def test_long_and_odd_texts_are_cut() -> None:
     assert record.steps[0].planned.why == "r" * 96
 
 
+def test_an_error_that_is_no_utf8_is_noted() -> None:
+    """An error may name a file in bytes that are no text."""
+    reasons: list[str] = []
+    recorder = FlightRecorder(on_fault=reasons.append)
+    recorder.planned(STEP._replace(reason=recorder.reason_of("no \udc80")))
+    recorder.enter(Doing.GIVING)
+    recorder.fault("cannot read a\udcff")
+    record = read_record(recorder.snapshot())
+    assert record.steps[0].planned.why == "no ?"
+    assert (record.events[0].text, record.events[0].value) == ("cannot read a?", STEP.number)
+    dump = decode_dump(encode_dump(collect(reasons[0], "test")))
+    assert dump.reason == "fault: cannot read a?"
+
+
 def test_the_file_of_a_ring_is_read_by_others(tmp_path: Path) -> None:
     recorder = FlightRecorder(ring_in(tmp_path, 4))
     ran(recorder, 1, 2)
@@ -238,6 +252,17 @@ def test_faults_in_a_row_write_one_dump(tmp_path: Path) -> None:
         dumps.fault(f"fault: at {at}")
     assert taken == ["fault: at 0.0", "fault: at 10.1"]
     assert len(list((tmp_path / "flight").iterdir())) == 2
+
+
+def test_a_dump_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The engine has a fault to mend then."""
+
+    def take(reason: str) -> FlightDump:
+        raise RuntimeError("can't start new thread")
+
+    dumps = FaultDumps(DumpFolder(tmp_path / "flight"), take)
+    assert dumps.fault("fault: a step was lost") is None
+    assert "can't start new thread" in caplog.text
 
 
 # --- stacks ---------------------------------------------------------------------------------------
@@ -364,6 +389,21 @@ def test_a_timeline_of_a_ring_that_wrapped_is_valid() -> None:
     recorder.event(EventKind.ENDED, 1, text="stop")
     trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
     check_trace(trace)
+
+
+def test_a_first_sample_that_has_ended_does_not_begin_again() -> None:
+    """Its handle stands for the request, whose other samples are preempted later."""
+    recorder = FlightRecorder()
+    recorder.event(EventKind.ADDED, 4, 7, "mine")
+    recorder.event(EventKind.ADDED, 5, 7, "mine[1]")
+    recorder.event(EventKind.ENDED, 4, text="stop")
+    recorder.event(EventKind.PREEMPTED, 4, 9, "to be computed again")
+    trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
+    check_trace(trace)
+    of_first = [each["ph"] for each in trace["traceEvents"] if each.get("id") == 4]
+    assert of_first == ["b", "n", "e"]
+    marks = [each["name"] for each in trace["traceEvents"] if each["ph"] == "i"]
+    assert marks == ["preempted: mine to be computed again"]
 
 
 def test_the_command_shows_and_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from quire.cli.flags.engine import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
@@ -43,30 +46,38 @@ def run(options: argparse.Namespace) -> int:
             if not receipt.is_signed_by(key):
                 print(f"different: the key of {options.receipt_key} did not sign {receipt.id}")
                 return EXIT_DIFFERENT
-    for receipt in receipts:
-        if found := _replay(receipt, options):
+    for receipt, found in _replayed(receipts, options):
+        if found:
             print(f"different: {found}")
             return EXIT_DIFFERENT
         print(f"equal: {_told(receipt)}")
     return 0
 
 
-def _replay(receipt: Receipt, options: argparse.Namespace) -> str:
-    """Return the first difference in words. It starts an engine with the settings that the receipt
-    states, but for those that were given."""
+def _replayed(
+    receipts: Sequence[Receipt], options: argparse.Namespace
+) -> Iterator[tuple[Receipt, str]]:
+    """Yield each receipt with its first difference in words. Those that follow one another and
+    state the same settings have one engine, which has these but for those that were given."""
     from quire.engine.regenerate import receipt_settings, regenerate
     from quire.llm import LLM
 
-    stated = receipt_settings(receipt)
-    settings = {"model": receipt.evidence.model, "quiet": True, **stated, **given_settings(options)}
+    def settings_of(receipt: Receipt) -> dict[str, Any]:
+        return {"model": receipt.evidence.model, **receipt_settings(receipt)}
+
+    given = {"quiet": True, **given_settings(options)}
     if options.adapter is not None:
-        settings["enable_lora"] = True
-    with LLM(**settings) as llm:
-        adapter = None
-        if options.adapter is not None:
+        given["enable_lora"] = True
+    for stated, alike in groupby(receipts, settings_of):
+        with LLM(**{**stated, **given}) as llm:
             folders = AdapterFolders(llm.engine.resolved.settings.max_lora_rank)
-            adapter = folders.ref(receipt.evidence.adapter or options.adapter, options.adapter)
-        return regenerate(llm.engine, receipt, adapter)
+            for receipt in alike:
+                adapter = None
+                if options.adapter is not None:
+                    name = receipt.evidence.adapter or options.adapter
+                    adapter = folders.ref(name, options.adapter)
+                first = llm.llm_engine.take_handles(len(receipt.statement.samples))
+                yield receipt, regenerate(llm.engine, receipt, adapter, first_handle=first)
 
 
 def _told(receipt: Receipt) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from quire.config.model_spec import GenerationDefaults
 from quire.config.resolve import Resolved
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan
-from quire.errors import RequestError
+from quire.errors import ConfigError, RequestError
 from quire.protocol.control import Report
 from quire.protocol.receipts import EngineFacts, Witness
 from quire.protocol.receipts.receipt import digest
 from quire.protocol.request import EngineRequest
 from quire.rendering import ChatTemplate, Renderer
 
-__all__ = ["STATED_SETTINGS", "Provenance", "engine_facts"]
+__all__ = ["CONDITIONAL_SETTINGS", "STATED_SETTINGS", "Provenance", "engine_facts"]
 
 STATED_SETTINGS = (
     "attention_backend",
@@ -35,12 +35,16 @@ STATED_SETTINGS = (
     "kv_cache_dtype",
     "linear_isa",
     "load_format",
+    "logprobs_mode",
     "model_impl",
     "quantization",
     "rank_invariant",
 )
-"""Settings that change bits. The number of ranks is one where their sums depend on it, and the seed
-where it makes the weights."""
+"""Settings that change bits, of tokens or of their log-probabilities."""
+
+CONDITIONAL_SETTINGS = ("seed", "tensor_parallel_size")
+"""Settings that are stated where they change bits: the seed if it makes the weights, the number of
+ranks if sums depend on it."""
 
 
 def engine_facts(plan: StartupPlan, report: Report, *, has_hooks: bool) -> EngineFacts:
@@ -90,6 +94,7 @@ class Provenance:
         self._folder = folder
         self._renderer = renderer
         self._lock = threading.Lock()
+        self._files: Sequence[Path] | None = None
         self._weights: tuple[str, str] | None = None  # stamp of the files, and their digest
         self._text: dict[str, Any] | None = None
 
@@ -112,21 +117,30 @@ class Provenance:
     ) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
         """Return what statements say of the engine, the model and its text. Errors as above."""
         with self._lock:
-            if self._weights is None:
-                self._weights = self._digest_weights()
+            weights = self._digest_weights(facts)
             if self._text is None:
                 self._text = self._digest_text()
-        stamp, weights = self._weights
-        if stamp != facts.files:
-            raise _refused("the weight files were written after the engine had read them")
         return facts.program, {"weights": weights, "config": facts.config}, self._text
 
-    def _digest_weights(self) -> tuple[str, str]:
+    def _digest_weights(self, facts: EngineFacts) -> str:
+        """Return the digest of the files that the engine has read. Files that were written since
+        are refused, though their old contents may compute: after a sleep of level 2 the engine
+        reads them again."""
         if self._settings.load_format == "dummy":
-            return "", "made up"
-        files = read_checkpoint(self._folder).files
-        stamp = stamp_files(files)
-        return stamp, digest_files(files, env.cache_folder() / "digests.json").hex()
+            return "made up"
+        try:
+            if self._files is None:
+                self._files = read_checkpoint(self._folder).files
+            stamp = stamp_files(self._files)
+            if stamp == facts.files and (self._weights is None or self._weights[0] != stamp):
+                made = digest_files(self._files, env.cache_folder() / "digests.json").hex()
+                self._weights = stamp, made
+                stamp = stamp_files(self._files)  # they may have been written meanwhile
+        except (OSError, ConfigError) as error:
+            raise _refused(f"the weight files cannot be read any more ({error})") from error
+        if self._weights is None or not self._weights[0] == stamp == facts.files:
+            raise _refused("the weight files were written after the engine had read them")
+        return self._weights[1]
 
     def _digest_text(self) -> dict[str, Any]:
         tokenizer, template = self._renderer.tokenizer, self._renderer.chat_template

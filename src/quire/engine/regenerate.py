@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from quire.config.settings import EngineSettings
 from quire.engine.build import Engine
+from quire.engine.provenance import CONDITIONAL_SETTINGS, STATED_SETTINGS
 from quire.errors import ConfigError, RequestError
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.beam_search import BeamRules
@@ -34,9 +35,12 @@ REQUEST_ID = "replay"
 
 
 def receipt_settings(receipt: Receipt) -> dict[str, Any]:
-    """Return the settings that a receipt states, by name, for an engine that gives its bits."""
-    known = EngineSettings.__dataclass_fields__
-    return {name: value for name, value in receipt.statement.engine.items() if name in known}
+    """Return the settings that a receipt states, by name, for an engine that gives its bits. A
+    receipt may come from a stranger, so it sets nothing else: no hooks, folders or memory."""
+    stated = receipt.statement.engine
+    return {
+        name: stated[name] for name in (*STATED_SETTINGS, *CONDITIONAL_SETTINGS) if name in stated
+    }
 
 
 @dataclass(slots=True)
@@ -115,10 +119,8 @@ def _request(receipt: Receipt, adapter: AdapterRef | None, first_handle: int) ->
         given = dict(choice["params"])
         rules = msgspec.convert(choice["beams"], BeamRules | None)
         if rules is None:
-            longest = max(
-                each.num_tokens + (each.finish_reason != FinishReason.LENGTH) for each in samples
-            )
-            given["max_tokens"] = max(longest, given["min_tokens"], 1)
+            given["max_tokens"] = most = _max_tokens(samples)
+            given["min_tokens"] = min(given["min_tokens"], most)
         params = SamplingParams(**given, logprobs=0, deterministic=True)
         if params.n != len(samples):
             raise RequestError(f"n is {params.n}, but there are {len(samples)} samples")
@@ -139,6 +141,14 @@ def _request(receipt: Receipt, adapter: AdapterRef | None, first_handle: int) ->
             f"the receipt states a request that quire {receipt.statement.engine.get('quire')} took "
             f"and this one does not ({type(error).__name__}: {error}). Replay it with that version."
         ) from error
+
+
+def _max_tokens(samples: Sequence[SampleStatement]) -> int:
+    """Return the length at which samples ended; one token more than the longest has, if none ended
+    by its length."""
+    cut = [each.num_tokens for each in samples if each.finish_reason == FinishReason.LENGTH]
+    longest = max((each.num_tokens for each in samples), default=0)
+    return max(*cut, 1) if cut else longest + 1
 
 
 def _check_tokens(request: EngineRequest, vocab_size: int) -> None:

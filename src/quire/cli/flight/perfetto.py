@@ -111,9 +111,11 @@ def _of_step(step: FlightStep, computed: float, pid: int) -> Iterator[_Event]:
 
 def _requests(record: FlightRecord, end_ns: int) -> Iterator[_Event]:
     """Yield what became of each request. One that began before the ring begins with it, and one
-    that is open ends with the dump, so that each beginning has its end."""
+    that is open ends with the dump, so that each beginning has its end. What happens to samples
+    behind the end of the first one, under whose handle it is noted, is a mark of the core."""
     pid = record.pid
     open_ids: dict[int, str] = {}
+    ended: dict[int, str] = {}
     first_ns = _first_ns(record.events, record.steps, end_ns)
 
     def begun(handle: int, name: str, at: int) -> Iterator[_Event]:
@@ -126,12 +128,16 @@ def _requests(record: FlightRecord, end_ns: int) -> Iterator[_Event]:
             name = f"{kind.name.lower()}: {event.text}"
             yield _event("i", pid, NOW, name, _us(event.at), s="p", args={"step": event.value})
             continue
+        if handle in ended:
+            name = f"{kind.name.lower()}: {ended[handle]} {event.text}".rstrip()
+            yield _event("i", pid, NOW, name, _us(event.at), s="p", args={"value": event.value})
+            continue
         if kind is EventKind.ADDED:
             yield from begun(handle, event.text or str(handle), event.at)
         elif handle not in open_ids:
             yield from begun(handle, str(handle), first_ns)
         if kind is EventKind.ENDED:
-            name = open_ids.pop(handle)
+            name = ended[handle] = open_ids.pop(handle)
             yield _of_request("e", pid, handle, name, event.at, {"reason": event.text})
             continue
         facts = {"what": kind.name.lower(), "value": event.value, "text": event.text}

@@ -216,8 +216,10 @@ def _build(
 def _end_without(flight: FlightRecorder, reason: str) -> None:
     """Write a dump and exit, because a rank of the model is lost, so that the next core takes over
     all requests. Whoever noticed has logged it."""
-    flight.fault(reason)
-    os._exit(1)
+    try:
+        flight.fault(reason)
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":

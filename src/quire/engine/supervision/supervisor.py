@@ -227,10 +227,13 @@ class EngineSupervisor:
 
     async def _write_dump(self, reason: str) -> None:
         """Write what the core has done of late, and log the stacks of its processes."""
-        dump = await asyncio.to_thread(collect, reason, "server", [self._directory])
-        for each in dump.stacks[1:]:
-            logger.error("stacks of the %s (process %d):\n%s", each.name, each.pid, each.text)
-        await asyncio.to_thread(self._dumps.write, dump)
+        try:
+            dump = await asyncio.to_thread(collect, reason, "server", [self._directory])
+            for each in dump.stacks[1:]:
+                logger.error("stacks of the %s (process %d):\n%s", each.name, each.pid, each.text)
+            await asyncio.to_thread(self._dumps.write, dump)
+        except Exception:  # the next core matters more
+            logger.exception("the flight recorder's dump could not be made")
 
     # --- what follows ---------------------------------------------------------------------------
 

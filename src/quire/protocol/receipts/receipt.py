@@ -143,7 +143,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_signed_by(self, key: bytes) -> bool:
         """Return whether its signature was made with this key."""
-        return hmac.compare_digest(self.signature or "", self._signature(key))
+        given = (self.signature or "").encode(errors="replace")
+        return hmac.compare_digest(given, self._signature(key).encode())
 
     def _signature(self, key: bytes) -> str:
         return hmac.new(key, self.id.encode(), hashlib.sha256).hexdigest()

@@ -59,6 +59,7 @@ def collect(
     mono_ns, wall_ns = time.monotonic_ns(), time.time_ns()
     found = [*rings, *(ring for each in directories if (ring := _latest_ring(each)) is not None)]
     stacks = [own_stacks(process), *gather_stacks(directories)]
+    reason = reason.encode(errors="replace").decode()  # an error may name a file that is no UTF-8
     return FlightDump(reason, quire.__version__, wall_ns, mono_ns, found, stacks)
 
 
@@ -167,10 +168,15 @@ class FaultDumps:
         self._lock = threading.Lock()
 
     def fault(self, reason: str) -> Path | None:
-        """Write a dump, unless there was one just now. Return its file."""
+        """Write a dump, unless there was one just now. Return its file. A failure here is logged,
+        since the engine still has a fault to mend."""
         with self._lock:
             now = self._clock()
             if now < self._next:
                 return None
             self._next = now + BETWEEN_FAULTS_S
-        return self._folder.write(self._take(reason))
+        try:
+            return self._folder.write(self._take(reason))
+        except Exception:
+            logger.exception("the flight recorder's dump could not be made")
+            return None

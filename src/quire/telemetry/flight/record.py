@@ -274,15 +274,14 @@ class FlightRecorder:
     def event(self, kind: EventKind, handle: int, value: int = 0, text: str = "") -> None:
         """Note an event of a request, by its first handle; -1 for none."""
         at = self._events_at + self._event_seq % self._num_events * EVENT_BYTES
-        _EVENT.pack_into(
-            self._memory, at, self._clock(), handle, value, kind, text[:68].encode()[:68]
-        )
+        _EVENT.pack_into(self._memory, at, self._clock(), handle, value, kind, _cut(text, 68))
         self._event_seq += 1
         _LONG.pack_into(self._memory, _EVENTS_AT, self._event_seq)
 
     def fault(self, reason: str) -> None:
-        """Note a fault, and tell whoever writes dumps."""
-        self.event(EventKind.FAULT, -1, self._open[0][1] if self._open else 0, reason)
+        """Note a fault, and tell whoever writes dumps. Another thread may call it."""
+        (step,) = _LONG.unpack_from(self._memory, _LIVE_AT + _LONG.size)
+        self.event(EventKind.FAULT, -1, step, reason)
         self._on_fault(f"fault: {reason}")
 
     # --- steps ----------------------------------------------------------------------------------
@@ -290,7 +289,7 @@ class FlightRecorder:
     def reason_of(self, text: str) -> bytes:
         """Return a reason for `PlannedPart`. The last one is remembered."""
         if text is not self._reason:
-            self._reason, self._reason_bytes = text, text.encode()
+            self._reason, self._reason_bytes = text, _cut(text, 96)
         return self._reason_bytes
 
     def since_last(self, evicted_total: int, preempted_total: int) -> tuple[int, int]:
@@ -485,6 +484,11 @@ def _events_of(data: bytes, count: int, num_events: int, start: int) -> Iterator
         if part.kind:  # 0: it was being written
             kind = EventKind(part.kind)
             yield FlightEvent(part.at, kind, part.handle, part.value, _text(part.text))
+
+
+def _cut(text: str, size: int) -> bytes:
+    """Return the first bytes of a text. What UTF-8 lacks, as a file's name may have it, is "?"."""
+    return text[:size].encode(errors="replace")[:size]
 
 
 def _text(data: bytes) -> str:
