@@ -124,7 +124,10 @@ def test_rows_need_the_switch(kind_folder: Path, llm: LLM, kind: str) -> None:
     """In the front, and in the worker too."""
     rows, grid = encoded(llm, low=not kind.startswith("qwen"))
     form: Any = {"image_embeds": saved(rows), "image_grid_thw": grid}
-    part = {"type": "image_embeds", "image_embeds": form if kind.startswith("qwen") else saved(rows)}
+    part = {
+        "type": "image_embeds",
+        "image_embeds": form if kind.startswith("qwen") else saved(rows),
+    }
     with LLM(str(kind_folder), **SETTINGS) as other:
         with pytest.raises(RequestError, match="--enable-mm-embeds"):
             answer(other, part)
