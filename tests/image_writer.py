@@ -284,7 +284,7 @@ MARKS = {
 
 
 def write_any_checkpoint(folder: Path, kind: str) -> Path:
-    """Write a tiny checkpoint of one of `MARKS`."""
+    """Write a tiny checkpoint of any family, by its `model_type`."""
     if kind == "gemma3":
         return write_gemma_checkpoint(folder)
     if kind == "smolvlm":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.image_writer import write_qwen_checkpoint, write_vision_checkpoint
+from tests.image_writer import write_any_checkpoint
 
-KINDS = ("smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+KINDS = ("smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -17,5 +17,4 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def kind_folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    write = write_vision_checkpoint if kind == "smolvlm" else write_qwen_checkpoint
-    return write(tmp_path_factory.mktemp(kind), kind)
+    return write_any_checkpoint(tmp_path_factory.mktemp(kind), kind)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.image_oracle import SETTINGS, asked, tokens
-from tests.image_writer import IMAGE, QWEN_IMAGE, picture
+from tests.image_writer import MARKS, QWEN_IMAGE, picture
 
 from quire import LLM, SamplingParams
 
@@ -18,7 +18,7 @@ NUM_TOKENS = 48
 @pytest.fixture(scope="module")
 def prompts(kind: str) -> list[Any]:
     """Images alone, twice, around text, and beside text alone. Texts repeat themselves."""
-    mark = IMAGE if kind == "smolvlm" else QWEN_IMAGE
+    mark = MARKS.get(kind, QWEN_IMAGE)
     return [
         asked(f"One two three, one two {mark} three, one two three", picture(60, 30)),
         asked(f"{mark} a b a b a b {mark} a b", picture(30, 40, 1), picture(40, 30, 2)),
@@ -65,7 +65,7 @@ def test_drafts_change_no_token(
     speculation = {"method": method, "num_speculative_tokens": 3}
     if method == "ngram":
         speculation |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    for cut in ({}, {"max_num_batched_tokens": 16, "max_num_seqs": 4}):
+    for cut in ({}, {"max_num_batched_tokens": 20, "max_num_seqs": 4}):
         with LLM(str(kind_folder), **SETTINGS, **cut, speculative_config=speculation) as llm:
             for _ in range(2):
                 outputs = llm.generate(prompts, params, use_tqdm=False)

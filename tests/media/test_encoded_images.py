@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.image_oracle import GREEDY, SETTINGS, asked, tokens, worker_of
-from tests.image_writer import IMAGE, QWEN_IMAGE, QWEN_PATCH, as_bytes, picture
+from tests.image_writer import MARKS, QWEN_IMAGE, QWEN_PATCH, as_bytes, picture
 
 from quire import LLM, RequestError
 from quire.protocol.media import ImageRows
@@ -53,7 +53,7 @@ def answer(llm: LLM, part: dict[str, Any]) -> list[int]:
 
 def test_rows_are_answered_as_the_image(llm: LLM, kind: str) -> None:
     """In parts of chats, whose tensors are files; and offline, as tensors."""
-    is_qwen = kind != "smolvlm"
+    is_qwen = kind.startswith("qwen")
     rows, grid = encoded(llm, low=not is_qwen)
     detail = "high" if is_qwen else "low"
     image = {"type": "image_url", "image_url": {"url": URL, "detail": detail}}
@@ -68,7 +68,7 @@ def test_rows_are_answered_as_the_image(llm: LLM, kind: str) -> None:
     before = encoder.num_encoded
     for form in forms:
         assert answer(llm, {"type": "image_embeds", "image_embeds": form}) == wanted
-    mark = QWEN_IMAGE if is_qwen else IMAGE
+    mark = MARKS.get(kind, QWEN_IMAGE)
     given: Any = {"image_embeds": rows, "image_grid_thw": torch.tensor([grid])} if is_qwen else rows
     (output,) = llm.generate(asked(f"{mark} What?", given), GREEDY, use_tqdm=False)
     assert encoder.num_encoded == before
@@ -80,7 +80,7 @@ def test_rows_are_answered_as_the_image(llm: LLM, kind: str) -> None:
 
 
 def test_what_is_refused(llm: LLM, kind: str) -> None:
-    is_qwen = kind != "smolvlm"
+    is_qwen = kind.startswith("qwen")
     rows, grid = encoded(llm, low=not is_qwen)
     width = rows.shape[1]
 
@@ -122,9 +122,12 @@ def test_what_is_refused(llm: LLM, kind: str) -> None:
 
 def test_rows_need_the_switch(kind_folder: Path, llm: LLM, kind: str) -> None:
     """In the front, and in the worker too."""
-    rows, grid = encoded(llm, low=kind == "smolvlm")
+    rows, grid = encoded(llm, low=not kind.startswith("qwen"))
     form: Any = {"image_embeds": saved(rows), "image_grid_thw": grid}
-    part = {"type": "image_embeds", "image_embeds": saved(rows) if kind == "smolvlm" else form}
+    part = {
+        "type": "image_embeds",
+        "image_embeds": form if kind.startswith("qwen") else saved(rows),
+    }
     with LLM(str(kind_folder), **SETTINGS) as other:
         with pytest.raises(RequestError, match="--enable-mm-embeds"):
             answer(other, part)

@@ -177,6 +177,19 @@ def test_a_resolver_that_fails_is_told() -> None:
         ImageFetcher([HOST], 10**6, unknown)(f"http://{HOST}/", PLACE)
 
 
+def test_a_look_up_without_a_thread_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a system without threads takes all places for good."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    fetch = ImageFetcher([HOST], 10**6, here)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RequestError, match="cannot be looked up: can't start new thread"):
+        fetch(f"http://{HOST}/", PLACE)
+    assert fetch._lookups._value == MAX_LOOKUPS
+
+
 def test_the_deadline_ends_slow_hosts_of_https_too(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ from tests.image_writer import (
 )
 from tests.profiles import examples, scaled
 
-from quire import LLM, SamplingParams
+from quire import LLM, BeamSearchParams, SamplingParams
 from quire.config import read_checkpoint
 from quire.config.families.reader import read_model_spec
 from quire.config.hf import RawConfig
@@ -330,6 +330,18 @@ def test_samples_of_a_prompt_share_its_image(llm: LLM) -> None:
     ]
     (several,), (alone,) = (llm.generate(prompt, each, use_tqdm=False) for each in params)
     assert list(several.outputs[0].token_ids) == list(alone.outputs[0].token_ids)
+
+
+def test_beams_share_an_image(llm: LLM) -> None:
+    """Beams of width 1 are the greedy answer; wider ones begin behind the same image."""
+    prompt, image = f"See {IMAGE} now", picture(60, 40)
+    greedy = tokens(*llm.generate(asked(prompt, image), GREEDY, use_tqdm=False))
+    for width in (1, 3):
+        params = BeamSearchParams(beam_width=width, max_tokens=12, ignore_eos=True)
+        (found,) = llm.beam_search([asked(prompt, image)], params)
+        answers = [list(each.tokens)[-12:] for each in found.sequences]
+        assert len(answers) == width
+        assert width > 1 or answers == [greedy]
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "bfloat16"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.image_oracle import GREEDY, SETTINGS, asked, generated, tokens
-from tests.image_writer import MARKS, picture, write_any_checkpoint
+from tests.image_oracle import GREEDY, SETTINGS, asked, generated, tokens, worker_of
+from tests.image_writer import MARKS, QWEN_PATCH, data_url, picture, write_any_checkpoint
 
 from quire import LLM, RequestError
 from quire.config.settings import EngineSettings
@@ -36,6 +36,29 @@ def test_answers_are_those_of_generate(kind: str, tmp_path: Path) -> None:
         llm.wake_up()
         (again,) = llm.generate(prompts[0], GREEDY, use_tqdm=False)
         assert tokens(again) == tokens(cold[0])
+
+
+@pytest.mark.parametrize("kind", MARKS)
+def test_encoded_images(kind: str, tmp_path: Path) -> None:
+    """Rows that the client's encoder made are those of an image on each rank."""
+    folder, image = write_any_checkpoint(tmp_path / "model", kind), picture(60, 30)
+    with LLM(str(folder), **SETTINGS, enable_mm_embeds=True) as llm:
+        renderer, encoder = llm.engine.renderer, worker_of(llm)._images
+        low = {"type": "image_url", "image_url": {"url": data_url(image), "detail": "low"}}
+        messages, images = renderer.take_images([{"role": "user", "content": [low]}])
+        prompt = renderer.render_chat(messages, images=images)
+        (part,) = prompt.parts
+        tiles: Any = part.data
+        form: Any = encoder.encode(tiles, torch.float32).rows
+        if kind.startswith("qwen"):
+            sides = [tiles.height // QWEN_PATCH, tiles.width // QWEN_PATCH]
+            form = {"image_embeds": form, "image_grid_thw": torch.tensor([[1, *sides]])}
+        given = asked(f"Look: {MARKS[kind]} What?", form)
+        wanted = tokens(*llm.generate(given, GREEDY, use_tqdm=False))
+    ranks = {"enable_mm_embeds": True, "tensor_parallel_size": 2}
+    with LLM(str(folder), **SETTINGS, **ranks) as llm:
+        for _ in range(2):  # the second one finds K/V in the cache
+            assert tokens(*llm.generate(given, GREEDY, use_tqdm=False)) == wanted
 
 
 def test_prompt_embeddings(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
-from quire.engine.model_front import load_model_front
+from quire.engine.model_front import ModelFront, load_model_front
 from quire.errors import RequestError
 from quire.rendering.media.sources import ImageSource, StoredFile
 from quire.server.batches.store import BatchStore
@@ -32,6 +32,7 @@ from tests.image_writer import (
     as_bytes,
     data_url,
     picture,
+    write_gemma_checkpoint,
     write_vision_checkpoint,
 )
 from tests.server.in_memory import RealClient
@@ -61,10 +62,14 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
+def front_of(folder: Path) -> ModelFront:
+    found = find_model(EngineSettings(model=str(folder)))
+    return load_model_front(EngineSettings(model=str(folder)), found.folder, found.spec)
+
+
 @pytest.fixture(scope="module")
 def served(folder: Path, llm: LLM, data_dir: Path) -> Iterator[RunningServer]:
-    found = find_model(EngineSettings(model=str(folder)))
-    front = load_model_front(EngineSettings(model=str(folder)), found.folder, found.spec)
+    front = front_of(folder)
     settings = ServerSettings(disable_access_log=True, data_dir=str(data_dir))
     with running_server(front, settings, RealClient(llm)) as server:
         yield server
@@ -283,6 +288,28 @@ def test_images_by_uuid(http: httpx.Client, llm: LLM, wanted: str) -> None:
     low = asked({"type": "image_url", "image_url": {"url": None, "detail": "low"}, "uuid": "cat"})
     usage = http.post(CHAT, json=low).json()["usage"]
     assert usage["prompt_tokens"] < given["usage"]["prompt_tokens"] - 5 * TOKENS_PER_TILE
+
+
+def test_images_of_gemma_by_uuid(tmp_path: Path) -> None:
+    """Tokens of an image see each other, and line ends come around it."""
+    folder, sent = write_gemma_checkpoint(tmp_path / "gemma"), image(uuid="cat")
+    named = {"type": "image_url", "uuid": "cat"}
+    small = {"dtype": "float32", "num_kv_blocks": 64, "max_model_len": 256}
+    with LLM(str(folder), quiet=True, **small) as llm:
+        front = front_of(folder)
+        settings = ServerSettings(disable_access_log=True)
+        with running_server(front, settings, RealClient(llm)) as server:
+            with waiting.PatientClient(base_url=server.url) as http:
+                bodies = [asked(*parts) for parts in ((sent,), (named,), (named, named, sent))]
+                found = [http.post(CHAT, json=body).json() for body in bodies]
+            server.wait_until_idle()
+        texts = [each["choices"][0]["message"]["content"] for each in found]
+        assert texts[0] == texts[1] != texts[2]
+        params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        for body, text in ((asked(image()), texts[0]), (asked(*[image()] * 3), texts[2])):
+            llm.reset_prefix_cache()
+            (alone,) = llm.chat(body["messages"], params, use_tqdm=False)
+            assert alone.outputs[0].text == text
 
 
 def test_images_that_were_refused_have_no_name(http: httpx.Client) -> None:

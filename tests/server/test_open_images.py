@@ -57,7 +57,7 @@ def test_the_bound_holds_and_all_come_in_turn(seed: int) -> None:
         assert {type(each) for each in ended} <= {type(None), asyncio.CancelledError}
         for of_kind in entered:
             assert of_kind == sorted(of_kind), "in the order of arrival"
-        assert images.num_bytes == images._num_held == 0
+        assert images.num_bytes == images._asked.num_held == images._spare.num_held == 0
         assert not (images._asked.waiting or images._spare.waiting)
 
     asyncio.run(work())
@@ -100,6 +100,25 @@ def test_what_waits_is_bounded_too() -> None:
         await asyncio.sleep(0)
         images.leave(90)
         await third
+
+    asyncio.run(work())
+
+
+def test_batches_leave_room_to_wait() -> None:
+    """Fault: images of a batch that wait take the place of those that people could wait with."""
+
+    async def work() -> None:
+        images = OpenImages()
+        await images.enter(90, 0, 100, 60.0)
+        batch = [asyncio.ensure_future(images.enter(30, 30, 100, 60.0, is_spare=True))]
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match="requests that wait take as much"):
+            await images.enter(30, 30, 100, 60.0, is_spare=True)
+        person = asyncio.ensure_future(images.enter(60, 60, 100, 60.0))
+        await asyncio.sleep(0)
+        assert not person.done()
+        images.leave(90)
+        await asyncio.gather(person, *batch)
 
     asyncio.run(work())
 

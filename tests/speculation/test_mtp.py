@@ -278,6 +278,18 @@ def test_copies_of_the_models_tensors_are_left_out(tmp_path: Path) -> None:
         run(make(), PROMPTS[:1])
 
 
+def test_the_indexer_of_the_layer_is_not_counted(tmp_path: Path) -> None:
+    """Fault: in fewer bits, the plan took what DeepSeek V3.2's indexer saves off other weights."""
+    write_mtp("deepseek_v3", tmp_path, LONG)
+    formats = (None, "int8", "int4")
+    before = [draft_of(tmp_path).weight_bytes(each) for each in formats]
+    name = f"{START}self_attn.indexer.wq_b.weight"
+    change_tensors(tmp_path, lambda tensors: {**tensors, name: torch.zeros(64, 32)})
+    assert [draft_of(tmp_path).weight_bytes(each) for each in formats] == before
+    with small_engines(str(tmp_path), **SETTINGS, speculative_config=MTP) as make:
+        run(make(), PROMPTS[:1])
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantized_layers_guess(
     quantization: str, make: Maker, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ __all__ = [
     "capture_table_bytes",
     "expert_bytes",
     "image_bytes",
+    "is_loaded",
     "largest_context",
     "logits_bytes",
     "states_bytes",
@@ -161,6 +162,11 @@ def adapter_bytes(spec: ModelSpec, settings: EngineSettings) -> int:
     return num_adapters * settings.max_lora_rank * per_rank * spec.dtype_bytes
 
 
+def is_loaded(name: str) -> bool:
+    """Return whether a tensor, by its name on disk, is a weight that layers read."""
+    return _BUFFERS.search(name) is None
+
+
 def _weight_bytes(
     spec: ModelSpec, checkpoint: Checkpoint | None, device: str, *, widened: bool
 ) -> int:
@@ -176,7 +182,7 @@ def _weight_bytes(
     tensors = {
         name: tensor
         for name, tensor in checkpoint.tensors.items()
-        if not _BUFFERS.search(name) and not name.startswith(spec.mtp_layers)
+        if is_loaded(name) and not name.startswith(spec.mtp_layers)
     }
     head = tensors.get("lm_head.weight")
     if spec.tie_word_embeddings and head is not None and head.packed is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from quire.config.checkpoint import Checkpoint, TensorInfo
 from quire.config.families.mtp import DEEPSEEK_MTP, MTPNames, mtp_names
 from quire.config.kv_layout import KVLayout
-from quire.config.memory.plan import activation_bytes, logits_bytes, weight_bytes
+from quire.config.memory.plan import activation_bytes, is_loaded, logits_bytes, weight_bytes
 from quire.config.model_spec import MatrixShape, ModelSpec
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
@@ -105,7 +105,7 @@ def find_mtp(
     tensors = {
         name: tensor
         for name, tensor in {**checkpoint.tensors, **checkpoint.others}.items()
-        if name.startswith(start) and name not in copies
+        if name.startswith(start) and name not in copies and is_loaded(name)
     }
     own = replace(checkpoint, tensors=tensors, others={})
     found = MTPDraft(folder, target, _layer_of(target, tensors), own, start)

@@ -171,7 +171,11 @@ class ImageFetcher:
             finally:
                 self._lookups.release()
 
-        threading.Thread(target=work, name="quire-lookup", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="quire-lookup", daemon=True).start()
+        except RuntimeError as error:  # the system has no more threads
+            self._lookups.release()
+            raise OSError(f"the host cannot be looked up: {error}") from error
         return found.result(max(deadline - time.monotonic(), 0.0))
 
     def _ask(self, target: _Target, dialled: socket.socket) -> bytes | str:

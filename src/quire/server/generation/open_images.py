@@ -26,9 +26,11 @@ _Waiting = tuple[int, int, asyncio.Future[None]]
 
 @dataclass(slots=True)
 class _Kind:
-    """Requests that are served alike. num_bytes: bytes that are in."""
+    """Requests that are served alike. num_bytes: bytes that are in. num_held: bytes of those that
+    wait."""
 
     num_bytes: int = 0
+    num_held: int = 0
     waiting: deque[_Waiting] = field(default_factory=deque[_Waiting])
 
 
@@ -36,13 +38,13 @@ class OpenImages:
     """Bounds the bytes of images whose requests have not ended, their embeddings in the engine
     included. Requests beyond the bound wait, in the order of arrival, and hold as many bytes again
     at most. All images of a request enter at once, so that no two requests wait for each other.
-    Spare requests, those of batches, enter while no other one waits, and have a part of the bound.
+    Spare requests, those of batches, enter while no other one waits, and have a part of the bound,
+    also of that on requests that wait.
     For one event loop."""
 
     def __init__(self, num_fronts: int = 1) -> None:
         """num_fronts: processes that share the bound equally."""
         self._num_fronts = num_fronts
-        self._num_held = 0
         self._asked, self._spare = _Kind(), _Kind()
 
     @property
@@ -72,11 +74,11 @@ class OpenImages:
         if not (self._asked.waiting or kind.waiting) and self._fits(kind, num_bytes, own):
             kind.num_bytes += num_bytes
             return
-        if self._num_held + num_held > own:
+        if not self._may_wait(kind, num_held, own):
             raise _full("The images of requests that wait take as much as image_memory.")
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         kind.waiting.append((num_bytes, own, room))
-        self._num_held += num_held
+        kind.num_held += num_held
         try:
             async with asyncio.timeout(timeout_s):
                 await room
@@ -93,7 +95,7 @@ class OpenImages:
                 ) from error
             raise
         finally:
-            self._num_held -= num_held
+            kind.num_held -= num_held
 
     def leave(self, num_bytes: int, *, is_spare: bool = False) -> None:
         """Give up the room of a request that entered."""
@@ -103,12 +105,19 @@ class OpenImages:
     def _kind(self, is_spare: bool) -> _Kind:
         return self._spare if is_spare else self._asked
 
+    def _may_wait(self, kind: _Kind, num_held: int, own: int) -> bool:
+        num_all = self._asked.num_held + self._spare.num_held
+        return self._has_share(kind, kind.num_held, num_all, num_held, own)
+
     def _fits(self, kind: _Kind, num_bytes: int, own: int) -> bool:
+        return self._has_share(kind, kind.num_bytes, self.num_bytes, num_bytes, own)
+
+    def _has_share(self, kind: _Kind, num_own: int, num_all: int, more: int, own: int) -> bool:
         """Return whether there is room. One spare request may always have all that is free."""
-        if self.num_bytes + num_bytes > own:
+        if num_all + more > own:
             return False
-        is_alone = kind is self._asked or not kind.num_bytes
-        return is_alone or kind.num_bytes + num_bytes <= own // SPARE_SHARE
+        is_alone = kind is self._asked or not num_own
+        return is_alone or num_own + more <= own // SPARE_SHARE
 
     def _admit(self) -> None:
         for kind in (self._asked, self._spare):
