@@ -222,7 +222,10 @@ class RealClient(InMemoryClient):
         self.engine = SimpleNamespace(core=llm.engine.client._core)
         spec = llm.engine.spec
         self._capacity = replace(
-            self._capacity, draws_tokens=spec.draws_tokens, num_classes=spec.num_classes
+            self._capacity,
+            draws_tokens=spec.draws_tokens,
+            num_classes=spec.num_classes,
+            facts=llm.engine.facts,
         )
 
 
