@@ -128,10 +128,13 @@ def test_requests_by_curl_are_answered(server: RunningServer) -> None:
         for words in commands(page):
             if words[0] != "curl":
                 continue
-            url, body = words[1], json.loads(words[words.index("-d") + 1])
-            if "model" in body:
+            url, body = words[1].replace(URL, server.url), None
+            if "-d" in words:
+                body = json.loads(words[words.index("-d") + 1])
+            if body is not None and "model" in body:
                 body["model"] = MODEL
-            reply = httpx.post(url.replace(URL, server.url), json=body, timeout=WAIT_S)
+            method = "GET" if body is None else "POST"
+            reply = httpx.request(method, url, json=body, timeout=WAIT_S)
             assert reply.status_code == 200, (page.name, body, reply.text)
             seen += 1
     assert seen >= 7
