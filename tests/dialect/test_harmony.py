@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from quire.config.settings import EngineSettings
 from quire.dialect import (
     Thinking,
     Tool,
@@ -25,6 +26,7 @@ from quire.dialect.families import DIALECTS
 from quire.dialect.harmony import HarmonyTemplate, own_template, render_harmony
 from quire.dialect.parts import Part
 from quire.engine.model_front import ModelFront
+from quire.engine.provenance import Provenance
 from quire.errors import ConfigError, RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.outputs import CompletionOutput
@@ -210,7 +212,7 @@ def test_a_server_renders_what_is_described_and_leaves_the_rest_to_the_template(
     renderer = Renderer(TOKENS, template)
     body = ChatRequest(messages=hello, tools=tools, reasoning_effort="high")
     prompts = PromptRenderer(Limits(), 1)
-    rendered = asyncio.run(prompts.render_chat(renderer, body, 10_000, HARMONY))
+    rendered = asyncio.run(prompts.render_chat(renderer, body, 10_000, HARMONY, tenant=""))
     prompts.close()
     assert rendered.text is not None
     assert "Reasoning: high" in rendered.text
@@ -404,7 +406,9 @@ def test_a_plain_chat_is_read() -> None:
     """Catches channels that become content where a request has no tools."""
     source = Path(__file__).parents[1] / "rendering" / "templates" / "gpt_oss.jinja"
     template = ChatTemplate(source.read_text())
-    front = ModelFront(Renderer(TOKENS, template), frozenset(), {})
+    renderer = Renderer(TOKENS, template)
+    provenance = Provenance(EngineSettings(), Path(), renderer)
+    front = ModelFront(renderer, frozenset(), {}, provenance)
     body = ChatRequest(messages=[{"role": "user", "content": "x"}], thinking_token_budget=5)
     model = ServedModel(("m",), "m", 0, front, dialect=find_dialect(template, TOKENS))
     form = answer_form(asked_tools(body), body, model)
