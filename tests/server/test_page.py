@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent import futures
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,34 @@ def test_nothing_is_gathered_while_nobody_looks(front: ModelFront) -> None:
         assert http.get("/metrics").status_code == 200 and not asked
         http.get("/ui/api/snapshot")
         assert [type(op) for op in asked] == [Inspect, MapBlocks]
-        http.get("/ui/api/snapshot")
+        waiting.wait_for(
+            lambda: bool(http.get("/ui/api/snapshot")) and len(asked) > 2, "second map"
+        )
         assert [type(op) for op in asked] == [Inspect, MapBlocks, MapBlocks], "the plan stays"
+    client.engine.core.shutdown()
+
+
+def test_a_map_that_takes_long_comes_less_often(front: ModelFront) -> None:
+    """Fault: viewers of an engine with many blocks or requests slow its steps."""
+    client = InMemoryClient()
+    maps = 0
+    answer = client.control
+
+    async def control(op: AdminOp) -> Report:
+        nonlocal maps
+        report = await answer(op)
+        if report.view is not None:
+            maps += 1
+            report = replace(report, view=replace(report.view, took_s=3600.0))
+        return report
+
+    client.control = control  # type: ignore[method-assign]
+    with (
+        running_server(front, client=client) as server,
+        waiting.PatientClient(base_url=server.url) as http,
+    ):
+        first, later = (http.get("/ui/api/snapshot").json() for _ in range(2))
+        assert maps == 1 and later["blocks"] == first["blocks"] and later["at"] > first["at"]
     client.engine.core.shutdown()
 
 

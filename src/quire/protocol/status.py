@@ -168,7 +168,7 @@ class EngineView:
     """owners: runs of blocks as (number of the group that holds them, length); 0 for blocks that no
     group holds, and of several groups the lowest slot's. evicted: blocks that lost a cached prefix
     in the last second. steps: last ones of each core. num_hidden: groups that were left out, since
-    there are so many.
+    there are so many. took_s: time of the core that took longest for it.
     """
 
     owners: tuple[tuple[int, int], ...] = ()
@@ -177,6 +177,7 @@ class EngineView:
     groups: tuple[ViewedGroup, ...] = ()
     prefixes: tuple[ViewedPrefix, ...] = ()
     num_hidden: int = 0
+    took_s: float = 0.0
 
 
 def merge_views(views: Sequence[tuple[EngineView, int]]) -> EngineView:
@@ -209,6 +210,7 @@ def merge_views(views: Sequence[tuple[EngineView, int]]) -> EngineView:
                 ),
             ),
             num_hidden=merged.num_hidden + view.num_hidden,
+            took_s=max(merged.took_s, view.took_s),
         )
         blocks_before += num_blocks
     return merged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -297,7 +298,9 @@ class EngineCore:
     def _look(self, op: Inspect | MapBlocks | ListPins | TellFacts, now: float) -> Report:
         """The answer to a question, for which no step is waited."""
         if isinstance(op, MapBlocks):
+            began = time.perf_counter()
             states, view = self._scheduler.block_states(), self._scheduler.view(now, op.steps_s)
+            view = replace(view, took_s=time.perf_counter() - began)
             return replace(self._report, blocks=states, view=view)
         if isinstance(op, TellFacts):
             facts = self._scheduler.facts(op.tenant, op.request_ids, now)

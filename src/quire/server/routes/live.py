@@ -37,9 +37,8 @@ NUM_ENDED = 30
 NUM_OPEN = 100
 """Open requests that are shown, of the oldest and of the newest each."""
 
-MANY_BLOCKS = 20_000
-SLOW_MAP_S = 2.0
-"""Seconds between two maps of more than `MANY_BLOCKS` blocks."""
+MAP_SHARE = 0.005
+"""Share of a core's time that maps may take: with many blocks or requests they come less often."""
 
 PATIENCE_S = 0.1
 
@@ -66,13 +65,14 @@ class EngineLook:
     def __init__(self) -> None:
         self._shared: dict[str, Any] = {}
         self._read_s = 0.0
-        self._plan = self._runs = ""
+        self._plan = ""
         self._view = EngineView()
+        self._shown: _Json = _view("", self._view, {})
         self._steps: dict[str, list[float]] = {}
         self._framed: _Json = {}
         self._frames: dict[str | None, _Json] = {}
         self._patches: dict[int, tuple[_Json, _Json, bytes]] = {}
-        self._asked_s = -SLOW_MAP_S
+        self._asked_s = -math.inf
         self._told_s = -LONGEST_S
         self._restarts = -1
         self._asking: asyncio.Task[None] | None = None
@@ -84,8 +84,7 @@ class EngineLook:
             await self._ask_core(services.backend, max_age_s)
             if self._read_s != seen:
                 return self._shared  # another viewer waited for the same answer
-            view = _view(self._runs, self._view, self._steps)
-            self._shared = _without_none({**_shared(services, self._plan), **view})
+            self._shared = {**_without_none(_shared(services, self._plan)), **self._shown}
             self._read_s = time.monotonic()
         return self._shared
 
@@ -95,7 +94,7 @@ class EngineLook:
         client, status = backend.client, backend.status
         if client is None or status.capacity is None:
             return
-        every_s = SLOW_MAP_S if status.capacity.num_blocks > MANY_BLOCKS else max_age_s
+        every_s = max(max_age_s, self._view.took_s / MAP_SHARE)
         is_due = time.monotonic() - self._asked_s >= every_s
         if is_due and (self._asking is None or self._asking.done()):
             self._asked_s = time.monotonic()
@@ -113,8 +112,9 @@ class EngineLook:
             age_s += OVERLAP_S
             report = await client.control(MapBlocks(steps_s=min(age_s, LONGEST_S)))
             self._told_s = time.monotonic()
-            self._runs, self._view = run_lengths(report.blocks), report.view or EngineView()
+            self._view = report.view or EngineView()
             self._steps = _steps(self._view, self._steps)
+            self._shown = _view(run_lengths(report.blocks), self._view, self._steps)
 
     def frame(self, shared: _Json, tenant: str | None) -> _Json | None:
         """Return the frame that was made of this reading for a tenant, if one was."""
@@ -322,7 +322,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
             found[name] = value
             continue
         was = old[name]
-        if was == value:
+        if was is value or was == value:
             continue
         if isinstance(was, dict) and isinstance(value, dict):
             found[name] = difference(cast("_Json", was), cast("_Json", value))
