@@ -7,8 +7,8 @@ is the wall time of a step of all rows, planning and drawing included, and a sha
 which this machine reads all bytes of the step once, or does all its operations, whichever is
 longer (`quire.bench.machine.LimitProbe`, measured in turns with the steps), over that wall time.
 The bytes are those of latent planes and of weights: all but an embedding that is not tied and
-experts that no row chooses. A second engine, which captures nothing, counts the latter in the same
-steps.
+experts that no row chooses. A second engine, which captures nothing, computes the same steps and
+counts the latter in each.
 """
 
 # ruff: isort: skip_file
@@ -56,18 +56,21 @@ def step_limits(
     return num_bytes, num_rows * operations
 
 
-def step_times(engine: LocalEngine, num_steps: int) -> list[float]:
-    """Milliseconds of each step."""
+def step_times(engine: LocalEngine, num_steps: int, num_rows: int) -> list[float]:
+    """Milliseconds of each step; each computes a token of all rows."""
     times: list[float] = []
     for _ in range(num_steps):
         started = time.perf_counter()
-        engine.client.step()
+        output = engine.client.step()
         times.append(1000 * (time.perf_counter() - started))
+        if len(output.handles) != num_rows:
+            raise SystemExit(f"A step computed {len(output.handles)} rows instead of {num_rows}.")
     return times
 
 
 def open_engine(options: argparse.Namespace, **settings: Any) -> LocalEngine:
-    most, length = max(options.rows), options.context + num_steps(options) + 8
+    most = max(options.rows)
+    length = options.context + output_len(options, most)
     return LocalEngine(
         options,
         max_num_seqs=most,
@@ -80,33 +83,42 @@ def open_engine(options: argparse.Namespace, **settings: Any) -> LocalEngine:
     )
 
 
-def num_steps(options: argparse.Namespace) -> int:
-    return WARMUP_STEPS + options.steps * options.turns
+def output_len(options: argparse.Namespace, num_rows: int) -> int:
+    """Tokens that the first row computes: it decodes while the prompts of the others are computed,
+    whose chunks leave room for all rows, and then in the steps that are measured."""
+    others = num_rows * (1 + options.context // (CHUNK - num_rows))
+    return others + WARMUP_STEPS + options.steps * options.turns
 
 
 def begin_decode(engine: LocalEngine, options: argparse.Namespace, num_rows: int) -> None:
     """Compute the prompts, so that all rows decode in the steps that follow."""
     vocab_size = engine.resolved.spec.vocab_size
     prompts = random_prompts([options.context] * num_rows, vocab_size, options.seed)
-    engine.add(prompts, num_steps(options) + num_rows * -(-options.context // CHUNK))
-    for _ in range(1 + num_rows * options.context // CHUNK):
-        engine.client.step()
+    engine.add(prompts, output_len(options, num_rows))
+    while len(engine.client.step().handles) < num_rows:
+        pass
 
 
-def distinct_experts(engine: LocalEngine, options: argparse.Namespace, num_rows: int) -> int:
-    """Experts that a step of decode uses, in all layers together."""
+def distinct_experts(engine: LocalEngine, options: argparse.Namespace, num_rows: int) -> list[int]:
+    """Mean number of experts that a step of each turn uses, in all layers together."""
     begin_decode(engine, options, num_rows)
-    counts: list[int] = []
+    step_times(engine, WARMUP_STEPS, num_rows)
+    count = 0
     compute = Experts.__call__
 
     def counted(self: Experts, x: torch.Tensor, ids: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        counts.append(ids.unique().numel())
+        nonlocal count
+        count += ids.unique().numel()
         return compute(self, x, ids, *rest, **named)
 
+    means: list[int] = []
     with patch.object(Experts, "__call__", counted):
-        engine.client.step()
+        for _ in range(options.turns):
+            count = 0
+            step_times(engine, options.steps, num_rows)
+            means.append(round(count / options.steps))
     engine.end()
-    return sum(counts)
+    return means
 
 
 def main() -> int:
@@ -116,12 +128,12 @@ def main() -> int:
     figures: dict[str, list[float]] = {}
     for num_rows in options.rows:
         begin_decode(engine, options, num_rows)
-        step_times(engine, WARMUP_STEPS)
+        step_times(engine, WARMUP_STEPS, num_rows)
         turns = [
             (
                 probe.read(),
                 probe.product("bf16"),
-                statistics.median(step_times(engine, options.steps)),
+                statistics.median(step_times(engine, options.steps, num_rows)),
             )
             for _ in range(options.turns)
         ]
@@ -130,23 +142,21 @@ def main() -> int:
             figures[f"{num_rows}_rows_{name}"] = [turn[place] for turn in turns]
     counting = open_engine(options, enforce_eager=True)
     for num_rows in options.rows:
-        num_experts = distinct_experts(counting, options, num_rows)
-        num_bytes, operations = step_limits(spec, num_rows, options.context, num_experts)
+        counts = distinct_experts(counting, options, num_rows)
         rates, products, times = (
             figures[f"{num_rows}_rows_{name}"] for name in ("read_gb_s", "product_gop_s", "step_ms")
         )
-        least = [
-            max(num_bytes / read, operations / product) / 1e6
-            for read, product in zip(rates, products, strict=True)
-        ]
+        least: list[float] = []
+        for num_experts, rate, product in zip(counts, rates, products, strict=True):
+            num_bytes, operations = step_limits(spec, num_rows, options.context, num_experts)
+            least.append(max(num_bytes / rate, operations / product) / 1e6)
         shares = [limit / step for limit, step in zip(least, times, strict=True)]
-        figures[f"{num_rows}_rows_experts_read"] = [num_experts]
+        figures[f"{num_rows}_rows_experts_read"] = [float(count) for count in counts]
         figures[f"{num_rows}_rows_limit_ms"] = least
         figures[f"{num_rows}_rows_share_of_limit"] = shares
         step_ms, share = statistics.median(times), statistics.median(shares)
-        print(
-            f"{num_rows:3} rows: {step_ms:.2f} ms, {num_experts} experts, {share:.0%} of the limit"
-        )
+        experts = statistics.median(counts)
+        print(f"{num_rows:3} rows: {step_ms:.2f} ms, {experts} experts, {share:.0%} of the limit")
     workload = {"context": options.context, "steps_per_turn": options.steps}
     save_local_record("latent_cpu", options, engine, workload, figures)
     return 0
