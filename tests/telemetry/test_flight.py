@@ -93,6 +93,16 @@ def test_a_step_comes_back_as_it_was_noted() -> None:
     assert record.doing is Doing.BETWEEN_STEPS
 
 
+def test_each_step_names_its_own_rows() -> None:
+    """Fault: a step with as many rows as the last one gets the handles of that one. Here the second
+    sample goes on while the last token of the first is in flight, so that no event is between."""
+    engine = FakeEngine(max_num_batched_tokens=1)
+    engine.add([1], max_tokens=5, n=2)
+    engine.run()
+    steps = read_record(engine.core.flight.snapshot()).steps
+    assert [step.planned.first_handles for step in steps] == [(0,)] * 5 + [(1,)] * 4
+
+
 def test_the_ring_wraps_and_keeps_the_last() -> None:
     recorder = FlightRecorder(num_steps=8, num_events=4)
     ran(recorder, 1, 21)
