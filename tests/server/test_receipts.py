@@ -23,7 +23,8 @@ from quire.config.checkpoint import read_checkpoint
 from quire.config.kv_disk.digest import stamp_files
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
-from quire.protocol.receipts import EngineFacts, Receipt, read_receipts
+from quire.protocol.receipts import Receipt, read_receipts
+from quire.protocol.status import EngineFacts
 from quire.server.generation.receipts import ReceiptStore
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError

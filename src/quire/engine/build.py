@@ -61,10 +61,10 @@ from quire.platform import detect_platform
 from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import say
 from quire.protocol.control import Allocate, MeasureRecovery, OpenDisk, Report
-from quire.protocol.receipts import EngineFacts, Witness
+from quire.protocol.receipts import Witness
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.protocol.request import EngineRequest
-from quire.protocol.status import FETCHING, PLANNING
+from quire.protocol.status import FETCHING, PLANNING, EngineFacts
 from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy

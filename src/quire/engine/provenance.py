@@ -20,9 +20,10 @@ from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan
 from quire.errors import ConfigError, RequestError
 from quire.protocol.control import Report
-from quire.protocol.receipts import EngineFacts, Witness
+from quire.protocol.receipts import Witness
 from quire.protocol.receipts.receipt import digest
 from quire.protocol.request import EngineRequest
+from quire.protocol.status import EngineFacts
 from quire.rendering import ChatTemplate, Renderer
 
 __all__ = ["CONDITIONAL_SETTINGS", "STATED_SETTINGS", "Provenance", "engine_facts"]

@@ -4,10 +4,8 @@ about the way of one request through its scheduler."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-from quire.protocol.receipts.facts import EngineFacts
 
 __all__ = [
     "CORE_STARTS",
@@ -15,6 +13,7 @@ __all__ = [
     "PLANNING",
     "CacheFacts",
     "EngineCapacity",
+    "EngineFacts",
     "EngineState",
     "EngineStatus",
     "EngineView",
@@ -38,6 +37,8 @@ FETCHING = "fetching the checkpoint"
 """The phase of a start that fetches a missing checkpoint: it may take hours."""
 
 PLANNING = "planning"
+
+Setting = str | int | bool | None
 
 
 class EngineState(enum.StrEnum):
@@ -65,6 +66,21 @@ class StartPhase:
     name: str
     seconds: float
     is_done: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Everything that decides the bits of an engine's answers, as it is known at its start.
+
+    program: version, kernels and settings, by name. config: digest of the model's config. files:
+    stamp of the weight files as they were loaded (`stamp_files`). unstable: reason why other
+    answers beside an answer may change its bits; empty if they never do.
+    """
+
+    program: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    config: str = ""
+    files: str = ""
+    unstable: str = "its bits were not looked at"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Receipts: statements on how an answer was made, from which it can be made again."""
 
-from quire.protocol.receipts.facts import EngineFacts
 from quire.protocol.receipts.receipt import (
     Difference,
     Evidence,
@@ -17,7 +16,6 @@ from quire.protocol.receipts.witness import Witness, request_statement
 
 __all__ = [
     "Difference",
-    "EngineFacts",
     "Evidence",
     "Receipt",
     "SampleEvidence",
