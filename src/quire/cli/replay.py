@@ -12,8 +12,7 @@ from quire.cli.flags.engine import add_engine_flags, given_settings
 from quire.cli.parser import CommandParser
 from quire.config.adapters import AdapterFolders
 from quire.errors import ConfigError, RequestError
-from quire.platform.private_files import read_private
-from quire.protocol.receipts import Receipt, check_key, read_receipts
+from quire.protocol.receipts import Receipt, read_key, read_receipts
 
 __all__ = ["add_arguments", "run"]
 
@@ -41,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     except RequestError as error:
         raise RequestError(f"{options.receipt}: {error}") from error
     if options.receipt_key is not None:
-        key = check_key(read_private(Path(options.receipt_key)))
+        key = read_key(Path(options.receipt_key))
         for receipt in receipts:
             if not receipt.is_signed_by(key):
                 print(f"different: the key of {options.receipt_key} did not sign {receipt.id}")

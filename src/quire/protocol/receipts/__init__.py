@@ -7,9 +7,9 @@ from quire.protocol.receipts.receipt import (
     SampleEvidence,
     SampleStatement,
     Statement,
-    check_key,
     first_difference,
     logprob_bits,
+    read_key,
     read_receipts,
 )
 from quire.protocol.receipts.witness import Witness, request_statement
@@ -22,9 +22,9 @@ __all__ = [
     "SampleStatement",
     "Statement",
     "Witness",
-    "check_key",
     "first_difference",
     "logprob_bits",
+    "read_key",
     "read_receipts",
     "request_statement",
 ]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.platform.private_files import read_private
-from quire.protocol.receipts import Receipt, check_key
+from quire.protocol.receipts import Receipt, read_key
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bounded_store import BoundedStore
 from quire.server.requests.errors import RefusedError
@@ -41,7 +40,7 @@ class ReceiptStore(BoundedStore):
     ) -> None:
         """path: see `BoundedStore`. key_file: file of the key that signs. ConfigError if it cannot
         be used."""
-        self._key = None if key_file is None else check_key(read_private(Path(key_file)))
+        self._key = None if key_file is None else read_key(Path(key_file))
         super().__init__(
             path,
             clock,
