@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quire.cli.flight.perfetto import perfetto
+from quire.cli.flight import perfetto
 from quire.cli.main import main
 from quire.errors import ConfigError
 from quire.telemetry.flight.dump import (
