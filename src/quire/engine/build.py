@@ -69,7 +69,7 @@ from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
 from quire.speculation import DraftMethods
-from quire.telemetry.flight.dump import DumpFolder, FaultDumps, FlightDump, collect
+from quire.telemetry.flight.dump import DumpFolder, FaultDumps, FlightDump, collect, user_folder
 from quire.telemetry.flight.record import FlightRecorder
 from quire.telemetry.flight.stacks import StackPlace
 from quire.telemetry.kv_events import parse_kv_events
@@ -185,7 +185,7 @@ def _flight_of_process(plan: StartupPlan) -> tuple[FlightRecorder, StackPlace | 
         directories = [] if folder is None else [folder]
         return collect(reason, "engine", directories, [flight.snapshot()])
 
-    flight = FlightRecorder(on_fault=FaultDumps(DumpFolder(), take).fault)
+    flight = FlightRecorder(on_fault=FaultDumps(DumpFolder(user_folder()), take).fault)
     if folder is None:
         return flight, None
     weakref.finalize(flight, shutil.rmtree, folder, ignore_errors=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.server.requests.limits import Limits
+from quire.telemetry.flight.dump import user_folder
 
 __all__ = ["SERVER_HELP", "ServerSettings"]
 
@@ -192,9 +193,9 @@ class ServerSettings:
         )
 
     @property
-    def flight_dir(self) -> Path | None:
-        """Folder for dumps of the flight recorder; None for that of the user."""
-        return None if self.data_dir is None else Path(self.data_dir) / "flight"
+    def flight_dir(self) -> Path:
+        """Folder for dumps of the flight recorder."""
+        return user_folder() if self.data_dir is None else Path(self.data_dir) / "flight"
 
     @property
     def is_local(self) -> bool:
