@@ -31,7 +31,7 @@ from tests import waiting
 from tests.engine.test_laws import has_kernels
 from tests.protocol.test_receipts import receipt_of
 from tests.server.in_memory import InMemoryClient
-from tests.server.running import RunningServer, running_server
+from tests.server.running import RunningServer, held_up, running_server
 from tests.server.test_run import children, serving_by_command
 from tests.waiting import wait_for
 
@@ -187,6 +187,18 @@ def test_an_aborted_answer_has_none(http: httpx.Client, server: RunningServer) -
         next(reply.iter_lines())
     server.wait_until_idle()
     assert http.get("/receipts/cut").status_code == 404
+
+
+def test_a_receipt_is_kept_beside_other_work(
+    http: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the event loop stands still while a long receipt is encoded, or another front
+    writes."""
+    with ThreadPoolExecutor(1) as pool, held_up(monkeypatch, ReceiptStore, "put") as begun:
+        asked = pool.submit(ask, http, "/v1/completions")
+        assert begun.wait(waiting.WAIT_S)
+        assert waiting.get(f"{server.url}/version").status_code == 200
+    assert receipts(http, asked.result()["id"])
 
 
 def test_what_cannot_be_promised_is_refused(http: httpx.Client, front: ModelFront) -> None:

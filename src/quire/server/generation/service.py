@@ -74,7 +74,7 @@ class Generation:
 
     num_tokens: tokens of all samples so far. num_cached_tokens: cached tokens of the prompt.
     prompt_logprobs: one per position, if asked; complete when the first token arrives. known: the
-    prompt, as it is remembered. receipt: set with the last token of a deterministic request.
+    prompt, as it is remembered. receipt: set when `run` has ended, for a deterministic request.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Generation:
         """known: the prompt, as it is remembered. beams: rules of a beam search, whose samples come
         at its end. form: form of parsed answers. has_grammar: the engine must compile a grammar
         first. grammar_field: the request's field with that grammar. witness: makes the receipt, if
-        one is asked for. keep: signs and stores it."""
+        one is asked for. keep: signs and stores it, in a thread."""
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
@@ -195,6 +195,12 @@ class Generation:
         await follow(self._stream, take_update, outlet)
         if self._expiry is not None:
             raise self._expiry
+        if self._witness is not None and self._witness.is_complete:
+            self.receipt = await asyncio.to_thread(self._kept_receipt, self._witness)
+
+    def _kept_receipt(self, witness: Witness) -> Receipt | None:
+        made = witness.receipt()
+        return None if made is None else self._keep(made)
 
     def close(self) -> None:
         """Release the place in the queue and the timer, and count how the request ended."""
@@ -234,8 +240,6 @@ class Generation:
                 found.append(self._take(sample, news))
         if num_tokens:
             self._count_tokens(num_tokens, num_steps)
-        if self._witness is not None and (made := self._witness.receipt()) is not None:
-            self._witness, self.receipt = None, self._keep(made)
         if self.tap is not None:
             self.tap(found)
         return found

@@ -18,6 +18,7 @@ from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
 from quire.server.batches.store import BatchStore
 from quire.server.generation.backend import Backend, Ready
+from quire.server.generation.inquiry import Inquiry
 from quire.server.generation.kept_images import KeptImages, NamedImages
 from quire.server.generation.open_images import OpenImages
 from quire.server.generation.prompts import PromptRenderer
@@ -82,7 +83,8 @@ class Services:
         self.backend = backend
         self.metrics = ServerMetrics()
         self.timelines = TimelineLog(settings.num_kept_timelines)
-        self.prompt_memory = PromptMemory(settings.num_kept_timelines)
+        memory = PromptMemory(settings.num_kept_timelines)
+        self.inquiry = Inquiry(backend, memory)
         self.look = EngineLook()
         self.started_at = round(time.time(), 3)
         self.waiting = WaitingRoom(limits, num_fronts=settings.api_server_count)
@@ -127,7 +129,7 @@ class Services:
             self._recorder,
             self.prompts,
             OpenImages(settings.api_server_count),
-            self.prompt_memory,
+            memory,
             self.receipts,
         )
 
