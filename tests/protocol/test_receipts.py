@@ -88,7 +88,7 @@ def receipt_of(
     **shared: Mapping[str, Any],
 ) -> Receipt:
     """A receipt. pieces: most tokens that come at a time."""
-    witness = Witness(request, name="model", **{**SHARED, **shared})
+    witness = Witness(request, name="model", is_current=lambda: True, **{**SHARED, **shared})
     for index in range(request.params.n):
         ids, values = tokens[index % len(tokens)], logprobs[index % len(logprobs)]
         entries = [entry(*each) for each in zip(ids, values, strict=True)]
@@ -263,7 +263,13 @@ def test_impossible_evidence_is_refused(ids: list[int]) -> None:
 
 @pytest.mark.parametrize("reason", FinishReason)
 def test_ends_that_do_not_follow_from_tokens_give_no_receipt(reason: FinishReason) -> None:
-    witness = Witness(replace(REQUEST, params=SamplingParams(n=1)), name="", **SHARED)
-    witness.take(0, [5], [entry(5, -1.0)], reason, None)
     own = reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
-    assert (witness.receipt() is not None) == own
+    for is_current in (True, False):
+        witness = Witness(
+            replace(REQUEST, params=SamplingParams(n=1)),
+            name="",
+            is_current=lambda said=is_current: said,
+            **SHARED,
+        )
+        witness.take(0, [5], [entry(5, -1.0)], reason, None)
+        assert (witness.receipt() is not None) == (own and is_current)
