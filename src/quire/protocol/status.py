@@ -21,6 +21,7 @@ __all__ = [
     "OtherRequest",
     "Preemption",
     "PreemptionCause",
+    "PromptChunk",
     "RequestFacts",
     "StartPhase",
     "ViewedGroup",
@@ -298,8 +299,9 @@ class OtherRequest:
 class Preemption:
     """One loss of all blocks. by: the request for which it happened, if it was one. num_computed:
     tokens whose K/V were there. num_again: tokens of these that were computed again after it.
-    num_swapped: tokens that waited in host memory. seconds: time until it ran again. The last two
-    are None while it waits."""
+    num_swapped: tokens that waited in host memory. at_s: time of the loss, in seconds since the
+    request arrived. seconds: time until it ran again. num_again and seconds are None while it
+    waits."""
 
     cause: PreemptionCause
     by: OtherRequest | None
@@ -307,6 +309,17 @@ class Preemption:
     num_swapped: int = 0
     num_again: int | None = None
     seconds: float | None = None
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """A step that computed a part of a prompt. at_s: time of its plan, in seconds since the request
+    arrived. num_tokens: tokens of the prompt. num_rows: rows that decoded beside it."""
+
+    at_s: float
+    num_tokens: int
+    num_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,9 +354,10 @@ class RequestFacts:
     age_s: seconds since it arrived. waits: seconds before its first step, by reason. behind:
     requests that held the most blocks when it began to wait. num_running, num_waiting: others at
     that time. num_chunks: steps that computed its prompt at first. num_chunk_tokens: tokens of
-    these. num_steps: steps that went on behind the prompt. chunk_rows, step_rows: fewest and most
-    other rows that decoded beside its chunks, and that computed beside its steps; None before the
-    first. preemptions: the first ones, num_preemptions: all. cache: None before it was admitted.
+    these. chunks: the first ones. num_steps: steps that went on behind the prompt. chunk_rows,
+    step_rows: fewest and most other rows that decoded beside its chunks, and that computed beside
+    its steps; None before the first. preemptions: the first ones, num_preemptions: all. cache: None
+    before it was admitted.
     """
 
     request_id: str
@@ -356,6 +370,7 @@ class RequestFacts:
     num_waiting: int = 0
     num_chunks: int = 0
     num_chunk_tokens: int = 0
+    chunks: tuple[PromptChunk, ...] = ()
     chunk_rows: tuple[int, int] | None = None
     num_steps: int = 0
     step_rows: tuple[int, int] | None = None
