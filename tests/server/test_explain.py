@@ -111,9 +111,12 @@ class Planted:
 
 
 @contextmanager
-def planted(front: ModelFront, **engine: Any) -> Iterator[Planted]:
+def planted(
+    front: ModelFront, settings: ServerSettings | None = None, **engine: Any
+) -> Iterator[Planted]:
     client = InMemoryClient(**{"step_s": 0.002, **engine})
-    settings = ServerSettings(disable_access_log=True, enable_engine_control=True)
+    if settings is None:
+        settings = ServerSettings(disable_access_log=True, enable_engine_control=True)
     with (
         running_server(front, settings, client=client) as server,
         waiting.PatientClient(base_url=server.url) as http,

@@ -98,7 +98,9 @@ class ServerSettings:
     log_level: str = _setting(
         "info", "least severe lines of the log: debug, info, warning or error"
     )
-    enable_log_requests: bool = _setting(False, "log the parameters of each request")
+    enable_log_requests: bool = _setting(
+        False, "log the parameters of each request, and at its end where its time went"
+    )
     disable_access_log: bool = _setting(False, "log no line per request")
     disable_log_stats: bool = _setting(False, "log no figures every 10 seconds")
     log_stats_interval: float = _setting(10.0, "seconds between two lines of figures")

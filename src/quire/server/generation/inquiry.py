@@ -9,7 +9,7 @@ from quire.errors import QuireError
 from quire.protocol.control import TellFacts
 from quire.protocol.status import RequestFacts
 from quire.server.generation.backend import Backend
-from quire.server.readings.explanation import seen_by
+from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences
 from quire.server.readings.prompt_memory import CacheVerdict, KnownPrompt, Match, PromptMemory
 from quire.server.readings.timeline import Timeline
 
@@ -31,6 +31,14 @@ class Findings:
     facts: tuple[RequestFacts, ...]
     verdict: CacheVerdict | None
 
+    def sentences(self, timeline: Timeline) -> tuple[list[str], list[str]]:
+        """Return where the time of the request went, and why its prompt was computed again."""
+        verdict = self.verdict
+        return (
+            slow_sentences(timeline, self.facts),
+            [] if verdict is None else cache_sentences(verdict),
+        )
+
 
 class Inquiry:
     """Answers for requests of which the timeline is known, open or ended."""
@@ -41,6 +49,8 @@ class Inquiry:
 
     async def about(self, timeline: Timeline) -> Findings:
         """Return all that is known of a request. It takes at most `PATIENCE_S`."""
+        if timeline.queued_s is None:
+            return Findings((), None)  # the engine never had it
         prompt = self._prompt_of(timeline)
         match = None if prompt is None else await self._match(prompt)
         compared = () if match is None else (match.other.timeline.request_id,)

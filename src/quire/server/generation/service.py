@@ -119,7 +119,7 @@ class Generation:
         self.known = known
         self._first_answer: list[int] = []
         self._beams = beams
-        self._is_parsed = form is not None
+        self._is_parsed = timeline.is_parsed = form is not None
         self._has_grammar = has_grammar
         self._grammar_field = grammar_field
         self._witness = witness
@@ -245,8 +245,9 @@ class Generation:
         return found
 
     def _take(self, sample: _Sample, news: SampleUpdate) -> SampleDelta:
-        finish = news.finish
+        finish, begun = news.finish, time.perf_counter()
         grown, num_kept, ending = sample.renderer.take(news.token_ids, finish)
+        self._timeline.read_s += time.perf_counter() - begun
         self.num_tokens += num_kept
         if news.index == 0:
             self._first_answer += news.token_ids
@@ -513,14 +514,14 @@ class GenerationService:
             beams,
             max_tokens_is_default=max_tokens_is_default,
         )
-        request = replace(request, salt=salt, scheduling=scheduling)
         if form is not None:
             form = form.at_end_of(prompt)
             request = await self._prompts.run(partial(form.held, request), form.num_chars)
         witness = await _witness_of(ready, request)
+        if timeline.queued_s is None:
+            timeline.queued_s = timeline.now()
+        request = replace(request, salt=salt, scheduling=scheduling, arrival_time=time.monotonic())
         async with await client.add(request) as stream:
-            if timeline.queued_s is None:
-                timeline.queued_s = timeline.now()
             known = self._memory.add(
                 timeline,
                 request.prompt_token_ids,

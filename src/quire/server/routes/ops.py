@@ -14,7 +14,6 @@ import quire
 from quire.protocol.receipts import Receipt
 from quire.protocol.status import EngineState, EngineStatus, RequestFacts
 from quire.server.openai.answer import encode
-from quire.server.readings.explanation import cache_sentences, slow_sentences
 from quire.server.readings.prompt_memory import CacheVerdict
 from quire.server.readings.short_status import ShortStatus, short_status
 from quire.server.requests.errors import RefusedError
@@ -225,8 +224,7 @@ async def explanation(call: Call[None]) -> Explanation:
     verdict = found.verdict
     return Explanation(
         timeline.request_id,
-        slow_sentences(timeline, found.facts),
-        [] if verdict is None else cache_sentences(verdict),
+        *found.sentences(timeline),
         None if verdict is None else _reason(verdict),
         list(found.facts),
     )
