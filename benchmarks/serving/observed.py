@@ -32,6 +32,7 @@ from quire.bench.machine import current_commit, describe_machine
 BARE_SERVER, BARE_CORE = "bare-server", "bare-core"
 """Arguments that make this script the second server, and its core."""
 WARM_S = 5.0
+NAMES = {True: "on", False: "off"}
 
 
 def bare_core() -> int:
@@ -101,27 +102,26 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def ratio_of(turn: dict[bool, Part]) -> float:
     """Return processor time per token with everything, beside that without."""
-    return turn[True].cpu_us_per_token / turn[False].cpu_us_per_token
+    return round(turn[True].cpu_us_per_token / turn[False].cpu_us_per_token, 4)
 
 
 def result_of(turns: list[dict[bool, Part]], options: argparse.Namespace) -> dict[str, Any]:
-    def median_us(*, is_on: bool) -> float:
-        return round(statistics.median(turn[is_on].cpu_us_per_token for turn in turns), 1)
-
     return {
         "command": command_line(),
         "commit": current_commit(),
         "machine": asdict(describe_machine()),
         "streams": options.streams,
         "seconds": options.seconds,
-        "cpu_ratio_median": round(statistics.median(map(ratio_of, turns)), 4),
-        "cpu_us_per_token": {"on": median_us(is_on=True), "off": median_us(is_on=False)},
+        "cpu_ratio_median": statistics.median(map(ratio_of, turns)),
+        "cpu_us_per_token": {
+            name: round(statistics.median(turn[is_on].cpu_us_per_token for turn in turns), 1)
+            for is_on, name in NAMES.items()
+        },
         "load_average": os.getloadavg(),
         "turns": [
             {
-                "on": asdict(turn[True]),
-                "off": asdict(turn[False]),
-                "ratio": round(ratio_of(turn), 4),
+                **{NAMES[is_on]: asdict(part) for is_on, part in turn.items()},
+                "ratio": ratio_of(turn),
             }
             for turn in turns
         ],
