@@ -18,12 +18,13 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 from benchmarks.arguments import command_line, positive_number
 from benchmarks.serving.streamed_load import SERVE, Part, measure, served
 
@@ -52,8 +53,8 @@ def bare_core() -> int:
     return core_process.run_core_process(core_process._build)  # noqa: SLF001
 
 
-def bare_server(port: int) -> int:
-    """Be a server that notes nothing, as `quire serve` is otherwise."""
+def bare_server(port: int, kernels: Sequence[str]) -> int:
+    """Be a server that notes nothing, as `quire serve` is otherwise. kernels: see `kernels_of`."""
     import numpy as np
 
     from quire.config.settings import EngineSettings
@@ -65,7 +66,7 @@ def bare_server(port: int) -> int:
     prompt_memory._hashes = lambda _: nothing  # noqa: SLF001
     command = (sys.executable, "-m", __spec__.name, BARE_CORE)
     return run_server(
-        EngineSettings(),
+        EngineSettings.from_options(dict(each.split("=", 1) for each in kernels)),
         ServerSettings(port=port, disable_access_log=True, disable_log_stats=True),
         make_supervisor=partial(EngineSupervisor, command=command),
     )
@@ -79,14 +80,20 @@ def nobody() -> Iterator[str]:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
+def kernels_of(url: str) -> list[str]:
+    """Return the kernels that a server chose by measurement, as name=value, for another one."""
+    program = httpx.get(f"{url}/admin/status").json()["capacity"]["facts"]["program"]
+    return [f"{name}={program[name]}" for name in ("linear_isa", "attention_isa") if program[name]]
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     part_s = options.seconds / options.turns / 2
     turns: list[dict[bool, Part]] = []
-    with (
-        nobody() as collector,
-        served((*SERVE, "--otlp-traces-endpoint", collector)) as on,
-        served(("-m", __spec__.name, BARE_SERVER)) as off,
-    ):
+    with contextlib.ExitStack() as stack:
+        collector = stack.enter_context(nobody())
+        on = stack.enter_context(served((*SERVE, "--otlp-traces-endpoint", collector)))
+        bare = ("-m", __spec__.name, BARE_SERVER, "--kernels", *kernels_of(on[0]))
+        off = stack.enter_context(served(bare))
         servers = {True: (on, {"deterministic": True}), False: (off, {})}
         for (url, pid), body in servers.values():
             measure(url, pid, options.streams, min(WARM_S, part_s), body)
@@ -135,12 +142,13 @@ def main() -> int:
     parser.add_argument("--streams", type=positive_number, default=64)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("role", nargs="?", choices=(BARE_SERVER, BARE_CORE), help=argparse.SUPPRESS)
+    parser.add_argument("--kernels", nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--port", type=positive_number, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == BARE_CORE:
         return bare_core()
     if options.role == BARE_SERVER:
-        return bare_server(options.port)
+        return bare_server(options.port, options.kernels)
     text = json.dumps(run(options), indent=1) + "\n"
     if options.output is not None:
         options.output.write_text(text, encoding="utf-8")
