@@ -195,6 +195,15 @@ class CacheVerdict:
         return is_behind or self.kind is MissKind.NOTHING_MISSED
 
     @property
+    def changed(self) -> str | None:
+        """The part that is another one now: a `Place.name`, or "model"; None if none is known."""
+        if self.kind is MissKind.ADAPTER:
+            return "model"
+        if self.kind is MissKind.MEDIA:
+            return "message"
+        return None if self.place is None else self.place.name
+
+    @property
     def num_missed(self) -> int:
         """Tokens that were computed, and would have been found if the prompt began like all of the
         earlier one."""
