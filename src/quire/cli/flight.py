@@ -29,7 +29,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do as asked. ConfigError, and so status 2, for a file that is no whole dump."""
+    """Print the dump, or write its timeline. ConfigError, and so status 2, for a file that is no
+    whole dump."""
     if options.steps < 1:
         raise ConfigError(f"--steps is {options.steps}. Give 1 or more.")
     try:
@@ -63,7 +64,7 @@ def lines_of(dump: FlightDump, most: int) -> Iterator[str]:
         yield ""
         yield from _core_lines(read_record(ring), dump.mono_ns, most)
     if not dump.rings:
-        yield "no engine core had begun"
+        yield "no engine core had started"
     for each in dump.stacks:
         yield f"\n== stacks of the {each.name} (process {each.pid})"
         yield each.text

@@ -32,7 +32,9 @@ def add_arguments(parser: CommandParser) -> None:
         help="images of the prompt, or its embeddings (torch.save), as they were sent, in order",
     )  # fmt: skip
     parser.add_argument(
-        "--receipt-key", metavar="FILE", help="key of the operator: its signature must be there"
+        "--receipt-key",
+        metavar="FILE",
+        help="key with which the operator must have signed the receipt",
     )
     add_engine_flags(parser)
 

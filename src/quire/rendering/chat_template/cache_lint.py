@@ -112,7 +112,7 @@ def _turns(lint: _Lint) -> list[CacheRisk]:
         (
             not begins,
             "generation_prompt",
-            "what it writes before an answer is not what it writes of one that is there: each "
+            "it writes the beginning of an answer differently when the answer is there: each "
             "answer is computed again in the next turn",
         ),
         (
