@@ -376,6 +376,13 @@ def check_trace(trace: dict[str, Any]) -> None:
     assert {event["pid"] for event in timed} <= names
 
 
+def timeline_of(recorder: FlightRecorder) -> dict[str, Any]:
+    """Return a timeline, which is valid."""
+    trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
+    check_trace(trace)
+    return trace
+
+
 def test_a_timeline_is_valid() -> None:
     engine = busy_engine()
     engine.core.flight.fault("planted")
@@ -397,8 +404,7 @@ def test_a_timeline_of_a_ring_that_wrapped_is_valid() -> None:
         recorder.event(EventKind.ADDED, handle, 4, f"request {handle}")
     recorder.event(EventKind.ENDED, 0, text="stop")
     recorder.event(EventKind.ENDED, 1, text="stop")
-    trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
-    check_trace(trace)
+    timeline_of(recorder)
 
 
 def test_a_first_sample_that_has_ended_does_not_begin_again() -> None:
@@ -408,8 +414,7 @@ def test_a_first_sample_that_has_ended_does_not_begin_again() -> None:
     recorder.event(EventKind.ADDED, 5, 7, "mine[1]")
     recorder.event(EventKind.ENDED, 4, text="stop")
     recorder.event(EventKind.PREEMPTED, 4, 9, "to be computed again")
-    trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
-    check_trace(trace)
+    trace = timeline_of(recorder)
     of_first = [each["ph"] for each in trace["traceEvents"] if each.get("id") == 4]
     assert of_first == ["b", "n", "e"]
     marks = [each["name"] for each in trace["traceEvents"] if each["ph"] == "i"]

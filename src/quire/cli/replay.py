@@ -34,7 +34,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--receipt-key",
         metavar="FILE",
-        help="key with which the operator must have signed the receipt",
+        help="key by which the operator must have signed it",
     )
     add_engine_flags(parser)
 
