@@ -16,7 +16,9 @@ from quire import ConfigError
 from quire.engine.model_front import ModelFront
 from quire.server.readings import span_exporter
 from quire.server.readings.span_exporter import Collector, SpanExporter, collector_of
-from quire.server.readings.spans import MAX_CHARS, TraceContext
+from quire.server.readings.spans import MAX_CHARS, TraceContext, request_spans
+from quire.server.readings.timeline import Timeline
+from quire.server.requests.bodies import ChatRequest
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.running import MODEL, running_server
@@ -154,12 +156,12 @@ def test_a_collector_gets_each_request_and_its_phases(front: ModelFront, collect
         for phase in phases
         if span.get("parentSpanId") == phase["spanId"]
     }
-    assert set(details) == {"prefill chunk", "tool parse"}
+    assert set(details) == {"prefill chunk", "detokenize"}
     chunk = details["prefill chunk"]
     assert chunk["parentSpanId"] == phases[2]["spanId"]
     num_prompt = first["attributes"]["gen_ai.usage.input_tokens"]
     assert chunk["attributes"] == {"quire.tokens": num_prompt, "quire.decoding_rows": 0}
-    assert details["tool parse"]["attributes"]["quire.busy_ms"] > 0.0
+    assert details["detokenize"]["attributes"]["quire.busy_ms"] > 0.0
     assert streamed["attributes"]["quire.cache.reason"] == "nothing_missed"
     assert streamed["attributes"]["quire.cache.compared_request"]
     assert refused["attributes"]["error.type"] == "404" and refused["status"]["code"] == 2
@@ -195,6 +197,15 @@ def test_a_trace_and_the_log_say_why(
     assert set(said) == {"a", "b", "c"}
     assert "It was preempted once: since K/V blocks ran out, which request a needed" in said["b"]
     assert "Of 66 prompt tokens, " in said["c"] and "Request a, " in said["c"]
+
+
+def test_a_parsed_answer_has_a_span_of_its_parsing() -> None:
+    timeline = Timeline("a", CHAT, is_parsed=True, read_s=0.25)
+    timeline.first_token_s, timeline.finished_s = 1.0, 2.0
+    body = ChatRequest(messages=[])
+    *_, last = request_spans(TraceContext.begin(""), timeline, body, MODEL, "", "genai")
+    assert last["name"] == "tool parse"
+    assert last["attributes"] == [{"key": "quire.busy_ms", "value": {"doubleValue": 250.0}}]
 
 
 @pytest.mark.parametrize("names", ["vllm", "both"])

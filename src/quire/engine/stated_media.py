@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -43,7 +44,7 @@ def stated_media(receipt: Receipt) -> list[list[StatedRun]]:
     except msgspec.ValidationError as error:
         raise RequestError(f"text.media of the receipt cannot be read: {error}") from error
     starts = [at for at, run in enumerate(runs) if run.first_row == 0]
-    return [runs[at:end] for at, end in zip(starts, [*starts[1:], len(runs)], strict=True)]
+    return [runs[at:end] for at, end in pairwise([*starts, len(runs)])]
 
 
 def is_tensor(data: bytes) -> bool:
