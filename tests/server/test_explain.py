@@ -359,7 +359,7 @@ def test_prompts_are_compared_beside_other_work(
     with held_up(monkeypatch, KnownPrompt, "match") as begun:
         found = roomy.threads.submit(roomy.missed, "alike")
         assert begun.wait(waiting.WAIT_S)
-        assert waiting.get(f"{roomy.server.url}/version").status_code == 200
+        assert waiting.get(f"{roomy.server.url}/livez").status_code == 200
     assert found.result()["num_prompt_tokens"] == 40
 
 

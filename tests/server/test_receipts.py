@@ -197,7 +197,7 @@ def test_a_receipt_is_kept_beside_other_work(
     with ThreadPoolExecutor(1) as pool, held_up(monkeypatch, ReceiptStore, "put") as begun:
         asked = pool.submit(ask, http, "/v1/completions")
         assert begun.wait(waiting.WAIT_S)
-        assert waiting.get(f"{server.url}/version").status_code == 200
+        assert waiting.get(f"{server.url}/livez").status_code == 200
     assert receipts(http, asked.result()["id"])
 
 
