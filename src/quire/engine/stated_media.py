@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -55,7 +55,7 @@ def is_tensor(data: bytes) -> bool:
 @contextmanager
 def put_media(
     engine: Engine, receipt: Receipt, given: Sequence[GivenMedia], first_handle: int
-) -> Iterator[tuple[Media, ...]]:
+) -> Generator[tuple[Media, ...]]:
     """Give an engine the media of a receipt, from files in their order, and take them back at the
     end. Returns the media with the places that the receipt states. Raises RequestError for another
     number of files, and for a file that cannot be what the receipt states."""
